@@ -41,6 +41,7 @@ from tests.federation.test_fuzz_parsers import KEY, MEMBER
 from tests.fuzzing import CORPUS, Parser, corpus, fuzz, messages
 from tests.scripted import CLIENT, FEDERATION, ScriptedLog
 from tests.worker.scene import ALLOWED, LAYOUT
+from tests.works import MESSAGES
 from worker.events import Events
 from worker.line.witness import Witness
 from worker.progress import StatementError
@@ -56,11 +57,7 @@ SHAPE = Shape(LAYOUT, OBJECTIVES, OBJECTIVES)
 SKETCHES = ("count", "svd", "svd-two-way", "top-k", "mask", "gram", "exact")
 SPEC = RunSpec.parse('name = "fuzz"\ntask = "digits"\nrounds = 1')
 WORK: dict[str, type[Message]] = {
-    "train": common.TrainWork,
-    "evaluate": common.EvaluateWork,
-    "jacobian": common.JacobianWork,
-    "residual": common.ResidualWork,
-    "search": common.SearchWork,
+    **MESSAGES,
     "secure-ready": secure.SecureReadyWork,
     "secure-deal": secure.SecureDealWork,
     "secure-open": secure.SecureOpenWork,

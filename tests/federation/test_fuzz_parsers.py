@@ -34,7 +34,7 @@ from tests.fuzzing import Parser, documents, fuzz
 from tests.scripted import CLIENT, FEDERATION
 from tests.stage import Stage
 from tests.verification.test_bundle import exported
-from verification.errors import Wrong
+from verification.errors import Verified, Wrong
 from verification.replay import parse_gram
 from verification.run import verify
 from worker.receipts import ReceiptsError, read_receipts
@@ -97,25 +97,10 @@ def payload(path: Path) -> Callable[[bytes], bytes]:
     return arrived
 
 
-def exported_model(path: Path) -> Callable[[bytes], Any]:
-    """A model that somebody has exported, with what it says of its origin."""
-
-    def read(data: bytes) -> Any:
-        path.write_bytes(data)
-        return read_exported(path, "blake3")
-
-    return read
-
-
-def bundle(path: Path) -> Callable[[bytes], Any]:
+def verified(path: Path) -> list[Verified]:
     """A bundle that is verified as a whole."""
-
-    def read(data: bytes) -> Any:
-        path.write_bytes(data)
-        with BundleReader(path) as reader:
-            return list(verify(reader))
-
-    return read
+    with BundleReader(path) as reader:
+        return list(verify(reader))
 
 
 def named(data: bytes) -> str:
@@ -165,7 +150,7 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
     # Of files, certificates and first messages.
     "header": lambda path: Parser(header, Refusal, lambda layout: layout.header),
     "payload": lambda path: Parser(payload(path), Refusal),
-    "exported-model": lambda path: Parser(exported_model(path), Refusal),
+    "exported-model": lambda path: Parser(in_file(path, lambda file: read_exported(file, "blake3")), Refusal),
     "gram": lambda path: Parser(parse_gram, Wrong),
     "certificate": lambda path: Parser(parse_peer, IdentityError),
     "issuer": lambda path: Parser(issuers, (LookupError, IdentityError)),
@@ -184,4 +169,4 @@ def test_a_bundle_is_verified_or_refused_with_what_is_wrong(stage: Stage, tmp_pa
     run, players = stage.begin("ann", "ben", more="selection.minimum = 2", model=model)
     stage.complete(run, *players)
     made = [exported(stage, run, tmp_path / "run", payloads=payloads).read_bytes() for payloads in (True, False)]
-    fuzz("bundle", Parser(bundle(tmp_path / "input"), (BundleError, BlobAbsent, Wrong)), *made)
+    fuzz("bundle", Parser(in_file(tmp_path / "input", verified), (BundleError, BlobAbsent, Wrong)), *made)

@@ -4,9 +4,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2 as descriptors
+from google.protobuf.message import Message
 from grpc_tools import protoc
 
 from tests.paths import ROOT
@@ -14,13 +16,8 @@ from tests.paths import ROOT
 PROTO = ROOT / "proto"
 SOURCES = sorted(str(path.relative_to(PROTO)) for path in PROTO.rglob("*.proto"))
 
-# Field numbers in descriptor.proto, which make up the path of a source location.
-FILE_MESSAGE, FILE_ENUM, FILE_SERVICE = 4, 5, 6
-MESSAGE_FIELD, MESSAGE_NESTED, MESSAGE_ENUM, MESSAGE_ONEOF = 2, 3, 4, 8
-ENUM_VALUE = 2
-SERVICE_METHOD = 2
-
-Place = tuple[tuple[int, ...], str]
+# The fields of descriptor.proto that hold the parts of a file, of a message, of an enum and of a service.
+PARTS = {"message_type", "enum_type", "service", "field", "nested_type", "oneof_decl", "value", "method"}
 
 
 def stubs(root: Path) -> dict[str, str]:
@@ -44,50 +41,27 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[descriptors.FileDesc
     return sorted(descriptors.FileDescriptorSet.FromString(out.read_bytes()).file, key=lambda file: file.name)
 
 
-def of_enum(enum: descriptors.EnumDescriptorProto, path: tuple[int, ...], name: str) -> Iterator[Place]:
-    yield path, name
-    for i, value in enumerate(enum.value):
-        yield (*path, ENUM_VALUE, i), f"{name}.{value.name}"
+def made(part: Message) -> bool:
+    """True for what nobody writes: the messages of maps, and the oneofs of optional fields."""
+    options = isinstance(part, descriptors.DescriptorProto) and part.options.map_entry
+    return options or (isinstance(part, descriptors.OneofDescriptorProto) and part.name.startswith("_"))
 
 
-def of_message(message: descriptors.DescriptorProto, path: tuple[int, ...], name: str) -> Iterator[Place]:
-    if message.options.map_entry:
-        return
-    yield path, name
-    for i, field in enumerate(message.field):
-        yield (*path, MESSAGE_FIELD, i), f"{name}.{field.name}"
-    synthetic = {field.oneof_index for field in message.field if field.proto3_optional}
-    for i, oneof in enumerate(message.oneof_decl):
-        if i not in synthetic:
-            yield (*path, MESSAGE_ONEOF, i), f"{name}.{oneof.name}"
-    for i, enum in enumerate(message.enum_type):
-        yield from of_enum(enum, (*path, MESSAGE_ENUM, i), f"{name}.{enum.name}")
-    for i, nested in enumerate(message.nested_type):
-        yield from of_message(nested, (*path, MESSAGE_NESTED, i), f"{name}.{nested.name}")
-
-
-def of_service(service: descriptors.ServiceDescriptorProto, path: tuple[int, ...]) -> Iterator[Place]:
-    yield path, service.name
-    for i, method in enumerate(service.method):
-        yield (*path, SERVICE_METHOD, i), f"{service.name}.{method.name}"
-
-
-def places(file: descriptors.FileDescriptorProto) -> Iterator[Place]:
-    for i, message in enumerate(file.message_type):
-        yield from of_message(message, (FILE_MESSAGE, i), message.name)
-    for i, enum in enumerate(file.enum_type):
-        yield from of_enum(enum, (FILE_ENUM, i), enum.name)
-    for i, service in enumerate(file.service):
-        yield from of_service(service, (FILE_SERVICE, i))
+def places(part: Any, path: tuple[int, ...] = (), name: str = "") -> Iterator[tuple[tuple[int, ...], str]]:
+    """The paths and names of all parts, as the locations of the source name them."""
+    for kind, parts in part.ListFields():
+        for place, inner in enumerate(parts if kind.name in PARTS else ()):
+            if not made(inner):
+                at = (*path, kind.number, place)
+                yield at, f"{name}.{inner.name}"
+                yield from places(inner, at, f"{name}.{inner.name}")
 
 
 def test_everything_in_the_contract_has_a_comment(files: list[descriptors.FileDescriptorProto]) -> None:
     assert [file.name for file in files] == SOURCES
-    silent = []
     for file in files:
         comments = {tuple(at.path): at.leading_comments.strip() for at in file.source_code_info.location}
-        silent += [f"{file.name}: {name}" for path, name in places(file) if not comments.get(path)]
-    assert not silent
+        assert [name for path, name in places(file) if not comments.get(path)] == [], file.name
 
 
 def test_the_contract_is_one_package_in_proto3_whose_enums_start_unspecified(

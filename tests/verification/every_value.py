@@ -329,7 +329,14 @@ def edited(
 ) -> Edited:
     """A bundle after an edit. With the key of the log, all is signed again with the keys of the holders, by key id."""
     found = messages(bundle)
-    _change(found[edit.entry], edit.path, edit)
+
+    def make(message: Message) -> None:
+        if edit.field == UNKNOWN:
+            message.MergeFromString(b"\xa0\x38\x01")  # field 900 has the value 1
+        else:
+            operation(edit.operation)(message, message.DESCRIPTOR.fields_by_name[edit.field])
+
+    change(found[edit.entry], edit.path, make)
     if log is not None:
         return signed_anew(bundle, found, holders, log)
     return bundle.having(entries(found))
@@ -343,24 +350,30 @@ def entries(found: Mapping[str, Message]) -> dict[str, bytes | None]:
     }
 
 
-def _change(message: Message, path: Path, edit: Edit) -> None:
-    """Makes an edit of a message, or of one inside of it; changes the manifests of envelopes, not their signatures."""
-    if not path:
-        if edit.field == UNKNOWN:
-            message.MergeFromString(b"\xa0\x38\x01")  # field 900 has the value 1
+def at(message: Message, path: Path) -> Any:
+    """The message at a path; what is inside of an envelope is a copy."""
+    found: Any = message
+    owner, name = found, ""
+    for part in path:
+        if part == "manifest":
+            found = opened(found, owner, name)
+        elif isinstance(part, int):
+            found = found[part]
         else:
-            operation(edit.operation)(message, message.DESCRIPTOR.fields_by_name[edit.field])
+            owner, name = found, part
+            found = getattr(found, part)
+    return found
+
+
+def change(message: Message, path: Path, make: Callable[[Any], object]) -> None:
+    """Changes the message at a path, also inside of an envelope; signatures stay as they are."""
+    if "manifest" not in path:
+        make(at(message, path))
         return
-    name, rest = str(path[0]), path[1:]
-    inner = getattr(message, name)
-    if rest and isinstance(rest[0], int):
-        inner, rest = inner[rest[0]], rest[1:]
-    if isinstance(inner, SignedEnvelope) and rest and rest[0] == "manifest":
-        manifest = opened(inner, message, name)
-        _change(manifest, rest[1:], edit)
-        inner.manifest = manifest.SerializeToString(deterministic=True)
-    else:
-        _change(inner, rest, edit)
+    place = path.index("manifest")
+    manifest = at(message, path[: place + 1])
+    change(manifest, path[place + 1 :], make)
+    at(message, path[:place]).manifest = manifest.SerializeToString(deterministic=True)
 
 
 def signed_anew(

@@ -345,13 +345,13 @@ class Run:
         step = opened(record.step, "StepManifest", self.keys["coordinator"], "the step")
         stepped = self.log.find("round.stepped", subject, name_of(record.step), by="coordinator")
         self.file.named |= {step.base_model, step.result_model, step.gram, step.combined, step.noise}
-        self.file.named |= {*json.loads(record.state_after).get("vectors", {}).values()}
         self.same(step, "the step", **self.facts, round=number, base_model=self.model)
         self.same(step, "the step", algorithm=self.file.run["algorithm"]["name"], state_before=blake(self.state))
-        state = json.dumps(json.loads(record.state_after), sort_keys=True, separators=(",", ":")).encode()
-        must(state == record.state_after.encode(), "the form of the state after the step")
+        state = record.state_after.encode()
         must(step.state_after == blake(state), "the state after the step")
         memory = json.loads(state)
+        must(state == json.dumps(memory, sort_keys=True, separators=(",", ":")).encode(), "the form of the state")
+        self.file.named |= {*memory.get("vectors", {}).values()}
         must(
             {"blobs", "rule", "vectors"} <= memory.keys() <= {"averaged", "blobs", "rule", "vectors"},
             "the state's keys",

@@ -23,7 +23,7 @@ from federation.trust.envelope import seal
 from federation.v1.record_pb2 import Bundle, RoundRecord
 from tests.verification import every_value
 from tests.verification.bundle_differences import differences
-from tests.verification.every_value import Edit, Path, is_map, opened, places, signed_anew
+from tests.verification.every_value import Edit, Path, at, is_map, opened, places, signed_anew
 from tests.verification.scene import Edited
 
 FORGED = "FORGED: everything was verified"
@@ -132,26 +132,26 @@ class Draft:
         """A value takes a hostile value, or that of another place, or one of the edits of `every_value`."""
         name = self.chance.choice(sorted(self.editor._values))
         entry, path, place = self.chance.choice(self.editor._values[name])
-        kind = self._at(entry, path).DESCRIPTOR.fields_by_name[place]
+        kind = at(self.found[entry], path).DESCRIPTOR.fields_by_name[place]
         if self.chance.random() < 0.4 or kind.message_type is not None:
-            operation = self.chance.choice([*every_value.operations(self._at(entry, path), kind)])
-            self._change(entry, path, lambda message: every_value.operation(operation)(message, kind))
+            operation = self.chance.choice([*every_value.operations(at(self.found[entry], path), kind)])
+            every_value.change(self.found[entry], path, lambda message: every_value.operation(operation)(message, kind))
             return f"{name} {operation} at {entry} {path}"
         other = self.chance.choice(self.editor._values[name])
-        new = self.chance.choice([*_hostile(kind), getattr(self._at(*other[:2]), place)])
+        new = self.chance.choice([*_hostile(kind), getattr(at(self.found[other[0]], other[1]), place)])
         if kind.is_repeated:
-            self._change(entry, path, lambda message: getattr(message, place).append(_first_of(new)))
+            every_value.change(self.found[entry], path, lambda message: getattr(message, place).append(_first_of(new)))
         else:
-            self._change(entry, path, lambda message: setattr(message, place, new))
+            every_value.change(self.found[entry], path, lambda message: setattr(message, place, new))
         return f"{name} = {repr(new)[:60]} at {entry} {path}"
 
     def move(self) -> str:
         """A message is removed, doubled, or takes the content of another one, from any round; or both exchange it."""
         kind = self.chance.choice(sorted(self.editor._fields))
         (entry, path, name), (of, there, place) = (self.chance.choice(self.editor._fields[kind]) for _ in range(2))
-        given = self._one(self._at(of, there), place)
+        given = self._one(at(self.found[of], there), place)
         act = self.chance.choice(("removed", "copied", "exchanged", "doubled", "reversed"))
-        owner = self._at(entry, path)
+        owner = at(self.found[entry], path)
         repeated = owner.DESCRIPTOR.fields_by_name[name].is_repeated
         taken = self._one(owner, name)
 
@@ -170,9 +170,9 @@ class Draft:
             else:
                 values[list(values).index(taken)].CopyFrom(given)
 
-        self._change(entry, path, change)
+        every_value.change(self.found[entry], path, change)
         if act == "exchanged":
-            self._change(of, there, lambda message: self._one(message, place).CopyFrom(taken))
+            every_value.change(self.found[of], there, lambda message: self._one(message, place).CopyFrom(taken))
         return f"{kind} {act}: {entry} {path} {name}, {of} {there} {place}"
 
     def key(self) -> str:
@@ -181,7 +181,7 @@ class Draft:
         stranger = Ed25519PrivateKey.from_private_bytes(self.chance.randbytes(32))
         other = self.chance.choice([stranger, *self.editor.holders.values()])
         _, there, place = of = self.chance.choice(self.editor._fields["SignedEnvelope"])
-        given = self._one(self._at(of[0], there), place)
+        given = self._one(at(self.found[of[0]], there), place)
         signs = self.chance.random() < 0.6
 
         def change(message: Any) -> None:
@@ -191,7 +191,7 @@ class Draft:
             else:
                 envelope.key_id, envelope.signature = given.key_id, given.signature
 
-        self._change(entry, path, change)
+        every_value.change(self.found[entry], path, change)
         return f"{'another key signs' if signs else 'another signature at'} {entry} {path} {name}"
 
     def specification(self) -> str:
@@ -318,37 +318,10 @@ class Draft:
         self.follows[before.encode()] = digest(data).encode()
         return name
 
-    def _at(self, entry: str, path: Path) -> Any:
-        """The message at a path; what is inside of an envelope is a copy."""
-        message: Any = self.found[entry]
-        owner, name = message, ""
-        for part in path:
-            if part == "manifest":
-                message = opened(message, owner, name)
-            elif isinstance(part, int):
-                message = message[part]
-            else:
-                owner, name = message, part
-                message = getattr(message, part)
-        return message
-
     def _one(self, message: Any, name: str) -> Any:
         """The message in a field, or one of them. Raises LookupError."""
         value = getattr(message, name)
         return self.chance.choice(list(value)) if message.DESCRIPTOR.fields_by_name[name].is_repeated else value
-
-    def _change(self, entry: str, path: Path, change: Callable[[Any], object]) -> None:
-        """Changes the message at a path, also inside of an envelope."""
-        if "manifest" not in path:
-            change(self._at(entry, path))
-            return
-        at = path.index("manifest")
-        manifest = self._at(entry, path[: at + 1])
-        inside = manifest
-        for part in path[at + 1 :]:
-            inside = inside[part] if isinstance(part, int) else getattr(inside, part)
-        change(inside)
-        self._at(entry, path[:at]).manifest = manifest.SerializeToString(deterministic=True)
 
 
 def _first_of(value: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf import json_format
 from google.protobuf.message import Message
+from typer.testing import CliRunner
 
 from federation.record import bundle
 from federation.record.bundle import BundleError, BundleReader
@@ -19,6 +20,7 @@ from federation.record.merkle import root_from
 from federation.trust.envelope import seal
 from federation.v1.common_pb2 import CheckpointManifest, SignedEnvelope
 from federation.v1.record_pb2 import Bundle, LoggedEntry, LogRecord, RoundRecord
+from fedpareto.cli.main import app
 from verification.errors import Verified, Wrong
 from verification.run import verify
 
@@ -88,6 +90,12 @@ def refusal(edited: Edited, path: Path) -> str:
     with pytest.raises((Wrong, BundleError)) as raised:
         checked(edited, path)
     return str(raised.value)
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    """The exit code of a command in this process, and what it says."""
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+    return done.exit_code, done.output + str(done.exception or "")
 
 
 def peak() -> int:

@@ -47,6 +47,14 @@ SERVERS = {
     "adagrad": "server = { optimiser = 'adagrad', learning_rate = 0.01 }",
     "decay": "server = { learning_rate = 0.7, decay = 0.5, decay_every = 1 }",
 }
+FORMS = {
+    **{rule: (rule, more) for rule, more in RULES.items()},
+    **{f"fedmgda+ with {server}": ("fedmgda+", more) for server, more in SERVERS.items()},
+    "q-fedavg with a local rate of each round": (
+        "q-fedavg",
+        "train.round_schedule = 'decay'\ntrain.round_warm_up = 2",
+    ),
+}
 
 
 NAMES = ("ann", "ben", "cleo", "dan", "eve")
@@ -71,26 +79,21 @@ def exported(stage: Stage, run: str, path: Path, *, payloads: bool = True) -> Pa
     return path
 
 
-@pytest.mark.parametrize("rule", few_of(RULES, "fedmgda+", "krum"))
-def test_every_rule_is_verified_from_its_bundle(stage: Stage, tmp_path: Path, rule: str) -> None:
-    run = played(stage, rule, RULES[rule])
-    with BundleReader(exported(stage, run, tmp_path / "run.fedpareto")) as bundle:
+def verified(stage: Stage, run: str, path: Path) -> list[Verified]:
+    """What was verified of each round; everything was."""
+    with BundleReader(exported(stage, run, path / "run.fedpareto")) as bundle:
         found = list(verify(bundle))
-    assert [one.number for one in found] == [0, 1, 2]
-    assert [one.missing for one in found] == [()] * 3
+    assert [one.missing for one in found] == [()] * len(found)
+    return found
+
+
+@pytest.mark.parametrize("form", few_of(FORMS, "fedmgda+", "krum", "fedmgda+ with adam", [*FORMS][-1]))
+def test_every_rule_server_optimiser_and_local_rate_is_verified_from_its_bundle(
+    stage: Stage, tmp_path: Path, form: str
+) -> None:
+    run = played(stage, *FORMS[form])
+    assert [one.number for one in verified(stage, run, tmp_path)] == [0, 1, 2]
     assert differences(stage, run) == []
-
-
-@pytest.mark.parametrize("server", few_of(SERVERS, "adam"))
-def test_every_server_optimiser_is_verified_from_its_bundle(stage: Stage, tmp_path: Path, server: str) -> None:
-    run = played(stage, "fedmgda+", SERVERS[server])
-    with BundleReader(exported(stage, run, tmp_path / "run.fedpareto")) as bundle:
-        assert [one.missing for one in verify(bundle)] == [()] * 3
-
-
-def test_the_local_rate_of_each_round_is_verified_from_its_bundle(stage: Stage, tmp_path: Path) -> None:
-    run = played(stage, "q-fedavg", "train.round_schedule = 'decay'\ntrain.round_warm_up = 2")
-    assert len(verified(stage, run, tmp_path)) == 3
 
 
 def test_a_run_that_was_stopped_within_a_round_is_verified(stage: Stage, tmp_path: Path) -> None:
@@ -111,14 +114,6 @@ def test_without_payloads_the_rule_is_verified_and_the_rest_is_named(stage: Stag
         assert not bundle.about.payloads
     assert all("coefficients" in one.words for one in found)
     assert all(len(one.missing) == 1 and one.missing[0].startswith("K and the model:") for one in found)
-
-
-def verified(stage: Stage, run: str, path: Path) -> list[Verified]:
-    """What was verified of each round; everything was."""
-    with BundleReader(exported(stage, run, path / "run.fedpareto")) as bundle:
-        found = list(verify(bundle))
-    assert [one.missing for one in found] == [()] * len(found)
-    return found
 
 
 OVER_OBJECTIVES = {

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
-from typer.testing import CliRunner
 
 from federation.digests import digest
 from federation.record.bundle import BundleReader, blob_entry
@@ -18,11 +17,10 @@ from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import ReplyManifest, StepManifest
 from federation.v1.record_pb2 import LogRecord, RoundRecord
 from federation.vectors import Layout, Tensor, to_bytes, update_layout, update_rows
-from fedpareto.cli.main import app
 from storage.models import Round
 from tests.stage import Stage
 from tests.storage.scene import blob_file
-from tests.verification.scene import Edited, log_signed_again, signed_again
+from tests.verification.scene import Edited, command, log_signed_again, signed_again
 from tests.verification.test_bundle import exported, played
 
 Doubles = NDArray[np.float64]
@@ -79,11 +77,6 @@ class Forger:
 @pytest.fixture(scope="module")
 def forger(_module_stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Forger:
     return Forger(_module_stage, tmp_path_factory.mktemp("forger"))
-
-
-def command(*arguments: str) -> tuple[int, str]:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
-    return done.exit_code, done.output + str(done.exception or "")
 
 
 def gaussian(size: int, seed: int) -> Doubles:

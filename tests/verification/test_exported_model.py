@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from federation.digests import digest
 from federation.record.bundle import BundleReader
@@ -14,8 +13,8 @@ from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as admin
 from federation.vectors import Layout, Tensor, read_vector
 from fedpareto.cli.admin import download
-from fedpareto.cli.main import app
 from tests.stage import LAYOUT, MODEL, Stage
+from tests.verification.scene import command
 from tests.verification.test_bundle import exported, played
 from verification.errors import Wrong
 from verification.exported import CheckedModel, check_model
@@ -131,21 +130,16 @@ def test_the_command_says_which_model_it_is(stage: Stage, tmp_path: Path) -> Non
     run = played(stage, "fedavg", "", rounds=1)
     bundle = exported(stage, run, tmp_path / "run.fedpareto")
     model = export(stage, run, tmp_path / "model.safetensors")
-
-    def command(*arguments: str) -> tuple[int, str]:
-        done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["verify", str(bundle), *arguments])
-        return done.exit_code, done.output + str(done.exception or "")
-
-    code, output = command("--model", str(model))
+    code, output = command("verify", str(bundle), "--model", str(model))
     assert code == 0, output
     assert "model.safetensors is the model of round 0, and carries the digest of this record" in output
     assert f"digest of the record: {told(model).record}" in output
     bare = tmp_path / "initial.safetensors"
     bare.write_bytes(MODEL)
-    code, output = command("--model", str(bare))
+    code, output = command("verify", str(bundle), "--model", str(bare))
     assert (code, "not verified, because initial.safetensors carries no digest" in output) == (3, True)
     (tmp_path / "other.safetensors").write_bytes(MODEL[:-1] + b"\x07")
-    code, output = command("--model", str(tmp_path / "other.safetensors"), "--json")
+    code, output = command("verify", str(bundle), "--model", str(tmp_path / "other.safetensors"), "--json")
     assert (code, "no round of the run has made this model" in output) == (1, True)
 
 

@@ -93,6 +93,8 @@ def test_everybody_can_hide_a_message_that_nothing_else_names(tmp_path: Path) ->
     assert len(checked(hidden, tmp_path)) == 2
     with pytest.raises(Wrong, match="no entry of the audit log tells of it"):
         checked(whole.with_log(lambda log: hide(log, ["reply.accepted"])), tmp_path)
+    with pytest.raises(Wrong, match="the step: no entry of the audit log tells of it"):
+        checked(whole.with_log(lambda log: hide(log, ["round.stepped"])), tmp_path)
 
 
 def test_a_run_that_its_measurements_have_stopped_is_complete(stage: Stage, tmp_path: Path) -> None:

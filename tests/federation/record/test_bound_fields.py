@@ -231,18 +231,6 @@ def test_a_reply_whose_row_names_another_client_is_not_shown_as_verified(scene: 
     assert scene.stage.look(checked) == {"reply": "mismatch:client_id", "receipt": ""}
 
 
-def test_a_reply_to_other_work_than_its_assignment_is_not_shown_as_verified(scene: Scene) -> None:
-    row = scene.stage.replies(scene.run)["ann"]
-
-    def elsewhere(said: Message) -> None:
-        for field in ("base_model", "spec", "task", "attempt"):
-            other(said, field)
-
-    _, values = resigned(row, scene.client_key("ann"), elsewhere)
-    with scene.having(models.Reply, row.reply_id, **values):
-        assert scene.checks("ann")["reply"].startswith("mismatch:")
-
-
 @pytest.mark.parametrize("field", every(3, bound_fields.REPLY))
 def test_each_field_of_its_assignment_that_a_reply_repeats_counts(scene: Scene, tmp_path: Path, field: str) -> None:
     """The client has signed another value, and the coordinator's receipt repeats it."""

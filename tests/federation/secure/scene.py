@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from federation.secure import hashing, masks, openings, sealing, sketch, verified_mode
 from federation.secure.blocks import blocks
 from federation.secure.dealing import DealShares, deal_bytes, deal_shares
 from federation.secure.derivation import confirm_key, deal_key
+from federation.secure.errors import Fault, Malformed
 from federation.secure.fields import Elements, Reals
 from federation.secure.member_keys import MemberKeys, check_keys, member_keys, pair_private_key, shared_secret
 from federation.secure.payloads import CheckAnswers, Unmasking, split_ciphertexts
@@ -208,3 +210,8 @@ def session(m: int, mode: Mode, d: int = 40, *, rows: int | None = None, seed: i
 def triangle(G: Reals) -> list[int]:
     """The upper triangle by rows, in units of 2^-28."""
     return [int(value) for value in np.ldexp(G[np.triu_indices(len(G))], 28)]
+
+
+def refused(fault: Fault) -> "pytest.RaisesExc[Malformed]":
+    """What is inside must be refused for this fault."""
+    return pytest.raises(Malformed, check=lambda error: error.fault is fault)

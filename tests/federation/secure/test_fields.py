@@ -8,11 +8,12 @@ import pytest
 from scipy.stats import chi2, chi2_contingency
 
 from federation.secure.berlekamp_welch import decode, decode_columns, safe_errors
-from federation.secure.errors import Fault, Malformed
+from federation.secure.errors import Fault
 from federation.secure.fields import F_P, F_Q, Elements, Field, fixed
 from federation.secure.shamir import inconsistent, interpolate, share, weights
 from federation.secure.streams import Stream
 from federation.secure.wire import pack, unpack
+from tests.federation.secure.scene import refused
 
 FIELDS = pytest.mark.parametrize("field", [F_P, F_Q], ids=["p", "q"])
 
@@ -28,10 +29,6 @@ def pairs(field: Field) -> tuple[list[int], list[int]]:
     drawn = [int(x) for x in Stream(b"pairs of random elements, 32 byt").elements(field, 2000)]
     values = extremes(field)
     return [x for x in values for _ in values] + drawn[:1000], values * len(values) + drawn[1000:]
-
-
-def refused(fault: Fault) -> "pytest.RaisesExc[Malformed]":
-    return pytest.raises(Malformed, check=lambda error: error.fault is fault)
 
 
 # --- fields

@@ -29,12 +29,7 @@ from federation.secure.streams import Stream
 from federation.secure.thresholds import Mode, truncated
 from federation.secure.unmasking import recover
 from federation.secure.wire import pack, unpack
-from tests.federation.secure.scene import Session, session
-
-
-def refused(fault: Fault) -> "pytest.RaisesExc[Malformed]":
-    return pytest.raises(Malformed, check=lambda error: error.fault is fault)
-
+from tests.federation.secure.scene import Session, refused, session
 
 # --- views
 

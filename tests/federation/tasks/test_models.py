@@ -13,14 +13,8 @@ from federation.spec.computation import LocalSgd
 from federation.tasks import Dataset, Splits, initial_model, task
 from federation.tasks.networks import CharacterLstm, LocalResponseNorm, cifar_cnn, fedfv_linear, fedfv_mnist_cnn
 from federation.training.torch_trainer import TorchTrainer
+from tests.federation.training.scene import DEVICES
 from tests.trained import train
-
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-    ),
-]
 
 # Task, parameters, shape and element type of a sample, outputs, classes.
 TASKS = [

@@ -30,11 +30,11 @@ from federation.work.train import wire
 from federation.work.train.work import Train
 from fedpareto.notebook import simulate
 from simulation.simulate import Simulation
+from tests.federation.training.scene import DEVICES
 from tests.few import few
 from tests.trained import jacobian, train
 
 RUN = 'name = "options"\ntask = "digits"\nrounds = 3\nseed = 3\nsimulation = { clients = 3 }\n'
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
 
 
 class Curve(Task):

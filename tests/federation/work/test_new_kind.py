@@ -1,6 +1,8 @@
 """A kind of work that another package brings, through real workers, a simulation, and crashes between its phases."""
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -95,18 +97,5 @@ def test_a_simulation_of_a_new_kind_gives_the_models_of_the_federation(
     path.write_text('name = "undisturbed"\n' + SPEC)
     options = ["--home", str(tmp_path / "home"), "--backend", "loop", "--threads", "1", "--json"]
     scene.fed.fedpareto("simulate", str(path), *options)
-    database = f"sqlite:///{tmp_path / 'home' / 'coordinator.db'}"
-    assert models_in(database) == expected
-
-
-def models_in(url: str) -> list[str]:
-    from sqlalchemy import text
-
-    from storage.database import Database
-
-    database = Database.open(url)
-    try:
-        with database.read() as session:
-            return list(session.scalars(text("select result_model from rounds order by number")))
-    finally:
-        database.close()
+    with closing(sqlite3.connect(tmp_path / "home" / "coordinator.db")) as database:
+        assert [digest for (digest,) in database.execute("select result_model from rounds order by number")] == expected
