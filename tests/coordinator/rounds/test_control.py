@@ -7,7 +7,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.fleets.remote import RemoteFleet
@@ -15,6 +14,7 @@ from coordinator.rounds.supervisor import RECONNECT_GRACE
 from federation.line.channels import refusal_from_rpc_error
 from storage.states import RoundState, RunState
 from tests.coordinator.rounds.scene import conducting, wait_rest
+from tests.coordinator.rounds.test_faults import at
 from tests.few import few
 from tests.running import refused, wait_for
 from tests.stage import Player, Stage, answer, reply, spec
@@ -169,16 +169,9 @@ def test_a_run_that_waits_for_clients_sleeps(stage: Stage, more: str) -> None:
     run = stage.submit(spec("patient", task, 2, seed=23, more=f"selection.minimum = 2\n{more}"))
     stage.wait_reason(run)
     stage.pass_deadline()  # absent required clients would be given up now; too few clients are waited for
-    looks = []
-
-    def listen(_c: object, _cursor: object, sql: str, *_: object) -> None:
-        if threading.current_thread().name == f"run-{run}" and sql.startswith("SELECT runs"):
-            looks.append(sql)
-
-    event.listen(Engine, "before_cursor_execute", listen)
-    for _ in range(20):
-        stage.nudge()  # wakes it
-    event.remove(Engine, "before_cursor_execute", listen)
+    with at(stage, run, "SELECT runs", lambda: None) as looks:
+        for _ in range(20):
+            stage.nudge()  # wakes it
     unwatch()
     # A conductor that woke itself would announce thousands, and one that did not wait would look all the time.
     assert changes.count(run) < 100, f"{changes.count(run)} changes were announced"

@@ -13,7 +13,7 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import Layout, Tensor, to_bytes
 from storage.database import Database
 from storage.retention import is_retained
-from tests.harness import Attending, Federation, Member, federation, refused
+from tests.harness import Attending, Federation, Member, refused
 
 LAYOUT = Layout((Tensor("a", (3,)),))
 SPEC = """\
@@ -32,29 +32,22 @@ SECOND = [((0.6, 0), (0.4, 0)), ((0.6, 10), (0.4, 10)), ((0.7, 10), (0.9, 10)), 
 
 
 @pytest.fixture(scope="module")
-def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with federation(tmp_path_factory.mktemp("best")) as made:
-        made.serve()
-        yield made
-
-
-@pytest.fixture(scope="module")
-def runs(centre: Federation) -> tuple[str, str]:
+def runs(fed: Federation) -> tuple[str, str]:
     """Two runs of four rounds, in which the members claim `AUC` and `SECOND`."""
     vector = np.ones(LAYOUT.size, dtype=np.float32)
-    model = centre.directory / "model.safetensors"
+    model = fed.directory / "model.safetensors"
     model.write_bytes(to_bytes(LAYOUT, vector))
-    members = {name: centre.enroll(name) for name in ("a", "b")}
+    members = {name: fed.enroll(name) for name in ("a", "b")}
     streams = {name: member.attend(digits=10) for name, member in members.items()}
     found = []
     for run_name, stop, rounds in (("watched", STOP, AUC), ("second", SECOND_STOP, SECOND)):
-        found.append(centre.submit(run_name, SPEC + stop, "--model", str(model)))
+        found.append(fed.submit(run_name, SPEC + stop, "--model", str(model)))
         for claims in rounds:
             for name, member in members.items():
                 member.answer(streams[name].assignment(), seed=1)
             for name, claim in zip(members, claims, strict=True):
                 measure(members[name], streams[name], *claim)
-        centre.wait_completed(found[-1])
+        fed.wait_completed(found[-1])
     for name, member in members.items():
         streams[name].close()
         member.channel.close()
@@ -73,8 +66,8 @@ def measure(member: Member, stream: Attending, auc: float, samples: int) -> None
 
 
 @pytest.fixture
-def stub(centre: Federation) -> Iterator[AdminStub]:
-    with centre.administrator() as channel:
+def stub(fed: Federation) -> Iterator[AdminStub]:
+    with fed.administrator() as channel:
         yield AdminStub(channel)
 
 
@@ -84,42 +77,42 @@ def cells(text: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows if row}
 
 
-def command(centre: Federation, *arguments: str, code: int = 0) -> str:
-    return centre.fedpareto("admin", "--home", str(centre.home / "admin"), *arguments, code=code)
+def command(fed: Federation, *arguments: str, code: int = 0) -> str:
+    return fed.fedpareto("admin", "--home", str(fed.home / "admin"), *arguments, code=code)
 
 
 @pytest.mark.full
 def test_the_best_model_of_a_run_that_was_stopped_is_kept_although_it_is_no_improvement_that_counts(
-    centre: Federation, stub: AdminStub, runs: tuple[str, str]
+    fed: Federation, stub: AdminStub, runs: tuple[str, str]
 ) -> None:
     shown = stub.GetRun(GetRunRequest(run=runs[1])).run
     assert shown.rounds_done == 4
     assert shown.reason == "no better test auc (weighted) in 2 evaluations; the last one is 0.775"
-    metrics = [centre.admin("round", runs[1], str(number))["summary"]["metrics"] for number in range(4)]
+    metrics = [fed.admin("round", runs[1], str(number))["summary"]["metrics"] for number in range(4)]
     assert [one.get("stop/best") for one in metrics] == [None, 0.5, pytest.approx(0.8), pytest.approx(0.8)]
     assert [one.get("stop/since") for one in metrics] == [None, 0.0, 1.0, 2.0]
     best = BestBy(metric="auc", of="weighted", split="test")
     exported = next(iter(stub.ExportModel(ExportModelRequest(run=runs[1], best=best))))
     assert exported.best.round == 2
-    with closing(Database.open(f"sqlite:///{centre.home / 'coordinator.db'}")) as database, database.read() as session:
+    with closing(Database.open(f"sqlite:///{fed.home / 'coordinator.db'}")) as database, database.read() as session:
         assert is_retained(session, exported.digest, keep_rounds=0)
 
 
-def test_a_round_shows_each_members_metrics_with_mean_weighted_worst_and_best(centre: Federation, run: str) -> None:
-    record = centre.admin("round", run, "1")
+def test_a_round_shows_each_members_metrics_with_mean_weighted_worst_and_best(fed: Federation, run: str) -> None:
+    record = fed.admin("round", run, "1")
     found = record["summary"]["metrics"]
     auc = [found[f"metric/auc/{of}"] for of in ("mean", "weighted", "worst", "best")]
     assert auc == pytest.approx([0.675, 0.8125, 0.4, 0.95])
     assert found["metric/rmse/worst"] == pytest.approx(0.6)
     assert [part["evaluation"]["test/auc"] for part in record["participations"]] == [0.95, 0.4]
-    shown, _, own = command(centre, "round", run, "1").partition("the members' own metrics")
+    shown, _, own = command(fed, "round", run, "1").partition("the members' own metrics")
     assert cells(shown)["auc"] == ["0.675", "0.812", "0.400", "0.950"], "mean, weighted, worst, best"
     assert cells(own)["client"] == ["auc", "rmse"]
     assert (cells(own)["a"], cells(own)["b"]) == (["0.950", "0.050"], ["0.400", "0.600"])
 
 
-def test_a_run_shows_each_members_metrics_after_its_last_round(centre: Federation, runs: tuple[str, str]) -> None:
-    rows = cells(command(centre, "run", runs[1]).partition("the members' own metrics after round 3")[2])
+def test_a_run_shows_each_members_metrics_after_its_last_round(fed: Federation, runs: tuple[str, str]) -> None:
+    rows = cells(command(fed, "run", runs[1]).partition("the members' own metrics after round 3")[2])
     assert (rows["client"], rows["a"], rows["b"]) == (["auc", "rmse"], ["0.900", "0.100"], ["0.400", "0.600"])
 
 
@@ -155,22 +148,22 @@ def test_a_round_and_a_metric_exclude_each_other(stub: AdminStub, run: str) -> N
 
 
 def test_commands_export_the_best_model_compare_runs_and_draw_metrics(
-    centre: Federation, runs: tuple[str, str], tmp_path: Path
+    fed: Federation, runs: tuple[str, str], tmp_path: Path
 ) -> None:
     run, other = runs
     out = str(tmp_path / "best.safetensors")
-    words = command(centre, "export", run, "--best", "auc", "--of", "worst", "--split", "test", "--out", out)
+    words = command(fed, "export", run, "--best", "auc", "--of", "worst", "--split", "test", "--out", out)
     assert "round 3, test auc (worst) = 0.9" in " ".join(words.split())
-    found = centre.admin("compare", run, "second")
+    found = fed.admin("compare", run, "second")
     compared = [(one["run"], one["rounds"], one["evaluated_round"]) for one in found["runs"]]
     assert compared == [(run, 4, 3), (other, 4, 3)]
     assert [one["metrics"]["metric/auc/worst"] for one in found["runs"]] == [0.9, 0.4]
-    shown_rows = cells(command(centre, "compare", run, "second"))
+    shown_rows = cells(command(fed, "compare", run, "second"))
     shown = {name: shown_rows[f"metric/auc/{name}"] for name in ("mean", "weighted", "worst")}
     assert shown == {"mean": ["0.910", "0.650"], "weighted": ["0.910", "0.775"], "worst": ["0.900", "0.400"]}
-    command(centre, "compare", run, code=2)
+    command(fed, "compare", run, code=2)
     report = tmp_path / "report.html"
-    centre.fedpareto("report", other, "--out", str(report), "--home", str(centre.home / "admin"))
+    fed.fedpareto("report", other, "--out", str(report), "--home", str(fed.home / "admin"))
     section = report.read_text().partition("The task&#x27;s own metrics</h2>")[2]
     rows = [re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", row) for row in re.findall(r"<tr>.*?</tr>", section, re.DOTALL)]
     auc = rows.index(["round", "mean", "weighted", "worst", "best"])
