@@ -1,84 +1,56 @@
-"""How long `fedpareto worker run` takes until it attends, beside `import torch` alone; and forks beside new processes.
+"""How long `fedpareto worker run` takes until it attends, beside `import torch` alone.
 
 Both are interpreters of their own, started in turns; CPU-seconds are those of the process. The aim is twice the time of
-the import. Then all workers start as forks of a server that has imported everything, as in `fedpareto demo`.
+the import.
 """
 
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 
 import psutil
 from measuring import Document, cpu_seconds, progress, temporary_federation
 
 from tests.harness import Federation
 
-FORMS = {
-    "full": {"workers": 10, "repeats": 3},
-    "quick": {"workers": 3, "repeats": 1},
-    "smallest": {"workers": 1, "repeats": 1},
-}
-ATTENDS = "attending federation"
+FORMS = {"full": {"repeats": 3}, "quick": {"repeats": 1}, "smallest": {"repeats": 1}}
+NAME = "member"
 
 
-def measure(workers: int, repeats: int) -> Document:
+def measure(repeats: int) -> Document:
     with temporary_federation() as fed:
         fed.serve()
-        names = [f"member-{number}" for number in range(workers)]
-        for name in names:
-            fed.join(name)
-        imports, alone = [], []
+        fed.join(NAME)
+        fed.forks = False
+        starts = []
         for number in range(repeats):
             progress(f"start {number + 1} of {repeats}")
-            imports.append(import_torch())
-            alone.append(one_worker(fed, names[0]))
-        forked = all_workers(fed, names)
+            starts.append((*import_torch(), *one_worker(fed)))
+    import_wall, import_cpu, wall, cpu = map(statistics.median, zip(*starts, strict=True))
     return {
-        "import_torch": {"wall_s": median(imports, 0), "cpu_s": median(imports, 1)},
-        "worker_attends": {"wall_s": median(alone, 0), "cpu_s": median(alone, 1), "bytes": median(alone, 2)},
-        "ratio_wall": median(alone, 0) / median(imports, 0),
-        "ratio_cpu": median(alone, 1) / median(imports, 1),
-        "forked_workers_attend": {"workers": workers, "wall_s": forked},
+        "import_torch": {"wall_s": import_wall, "cpu_s": import_cpu},
+        "worker_attends": {"wall_s": wall, "cpu_s": cpu},
+        "ratio_wall": wall / import_wall,
+        "ratio_cpu": cpu / import_cpu,
         "load": psutil.getloadavg()[0],
     }
 
 
-def import_torch() -> tuple[float, float, float]:
-    """Seconds, CPU-seconds and bytes of an interpreter that imports PyTorch."""
+def import_torch() -> tuple[float, float]:
+    """Seconds and CPU-seconds of an interpreter that imports PyTorch."""
     began = time.monotonic()
     program = "import time, torch; print(time.process_time())"
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
-    return time.monotonic() - began, float(done.stdout), 0.0
+    return time.monotonic() - began, float(done.stdout)
 
 
-def one_worker(fed: Federation, name: str) -> tuple[float, float, float]:
-    """Seconds, CPU-seconds and bytes of a worker in an interpreter of its own, until it attends."""
-    fed.forks = False
-    fed.directory.joinpath(f"{name}.log").unlink(missing_ok=True)
+def one_worker(fed: Federation) -> tuple[float, float]:
+    """Seconds and CPU-seconds of a worker in an interpreter of its own, until it attends."""
+    fed.directory.joinpath(f"{NAME}.log").unlink(missing_ok=True)
     began = time.monotonic()
-    worker = fed.work(name, "--device", "cpu")
-    worker.wait_for_text(ATTENDS)
+    worker = fed.work(NAME, "--device", "cpu")
+    worker.wait_for_text("attending federation")
     seconds, cpu = time.monotonic() - began, cpu_seconds(worker.popen.pid)
-    memory = psutil.Process(worker.popen.pid).memory_info().rss
-    fed.forks = True
     fed.stop(worker)
-    return seconds, cpu, float(memory)
-
-
-def all_workers(fed: Federation, names: Sequence[str]) -> float:
-    """Seconds until forked workers attend, all at once."""
-    for name in names:
-        fed.directory.joinpath(f"{name}.log").unlink(missing_ok=True)
-    began = time.monotonic()
-    workers = [fed.work(name, "--device", "cpu") for name in names]
-    for worker in workers:
-        worker.wait_for_text(ATTENDS)
-    seconds = time.monotonic() - began
-    fed.stop(*workers)
-    return seconds
-
-
-def median(rows: Sequence[tuple[float, float, float]], column: int) -> float:
-    return statistics.median(row[column] for row in rows)
+    return seconds, cpu

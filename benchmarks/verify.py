@@ -1,7 +1,7 @@
 """The record of a run as one file: bytes, seconds and memory of `admin bundle` and `verify`.
 
 A real coordinator and workers make the run, without training: `--size` is parameters x workers x rounds. The rate of
-the verification is compared with that of `gram` on the same updates: bytes of updates by seconds. A bundle without
+the verification is compared with that of `gram` on the same updates: bytes of updates by CPU-seconds. A bundle without
 payloads is measured, too. With 11200000x10x30, a round is 0.5 GB, twice.
 """
 
@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from measuring import Document, best, cases, peak_memory, progress, temporary_federation
+from measuring import Document, cases, peak_memory, progress, temporary_federation
 from round import play
 
 from coordinator.aggregation.gram import gram
@@ -77,7 +77,6 @@ def bundled(fed: Federation, parameters: int, clients: int, rounds: int) -> Docu
     play(fed, parameters, clients, rounds - 2, fresh=True)  # it plays two rounds more
     (run,) = fed.query("select run_id from runs")
     coordinator = fed.serve()
-    idle = peak_memory(coordinator.popen.pid)
     result: Document = {"parameters": parameters, "clients": clients, "rounds": rounds}
     for name, more in (("bare", []), ("payloads", ["--payloads", "--yes"])):
         progress(f"the bundle, {name}")
@@ -85,15 +84,13 @@ def bundled(fed: Federation, parameters: int, clients: int, rounds: int) -> Docu
         arguments = ["admin", "--home", str(fed.home / "admin"), "bundle", str(run[0]), "--out", str(path), *more]
         bundle = ran(arguments)
         result[name] = {"bytes": path.stat().st_size, "bundle": bundle, "verify": ran(["verify", str(path)])}
-        result[name]["coordinator_growth_bytes"] = peak_memory(coordinator.popen.pid) - idle
     rows, updates = rows_of(path), 4.0 * parameters * clients
     cpu = time.process_time()
-    seconds = best(lambda: gram(rows), 3)
-    gram_seconds = {"seconds": seconds, "cpu_seconds": (time.process_time() - cpu) / 3}
-    for name, used in gram_seconds.items():
-        result[f"gram_bytes_per_{name}"] = updates / used
-        result[f"verify_bytes_per_{name}"] = updates * rounds / result["payloads"]["verify"][name]
-        result[f"share_by_{name}"] = result[f"verify_bytes_per_{name}"] / result[f"gram_bytes_per_{name}"]
+    for _ in range(3):
+        gram(rows)
+    result["gram_bytes_per_cpu_second"] = 3 * updates / (time.process_time() - cpu)
+    result["verify_bytes_per_cpu_second"] = updates * rounds / result["payloads"]["verify"]["cpu_seconds"]
+    result["share"] = result["verify_bytes_per_cpu_second"] / result["gram_bytes_per_cpu_second"]
     coordinator.stop()
     path.unlink()
     return result
