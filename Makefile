@@ -11,7 +11,7 @@ BASE ?= origin/main
 ARGS ?=
 SEEDS ?= 1000
 MINUTES ?= 60
-JOBS ?= 2
+JOBS ?= 3  # one more than two cores: a test now and then waits for another process
 PYTEST := -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, which would all compile our modules
