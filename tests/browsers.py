@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -18,13 +18,21 @@ Scheme = Literal["light", "dark"]  # of colours
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 
 
-@contextmanager
-def chromium() -> Iterator["Browser"]:
-    """A browser; the test is skipped if this machine has none."""
-    playwright: Any = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+def chromium_path() -> str:
+    """Where the browser is; the test is skipped if this machine has none, or no Playwright."""
+    pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("chromium is not installed: apt-get install chromium")
+    return path
+
+
+@contextmanager
+def chromium() -> Iterator["Browser"]:
+    """A browser; the test is skipped if this machine has none."""
+    path = chromium_path()
+    from playwright import sync_api as playwright
+
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         try:

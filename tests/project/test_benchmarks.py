@@ -15,6 +15,7 @@ import pytest
 
 from fedpareto.processes.forked import completed
 from fedpareto.processes.process_federation import ProcessError
+from tests.browsers import chromium_path
 from tests.few import few_of
 from tests.harness import SECONDS, Federation, wait_for
 from tests.paths import ROOT
@@ -74,6 +75,8 @@ def marked(mark: str) -> list[psutil.Process]:
     "name", [pytest.param(name, marks=pytest.mark.full) if name in LONG else name for name in scenarios()]
 )
 def test_a_scenario_runs_in_its_smallest_form(name: str) -> None:
+    if name == "console":
+        chromium_path()  # what it measures are pages in a browser
     assert numbers(json.loads(run(name, "--smallest", "--json").stdout))
 
 
@@ -142,7 +145,8 @@ def test_a_signal_ends_a_scenario_with_every_process_and_file_of_it(
     ) as bench:
         assert bench.stdout is not None
         assert bench.stdout.readline()  # it tells what it does
-        wait_for(lambda: len(marked(mark)) >= processes, "processes")
+        wait_for(lambda: len(marked(mark)) >= processes or bench.poll() is not None, "processes")
+        assert bench.poll() is None, bench.stdout.read()
         bench.send_signal(number)
         bench.stdout.read()  # until the last process has closed it
         assert bench.wait() == 128 + number
