@@ -288,6 +288,10 @@ class Stage:
         requests = [admin.SubmitRunRequest(header=header), *(admin.SubmitRunRequest(chunk=chunk) for chunk in chunks)]
         return str(self._admin.SubmitRun(iter(requests), timeout=SECONDS).run.run_id)
 
+    def dry_run(self, document: bytes, *, size: int = len(MODEL)) -> admin.SubmitRunResponse:
+        header = admin.RunHeader(spec=document, model=digest(MODEL), model_bytes=size, dry_run=True)
+        return self._admin.SubmitRun(iter([admin.SubmitRunRequest(header=header)]), timeout=SECONDS)
+
     def begin(
         self,
         *names: str,

@@ -5,7 +5,6 @@ import shutil
 import pytest
 
 from coordinator.run_sizes import run_bytes
-from federation.digests import digest
 from federation.spec.run_spec import RunSpec
 from federation.v1 import admin_pb2 as admin
 from fedpareto.cli.admin import upload
@@ -14,11 +13,6 @@ from storage.states import RunState
 from tests.running import SECONDS, refused
 from tests.stage import MODEL, Stage, spec
 from tests.storage.scene import stored
-
-
-def ask(stage: Stage, document: bytes, *, size: int = len(MODEL)) -> admin.SubmitRunResponse:
-    header = admin.RunHeader(spec=document, model=digest(MODEL), model_bytes=size, dry_run=True)
-    return stage._admin.SubmitRun(iter([admin.SubmitRunRequest(header=header)]), timeout=SECONDS)
 
 
 def look(stage: Stage) -> admin.GetDiskResponse:
@@ -61,7 +55,7 @@ def test_a_dry_run_says_whom_a_round_would_ask_and_stores_nothing(stage: Stage) 
     task, _ = stage.crew("a", "b", "c")
     blobs = set(stored(stage.blobs))
     half = 'selection.method = "fraction"\nselection.fraction = 0.5\nselection.minimum = 2\nalgorithm.prior = "samples"'
-    response = ask(stage, spec("dry", task, 5, more=half))
+    response = stage.dry_run(spec("dry", task, 5, more=half))
     assert list(response.members) == ["a", "b", "c"]
     assert (response.asked, response.minimum) == (2, 2)
     assert response.disk_needed == 5 * 3 * len(MODEL) < response.disk_free
@@ -75,22 +69,22 @@ def test_a_dry_run_says_whom_a_round_would_ask_and_stores_nothing(stage: Stage) 
 def test_a_dry_run_refuses_what_a_submission_would_refuse(stage: Stage) -> None:
     task = stage.task()
     with refused("INVALID_ARGUMENT", "spec"):
-        ask(stage, spec("dry", task, 0))
+        stage.dry_run(spec("dry", task, 0))
     with refused("RESOURCE_EXHAUSTED", "limit:model"):
-        ask(stage, spec("dry", task), size=1 << 60)
+        stage.dry_run(spec("dry", task), size=1 << 60)
     run = stage.submit(spec("there", task), paused=True)
     with refused("ALREADY_EXISTS", "run-exists"):
-        ask(stage, spec("there", task))
+        stage.dry_run(spec("there", task))
     stage.stop_run(run)
 
 
 def test_a_run_that_is_larger_than_the_disk_is_warned_of(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     task, _ = stage.crew("a")
-    response = ask(stage, spec("large", task, 1_000_000), size=8 << 30)
+    response = stage.dry_run(spec("large", task, 1_000_000), size=8 << 30)
     assert "the run will take about 17179869.2 GB on the coordinator's disk" in response.warnings[0]
     with pytest.raises(CommandFailure, match="too little space", check=lambda error: error.code == 1):
         upload.show_prospects(response, as_json=False)
     assert "1 (a); a round asks 1" in capsys.readouterr().out
-    nobody = ask(stage, spec("lonely", stage.task()))
+    nobody = stage.dry_run(spec("lonely", stage.task()))
     with pytest.raises(CommandFailure, match="0 members could be asked, and a round needs 1"):
         upload.show_prospects(nobody, as_json=False)

@@ -1,7 +1,8 @@
 """What tests of rounds share: runs over several objectives, made-up algorithms, and damage to blobs."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -9,6 +10,8 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sqlalchemy import Engine, event
+from sqlalchemy.exc import OperationalError
 
 from coordinator.aggregation import registry
 from coordinator.aggregation.base import Algorithm
@@ -83,6 +86,40 @@ def lose(path: Path) -> Repair:
     repair = _altered(path, bytes)
     path.unlink()
     return repair
+
+
+# --- the database at the worst moment
+
+
+@contextmanager
+def at(thread: str, statement: str, do: Callable[[], object]) -> Iterator[list[str]]:
+    """Calls `do` when a thread whose name begins so sends such a statement; yields those that were sent."""
+    seen: list[str] = []
+
+    def listen(_c: object, _cursor: object, sql: str, *_: object) -> None:
+        if threading.current_thread().name.startswith(thread) and sql.startswith(statement):
+            seen.append(sql)
+            do()
+
+    event.listen(Engine, "before_cursor_execute", listen)
+    try:
+        yield seen
+    finally:
+        event.remove(Engine, "before_cursor_execute", listen)
+
+
+def once(action: Callable[[], object]) -> Callable[[], None]:
+    left = [action]
+
+    def act() -> None:
+        if left:
+            left.pop()()
+
+    return act
+
+
+def fail() -> None:
+    raise OperationalError("a statement", {}, Exception("the disk is full"))
 
 
 # --- runs over several objectives

@@ -14,8 +14,7 @@ from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, V
 from federation.vectors import RowFile, update_rows
 from storage.models import AuditEntry
 from storage.states import RoundState, RunState
-from tests.coordinator.rounds.scene import Averaging, register
-from tests.coordinator.rounds.test_faults import at, fail, once
+from tests.coordinator.rounds.scene import Averaging, at, fail, once, register
 from tests.running import refused
 from tests.stage import Player, Stage
 from tests.verification.test_bundle import verified
@@ -125,7 +124,7 @@ def test_a_member_whose_answers_were_corrected_is_named_in_a_round_that_makes_it
 
 def test_a_restart_after_the_last_voided_attempt_skips_the_round_and_voids_nothing_twice(stage: Stage) -> None:
     run, players = begin(stage, "second-thoughts", "algorithm.given_up = 9\nlimits.attempts = 2")
-    with at(stage, run, "UPDATE rounds SET state", once(fail)) as seen:  # a conductor begins anew
+    with at(f"run-{run}", "UPDATE rounds SET state", once(fail)) as seen:  # a conductor begins anew
         stage.play(run, *players, until=lambda: stage.rounds(run) and stage.rounds(run)[0].state is RoundState.SKIPPED)
     assert len(seen) == 2
     skipped = stage.rounds(run)[0]

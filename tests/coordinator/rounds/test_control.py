@@ -13,8 +13,7 @@ from coordinator.rounds.fleets.remote import RemoteFleet
 from coordinator.rounds.supervisor import RECONNECT_GRACE
 from federation.line.channels import refusal_from_rpc_error
 from storage.states import RoundState, RunState
-from tests.coordinator.rounds.scene import conducting, wait_rest
-from tests.coordinator.rounds.test_faults import at
+from tests.coordinator.rounds.scene import at, conducting, wait_rest
 from tests.few import few
 from tests.running import refused, wait_for
 from tests.stage import Player, Stage, answer, reply, spec
@@ -169,7 +168,7 @@ def test_a_run_that_waits_for_clients_sleeps(stage: Stage, more: str) -> None:
     run = stage.submit(spec("patient", task, 2, seed=23, more=f"selection.minimum = 2\n{more}"))
     stage.wait_reason(run)
     stage.pass_deadline()  # absent required clients would be given up now; too few clients are waited for
-    with at(stage, run, "SELECT runs", lambda: None) as looks:
+    with at(f"run-{run}", "SELECT runs", lambda: None) as looks:
         for _ in range(20):
             stage.nudge()  # wakes it
     unwatch()

@@ -7,55 +7,22 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import grpc
 import numpy as np
 import pytest
-from sqlalchemy import Engine, event, select, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import select, text
 
 from federation.digests import digest
 from federation.vectors import to_bytes
 from storage.models import Assignment, Model, Phase, Round
 from storage.states import AssignmentState, PhaseState, RoundState, RunState
-from tests.coordinator.rounds.scene import wait_rest
+from tests.coordinator.rounds.scene import at, fail, once, wait_rest
 from tests.few import few
 from tests.running import wait_for
 from tests.stage import LAYOUT, MODEL, Player, Stage, reply, vector
 from tests.storage.scene import blob_file
-
-
-@contextmanager
-def at(stage: Stage, run: str, statement: str, do: Callable[[], object]) -> Iterator[list[str]]:
-    """Calls `do` when the run's conductor sends a statement that begins so; yields the statements that did."""
-    seen: list[str] = []
-
-    def listen(_c: object, _cursor: object, sql: str, *_: object) -> None:
-        if threading.current_thread().name == f"run-{run}" and sql.startswith(statement):
-            seen.append(sql)
-            do()
-
-    event.listen(Engine, "before_cursor_execute", listen)
-    try:
-        yield seen
-    finally:
-        event.remove(Engine, "before_cursor_execute", listen)
-
-
-def once(action: Callable[[], object]) -> Callable[[], None]:
-    left = [action]
-
-    def act() -> None:
-        if left:
-            left.pop()()
-
-    return act
-
-
-def fail() -> None:
-    raise OperationalError("a statement", {}, Exception("the disk is full"))
 
 
 def begin(stage: Stage) -> tuple[str, list[Player]]:
@@ -123,7 +90,7 @@ def test_a_word_between_two_looks_of_the_conductor_is_heard(
                     player.reply(order)
         return spoken.is_set()
 
-    with caplog.at_level(logging.ERROR), at(stage, run, statement, look_up):
+    with caplog.at_level(logging.ERROR), at(f"run-{run}", statement, look_up):
         stage.resume(run)
         wait_for(moment, "the moment")
         wait_rest(run)
@@ -153,7 +120,7 @@ def test_a_word_between_two_looks_of_the_conductor_is_heard(
 )
 def test_a_database_that_fails_for_a_moment_fails_no_run(stage: Stage, statement: str) -> None:
     run, players = begin(stage)
-    with at(stage, run, statement, once(fail)) as seen:
+    with at(f"run-{run}", statement, once(fail)) as seen:
         stage.resume(run, *players)
     assert seen
     assert stage.rounds(run)[0].state is RoundState.COMPLETED
@@ -172,7 +139,7 @@ def test_descriptors_that_run_out_for_a_moment_neither_pause_nor_fail_a_run(
     def exhaust() -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    with caplog.at_level(logging.ERROR), at(stage, run, statement, once(exhaust)) as seen:
+    with caplog.at_level(logging.ERROR), at(f"run-{run}", statement, once(exhaust)) as seen:
         stage.resume(run, *players)
     assert len(seen) > 1
     assert [record.message for record in caplog.records if record.exc_info] == []
@@ -184,7 +151,7 @@ def test_a_database_that_fails_while_a_failure_is_recorded_leaves_no_run_without
     stage.resume(run)
     orders = {player: player.order() for player in players}
     blob_file(stage.blobs, digest(MODEL)).rename(stage.served.home.directory / "lost")
-    with at(stage, run, "INSERT INTO audit_log", once(fail)) as seen:
+    with at(f"run-{run}", "INSERT INTO audit_log", once(fail)) as seen:
         reply(orders)
         assert digest(MODEL) in stage.wait_state(run, RunState.PAUSED).reason
     assert seen
@@ -194,7 +161,7 @@ def test_a_database_that_fails_while_a_failure_is_recorded_leaves_no_run_without
 
 def test_a_coordinator_stops_while_its_database_fails(stage: Stage) -> None:
     run, players = begin(stage)
-    with at(stage, run, "INSERT INTO rounds", fail) as seen:
+    with at(f"run-{run}", "INSERT INTO rounds", fail) as seen:
         stage.resume(run)
         wait_for(lambda: seen, "the failure")
         stage.stop()
@@ -242,7 +209,7 @@ def test_a_client_that_is_revoked_while_a_phase_is_opened_is_not_waited_for(stag
         revoked.start()
         wait_for(lambda: not revoked.is_alive() or blocked(stage), "the revocation")
 
-    with at(stage, run, "INSERT INTO assignments", once(revoke)):
+    with at(f"run-{run}", "INSERT INTO assignments", once(revoke)):
         stage.resume(run)
         order = ann.order()
     revoked.join()
@@ -258,7 +225,7 @@ def test_a_model_that_two_runs_make_at_the_same_time_is_recorded_once(stage: Sta
     base = np.frombuffer(MODEL[-4 * LAYOUT.size :], np.float32).astype(np.float64)
     step = np.array([0.5, 0.5]) @ np.array([vector(p.name, o) for p, o in orders.items()], dtype=np.float64)
     made = digest(to_bytes(LAYOUT, (base - step).astype(np.float32)))
-    with at(stage, run, "INSERT INTO models", lambda: None) as inserting:
+    with at(f"run-{run}", "INSERT INTO models", lambda: None) as inserting:
         with stage.served.database.begin() as session:
             session.add(Model(digest=made, size=1, parameters=LAYOUT.size, created=stage.clock()))
             session.flush()
@@ -275,7 +242,7 @@ def test_an_evaluation_waits_for_those_who_come_back_after_a_restart(stage: Stag
     run, players = begin(stage)
     stage.resume(run)
     orders = {player: player.order() for player in players}
-    with at(stage, run, "INSERT INTO phases", fail) as seen:
+    with at(f"run-{run}", "INSERT INTO phases", fail) as seen:
         reply(orders)
         wait_for(lambda: seen, "the evaluation to be opened, in vain")
         stage.stop()

@@ -10,7 +10,6 @@ import pytest
 from coordinator.rounds import selection
 from federation.digests import digest
 from federation.spec.run_spec import RunSpec
-from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest
 from federation.v1.federation_pb2 import Heartbeat
 from storage.models import AuditEntry
 from storage.states import PhaseState, RoundState, RunState
@@ -238,8 +237,7 @@ def test_a_run_of_a_task_that_no_member_offers_says_at_submission_and_while_it_w
     stage: Stage,
 ) -> None:
     task, _ = stage.crew("ann", "ben")
-    header = RunHeader(spec=spec("misnamed", "digitz"), model=digest(MODEL), model_bytes=len(MODEL), dry_run=True)
-    (warning,) = stage._admin.SubmitRun(iter([SubmitRunRequest(header=header)])).warnings
+    (warning,) = stage.dry_run(spec("misnamed", "digitz")).warnings
     assert warning.startswith("no member offers digitz; they offer ")
     assert f"{task} (2 members)" in warning
     assert "fedpareto worker run --task digitz" in warning

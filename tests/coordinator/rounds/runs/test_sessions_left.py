@@ -10,7 +10,6 @@ from coordinator.aggregation.interface import TooFewUpdatesError
 from coordinator.aggregation.secure.covered import covered
 from federation.secure.bounds import BoundKind, Bounds
 from federation.secure.thresholds import Mode
-from federation.v1 import admin_pb2 as admin
 from federation.v1.federation_pb2 import SessionsLeft
 from storage.models import Client
 from tests.coordinator.aggregation.test_covered import cohort
@@ -37,8 +36,7 @@ def tell(stage: Stage, player: Player, training: int, evaluation: int) -> None:
 
 
 def warnings(stage: Stage, document: bytes) -> str:
-    header = admin.RunHeader(spec=document, dry_run=True)
-    return " ".join(stage._admin.SubmitRun(iter([admin.SubmitRunRequest(header=header)])).warnings)
+    return " ".join(stage.dry_run(document).warnings)
 
 
 def run(rounds: int, more: str = PRIVATE, algorithm: str = "fedavg-n") -> bytes:
@@ -67,9 +65,7 @@ def test_a_run_is_refused_when_too_few_members_allow_as_many_private_rounds(
 
 def test_a_dry_run_says_how_many_members_a_private_round_needs(stage: Stage) -> None:
     stage.cast("digits", *NAMES[:2])
-    two = run(1, f'{PRIVATE}\nselection.members = ["ann", "ben"]')
-    header = admin.RunHeader(spec=two, dry_run=True)
-    outlook = stage._admin.SubmitRun(iter([admin.SubmitRunRequest(header=header)]))
+    outlook = stage.dry_run(run(1, f'{PRIVATE}\nselection.members = ["ann", "ben"]'))
     assert (list(outlook.members), outlook.minimum) == (["ann", "ben"], 5)
     assert "needs 5 members, and 2 members could be asked: such rounds are skipped" in " ".join(outlook.warnings)
 
