@@ -8,22 +8,14 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from federation.v1.common_pb2 import SignedEnvelope
-from federation.work.secure.stage import CIPHERTEXTS
 from tests.verification import every_value
-from tests.verification.every_value import Edit, is_map, opened
+from tests.verification.every_value import Edit, context_of, is_map, opened
 
 
 def differences(before: Any, after: Any, entry: str, context: str = "") -> Iterator[Edit]:
     """The values in which two messages of one type differ, as edits of `every_value`."""
     kind = before.DESCRIPTOR.name
-    if kind == "PhaseRecord" and not before.decides:
-        context = "evaluation "
-    elif kind == "RoundRecord" and not before.HasField("step"):
-        context = "skipped "
-    elif kind == "LoggedEntry":
-        context = f"{before.action} "
-    elif kind == "Input" and before.name == CIPHERTEXTS:
-        context = "ciphertexts "
+    context = context_of(before, context)
     if after.DESCRIPTOR.name != kind or has_unknown_field(after):
         yield Edit(f"{kind}.{every_value.UNKNOWN}", "made", entry, (), every_value.UNKNOWN)
     for one in before.DESCRIPTOR.fields:

@@ -7,7 +7,6 @@ bundle that holds something is edited, or else the first place at all.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -18,13 +17,12 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from federation.record.bundle import CONSENTS, LOG, MANIFEST, ROTATIONS
-from federation.record.merkle import root_from
 from federation.trust.envelope import envelope_digest, seal
 from federation.v1 import common_pb2
-from federation.v1.common_pb2 import CheckpointManifest, Input, SignedEnvelope
+from federation.v1.common_pb2 import Input, SignedEnvelope
 from federation.v1.record_pb2 import Bundle, Consents, LoggedEntry, LogRecord, PhaseRecord, Rotations, RoundRecord
 from federation.work.secure.stage import CIPHERTEXTS
-from tests.verification.scene import Edited, leaf
+from tests.verification.scene import Edited, log_signed_again
 
 ENTRIES: dict[str, type[Message]] = {MANIFEST: Bundle, ROTATIONS: Rotations, CONSENTS: Consents, LOG: LogRecord}
 SEALED = {
@@ -237,6 +235,12 @@ def operations(message: Message, field: Any) -> Iterator[str]:
             yield "cleared"
 
 
+def other(message: Message, name: str) -> None:
+    """Gives a field of a message another value."""
+    field = message.DESCRIPTOR.fields_by_name[name]
+    operation(next(operations(message, field)))(message, field)
+
+
 def is_map(field: Any) -> bool:
     """True if a field, by its descriptor, is a map."""
     return field.message_type is not None and field.message_type.GetOptions().map_entry
@@ -263,16 +267,20 @@ def opened(envelope: SignedEnvelope, owner: Message, field: str) -> Message:
     return kind.FromString(envelope.manifest)
 
 
+def context_of(message: Message, context: str) -> str:
+    """The context of the values in a message that is inside of another one, whose context is given."""
+    if isinstance(message, PhaseRecord) and not message.decides:
+        return "evaluation "
+    if isinstance(message, RoundRecord) and not message.HasField("step"):
+        return "skipped "
+    if isinstance(message, LoggedEntry):
+        return f"{message.action} "
+    return "ciphertexts " if isinstance(message, Input) and message.name == CIPHERTEXTS else context
+
+
 def places(message: Message, path: Path = (), context: str = "") -> Iterator[tuple[str, Path, Message]]:
     """All messages inside of a message, itself first, each with its context and path."""
-    if isinstance(message, PhaseRecord) and not message.decides:
-        context = "evaluation "
-    elif isinstance(message, RoundRecord) and not message.HasField("step"):
-        context = "skipped "
-    elif isinstance(message, LoggedEntry):
-        context = f"{message.action} "
-    elif isinstance(message, Input) and message.name == CIPHERTEXTS:
-        context = "ciphertexts "
+    context = context_of(message, context)
     yield context, path, message
     for field in message.DESCRIPTOR.fields:
         if field.message_type is None or is_map(field) or field.message_type.name == "Timestamp":
@@ -405,23 +413,8 @@ def signed_anew(
         entry.digest = replaced.get(entry.digest.encode(), entry.digest.encode()).decode()
         for was, now in follows.items():
             entry.detail = entry.detail.replace(was.decode(), now.decode())
-    _sign_log(record, log, keep_roots=record.checkpoints != old[LOG].checkpoints)  # type: ignore[attr-defined]
+    log_signed_again(record, log, keep_roots=record.checkpoints != old[LOG].checkpoints)  # type: ignore[attr-defined]
     return bundle.having(entries(found))
-
-
-def _sign_log(record: LogRecord, key: Ed25519PrivateKey, *, keep_roots: bool) -> None:
-    """Signs the checkpoints again, over leaves and roots that are computed anew as far as they follow."""
-    nodes = {(node.start, node.stop): node.hash for node in record.nodes}
-    for entry in record.entries:
-        entry.previous = nodes.get((entry.number - 1, entry.number), entry.previous)
-        with suppress(OverflowError):
-            nodes[entry.number, entry.number + 1] = leaf(entry)
-    for checkpoint in record.checkpoints:
-        manifest = CheckpointManifest.FromString(checkpoint.manifest)
-        if not keep_roots:
-            with suppress(LookupError):
-                manifest.root = root_from(nodes, 0, manifest.size)
-        checkpoint.CopyFrom(seal(manifest, key))
 
 
 def _envelopes(

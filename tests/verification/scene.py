@@ -2,6 +2,7 @@
 
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -122,42 +123,19 @@ def signed_again(
     envelope.CopyFrom(seal(manifest, key))
 
 
-def other(manifest: Message, field: str) -> None:
-    """Gives a field of a manifest another value."""
-    about = manifest.DESCRIPTOR.fields_by_name[field]
-    value = getattr(manifest, field)
-    if about.message_type is not None and about.message_type.GetOptions().map_entry:
-        value["another"] = 1.0
-    elif about.is_repeated:
-        if len(value):
-            del value[-1]
-        elif about.message_type is not None:
-            value.add()
-        else:
-            value.append("another" if about.type == about.TYPE_STRING else 1)
-    elif about.message_type is not None:
-        first = about.message_type.fields[0]
-        other(value, first.name)
-    elif about.type == about.TYPE_STRING:
-        setattr(manifest, field, f"{value}x")
-    elif about.type == about.TYPE_BYTES:
-        setattr(manifest, field, value + b"x")
-    elif about.type == about.TYPE_BOOL:
-        setattr(manifest, field, not value)
-    else:
-        setattr(manifest, field, value + 1)
-
-
-def log_signed_again(record: LogRecord, key: Ed25519PrivateKey) -> None:
-    """Computes the leaves of the entries anew, and signs the last checkpoint over them."""
+def log_signed_again(record: LogRecord, key: Ed25519PrivateKey, *, keep_roots: bool = False) -> None:
+    """Signs the checkpoints again, over leaves and roots that are computed anew as far as they follow."""
     nodes = {(node.start, node.stop): node.hash for node in record.nodes}
     for entry in record.entries:
         entry.previous = nodes.get((entry.number - 1, entry.number), entry.previous)
-        nodes[entry.number, entry.number + 1] = leaf(entry)
-    last = record.checkpoints[-1]
-    del record.checkpoints[:-1]
-    size = CheckpointManifest.FromString(last.manifest).size
-    signed_again(last, CheckpointManifest, key, lambda found: setattr(found, "root", root_from(nodes, 0, size)))
+        with suppress(OverflowError):
+            nodes[entry.number, entry.number + 1] = leaf(entry)
+    for checkpoint in record.checkpoints:
+        manifest = CheckpointManifest.FromString(checkpoint.manifest)
+        if not keep_roots:
+            with suppress(LookupError):
+                manifest.root = root_from(nodes, 0, manifest.size)
+        checkpoint.CopyFrom(seal(manifest, key))
 
 
 def leaf(entry: LoggedEntry) -> bytes:

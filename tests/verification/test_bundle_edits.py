@@ -1,10 +1,11 @@
-"""Every edit of a bundle is found and named, also one by somebody who has the coordinator's key."""
+"""Every edit of a bundle, and of the audit log in it, is found and named, also one with the coordinator's key."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from federation.digests import digest
@@ -12,14 +13,16 @@ from federation.record import bundle
 from federation.record.bundle import BundleError, BundleReader
 from federation.trust.envelope import envelope_digest
 from federation.v1 import common_pb2 as common
-from federation.v1.record_pb2 import Answer, Bundle, Exchange, RoundRecord
+from federation.v1.record_pb2 import Answer, Bundle, Exchange, LoggedEntry, LogRecord, RoundRecord
 from fedpareto.cli.main import app
-from tests.stage import Stage
-from tests.verification.scene import Edited, checked, refusal, signed_again
+from tests.few import few
+from tests.stage import Stage, spec
+from tests.verification.every_value import other
+from tests.verification.scene import Edited, checked, log_signed_again, refusal, signed_again
 from tests.verification.test_bundle import NAMES, exported, played
 from verification.errors import Wrong
 from verification.holders import read_keys
-from verification.run import verify
+from verification.run import OpenedRun, verify
 
 LAST = 1  # the last round: nothing after it names what is edited in it
 
@@ -27,9 +30,15 @@ LAST = 1  # the last round: nothing after it names what is edited in it
 @pytest.fixture(scope="module")
 def record(_module_stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Edited:
     """The record that the tests of this file edit."""
-    more = "server = { optimiser = 'momentum', learning_rate = 0.5 }"
-    run = played(_module_stage, "fedmgda+", more, rounds=2)
-    return Edited.of(exported(_module_stage, run, tmp_path_factory.mktemp("bundle") / "run.fedpareto"))
+    stage = _module_stage
+    played(stage, "fedavg", "", rounds=1)  # entries of another run, which the bundle does not show
+    task, players = stage.crew(*NAMES)
+    more = f"server = {{ optimiser = 'momentum', learning_rate = 0.5 }}\nselection.minimum = {len(NAMES)}"
+    run = stage.submit(spec("edited", task, 2, more=more))
+    stage.play(run, *players, until=lambda: len(stage.rounds(run)) == 2)
+    stage.served.coordinator._sequencer.sequence(show=True)  # a checkpoint for each step
+    stage.play(run, *players)
+    return Edited.of(exported(stage, run, tmp_path_factory.mktemp("bundle") / "run.fedpareto"))
 
 
 def exchange(record: RoundRecord, phase: int = 0, place: int = 0) -> Exchange:
@@ -58,10 +67,6 @@ def test_the_decline_of_a_member_is_verified(stage: Stage, tmp_path: Path) -> No
     assert "the decline of cleo in phase 0: the signature" in refusal(unsigned, tmp_path)
     both = whole.with_round(0, contradicting)
     assert "ann in phase 0 was declined, and has an accepted reply" in refusal(both, tmp_path)
-
-
-def test_the_record_itself_is_verified(record: Edited, tmp_path: Path) -> None:
-    assert [one.missing for one in checked(record, tmp_path)] == [(), ()]
 
 
 def step_again(stage: Stage, record: RoundRecord, change: Callable[[common.StepManifest], object]) -> None:
@@ -126,13 +131,9 @@ def test_the_certificates_say_whose_key_is_whose(stage: Stage, record: Edited, t
 def test_what_is_no_bundle_is_refusal(record: Edited, tmp_path: Path) -> None:
     path = record.write(tmp_path / "whole")
     whole = path.read_bytes()
-    for data, words in [
-        (b"", "is not a bundle"),
-        (b"PK" + bytes(100), "is not a bundle"),
-        (whole[: len(whole) // 2], "is not a bundle"),
-    ]:
+    for data in (b"", b"PK" + bytes(100), whole[: len(whole) // 2]):
         path.write_bytes(data)
-        with pytest.raises(BundleError, match=words):
+        with pytest.raises(BundleError, match="is not a bundle"):
             BundleReader(path)
     for edited, words in [
         (record.having({"readme": b""}), "an unknown entry 'readme'"),
@@ -159,3 +160,77 @@ def test_the_text_of_a_bundle_that_cannot_be_read_forges_no_line(record: Edited,
         said = refusal(edited, tmp_path)
         assert words in said
         assert said.isprintable()
+
+
+# --- the audit log
+
+
+def find(record: LogRecord, action: str, place: int = 0) -> LoggedEntry:
+    return [entry for entry in record.entries if entry.action == action][place]
+
+
+def test_the_bundle_shows_the_entries_of_its_run_and_of_no_other(record: Edited, tmp_path: Path) -> None:
+    log = record.log
+    actions = [entry.action for entry in log.entries]
+    assert {action: actions.count(action) for action in set(actions)} == {
+        "key.set": 4,
+        "join-string.created": len(NAMES),
+        "Enroll": len(NAMES),
+        "run.submitted": 1,
+        "assignment.issued": 4 * len(NAMES),
+        "reply.accepted": 4 * len(NAMES),
+        "round.stepped": 2,
+        "run.completed": 1,
+        "bundle.exported": 1,
+    }
+    assert len(log.nodes) < 20
+    sizes = [common.CheckpointManifest.FromString(one.manifest).size for one in log.checkpoints]
+    assert len(sizes) >= 2
+    assert all(any(entry.number < size for size in sizes) for entry in log.entries)
+    with BundleReader(record.write(tmp_path / "same")) as reader:
+        run = OpenedRun.of(reader)
+        list(run.verify())
+        assert run.log.end == find(log, "run.completed")
+
+
+@few("Enroll", "round.stepped")
+@pytest.mark.parametrize("action", ["run.submitted", "Enroll", "reply.accepted", "round.stepped", "run.completed"])
+@pytest.mark.parametrize(
+    "column", ["entry_id", "at", "times", "actor", "action", "subject", "outcome", "detail", "digest", "previous"]
+)
+def test_each_column_of_an_entry_counts(record: Edited, tmp_path: Path, action: str, column: str) -> None:
+    number = find(record.log, action).number
+    said = refusal(record.with_log(lambda log: other(find(log, action), column)), tmp_path)
+    names = f"entry {number} ", f"entry {number + 1} does not continue the entry before it", "an entry from "
+    assert any(name in said for name in names), said
+
+
+def test_a_log_under_the_key_of_a_stranger_is_named(stage: Stage, record: Edited, tmp_path: Path) -> None:
+    stranger = Ed25519PrivateKey.generate()
+
+    def other_key(log: LogRecord) -> None:
+        raw = stranger.public_key().public_bytes_raw()
+        signed_again(
+            log.key, common.LogKeyManifest, stage.served.home.signing_key, lambda found: setattr(found, "key", raw)
+        )
+        log_signed_again(log, stranger)
+
+    assert "the key of the audit log: entry" in refusal(record.with_log(other_key), tmp_path)
+
+
+def test_the_bundle_of_a_run_that_goes_on_has_the_rounds_that_have_ended(stage: Stage, tmp_path: Path) -> None:
+    run, players = stage.begin("ann", "ben", rounds=2, more="evaluate.every = 0")
+    for player in players:
+        player.reply(player.order())
+    stage.wait_round(run, 0)
+    orders = [player.order() for player in players]
+    with BundleReader(exported(stage, run, tmp_path / "early")) as reader:
+        assert reader.about.rounds == 1
+        opened = OpenedRun.of(reader)
+        assert [found.missing for found in opened.verify()] == [()]
+        assert opened.log.end is None
+    for player, order in zip(players, orders, strict=True):
+        player.reply(order)
+    stage.play(run, *players)
+    with BundleReader(exported(stage, run, tmp_path / "late")) as reader:
+        assert len(list(OpenedRun.of(reader).verify())) == 2

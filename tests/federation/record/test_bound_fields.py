@@ -50,7 +50,8 @@ from tests.few import every
 from tests.harness import refused
 from tests.stage import LAYOUT, Player
 from tests.stage import Stage as Coordinator
-from tests.verification.scene import Edited, other, signed_again
+from tests.verification.every_value import other
+from tests.verification.scene import Edited, signed_again
 from tests.verification.test_bundle import exported
 from verification.errors import Wrong
 from verification.run import verify
