@@ -176,7 +176,9 @@ class Member:
         return tuple(self.gradients) or ("loss",)
 
 
-Change = Callable[[str, Member, Work, Mapping[str, bytes]], tuple[Work, Mapping[str, bytes]] | None]
+Inputs = Mapping[str, bytes]
+Question = tuple[Work, Inputs]
+Change = Callable[[str, Member, Work, Inputs], Question | None]
 Lie = Callable[[str, Member, Work, Result], Result | None]
 
 
@@ -187,7 +189,8 @@ class Cast:
     Attributes:
         members: by id.
         lost: for each stage, the members whose replies to it do not arrive.
-        change: what a lying coordinator makes of the question to one member; None drops it.
+        change: what a lying coordinator makes of the question to one member; None leaves it as it is.
+        unasked: the stage whose questions no member hears.
         lie: what a cheating member makes of its answer, or of its memory; None is no answer.
         declined: the reasons of those that declined, by stage.
         sent: the replies of each stage that was answered.
@@ -199,6 +202,7 @@ class Cast:
     specification: bytes = document(Mode.SUM)
     lost: Mapping[tuple[str, int], Sequence[str]] = field(default_factory=dict)
     change: Change | None = None
+    unasked: SessionStage | None = None
     lie: Lie | None = None
     declined: dict[tuple[str, str], str] = field(default_factory=dict)
     sent: dict[tuple[str, int], Replies] = field(default_factory=dict)
@@ -224,12 +228,11 @@ class Cast:
             member = self.members[name]
             member.origin = self.origin
             work: Work = phase.work(Asked(name, member.objectives, self.spec, 0))
-            inputs: Mapping[str, bytes] = {**shared, **phase.own_inputs(name)}
+            inputs: Inputs = {**shared, **phase.own_inputs(name)}
             if self.change is not None:
-                changed = self.change(stage, member, work, inputs)
-                if changed is None:
-                    continue
-                work, inputs = changed
+                work, inputs = self.change(stage, member, work, inputs) or (work, inputs)
+            if stage == self.unasked:
+                continue
             try:
                 result: Result | None = member.do(work, inputs)
             except WorkError as error:

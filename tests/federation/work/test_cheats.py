@@ -20,7 +20,7 @@ from federation.vectors import Array, payload_bytes
 from federation.work.base import Result, RowSchema, Work, payload_layout
 from federation.work.secure.sum import Mask
 from federation.work.secure.terms import SessionStage
-from tests.federation.work.scene import Cast, Member, cast, exact, names, play
+from tests.federation.work.scene import Cast, Inputs, Member, Question, cast, exact, names, play
 from tests.few import few, few_of
 
 CHEAT = "silo-03"
@@ -205,7 +205,7 @@ def test_a_statement_that_does_not_fit_is_refused(field: Mapping[str, object]) -
 def test_members_that_were_told_different_coefficients_make_masks_that_do_not_cancel() -> None:
     half = set(names(range(4)))
 
-    def split(stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]) -> tuple[Work, Mapping[str, bytes]]:
+    def split(stage: str, member: Member, work: Work, inputs: Inputs) -> Question:
         if isinstance(work, Mask) and member.name in half:
             return replace(work, coefficients=tuple(a - 1 for a in work.coefficients)), inputs
         return work, inputs

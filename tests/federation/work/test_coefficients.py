@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from coordinator.aggregation.interface import TooFewUpdatesError
 from coordinator.aggregation.secure import session
 from coordinator.aggregation.secure.covered import Covered
 from federation.digests import digest
+from federation.secure import bounds
 from federation.secure.evaluation import clip
 from federation.secure.thresholds import EVALUATION_NOISE, ONE, Mode, Thresholds
 from federation.spec.computation import LocalSgd
@@ -27,13 +29,11 @@ from federation.work.secure.sum import Confirm, Mask
 from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy
+from simulation.simulated_members import SimulatedMembers
 from tests.federation.secure.test_cover import by_definition
-from tests.federation.work.scene import TRAIN, Cast, Member, cast, document, names, play, setting
+from tests.federation.work.scene import ORIGIN, TRAIN, Cast, Inputs, Member, cast, document, names, play, setting
 from tests.federation.work.test_refusals import VICTIM, tried
 from tests.few import few
-
-Inputs = Mapping[str, bytes]
-
 
 # --- a coordinator that wants one member's vector
 
@@ -69,14 +69,12 @@ LEAST, T, N_MIN = Fraction(2), Thresholds(8, Mode.SUM).t, Thresholds(8, Mode.SUM
 def at_mask() -> tuple[Member, Mask]:
     """A member that has answered OPEN, and MASK, which it is asked next."""
     kept: list[tuple[Mask, dict[str, bytes], dict[Any, Any]]] = []
-    scene = cast(8, assumed=1)
 
-    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> tuple[Work, Inputs]:
+    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> None:
         if isinstance(work, Mask) and member.name == VICTIM:
             kept.append((work, dict(member.memory.values), dict(member.asked)))
-        return work, inputs
 
-    scene.change = change
+    scene = cast(8, assumed=1, change=change)
     play(scene, Mode.SUM)
     victim, (work, values, asked) = scene.members[VICTIM], kept[0]
     victim.memory.values, victim.asked = values, asked
@@ -143,6 +141,31 @@ def test_an_owner_may_require_more_cover() -> None:
         member.members._sites[VICTIM] = site
 
 
+@pytest.mark.parametrize("mode", [Mode.SUM, Mode.PRIVATE])
+def test_members_refuse_to_unmask_a_sum_in_which_another_member_is_no_longer_covered(
+    monkeypatch: pytest.MonkeyPatch, mode: Mode
+) -> None:
+    """A coordinator loses members on purpose.
+
+    The victim accepts the coefficients at MASK, since two members cover it. Both are then lost. Eight are left, of whom
+    seven can unmask the sum without the victim.
+    """
+    victim, honest, colluders, lost = names([0]), names([1, 2, 3, 4]), names([5, 6, 7]), names([8, 9])
+    wanted = np.array([0.999 * math.sqrt(2), *[0.0] * 4, *[1.0] * 5])
+    given = Covered(tuple(int(a) for a in wanted / wanted.sum() * ONE), 1.0)
+    monkeypatch.setattr(session, "covered", lambda *_: given)
+    # The coordinator does not check V.
+    monkeypatch.setattr(session, "bounds", SimpleNamespace(problem=bounds.problem, uncovered=lambda *_: ""))
+    scene = cast(10, lost={(SessionStage.MASK, 0): lost})
+    lax = SimulatedMembers(0, scene.members, ORIGIN.task, effective_members=0.0)  # they confirm everything
+    scene.members |= {name: replace(scene.members[name], members=lax) for name in colluders}
+    with pytest.raises(TooFewUpdatesError, match="3 members have confirmed"):
+        play(scene, mode)
+    refusals = {name: scene.declined.get((SessionStage.CONFIRM, name)) for name in victim + honest}
+    assert refusals == dict.fromkeys(victim + honest, "cover")
+    assert (SessionStage.MASK, victim[0]) not in scene.declined
+
+
 # --- what the run's algorithm allows
 
 
@@ -154,16 +177,14 @@ def asked_with(
 ) -> list[str]:
     """What a member of a run of this algorithm says to MASK with other coefficients."""
     answers: list[Any] = []
-    scene = cast(8, assumed=1)
+
+    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> None:
+        if isinstance(work, Mask) and member.name == VICTIM:
+            answers.extend(tried(member, (replace(work, coefficients=tuple(a)), inputs)) for a in tries)
+
+    scene = cast(8, assumed=1, change=change)
     for member, count in zip(scene.members.values(), samples, strict=True):
         member.samples = count
-
-    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> tuple[Work, Inputs]:
-        if (stage, member.name) == (SessionStage.MASK, VICTIM):
-            answers.extend(tried(member, (replace(work, coefficients=tuple(a)), inputs)) for a in tries)  # type: ignore[call-arg]
-        return work, inputs
-
-    scene.change = change
     play(scene, Mode.SUM, setting_=setting(scene, Mode.SUM, algorithm, values))
     assert not scene.declined
     return answers
@@ -211,14 +232,11 @@ def test_all_coefficients_of_an_evaluation_are_the_same_or_it_is_declined() -> N
     for member in scene.members.values():
         member.metrics = {"test/loss": 1.0, "test/accuracy": 0.5}
 
-    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> tuple[Work, Inputs]:
-        if (stage, member.name) == (SessionStage.MASK, VICTIM):
-            assert isinstance(work, Mask)
+    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> None:
+        if isinstance(work, Mask) and member.name == VICTIM:
             for by in (1, -1, 0):
-                first, second, *others = work.coefficients
-                other = replace(work, coefficients=(first + by, second - by, *others))
+                other = replace(work, coefficients=tuple(two(by, work.coefficients)))
                 answers.append(tried(member, (other, inputs)))
-        return work, inputs
 
     play(scene, Mode.SUM)
     scene.change = change

@@ -1,7 +1,7 @@
-"""A coordinator that wants a sum to show one member: it tells members different things, or asks a session again."""
+"""A coordinator that wants a sum to show one member: it tells members different things, asks again or out of order."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.aggregation.phases import Setting
+from coordinator.aggregation.phases import AlgorithmPhase, Replies, Setting
 from coordinator.aggregation.secure.phases import ReadyPhase
 from federation.digests import digest
 from federation.secure import hashing
@@ -19,20 +19,25 @@ from federation.spec.objective_names import joint_target
 from federation.spec.run_spec import RunSpec
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, UnsharedParameters
 from federation.v1.secure_pb2 import SecureReadyWork, SecureTerms
-from federation.work.base import Origin, Result, WorkError, WorkingClient
+from federation.work.base import Origin, Result, Work, WorkError, WorkingClient
 from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
 from federation.work.secure import member_checks
 from federation.work.secure.deal import Deal
 from federation.work.secure.ready import SPECIFICATION, Ready
+from federation.work.secure.sum import Confirm, Unmask
+from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy
 from federation.work.train.work import Train
-from tests.federation.work.scene import ORIGIN, TRAIN, Cast, Member, cast, setting
+from tests.federation.work.scene import ORIGIN, TRAIN, Cast, Inputs, Member, Question, cast, names, play, setting
+from tests.federation.work.test_refusals import VICTIM, Liar, tried
+from tests.few import few
 from worker.site.assignments import Order
 from worker.work.memory import WorkerMemory
 
-VICTIM = "silo-02"
+M = 9
+FIRST = frozenset(names(range(5)))
 UNSHARED = UnsharedParameters(frozen=["w"]).SerializeToString(deterministic=True)
 
 
@@ -86,21 +91,10 @@ def test_a_member_that_is_told_something_else_of_its_work_is_in_another_session(
         victim.do(deal, {"replies": join_envelopes(envelopes)})
 
 
-def test_a_member_makes_its_vector_of_the_work_in_the_terms_alone() -> None:
-    """READY carries no other work, and the terms must have the seed and the parameters of the assignment."""
-    scene = cast(5, assumed=1)
-    victim, made = scene.members[VICTIM], setting(scene, Mode.SUM)
-    assert [field.name for field in SecureReadyWork.DESCRIPTOR.fields] == ["terms"]
-    for name, value in (("seed", 1), ("unshared", UNSHARED)):
-        victim.origin = replace(scene.origin, **dict[str, Any]({name: value}))
-        with pytest.raises(WorkError, match=f"the terms are for another {name} than the work") as declined:
-            victim.do(ready(made), {SPECIFICATION: made.specification})
-        assert declined.value.reason == "terms"
-
-
 def test_every_field_of_the_terms_names_another_session() -> None:
-    scene = cast(5, assumed=1)
-    invited = setting(scene, Mode.SUM).agreed.invited
+    """READY carries no other work than that in the terms."""
+    assert [field.name for field in SecureReadyWork.DESCRIPTOR.fields] == ["terms"]
+    made = setting(cast(5, assumed=1), Mode.SUM).agreed
     changed: dict[str, Any] = {
         "nonce": b"1" * 16,
         "federation_id": "other",
@@ -113,14 +107,13 @@ def test_every_field_of_the_terms_names_another_session() -> None:
         "length": 2,
         "clip": 1.0,
         "disclose": ("loss",),
-        "invited": invited[1:],
+        "invited": made.invited[1:],
         "work": Evaluate(splits=("train",)),
         "seed": 1,
         "unshared": UNSHARED,
     }
     kinds = {"train", "jacobian", "evaluate"}
     assert set(changed) == {field.name for field in SecureTerms.DESCRIPTOR.fields} - kinds | {"work"}
-    made = setting(scene, Mode.SUM).agreed
     terms = [made, *(replace(made, **{name: value}) for name, value in changed.items())]
     assert len({hashing.session(terms_bytes(one)) for one in terms}) == len(changed) + 1
 
@@ -133,6 +126,156 @@ def test_every_field_of_an_assignment_is_in_the_terms_or_shapes_no_vector() -> N
     times = {"deadline", "created"}
     fields = {field.name for field in AssignmentManifest.DESCRIPTOR.fields}
     assert fields == in_terms | of_one_member | follow | unread | times
+
+
+# --- members that are told different things of one session
+
+
+class Confirmed(Exception):
+    """All members have confirmed."""
+
+
+@dataclass(eq=False)
+class Cut(Cast):
+    """A session that ends when all members have confirmed what they were told."""
+
+    def ask(self, phase: AlgorithmPhase) -> Replies:
+        replies = super().ask(phase)
+        if phase.kind.name == SessionStage.CONFIRM:
+            assert {reply.client_id for reply in replies} == set(self.members)
+            raise Confirmed
+        return replies
+
+
+def unmasking(mode: Mode, tell: Callable[[Member, Confirm], Confirm]) -> dict[str, str]:
+    """What each member says to UNMASK after it was told its own version of CONFIRM, with everybody's confirmation."""
+    agreed: dict[str, Confirm] = {}
+
+    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> Question:
+        if isinstance(work, Confirm):
+            work = agreed[member.name] = tell(member, work)
+        return work, inputs
+
+    whole = cast(M, assumed=2)
+    scene = Cut(whole.members, change=change)
+    with pytest.raises(Confirmed):
+        play(scene, mode)
+    replies = join_envelopes([reply.signed for reply in scene.sent[SessionStage.CONFIRM.value, 0]])
+    inputs = {"replies": replies, **({"ciphertexts": b""} if mode is Mode.VERIFIED else {})}
+    answers = {}
+    for name, member in scene.members.items():
+        V = agreed[name].members
+        lost = tuple(sorted(set(scene.members) - set(V)))
+        tau2 = bytes(32) if mode is Mode.VERIFIED else b""
+        work = Unmask(session=agreed[name].session, members=V, lost=lost, tau2=tau2)
+        answers[name] = tried(member, (work, inputs))
+    return answers
+
+
+def without(place: int) -> Callable[[Confirm], Confirm]:
+    return lambda work: replace(
+        work,
+        members=work.members[:place] + work.members[place + 1 :],
+        masked=work.masked[:place] + work.masked[place + 1 :],
+    )
+
+
+@pytest.mark.parametrize("mode", [Mode.SUM, Mode.PRIVATE])
+def test_of_two_lists_of_survivors_nobody_opens_a_mask(mode: Mode) -> None:
+    """Some are told that the last member was lost, the others that the first was: both masks of one would be opened."""
+    lists = {True: without(M - 1), False: without(0)}
+    answers = unmasking(mode, lambda member, work: lists[member.name in FIRST](work) if member.name != VICTIM else work)
+    assert set(answers.values()) == {"quorum"}
+
+
+def test_of_two_challenges_nobody_opens_a_mask() -> None:
+    """A second tau1 would give the coordinator a second sketch of the same vectors."""
+    other = bytes(range(32))
+    answers = unmasking(Mode.VERIFIED, lambda member, work: replace(work, tau1=other) if member.name in FIRST else work)
+    assert set(answers.values()) == {"quorum"}
+
+
+def test_of_one_list_the_same_question_is_answered() -> None:
+    assert set(unmasking(Mode.PRIVATE, lambda member, work: work).values()) == {"answers"}
+
+
+def test_openings_come_in_order_and_there_are_two() -> None:
+    liar = Liar(Mode.PRIVATE)
+
+    def opening(opening: int, of_members: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Any:
+        def changed(work: Any, inputs: Inputs) -> Question:
+            first: Any = liar.questions["secure-open/1"][0]
+            return replace(first, opening=opening, members=of_members(first.members)), {}
+
+        return changed
+
+    third, of_all = opening(3, lambda members: members[:-1]), opening(2, lambda members: members)
+    fewer, more = opening(2, lambda members: members[:-1]), opening(2, lambda members: (*members, "silo-99"))
+    liar.hears(
+        secure_mask__0={
+            "a third": ("", third),
+            "the second, of all": ("members", of_all),
+            "the second, with one more": ("members", more),
+            "the second, of fewer": ("answers", fewer),
+        },
+        secure_confirm__0={
+            "a third": ("", third),
+            "the second, of all": ("stage", of_all),
+            "the second, with one more": ("stage", more),
+            "the second, of fewer": ("stage", fewer),
+        },
+    )
+
+
+def changed(value: Any) -> Any:
+    """Another value of the same type."""
+    match value:
+        case bytes():
+            return value[:-1] + bytes([value[-1] ^ 1]) if value else bytes(32)
+        case tuple():
+            return (*value[:-1], changed(value[-1])) if value else (VICTIM,)
+        case Mode():
+            return Mode.PRIVATE if value is Mode.SUM else Mode.SUM
+        case str():
+            return value + "x"
+        case int():
+            return value + 1
+        case _:
+            raise TypeError(value)
+
+
+@few(Mode.PRIVATE)
+@pytest.mark.parametrize("mode", list(Mode))
+def test_after_an_answer_every_other_question_of_the_stage_is_refused(mode: Mode) -> None:
+    asked: list[str] = []
+
+    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> None:
+        if member.name != VICTIM:
+            return
+        kept = dict(member.memory.values), dict(member.asked)
+        member.do(work, inputs)
+        for field in fields(work):
+            if isinstance(work, Ready) and field.name in {"agreed", "terms_bytes"}:
+                continue
+            other = replace(work, **{field.name: changed(getattr(work, field.name))})
+            assert tried(member, (other, inputs)) != "answers", (stage, field.name)
+            asked.append(f"{stage}: {field.name}")
+        if isinstance(work, Ready):
+            agreed = replace(work.agreed, nonce=b"another session!")
+            other = replace(work, agreed=agreed, terms_bytes=terms_bytes(agreed))
+            # another session, which shows nothing of this one
+            assert tried(member, (other, inputs)) == "answers"
+        for name, content in inputs.items():
+            middle = len(content) // 2
+            damaged = {**inputs, name: content[:middle] + changed(content[middle : middle + 1]) + content[middle + 1 :]}
+            assert tried(member, (work, damaged)) != "answers", (stage, name)
+            asked.append(f"{stage}: {name}")
+        member.memory.values, member.asked = kept
+
+    scene = cast(8, assumed=1, change=change)
+    play(scene, mode)
+    assert len(asked) >= 12
+    assert not scene.declined
 
 
 # --- a session that is asked again

@@ -1,6 +1,6 @@
 """The owner's limits on private rounds and evaluations hold, even if a coordinator asks for more."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from federation.work.evaluate.work import Evaluate
 from federation.work.secure.member_checks import check_sessions
 from federation.work.secure.terms import SessionStage
 from federation.work.site import EVALUATE, MemoryLedger, SecurePolicy, SessionEntry, SessionLedger, Site
-from tests.federation.work.scene import ORIGIN, Cast, Kept, Member, cast, equal, held, names, play, setting
+from tests.federation.work.scene import ORIGIN, Cast, Inputs, Kept, Member, cast, equal, held, names, play, setting
 from worker.site.policy import Policy
 from worker.site.round_ledger import RoundLedger
 
@@ -63,13 +63,11 @@ def test_a_second_session_for_a_model_is_declined_at_mask_too() -> None:
     scene = limited()
     play(scene, Mode.SUM)
 
-    def change(stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]) -> tuple[Work, Mapping[str, bytes]]:
+    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> None:
         if stage == SessionStage.MASK and member.name == VICTIM:
-            other = SessionEntry("00", ORIGIN.run_id, ORIGIN.task, ORIGIN.base_model, EVALUATE)
-            member.site.ledger.add(other)
+            member.site.ledger.add(SessionEntry("00", ORIGIN.run_id, ORIGIN.task, ORIGIN.base_model, EVALUATE))
         elif stage == SessionStage.MASK:
             member.do(work, inputs)  # asked again, as after a crash of the coordinator, it answers
-        return work, inputs
 
     scene.change = change
     assert VICTIM not in evaluate(scene, b"a").record.survivors
@@ -166,13 +164,7 @@ def test_an_owner_says_which_tasks_train_on_one_data_set(tmp_path: Path) -> None
 
 def test_a_session_that_shows_numbers_counts_at_ready() -> None:
     scene = limited(disclose=frozenset({"loss"}), sessions_per_model=1)
-
-    def abandoned(
-        stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]
-    ) -> tuple[Work, Mapping[str, bytes]] | None:
-        return None if stage == SessionStage.DEAL else (work, inputs)
-
-    scene.change = abandoned
+    scene.unasked = SessionStage.DEAL
     for number, error in enumerate((TooFewUpdatesError, Waiting)):
         chosen = setting(scene, Mode.SUM, disclose=("loss",), nonce=bytes([number]) * 16)
         with pytest.raises(error):
@@ -248,10 +240,9 @@ def test_a_sum_that_was_not_unmasked_does_not_count() -> None:
 def test_a_member_that_unmasks_again_after_a_crash_counts_one_sum() -> None:
     scene = limited()
 
-    def twice(stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]) -> tuple[Work, Mapping[str, bytes]]:
+    def twice(stage: str, member: Member, work: Work, inputs: Inputs) -> None:
         if stage == SessionStage.UNMASK:
             member.do(work, inputs)
-        return work, inputs
 
     scene.change = twice
     assert summing(scene, b"1")().record.survivors == tuple(names(range(6)))

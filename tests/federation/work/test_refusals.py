@@ -1,7 +1,7 @@
 """What honest members refuse of a lying coordinator, stage by stage, and what they answer after they were killed."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +20,10 @@ from federation.work.secure.sum import Unmask
 from federation.work.secure.terms import Invited, SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy, SessionEntry
-from tests.federation.work.scene import ORIGIN, Cast, Killed, Member, cast, play, setting
+from tests.federation.work.scene import ORIGIN, Cast, Inputs, Killed, Member, Question, cast, play, setting
 from tests.few import few
 
 VICTIM = "silo-02"
-Inputs = Mapping[str, bytes]
-Question = tuple[Work, Inputs]
 
 
 def tried(member: Member, question: Question) -> str:
@@ -50,14 +48,12 @@ class Liar:
         self.tries: dict[str, dict[str, Any]] = {}
         self.reasons: dict[str, dict[str, str]] = {}
 
-    def change(self, stage: str, member: Member, work: Work, inputs: Inputs) -> Question:
+    def change(self, stage: str, member: Member, work: Work, inputs: Inputs) -> None:
         name = f"{stage}/{getattr(work, 'opening', 0)}"
         if member.name == VICTIM:
             self.questions[name] = (work, inputs)
             for what, wrong in self.tries.get(name, {}).items():
-                question = wrong(work, inputs)
-                self.reasons.setdefault(name, {})[what] = tried(member, question)
-        return work, inputs
+                self.reasons.setdefault(name, {})[what] = tried(member, wrong(work, inputs))
 
     def hears(self, **tries: dict[str, tuple[str, Any]]) -> None:
         """Plays a session; each wrong question, by stage and name, must be declined for its reason."""
@@ -108,10 +104,6 @@ def test_terms_that_differ_from_the_assignment_the_roster_or_the_policy_are_decl
     stranger, copied = Invited("silo-99", bytes(32)), replace(invited[0], key_id=ids["silo-01"])
     liar.hears(
         secure_ready__0={
-            "run": ("terms", terms(run_id="other")),
-            "round": ("terms", terms(round=7)),
-            "model": ("terms", terms(base_model="other")),
-            "task": ("terms", terms(task="other")),
             "length": ("terms", terms(length=41)),
             "nonce": ("terms", terms(nonce=b"short")),
             "clip": ("terms", terms(clip=-1.0)),
@@ -191,9 +183,14 @@ def test_keys_that_a_coordinator_swaps_repeats_or_forges_are_declined() -> None:
     liar = Liar(Mode.SUM)
     scene = liar.scene
 
-    def first(**fields: Any) -> Any:
-        """With other fields in the reply of silo-00."""
-        return envelopes(lambda found: [forged(scene, "silo-00", found[0], **fields), *found[1:]])
+    def first(signer: str = "silo-00", **fields: Any) -> Any:
+        """With other fields in the reply of silo-00; one that is a function is made of the keys of all."""
+
+        def changed(found: list[bytes]) -> list[bytes]:
+            made = {name: one(list(map(keys_of, found))) if callable(one) else one for name, one in fields.items()}
+            return [forged(scene, signer, found[0], **made), *found[1:]]
+
+        return envelopes(changed)
 
     def keys_of(envelope: bytes) -> bytes:
         manifest = ReplyManifest.FromString(SignedEnvelope.FromString(envelope).manifest)
@@ -202,7 +199,7 @@ def test_keys_that_a_coordinator_swaps_repeats_or_forges_are_declined() -> None:
     zero = bytes(32)
     liar.hears(
         secure_deal__0={
-            "without me": ("members", envelopes(lambda found: [found[0], found[1], *found[3:]])),
+            "without me": ("members", envelopes(lambda found: [*found[:2], *found[3:]])),
             "one missing": ("members", envelopes(lambda found: found[:-1])),
             "another key of mine": (
                 "keys",
@@ -212,20 +209,10 @@ def test_keys_that_a_coordinator_swaps_repeats_or_forges_are_declined() -> None:
                     ]
                 ),
             ),
-            "a repeated key": (
-                "keys",
-                envelopes(lambda found: [forged(scene, "silo-00", found[0], keys=keys_of(found[1])), *found[1:]]),
-            ),
-            "a low-order key": (
-                "keys",
-                envelopes(
-                    lambda found: [forged(scene, "silo-00", found[0], keys=zero + keys_of(found[0])[32:]), *found[1:]]
-                ),
-            ),
+            "a repeated key": ("keys", first(keys=lambda keys: keys[1])),
+            "a low-order key": ("keys", first(keys=lambda keys: zero + keys[0][32:])),
             "short keys": ("keys", first(keys=b"123")),
-            "signed by another": (
-                "envelope", envelopes(lambda found: [forged(scene, "silo-01", found[0]), *found[1:]])
-            ),
+            "signed by another": ("envelope", first(signer="silo-01")),
             "another session": ("envelope", first(session=zero)),
             "another stage": ("envelope", first(stage="secure-confirm")),
             "another run": ("envelope", first(run_id="other")),
@@ -302,10 +289,9 @@ def test_confirmations_that_are_forged_replayed_or_too_few_unmask_nothing() -> N
 
 
 def test_a_stage_that_is_asked_again_gets_the_same_bytes_and_another_question_none() -> None:
-    scene = cast(8, assumed=1)
     first: dict[str, tuple[Question, Any]] = {}
 
-    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> Question:
+    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> None:
         if member.name == VICTIM:
             for question, _ in first.values():
                 assert tried(member, question) in {"answers", "stage"}
@@ -315,13 +301,11 @@ def test_a_stage_that_is_asked_again_gets_the_same_bytes_and_another_question_no
             assert repeated.statement == result.statement
             assert all(np.array_equal(repeated.rows[name], row) for name, row in result.rows.items())
             if len(first) == 1:
-                earlier = next(iter(first.values()))[0]
-                assert tried(member, earlier) == "stage"
+                assert tried(member, first["secure-ready/0"][0]) == "stage"
             member.memory.values, member.asked = state
             first[f"{stage}/{getattr(work, 'opening', 0)}"] = ((work, inputs), result)
-        return work, inputs
 
-    scene.change = change
+    scene = cast(8, assumed=1, change=change)
     play(scene, Mode.VERIFIED)
     assert len(first) == 7
     member = scene.members[VICTIM]
@@ -333,37 +317,31 @@ def test_a_stage_that_is_asked_again_gets_the_same_bytes_and_another_question_no
     assert tried(member, (replace(mask, tau2=bytes(32)), inputs)) == "answered"
 
 
-def test_a_session_whose_memory_is_gone_is_over() -> None:
-    scene = cast(8, assumed=1)
+def doubled(member: Member) -> None:
+    """Its memory holds another update than the one with which it became ready."""
+    (name,) = (name for name in member.memory.values if name.endswith("/vector"))
+    member.memory.values[name] = (2 * member.vector).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("edit", "again"), [(lambda member: member.memory.values.clear(), "session-over"), (doubled, "stage")]
+)
+def test_a_member_whose_memory_is_gone_or_holds_another_update_drops_out_of_its_session(
+    edit: Callable[[Member], None], again: str
+) -> None:
     asked: dict[str, Question] = {}
 
-    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> Question:
+    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> None:
         if member.name == VICTIM:
             asked[stage] = (work, inputs)
-            if stage == SessionStage.MASK.value:
-                member.memory.values.clear()
-        return work, inputs
+            if stage == SessionStage.MASK:
+                edit(member)
 
-    scene.change = change
+    scene = cast(8, assumed=1, change=change)
     total = play(scene, Mode.PRIVATE)
     assert scene.declined == {(SessionStage.MASK.value, VICTIM): "session-over"}
     assert VICTIM not in total.record.survivors
-    assert tried(scene.members[VICTIM], asked[SessionStage.READY.value]) == "session-over"
-
-
-def test_a_member_with_another_update_than_it_became_ready_with_drops_out() -> None:
-    scene = cast(8, assumed=1)
-
-    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> Question:
-        if (stage, member.name) == (SessionStage.MASK.value, VICTIM):
-            (name,) = (name for name in member.memory.values if name.endswith("/vector"))
-            member.memory.values[name] = (2 * member.vector).tobytes()
-        return work, inputs
-
-    scene.change = change
-    total = play(scene, Mode.PRIVATE)
-    assert scene.declined == {(SessionStage.MASK.value, VICTIM): "session-over"}
-    assert VICTIM not in total.record.survivors
+    assert tried(scene.members[VICTIM], asked[SessionStage.READY]) == again
 
 
 def test_sessions_from_one_model_are_counted_from_the_first_opening() -> None:
@@ -371,12 +349,8 @@ def test_sessions_from_one_model_are_counted_from_the_first_opening() -> None:
     victim = scene.members[VICTIM]
     victim.allow(SecurePolicy(assumed=1, sessions_per_model=2))
     ledger = victim.site.ledger
-
-    def abandoned(stage: str, member: Member, work: Work, inputs: Inputs) -> Question | None:
-        return None if stage == SessionStage.MASK.value else (work, inputs)
-
+    scene.unasked = SessionStage.MASK
     for number in range(3):
-        scene.change = abandoned
         chosen = setting(scene, Mode.PRIVATE, nonce=bytes([number]) * 16)
         with pytest.raises(Exception, match="have sent their masked"):
             play(scene, Mode.PRIVATE, setting_=chosen)
