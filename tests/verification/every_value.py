@@ -69,19 +69,23 @@ class Edit:
 # --- operations
 
 
-def _another(message: Message, field: FieldDescriptor) -> None:
+def _next(value: Any) -> Any:
     """Another value of the same type."""
-    value = getattr(message, field.name)
-    if field.type == field.TYPE_STRING:
-        setattr(message, field.name, value[:-1] + ("0" if value.endswith("1") else "1"))
-    elif field.type == field.TYPE_BYTES:
-        setattr(message, field.name, value[:-1] + bytes([value[-1] ^ 1]) if value else b"\1")
-    elif field.type == field.TYPE_BOOL:
-        setattr(message, field.name, not value)
-    elif field.type == field.TYPE_DOUBLE:
-        setattr(message, field.name, value * 1.01 if math.isfinite(value) and value else 0.5)
-    else:
-        setattr(message, field.name, value + 1 if value < 2**31 - 1 else value - 1)
+    match value:
+        case str():
+            return value[:-1] + ("0" if value.endswith("1") else "1")
+        case bytes():
+            return value[:-1] + bytes([value[-1] ^ 1]) if value else b"\1"
+        case bool():
+            return not value
+        case float():
+            return value * 1.01 if math.isfinite(value) and value else 0.5
+        case _:
+            return value + 1 if value < 2**31 - 1 else value - 1
+
+
+def _another(message: Message, field: FieldDescriptor) -> None:
+    setattr(message, field.name, _next(getattr(message, field.name)))
 
 
 def _huge(message: Message, field: FieldDescriptor) -> None:
@@ -180,7 +184,7 @@ OPERATIONS: dict[str, Operation] = {
     "one doubled": _doubled,
     "one removed": _removed,
     "two exchanged": _exchanged,
-    "another inside": _first(lambda value: value * 1.01 + 1e-3 if isinstance(value, float) else _next(value)),
+    "another inside": _first(_next),
     "NaN inside": _first(math.nan),
 }
 _SIGNED = ("another", "huge", "negative", "a billion")
@@ -197,12 +201,6 @@ def operation(name: str) -> Operation:
     """The operation with a name; "another KEY" and "NaN KEY" change the number of a key of a map."""
     change, _, key = name.partition(" ")
     return OPERATIONS.get(name) or _of_key(key, math.nan if change == "NaN" else 1.01)
-
-
-def _next(value: Any) -> Any:
-    if isinstance(value, str):
-        return value[:-1] + ("0" if value.endswith("1") else "1")
-    return value + 1 if isinstance(value, int) else value[:-1] + bytes([value[-1] ^ 1])
 
 
 def operations(message: Message, field: Any) -> Iterator[str]:

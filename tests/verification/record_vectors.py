@@ -11,11 +11,11 @@ from pathlib import Path
 
 import tests.conftest  # noqa: F401 - it requires TLS 1.3, before gRPC is imported
 from federation.record.bundle import BundleReader
-from federation.v1 import admin_pb2 as admin
 from storage.states import RunState
 from tests.coordinator.rounds.scene import begin
 from tests.paths import VECTORS
 from tests.stage import Stage, stage
+from tests.verification.test_bundle import exported
 from verification.run import OpenedRun
 
 DIRECTORY = VECTORS / "record"
@@ -74,10 +74,7 @@ RUNS = {  # how each run is played, and whether its bundle has payloads
 def write(made: Stage, name: str, directory: Path) -> Path:
     """Plays a run, and writes its bundle."""
     play, payloads = RUNS[name]
-    request = admin.ExportBundleRequest(run=play(made), payloads=payloads)
-    path = directory / f"{name}.fedpareto"
-    path.write_bytes(b"".join(piece.chunk for piece in made._admin.ExportBundle(request, timeout=120)))
-    return path
+    return exported(made, play(made), directory / f"{name}.fedpareto", payloads=payloads)
 
 
 def outcome(path: Path) -> dict[str, object]:

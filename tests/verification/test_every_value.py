@@ -32,7 +32,7 @@ from tests.verification import every_value
 from tests.verification.every_value import Edit, edited, edits, signed_anew, values
 from tests.verification.scene import MOST, Edited, forget_peak, peak, refusal
 from tests.verification.test_bundle import exported
-from tests.verification.test_record_vectors import KEYS, vector
+from tests.verification.test_record_vectors import KEYS, OUTCOMES, vector
 from tests.worker.work.scene import scene
 from verification.errors import Wrong
 from verification.run import OpenedRun
@@ -170,8 +170,13 @@ def frozen(name: str) -> Recorded:
     return Recorded(Edited.of(vector(name)), KEYS)
 
 
-def eventful(stage: Stage, path: Path) -> Recorded:
+def eventful(directory: Path) -> Recorded:
     """A run in which members answer, decline, equivocate and replace their keys, and so does the coordinator."""
+    with stage(directory / "coordinator", f"sqlite:///{directory / 'coordinator.db'}") as made:
+        return played_eventfully(made, directory / "run.fedpareto")
+
+
+def played_eventfully(stage: Stage, path: Path) -> Recorded:
     task = stage.task()
     ann, ben, cleo, dan, eve = players = stage.cast(task, *(f"{name}-{stage.count}" for name in "abcde"))
     for player in (ann, ben):
@@ -258,11 +263,9 @@ def test_a_sample_of_the_edits_is_refused_or_listed(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_each_edit_of_an_open_run_is_refused_or_listed(tmp_path: Path) -> None:
-    with stage(tmp_path / "coordinator", f"sqlite:///{tmp_path / 'coordinator.db'}") as made:
-        scenes = [eventful(made, tmp_path / "run.fedpareto")]
     done: dict[str, Edit] = {}
     free, count = set[str](), 0
-    for recorded in (*scenes, *map(frozen, ("open", "interrupted", "objectives", "multi-gradient"))):
+    for recorded in (eventful(tmp_path), *map(frozen, OUTCOMES)):
         chosen = edits(recorded.bundle)
         found, refusals = must_be_listed(recorded, chosen, tmp_path / "edited")
         free, count, done = free | found, count + refusals, done | chosen

@@ -1,6 +1,6 @@
 """An outsider verifies the step of a private round, and finds each thing that was edited."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from coordinator.aggregation.phases import PhaseReply, RoundContext, Selected, S
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules.fedmgda import FedMGDAPlus
 from coordinator.aggregation.secure import repetition
-from coordinator.aggregation.secure.evaluation import evaluation
+from coordinator.aggregation.secure.evaluation import Means, evaluation
 from coordinator.aggregation.secure.private_rule import invited
 from federation.secure.thresholds import Mode
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
@@ -61,8 +61,7 @@ def test_the_step_of_a_rule_is_near_the_open_one_and_is_verified(mode: Mode, nam
     assert step.combined is not None
     again = repetition.verify_secure_step(algorithm(name), scene.spec, context(scene, mode), evidence(scene, step))
     assert again.combination.weights.tolist() == step.combination.weights.tolist()
-    U = np.stack([member.vector / np.linalg.norm(member.vector) for member in scene.members.values()])
-    mean = U.mean(axis=0)
+    mean = scene.units.mean(axis=0)
     assert float(step.combined @ mean / np.linalg.norm(step.combined) / np.linalg.norm(mean)) > 0.9
     assert abs(step.combination.weights.sum() - 1) < 1e-9
     assert len(step.replies) == len(step.combination.weights)
@@ -355,7 +354,12 @@ def test_an_evaluation_is_verified_from_its_replies() -> None:
     wanted = Evaluate(splits=spec.evaluated)
     means = held(scene, evaluation(around, wanted, tuple(scene.members)))
     replies = [reply for part in scene.sent.values() for reply in part]
-    assert repetition.verify_evaluation(spec, wanted, around, replies, scene.asked) == means
+
+    def verified(replies: Sequence[PhaseReply] = replies, **changed: Any) -> Means:
+        given = {"spec": spec, "wanted": wanted, "context": around, "asked": scene.asked, **changed}
+        return repetition.verify_evaluation(replies=replies, **given)
+
+    assert verified() == means
     assert abs(means.metrics["test/loss"] - 0.35) < 5 * 10 * means.noise
 
     def other_metrics(reply: PhaseReply) -> PhaseReply:
@@ -363,26 +367,18 @@ def test_an_evaluation_is_verified_from_its_replies() -> None:
         row[0] ^= 1
         return replace(reply, rows=(row,))
 
-    masked = [reply.statement.stage is MASK for reply in replies]
-    changed = [other_metrics(one) if is_masked else one for one, is_masked in zip(replies, masked, strict=True)]
     with pytest.raises(repetition.UnverifiedSession, match="payload of silo-00 at secure-mask has another digest"):
-        repetition.verify_evaluation(spec, wanted, around, changed, scene.asked)
+        verified([other_metrics(one) if one.statement.stage is MASK else one for one in replies])
     with pytest.raises(repetition.UnverifiedSession, match="have sent their masked vectors"):
-        repetition.verify_evaluation(
-            spec,
-            wanted,
-            around,
-            [one for one, is_masked in zip(replies, masked, strict=True) if not is_masked],
-            scene.asked,
-        )
+        verified([one for one in replies if one.statement.stage is not MASK])
     with pytest.raises(repetition.UnverifiedSession, match="another length than the round"):
-        repetition.verify_evaluation(spec, Evaluate(splits=("train", "test")), around, replies, scene.asked)
+        verified(wanted=Evaluate(splits=("train", "test")))
     assert around.private is not None
     of_other = replace(around.private, origin=replace(around.private.origin, base_model="other"))
     with pytest.raises(repetition.UnverifiedSession, match="another base_model than the round"):
-        repetition.verify_evaluation(spec, wanted, replace(around, private=of_other), replies, scene.asked)
+        verified(context=replace(around, private=of_other))
     with pytest.raises(repetition.UnverifiedSession, match="not on record"):
-        repetition.verify_evaluation(spec, wanted, around, replies, {})
+        verified(asked={})
 
 
 def test_members_that_were_named_are_not_invited_and_groups_are_left_out_after_blind_failures() -> None:

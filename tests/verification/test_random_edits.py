@@ -8,6 +8,7 @@ import io
 import random
 import re
 from collections import Counter
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,11 @@ from federation.text import escaped_lines
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.verify import verify_command
 from tests.fuzzing import bounded_memory
-from tests.stage import stage
 from tests.verification.every_value import Edit
 from tests.verification.random_edits import FORGED, Editor
 from tests.verification.scene import MOST, forget_peak, peak
 from tests.verification.test_every_value import FREE, NAMED, SIGNED, Recorded, by, eventful, frozen, private
-from tests.verification.test_record_vectors import vector
+from tests.verification.test_record_vectors import OUTCOMES, vector
 
 LINE = 1100  # characters: 1000 of a text of others, and its length
 
@@ -169,7 +169,7 @@ def test_a_bundle_with_damaged_bytes_is_refused_in_one_line(tmp_path: Path) -> N
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", ["open", "objectives", "multi-gradient", "interrupted"])
+@pytest.mark.parametrize("name", OUTCOMES)
 def test_thousands_of_random_edits_are_refused_or_listed(tmp_path: Path, name: str) -> None:
     print(search(frozen(name), tmp_path / "edited", range(1000)))
     print(damage(name, tmp_path / "damaged", range(1000)))
@@ -177,13 +177,8 @@ def test_thousands_of_random_edits_are_refused_or_listed(tmp_path: Path, name: s
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-def test_random_edits_of_an_eventful_run_are_refused_or_listed(tmp_path: Path) -> None:
-    with stage(tmp_path / "coordinator", f"sqlite:///{tmp_path / 'coordinator.db'}") as made:
-        recorded = eventful(made, tmp_path / "run.fedpareto")
-    print(search(recorded, tmp_path / "edited", range(500)))
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1800)
-def test_random_edits_of_a_private_run_are_refused_or_listed(tmp_path: Path) -> None:
-    print(search(private(tmp_path), tmp_path / "edited", range(200)))
+@pytest.mark.parametrize(("made", "count"), [(eventful, 500), (private, 200)])
+def test_random_edits_of_an_eventful_and_of_a_private_run_are_refused_or_listed(
+    tmp_path: Path, made: Callable[[Path], Recorded], count: int
+) -> None:
+    print(search(made(tmp_path), tmp_path / "edited", range(count)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.rounds import conversation, opening
+from coordinator.rounds import conversation
 from coordinator.rounds.fleets.base import Question
 from coordinator.rounds.fleets.remote import RemoteFleet
 from federation.record.merkle import ranges_around, root_from
@@ -15,7 +15,7 @@ from federation.v1.record_pb2 import LogNode, LogRecord, RoundRecord
 from tests.stage import Stage, spec
 from tests.verification.scene import Edited, checked, leaf
 from tests.verification.test_bundle import exported
-from tests.verification.test_record_vectors import vector
+from tests.verification.test_record_vectors import change, vector
 from verification.errors import Wrong
 
 
@@ -57,7 +57,6 @@ def test_a_client_that_was_revoked_after_its_selection_is_no_reason_to_refuse_a_
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ("selection.minimum = 4", "2 clients were asked; by selection.minimum = 4, at least 4 are"),
         ("selection.quorum = 1.0", "1 of 2 clients replied to train; the quorum of the specification is at least 2"),
         (
             'selection = { required = ["ben"], quorum = 0.1 }',
@@ -68,7 +67,6 @@ def test_a_client_that_was_revoked_after_its_selection_is_no_reason_to_refuse_a_
 def test_a_coordinator_that_is_content_with_fewer_clients_is_named(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, says: str
 ) -> None:
-    monkeypatch.setattr(opening, "_missing", lambda *_: "")
     monkeypatch.setattr(conversation, "replies_needed", lambda *_: 1)
     monkeypatch.setattr(conversation, "_must_have", lambda *_: None)
     run, (ann, ben) = stage.begin("ann", "ben", algorithm="fedavg", more=more)
@@ -87,8 +85,6 @@ def test_everybody_can_hide_a_message_that_nothing_else_names(tmp_path: Path) ->
             exchange.ClearField("decline")
 
     whole = Edited.of(vector("interrupted"))
-    with pytest.raises(Wrong, match=r"tells assignment.declined of .*, which is not in the record"):
-        checked(whole.with_round(0, without_declines), tmp_path)
     hidden = whole.with_round(0, without_declines).with_log(lambda log: hide(log, ["assignment.declined"]))
     assert len(checked(hidden, tmp_path)) == 2
     with pytest.raises(Wrong, match="no entry of the audit log tells of it"):
@@ -103,11 +99,7 @@ def test_a_run_that_its_measurements_have_stopped_is_complete(stage: Stage, tmp_
     stage.complete(run, *players)
     record = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
     assert len(checked(record, tmp_path)) == 1
-
-    def set_value(value: float, found: RoundRecord) -> None:
-        found.metrics["stop/value"] = value
-
     for value in (1e10, float("nan")):
-        other = record.with_round(0, partial(set_value, value))
+        other = record.with_round(0, partial(change, edit={"metrics": {"stop/value": value}}))
         with pytest.raises(Wrong, match=r"the run is COMPLETED after 1 of 3 rounds|the record says"):
             checked(other, tmp_path)

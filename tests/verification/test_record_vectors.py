@@ -18,6 +18,7 @@ from federation.v1.record_pb2 import LogRecord, RoundRecord
 from tests.few import every, few
 from tests.stage import Stage
 from tests.verification import record_vectors
+from tests.verification.every_value import is_map, opened
 from tests.verification.independent_verifier import Wrong as AlsoWrong
 from tests.verification.independent_verifier import verify as verify_independently
 from tests.verification.scene import Edited, log_signed_again, signed_again
@@ -189,15 +190,10 @@ def filled(message: Message) -> Iterator[tuple[str, str]]:
     """The fields that have values, with the types of their messages; also inside of envelopes."""
     for field, value in message.ListFields():
         yield message.DESCRIPTOR.name, field.name
-        if field.message_type is None or field.message_type.GetOptions().map_entry:
+        if field.message_type is None or is_map(field):
             continue
         for one in value if field.is_repeated else [value]:
-            if isinstance(one, SignedEnvelope):
-                kind = {"assignment": "Assignment", "reply": "Reply", "receipt": "Receipt", "step": "Step"}
-                kind |= {"decline": "Decline", "key": "LogKey", "checkpoints": "Checkpoint"}
-                yield from filled(getattr(common_pb2, f"{kind[field.name]}Manifest").FromString(one.manifest))
-            else:
-                yield from filled(one)
+            yield from filled(opened(one, message, field.name) if isinstance(one, SignedEnvelope) else one)
 
 
 def shape(path: Path) -> set[tuple[str, str]]:

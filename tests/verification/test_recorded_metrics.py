@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,26 +25,14 @@ from storage.states import RunState
 from tests.compared_metrics import MEASURED, Compared, differences, must_be_exact, watched
 from tests.running import wait_for
 from tests.stage import Player, Stage, measurements, spec
-from tests.verification import record_vectors
 from tests.verification.scene import Edited, checked, refusal, signed_again
 from tests.verification.test_bundle import NAMES, exported, played, verified
-from tests.verification.test_record_vectors import KEYS
+from tests.verification.test_record_vectors import KEYS, OUTCOMES, change, vector
 from verification.run import verify
 
-VECTORS = ("open", "interrupted", "multi-gradient", "objectives")
 
-
-def vector(name: str) -> Edited:
-    return Edited.of(record_vectors.DIRECTORY / f"{name}.fedpareto")
-
-
-def with_metric(bundle: Edited, number: int, name: str, value: float | None) -> Edited:
-    def edit(record: RoundRecord) -> None:
-        record.metrics.pop(name, None)
-        if value is not None:
-            record.metrics[name] = value
-
-    return bundle.with_round(number, edit)
+def with_metric(bundle: Edited, number: int, name: str, value: float) -> Edited:
+    return bundle.with_round(number, partial(change, edit={"metrics": {name: value}}))
 
 
 @pytest.fixture
@@ -52,11 +41,11 @@ def expected(monkeypatch: pytest.MonkeyPatch) -> list[Compared]:
     return watched(monkeypatch)
 
 
-@pytest.mark.parametrize("name", VECTORS)
+@pytest.mark.parametrize("name", OUTCOMES)
 def test_each_metric_of_a_round_is_refused_if_it_is_changed(
     tmp_path: Path, expected: list[Compared], name: str
 ) -> None:
-    bundle = vector(name)
+    bundle = Edited.of(vector(name))
     found = checked(bundle, tmp_path)
     must_be_exact(expected)
     last = bundle.about.rounds - 1
@@ -86,12 +75,12 @@ def test_a_signed_matrix_that_is_no_gram_matrix_has_no_metrics(entry: float) -> 
 
 
 def test_the_bundle_names_all_objectives_that_members_were_asked_for(tmp_path: Path) -> None:
-    bundle = vector("objectives").telling(lambda about: about.objectives.remove("right"))
+    bundle = Edited.of(vector("objectives")).telling(lambda about: about.objectives.remove("right"))
     assert "the bundle has the objectives ['left', 'mid']" in refusal(bundle, tmp_path)
 
 
-def test_the_command_names_the_metrics_that_it_did_not_verify(tmp_path: Path) -> None:
-    path = str(vector("multi-gradient").write(tmp_path / "bundle"))
+def test_the_command_names_the_metrics_that_it_did_not_verify() -> None:
+    path = str(vector("multi-gradient"))
     done = CliRunner().invoke(app, ["verify", path])
     told = "metrics not verified, because only the coordinator measured them: bytes/down, iterations, residual"
     assert done.output.count(told) == 1
@@ -103,14 +92,13 @@ def test_a_reply_that_is_signed_and_names_a_loss_that_is_no_number_frees_no_metr
     def edit(found: RoundRecord) -> None:
         answer = found.phases[1].exchanges[0].answers[0]
 
-        signed_again(
-            answer.reply, ReplyManifest, KEYS["ann"], lambda said: said.metrics.update({"train/loss": math.nan})
-        )
+        nan = {"train/loss": math.nan}
+        signed_again(answer.reply, ReplyManifest, KEYS["ann"], lambda said: said.metrics.update(nan))
         named = ReceiptManifest(envelope=envelope_digest(answer.reply))
         signed_again(answer.receipt, ReceiptManifest, KEYS["coordinator"], lambda said: said.MergeFrom(named))
         found.metrics["loss/train"] = 0.01
 
-    said = refusal(vector("open").with_round(1, edit), tmp_path)
+    said = refusal(Edited.of(vector("open")).with_round(1, edit), tmp_path)
     assert said == "round 1: a reply of ann was accepted, and train/loss is nan"
 
 
@@ -136,12 +124,12 @@ def evaluated(stage: Stage, more: str, change: Callable[[Player, dict[str, float
 def test_accuracies_that_are_no_shares_stops_and_metrics_of_the_task_are_verified(
     stage: Stage, tmp_path: Path, expected: list[Compared]
 ) -> None:
-    def change(player: Player, told: dict[str, float]) -> None:
+    def measured(player: Player, told: dict[str, float]) -> None:
         told["test/accuracy"] = 7.0 if player.name == NAMES[0] else told["test/accuracy"]
         told |= {"test/auc/a": told["test/loss"], "test/auc/b": told["train/loss"]}
 
     stop = 'stop = { metric = "loss", split = "test", of = "worst", patience = 9 }\nevaluate.metrics.auc = {}'
-    run = evaluated(stage, stop, change, rounds=3)
+    run = evaluated(stage, stop, measured, rounds=3)
     assert len(verified(stage, run, tmp_path)) == 3
     last = expected[-1][1]
     assert {"stop/value", "stop/best", "stop/since", "accuracy/mean", "metric/auc/a/weighted"} <= last.keys()

@@ -110,6 +110,11 @@ class Scene:
     bundle: Edited
 
     @property
+    def envelopes(self) -> EnvelopeChecks:
+        home = self.stage.served.home
+        return EnvelopeChecks(home.federation_id, home.signing.chain)
+
+    @property
     def key(self) -> Ed25519PrivateKey:
         return self.stage.served.home.signing_key
 
@@ -136,11 +141,9 @@ class Scene:
 
     def checks(self, name: str) -> dict[str, str]:
         """What `admin round` says of the envelopes of a client in the first phase: "" where they are verified."""
-        home = self.stage.served.home
-        checks = EnvelopeChecks(home.federation_id, home.signing.chain)
         with self.stage.served.database.read() as session:
             row = session.scalars(select(models.Round).filter_by(run_id=self.run)).one()
-            found = [one.check for one in checks.of_round(session, row).envelopes if one.client_id == name]
+            found = [one.check for one in self.envelopes.of_round(session, row).envelopes if one.client_id == name]
         audited = self.audited()
         reasons = {check.kind: check.reason for check in found if check.phase == 0}
         for kind, reason in reasons.items():  # the auditor is told the same
@@ -149,9 +152,8 @@ class Scene:
 
     def audited(self) -> list[str]:
         """What `admin audit verify` says of the record."""
-        home = self.stage.served.home
-        checks = EnvelopeChecks(home.federation_id, home.signing.chain)
-        found = self.stage.look(lambda s: [*record_problems(s, checks, home.log_key.entry_key, self.stage.blobs)])
+        key = self.stage.served.home.log_key.entry_key
+        found = self.stage.look(lambda s: [*record_problems(s, self.envelopes, key, self.stage.blobs)])
         return [one for one in found if isinstance(one, str)]
 
     def evidence(self) -> str:
@@ -211,23 +213,21 @@ def scene(stage: Coordinator, tmp_path: Path) -> Scene:
 
 
 def test_a_record_that_nobody_edited_is_verified_by_all(scene: Scene, tmp_path: Path) -> None:
-    assert scene.checks("ann") == {"assignment": "", "reply": "", "receipt": ""}
-    assert scene.checks(DECLINES) == {"assignment": "", "decline": ""}
-    assert scene.checks(REFUSED) == {"assignment": "", "reply": "", "receipt": ""}
-    assert scene.checks(EQUIVOCATES) == {"assignment": "", "reply": "", "receipt": ""}
+    for name in CLIENTS:
+        answers = ("decline",) if name == DECLINES else ("reply", "receipt")
+        assert scene.checks(name) == dict.fromkeys(("assignment", *answers), "")
     assert scene.evidence() == scene.outsider(tmp_path, lambda exchange: None, "ann") == ""
     assert scene.audited() == []
 
 
 def test_a_reply_whose_row_names_another_client_is_not_shown_as_verified(scene: Scene) -> None:
-    row, home = scene.stage.replies(scene.run)["ann"], scene.stage.served.home
-    checks = EnvelopeChecks(home.federation_id, home.signing.chain)
+    row = scene.stage.replies(scene.run)["ann"]
 
     def checked(session: Session) -> dict[str, str]:
         reply = session.get_one(models.Reply, row.reply_id, options=[joinedload(models.Reply.assignment)])
         session.expunge(reply)
         reply.client_id = "nobody"
-        return {check.kind: check.reason for check in checks.reply(session, reply)}
+        return {check.kind: check.reason for check in scene.envelopes.reply(session, reply)}
 
     assert scene.stage.look(checked) == {"reply": "mismatch:client_id", "receipt": ""}
 
@@ -400,14 +400,18 @@ PLACE = {"federation_id": "test", "run_id": "run-1", "round": 3, "attempt": 1, "
 OF_WORK = {"base_model": "blake3:1", "spec": "blake3:2", "task": "digits"}
 ORDER = AssignmentManifest(**PLACE, **OF_WORK, assignment_id="0" * 32, client_id="ann")  # type: ignore[arg-type]
 REPLY = ReplyManifest(**repeated(ORDER, bound_fields.REPLY), payload="blake3:3", payload_bytes=9)
+SIGNED = seal(REPLY, KEY)
+
+
+def receipt_for_reply() -> ReceiptManifest:
+    return ReceiptManifest(**repeated(REPLY, bound_fields.RECEIPT), envelope=envelope_digest(SIGNED), accepted=True)
 
 
 @pytest.mark.parametrize("field", [*bound_fields.RECEIPT, "envelope"])
 def test_a_worker_takes_a_receipt_for_this_very_reply_only(field: str) -> None:
-    signed = seal(REPLY, KEY)
-    entry: Any = SimpleNamespace(manifest=REPLY, envelope=signed)
+    entry: Any = SimpleNamespace(manifest=REPLY, envelope=SIGNED)
     member: Any = SimpleNamespace(coordinator=KeyChain(KEY.public_key()))
-    receipt = ReceiptManifest(**repeated(REPLY, bound_fields.RECEIPT), envelope=envelope_digest(signed), accepted=True)
+    receipt = receipt_for_reply()
     assert verify_receipt(seal(receipt, KEY), entry, member) == receipt
     other(receipt, field)
     with pytest.raises(ReceiptError, match=f"its {field} is|envelope digest differs"):
@@ -416,13 +420,11 @@ def test_a_worker_takes_a_receipt_for_this_very_reply_only(field: str) -> None:
 
 @pytest.mark.parametrize("field", bound_fields.PLACE)
 def test_a_receipt_on_file_belongs_to_the_assignment_beside_it(tmp_path: Path, field: str) -> None:
-    signed, order = seal(REPLY, KEY), seal(ORDER, KEY)
-    receipt = ReceiptManifest(**repeated(REPLY, bound_fields.RECEIPT), envelope=envelope_digest(signed), accepted=True)
-    path, keys = tmp_path / "receipts.jsonl", KeyChain(KEY.public_key())
-    path.write_text(receipt_line(signed, order, seal(receipt, KEY), receipt))
-    assert [one.reply for one in read_receipts(path, keys)] == [envelope_digest(signed)]
+    path, keys, receipt = tmp_path / "receipts.jsonl", KeyChain(KEY.public_key()), receipt_for_reply()
+    path.write_text(receipt_line(SIGNED, seal(ORDER, KEY), seal(receipt, KEY), receipt))
+    assert [one.reply for one in read_receipts(path, keys)] == [envelope_digest(SIGNED)]
     other(receipt, field)
-    path.write_text(receipt_line(signed, order, seal(receipt, KEY), receipt))
+    path.write_text(receipt_line(SIGNED, seal(ORDER, KEY), seal(receipt, KEY), receipt))
     with pytest.raises(ReceiptsError, match=f"its assignment and its receipt differ in {field}"):
         read_receipts(path, keys)
 
