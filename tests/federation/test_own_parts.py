@@ -99,13 +99,6 @@ def history() -> History:
     return done
 
 
-@pytest.fixture
-def defined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        metric_definitions, "DEFINITIONS", MappingProxyType({**metric_definitions.DEFINITIONS, "length/kept": KEPT})
-    )
-
-
 def test_a_rule_of_a_test_file_alone_makes_the_steps_of_a_run(history: History) -> None:
     assert history.spec.algorithm.name == "tests.federation.test_own_parts:Shortest"
     weights = {record["client"]: record["weight"] for record in history.reply_records if record["round"] == 0}
@@ -129,8 +122,11 @@ def test_a_task_of_a_test_file_alone_is_trained_and_its_metric_measured(history:
     assert last["metric/ones/worst"] == min(own)
 
 
-@pytest.mark.usefixtures("defined")
-def test_a_metric_of_a_test_file_alone_is_recorded_and_shown_with_its_group_label_and_unit(history: History) -> None:
+def test_a_metric_of_a_test_file_alone_is_recorded_and_shown_with_its_group_label_and_unit(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = metric_definitions.DEFINITIONS
+    monkeypatch.setattr(metric_definitions, "DEFINITIONS", MappingProxyType({**known, "length/kept": KEPT}))
     metrics = {name: value for name, value in history.round_records[0].items() if isinstance(value, float)}
     kept = metrics["length/kept"]
     assert 0 < kept < 0.01

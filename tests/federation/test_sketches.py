@@ -209,13 +209,6 @@ def test_the_estimate_is_symmetric_and_positive_semi_definite(name: str, m: int,
         assert np.linalg.eigvalsh(G)[0] >= -1e-12 * np.trace(G)
 
 
-@pytest.mark.parametrize("name", [name for name in SKETCHES if name != "gram"])
-def test_with_budget_enough_every_sketch_but_that_of_client_grams_is_exact(name: str) -> None:
-    As = jacobians(4, 3, 200)
-    kind = sketch(name, d=200, objectives=NAMES[:3], budget=10.0)
-    assert error(estimate(kind, As), gram_of_sum(As)) <= 1e-6
-
-
 @pytest.mark.parametrize("budget", [1.0, 0.1])
 @pytest.mark.parametrize("name", UNBIASED)
 def test_the_unbiased_sketches_are_right_on_average(name: str, budget: float) -> None:
@@ -261,7 +254,7 @@ def test_a_client_that_misses_the_second_leg_counts_without_its_cross_term() -> 
 
 
 @pytest.mark.parametrize("name", [name for name in SKETCHES if name != "gram"])
-def test_clients_may_serve_different_objectives(name: str) -> None:
+def test_with_budget_enough_every_sketch_but_that_of_client_grams_is_exact_whatever_clients_serve(name: str) -> None:
     rng = np.random.default_rng(3)
     served = [("left", "right"), ("right",), ("low", "left")]
     every = ("left", "right", "low")

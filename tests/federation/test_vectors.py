@@ -160,13 +160,6 @@ def test_a_bad_header_is_refused_with_its_reason(case: str) -> None:
     assert refusal_of(check(payload, cuts=(1, 9))) == reason
 
 
-@given(st.binary(max_size=300))
-def test_random_bytes_are_refused_and_nothing_else(data: bytes) -> None:
-    with pytest.raises(Refusal):
-        vectors.parse_header(data)
-    assert check(data).problem is not None
-
-
 @given(st.integers(0, len(MODEL.header) - 1), st.integers(0, 255))
 def test_a_damaged_header_is_read_or_refused_and_nothing_else(position: int, value: int) -> None:
     damaged = bytearray(MODEL.header)

@@ -3,7 +3,8 @@ import hashlib
 import socket
 import ssl
 import threading
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -34,15 +35,8 @@ def test_a_join_string_says_what_was_put_into_it(ca: bytes, secret: bytes, clien
 
 def test_a_damaged_join_string_is_refused_and_not_repeated() -> None:
     word = JoinStringFields(addresses=("host:1",), ca_fingerprint="ab" * 32, secret=b"s" * 32, client_id="a").encode()
-    for damaged in (
-        "",
-        "hello",
-        word[:-1],
-        word[:-9],
-        word + "A",
-        word.replace("c3", "c4"),
-        word[:9] + "€" + word[10:],
-    ):
+    other, foreign = word.replace("c3", "c4"), word[:9] + "€" + word[10:]
+    for damaged in ("", "hello", word[:-1], word[:-9], word + "A", other, foreign):
         problem = "is damaged" if damaged.startswith("fpjoin1_") else "does not begin with fpjoin1_"
         with pytest.raises(IdentityError, match=problem) as caught:
             JoinStringFields.decode(damaged)
@@ -68,55 +62,55 @@ def test_the_hash_of_a_secret_is_its_sha_256() -> None:
     assert secret_hash(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
-def server_context(authority: Authority, directory: Path) -> ssl.SSLContext:
+@contextmanager
+def answering(
+    authority: Authority,
+    directory: Path,
+    speak: Callable[[ssl.SSLSocket], object],
+    version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
+    times: int = 1,
+) -> Iterator[int]:
+    """The port of a coordinator that takes some connections, and speaks TLS up to a version."""
     key = new_tls_key()
     (directory / "server.pem").write_bytes(pem(authority.issue([coordinator_uri("fed")], ("localhost",), key)))
     write_private_key(directory / "server.key", key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.maximum_version = version
     context.set_alpn_protocols(["h2"])
     context.load_cert_chain(directory / "server.pem", directory / "server.key")
-    return context
+
+    def serve() -> None:
+        for _ in range(times):
+            plain, _ = listener.accept()
+            with plain, suppress(OSError), context.wrap_socket(plain, server_side=True) as connection:
+                speak(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def test_the_ca_is_fetched_by_its_fingerprint_and_an_impostor_is_told(tmp_path: Path) -> None:
-    authority = Authority()
-    context = server_context(authority, tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    authority, spoken = Authority(), []
 
-        spoken = []
+    def speak(connection: ssl.SSLSocket) -> None:
+        # The stranger says nothing before it knows who answers.
+        spoken.append((connection.selected_alpn_protocol(), connection.recv(1)))
 
-        def serve() -> None:
-            for _ in range(2):
-                plain, _ = listener.accept()
-                with plain, context.wrap_socket(plain, server_side=True) as connection:
-                    spoken.append(connection.selected_alpn_protocol())
-                    assert connection.recv(1) == b""  # the stranger says nothing before it knows who answers
-
-        thread = threading.Thread(target=serve)
-        thread.start()
+    with answering(authority, tmp_path, speak, times=2) as port:
         assert fetch_ca(f"localhost:{port}", fingerprint(authority.ca), timeout=30) == pem(authority.ca)
         with pytest.raises(IdentityError, match=r"not the coordinator of this federation: .* is not 0{16}\.\.\.;"):
             fetch_ca(f"[127.0.0.1]:{port}", "00" * 32, timeout=30)  # as IPv6 addresses are written
-        thread.join(30)
-        assert not thread.is_alive()
-    assert spoken == ["h2", "h2"], "gRPC's servers end connections that do not offer it"
+    assert spoken == [("h2", b"")] * 2, "gRPC's servers end connections that do not offer it"
 
 
 def test_a_server_without_tls_1_3_is_not_spoken_to(tmp_path: Path) -> None:
     authority = Authority()
-    context = server_context(authority, tmp_path)
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            plain, _ = listener.accept()
-            with plain, suppress(OSError), context.wrap_socket(plain, server_side=True) as connection:
-                connection.recv(1)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        with pytest.raises(RouteError, match=r"does not speak TLS 1\.3 .*protocol version"):
-            fetch_ca(f"localhost:{listener.getsockname()[1]}", fingerprint(authority.ca), timeout=30)
-        thread.join(30)
-    assert not thread.is_alive()
+    with (
+        answering(authority, tmp_path, lambda connection: connection.recv(1), ssl.TLSVersion.TLSv1_2) as port,
+        pytest.raises(RouteError, match=r"does not speak TLS 1\.3 .*protocol version"),
+    ):
+        fetch_ca(f"localhost:{port}", fingerprint(authority.ca), timeout=30)
