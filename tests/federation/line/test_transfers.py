@@ -34,8 +34,13 @@ def upload(transfer: Transfer, size: int, wait: Callable[[bool], float]) -> list
     return windows
 
 
+def far(held_up: bool) -> float:
+    """The waits of a long line that is fast."""
+    return 0.2 if held_up else 0.01
+
+
 def test_the_window_of_a_long_fast_line_grows_to_the_largest() -> None:
-    windows = upload(Transfer(everything), 100 << 20, lambda held_up: 0.2 if held_up else 0.01)
+    windows = upload(Transfer(everything), 100 << 20, far)
     assert windows[-1] == LARGEST_WINDOW
     assert windows == sorted(windows)
 
@@ -46,17 +51,14 @@ def test_the_second_chunk_tells_how_much_a_long_line_holds() -> None:
 
 
 def test_a_long_line_that_is_slow_needs_no_large_window() -> None:
-    transfer = Transfer(everything)
-    transfer.allow(0)
-    transfer.note(0, 0.3, CHUNK)
-    transfer.note(CHUNK, 0.1, CHUNK)
-    assert transfer.window == SMALLEST_WINDOW
+    windows = upload(Transfer(everything), 2 * CHUNK, lambda held_up: 0.3 if held_up else 0.1)
+    assert windows == [SMALLEST_WINDOW] * 2
 
 
 def test_the_window_grows_where_it_holds_the_line_up_although_the_first_chunks_came_together() -> None:
-    transfer, waits = Transfer(everything), [0.01, 0.0]
+    transfer = Transfer(everything)
     transfer.allow(0)
-    for place, wait in zip((0, CHUNK), waits, strict=True):
+    for place, wait in ((0, 0.01), (CHUNK, 0.0)):
         transfer.note(place, wait, CHUNK)
     assert transfer.window == SMALLEST_WINDOW
     limit = transfer.limit
@@ -91,18 +93,14 @@ def ended(refusal: Refusal) -> None:
 def test_windows_share_the_budget_and_give_it_back() -> None:
     async def play() -> None:
         made = Transfers(12 * SMALLEST_WINDOW, 4)
-
-        def slow(held_up: bool) -> float:
-            return 0.2 if held_up else 0.01
-
         async with AsyncExitStack() as stack:
             grown = [await stack.enter_async_context(made.place(name, ended)) for name in "abcd"]
             for transfer in grown:
-                upload(transfer, 100 << 20, slow)
+                upload(transfer, 100 << 20, far)
             assert sum(transfer.window for transfer in grown) == 12 * SMALLEST_WINDOW
             assert min(transfer.window for transfer in grown) < 2 * SMALLEST_WINDOW
         async with made.place("e", ended) as alone:
-            assert upload(alone, 100 << 20, slow)[-1] == 9 * SMALLEST_WINDOW
+            assert upload(alone, 100 << 20, far)[-1] == 9 * SMALLEST_WINDOW
 
     asyncio.run(play())
 

@@ -217,6 +217,11 @@ class Cast:
     def origin(self) -> Origin:
         return origin(self.specification)
 
+    @property
+    def units(self) -> NDArray[np.float32]:
+        """The updates with length 1, (m, d)."""
+        return np.stack([member.vector / np.linalg.norm(member.vector) for member in self.members.values()])
+
     def ask(self, phase: AlgorithmPhase) -> Replies:
         """The replies to a phase, as a fleet gives them."""
         self.phases.append(phase)

@@ -1,6 +1,6 @@
 """The owner's limits on private rounds and evaluations hold, even if a coordinator asks for more."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.aggregation.interface import TooFewUpdatesError
-from coordinator.aggregation.phases import AlgorithmPhase, Replies, Waiting
+from coordinator.aggregation.phases import Waiting
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Sum, invitation
 from federation.secure.evaluation import clip
@@ -179,31 +179,18 @@ def summing(scene: Cast, nonce: bytes, *, until: SessionStage | None = None) -> 
     """Holds a session up to a stage; what is given holds the rest."""
     conversation = secure_sum(setting(scene, Mode.SUM, nonce=nonce * 16), equal)
     phase = next(conversation)
-    while phase.kind.name != until:
+
+    def hold(until: SessionStage | None) -> Any:
+        nonlocal phase
         try:
-            phase = conversation.send(scene.ask(phase))
+            while phase.kind.name != until:
+                phase = conversation.send(scene.ask(phase))
         except StopIteration as end:
-            total: Sum = end.value
-            return lambda: total
+            return end.value
+        return None
 
-    def rest() -> Sum:
-        total: Sum = held(scene, resumed(conversation, phase))
-        return total
-
-    return rest
-
-
-def resumed(
-    conversation: Generator[AlgorithmPhase, Replies, Sum], phase: AlgorithmPhase
-) -> Generator[AlgorithmPhase, Replies, Sum]:
-    """A conversation whose last phase has not been asked yet."""
-    while True:
-        replies = yield phase
-        try:
-            phase = conversation.send(replies)
-        except StopIteration as end:
-            total: Sum = end.value
-            return total
+    total = hold(until)
+    return lambda: total or hold(None)
 
 
 def test_of_two_sessions_from_one_model_members_unmask_one_sum() -> None:
