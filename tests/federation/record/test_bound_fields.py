@@ -371,9 +371,8 @@ def test_the_intake_refuses_a_reply_that_repeats_another_value_of_any_field(
     for field in bound_fields.REPLY:
         said = ann.member.manifest(order, payload)
         other(said, field)
-        missing = field == "assignment_id"
-        reason = "assignment-unknown" if missing else f"mismatch:{field}"
-        with refused("NOT_FOUND" if missing else "INVALID_ARGUMENT", reason):
+        missing = ("NOT_FOUND", "assignment-unknown")
+        with refused(*missing if field == "assignment_id" else ("INVALID_ARGUMENT", f"mismatch:{field}")):
             ann.member.submit(ann.member.seal(said), payload)
     said = ann.member.manifest(order, payload)
     receipt = ann.member.submit(ann.member.seal(said), payload)

@@ -26,6 +26,7 @@ ENOUGH, FEW = 4 * T + 1, 3 * T + 1
 _rng = np.random.default_rng(0)
 U = _rng.standard_normal((M, 300)) + _rng.standard_normal(300)
 U /= np.linalg.norm(U, axis=1, keepdims=True)
+R = U.mean(axis=0)
 SKETCHES = [second_elements(TAU1, blocks(u)) for u in U]
 
 
@@ -74,7 +75,6 @@ def test_honest_members_prove_their_norms_and_their_sum(n: int) -> None:
     assert list(found.norms.values()) == exact_norms()
     assert found.sums is not None
     assert found.sums.tolist() == exact_sum()
-    R = sum(u / M for u in U)
     assert not verified_mode.failures_of_second_sketch(second_sketch(TAU1, blocks(R)), found.sums, 300, M)
 
 
@@ -139,10 +139,8 @@ def test_a_norm_that_is_small_only_modulo_q_is_seen_by_the_projections(n: int) -
     assert norm is not None
     assert 0.5 < norm < 1.5, "the norm passes"
     assert found.sums is not None
-    R = sum(u / M for u in U) + 9 * U[4] / M
-    assert not verified_mode.failures_of_second_sketch(second_sketch(TAU1, blocks(R)), found.sums, 300, M), (
-        "the sum passes"
-    )
+    total = second_sketch(TAU1, blocks(R + 9 * U[4] / M))
+    assert not verified_mode.failures_of_second_sketch(total, found.sums, 300, M), "the sum passes"
     assert [(failure.check, failure.member) for failure in found.failures] == [(Check.RANGE, NAMES[4])]
     assert set(found.named) == {NAMES[4]}
 
@@ -248,7 +246,6 @@ def test_too_few_answers_are_not_examined() -> None:
 
 def test_a_sum_of_other_inputs_than_those_shared_is_seen() -> None:
     found = examined(answers(DEALT, NAMES))
-    R = sum(u / M for u in U)
     assert found.sums is not None
     for scale in (2.0, 3.0, -1.0):
         other = R + (scale - 1) * U[5] / M
@@ -267,7 +264,6 @@ def test_the_challenge_is_that_of_tau2() -> None:
 
 
 def test_the_checks_of_the_sum_pass_what_unit_updates_allow_and_nothing_longer() -> None:
-    R = sum(u / M for u in U)
     assert failures_of_sum(blocks(R), [1 / M] * M)[0] == []
     failures, square = failures_of_sum(blocks(R), [0.1 / M] * M)
     assert [failure.check for failure in failures] == [Check.LENGTH]

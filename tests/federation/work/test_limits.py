@@ -250,16 +250,15 @@ def test_a_sum_that_was_unmasked_is_known_after_a_restart(tmp_path: Path) -> Non
         scene.members[victim].change_site(ledger=ledger)
         return ledger
 
-    ledgers = [restarted()]
+    ledger = restarted()
     first, second = (summing(scene, nonce, until=SessionStage.UNMASK) for nonce in (b"1", b"2"))
     first()
-    for ledger in ledgers:
-        ledger.close()
-    ledgers = [restarted()]
+    ledger.close()
+    ledger = restarted()
     with pytest.raises(TooFewUpdatesError):
         second()
     assert scene.declined[SessionStage.UNMASK.value, victim] == "model-sums"
     with pytest.raises(Waiting):
         summing(scene, b"3")
     assert scene.declined[SessionStage.READY.value, victim] == "model-sums"
-    ledgers[0].close()
+    ledger.close()
