@@ -167,19 +167,15 @@ def test_both_verifiers_refuse_each_edit_and_ours_names_it(case: dict[str, Any],
         verify_independently(path)
 
 
-@pytest.mark.parametrize("edit", [{"reply": None}, {"assignment": {"manifest": "/w=="}}])
+@pytest.mark.parametrize("path", [["step"], ["phases", 0, "exchanges", 0, "assignment"]])
 def test_a_member_that_looks_for_its_replies_is_told_of_a_message_that_cannot_be_read(
-    tmp_path: Path, edit: dict[str, Any]
+    tmp_path: Path, path: list[str | int]
 ) -> None:
-    def change(record: RoundRecord) -> None:
-        step, exchange = record.step, record.phases[0].exchanges[0]
-        if "reply" in edit:
-            step.manifest = b"\xff"
-        else:
-            put(exchange, edit)
-
-    path = Edited.of(vector("open")).with_round(0, change).write(tmp_path / "edited")
-    with BundleReader(path) as reader, pytest.raises(BundleError, match="round 0 has a message that cannot be read"):
+    bundle = Edited.of(vector("open")).with_round(0, lambda record: put(at(record, path), {"manifest": "/w=="}))
+    with (
+        BundleReader(bundle.write(tmp_path / "edited")) as reader,
+        pytest.raises(BundleError, match="round 0 has a message that cannot be read"),
+    ):
         list(fates(reader, "ann", []))
 
 

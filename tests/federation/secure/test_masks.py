@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -320,20 +321,16 @@ def test_a_masked_update_looks_uniform() -> None:
 
 def test_masks_of_different_views_do_not_cancel() -> None:
     """One member is told other coefficients, other members, another session or other keys than the rest."""
-    d = 20_000
-    played = session(5, Mode.PRIVATE, d, rows=4)
+    played = session(5, Mode.PRIVATE, 20_000, rows=4)
     names = played.ids
     a = dict.fromkeys(names, 2**32 // 5)
     y = {name: played.masked(name, a) for name in names}
     me = names[2]
-    foreign = Session(played.updates, played.secrets, played.mode, b"another base model", played.rows)
-    swapped = {**played.secrets, names[0]: b"?" * 32}
-    other_keys = Session(played.updates, swapped, played.mode, played.terms, played.rows)
     lies = {
         "coefficients": played.masked(me, a | {names[0]: a[names[0]] + 1}),
         "members": played.masked(me, {name: a[name] for name in names[:4]}),
-        "session": foreign.masked(me, a),
-        "keys": other_keys.masked(me, a),
+        "session": replace(played, terms=b"another base model").masked(me, a),
+        "keys": replace(played, secrets={**played.secrets, names[0]: b"?" * 32}).masked(me, a),
     }
     assert even(played.sum(y, a)) < 1e-9
     for lie in lies.values():

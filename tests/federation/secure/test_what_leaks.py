@@ -1,6 +1,7 @@
 """What a coordinator with t members learns of a session: what follows from the sum and the Gram matrix, no more."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_masked_vectors_have_the_distribution_of_any_vectors_with_the_same_sum(a
     played = session(5, Mode.PRIVATE, D, rows=4)
     if alike:
         one = np.sign(next(iter(played.updates.values()))) / math.sqrt(D)
-        played = Session(dict.fromkeys(played.ids, one), played.secrets, played.mode, played.terms, played.rows)
+        played = replace(played, updates=dict.fromkeys(played.ids, one))
     a = dict.fromkeys(played.ids, 2**32 // 5)
     real = stripped(played, a)
     total = real.sum(axis=0, dtype=np.uint32)
@@ -108,7 +109,7 @@ def test_openings_have_the_distribution_of_any_elements_with_the_same_sum() -> N
     for number in range(40):
         played = session(5, Mode.PRIVATE, 50, rows=4)
         secrets = {name: bytes([number]) + secret[1:] for name, secret in played.secrets.items()}
-        played = Session(played.updates, secrets, played.mode, played.terms, played.rows)
+        played = replace(played, secrets=secrets)
         real.append(np.stack([known_elements(played, name, 1) for name in played.ids[1:]]))
     joined = np.hstack(real)
     rng = np.random.default_rng(1)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation.phases import Waiting
 from federation.secure.payloads import join_envelopes, split_envelopes
 from federation.secure.thresholds import Mode
 from federation.trust.envelope import seal
@@ -400,11 +399,3 @@ def test_a_member_killed_at_any_write_gives_the_same_bytes_or_drops_out(mode: Mo
                     assert same == expected[stage, opening, reply.client_id], (place, stage)
         else:
             assert scene.declined
-
-
-def test_a_run_waits_when_the_owners_allow_no_further_session() -> None:
-    scene = cast(8, assumed=1)
-    for member in scene.members.values():
-        member.allow(SecurePolicy(assumed=1, sessions_per_model=0))
-    with pytest.raises(Waiting, match=r"the owners may raise the limits in policy\.toml; then resume the run"):
-        play(scene, Mode.SUM)
