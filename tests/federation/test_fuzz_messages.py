@@ -190,20 +190,10 @@ class Ended(grpc.RpcError, grpc.Call):
     def trailing_metadata(self) -> Any:
         return ((STATUS_KEY, self._details),)
 
-    def initial_metadata(self) -> Any:
-        return ()
+    def unasked(self, *_: Any) -> Any:
+        raise NotImplementedError
 
-    def is_active(self) -> bool:
-        return False
-
-    def time_remaining(self) -> float:
-        return 0.0
-
-    def cancel(self) -> bool:
-        return False
-
-    def add_callback(self, callback: Any) -> bool:
-        return False
+    initial_metadata = is_active = time_remaining = cancel = add_callback = unasked  # type: ignore[assignment]
 
 
 def status(data: bytes) -> str:

@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pytest
-import torch
 
 from coordinator.rounds import selection
 from experiments.loading import load
@@ -12,13 +11,14 @@ from federation.attacks import AttackError, parse_attack
 from federation.spec.computation import LocalSgd
 from federation.spec.objective_names import joint_target
 from federation.spec.run_sections import SelectionSpec
-from federation.tasks import DataSource, Splits, initial_model, task
+from federation.tasks import DataSource, initial_model, task
 from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Result
 from fedpareto.notebook import simulate
 from simulation import SimulationError
 from simulation.history import History
+from tests.experiments import scene as experiment_cases
 from tests.experiments.scene import simulated
 from tests.trained import train
 from worker.work.attacker import Attacker
@@ -48,17 +48,7 @@ attackers = 1
 attack = "{attack}"
 """
 ATTACKER = "client-005"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Models as small as these only wait for each other's threads."""
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def digits() -> Splits:
-    return task("digits").load(DataSource())
+one_thread = experiment_cases.one_thread  # a fixture
 
 
 def run(attack: str, backend: str = "stacked", **changes: object) -> History:
@@ -84,8 +74,9 @@ def test_the_loss_is_scaled_in_training_in_gradients_and_in_the_report() -> None
     np.testing.assert_array_equal(honest.on_gradient(row, peers=row[None], m=1, seed=0), -row)
 
 
-def test_training_on_c_times_the_loss_is_training_at_c_times_the_rate(digits: Splits) -> None:
-    trainer, (_, base) = TorchTrainer(task("digits"), digits, "cpu", 1), initial_model(task("digits"), 1)
+def test_training_on_c_times_the_loss_is_training_at_c_times_the_rate() -> None:
+    digits = task("digits")
+    trainer, (_, base) = TorchTrainer(digits, digits.load(DataSource()), "cpu", 1), initial_model(digits, 1)
 
     def update(rate: float, factor: float, **work: float) -> np.ndarray:
         targets = parse_attack(f"loss-scaling:factor={factor}").on_targets(joint_target(trainer.objectives))
