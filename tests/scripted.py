@@ -43,6 +43,29 @@ DAY = timedelta(days=1)
 CLIENT = "hospital-a"
 
 
+def assignment(layout: Layout, model: bytes, number: int = 0, **changes: Any) -> common.AssignmentManifest:
+    """An assignment to train digits for one step, with the given fields changed."""
+    manifest = common.AssignmentManifest(
+        federation_id=FEDERATION,
+        run_id="run-1",
+        round=number,
+        assignment_id=f"assignment-{number}",
+        client_id=CLIENT,
+        base_model=digest(model),
+        base_model_bytes=len(model),
+        spec=digest(b"spec"),
+        task="digits",
+        rows=[common.Row(name="loss", dtype="F32", length=layout.size)],
+        max_payload_bytes=len(model) + 1000,
+        seed=7,
+    )
+    set_work(manifest, common.TrainWork(steps=1, batch_size=10, learning_rate=0.1))
+    manifest.deadline.FromDatetime(datetime.now(UTC) + timedelta(hours=1))
+    for name, value in changes.items():
+        setattr(manifest, name, value)
+    return manifest
+
+
 class HungUp(Exception):
     """Ends a call as a broken connection would."""
 
@@ -98,9 +121,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     submissions: list[Submission] = field(default_factory=list)
     federation_id: str = FEDERATION
     ahead: timedelta = timedelta()  # of the real time
-    change_time: Callable[[common.TimeManifest], common.SignedEnvelope | None] | None = (
-        None  # None: as it is, changed or not
-    )
+    # What returns None sends the time as it is, changed or not.
+    change_time: Callable[[common.TimeManifest], common.SignedEnvelope | None] | None = None
     restored: common.SignedEnvelope | None = None
     rotations: list[common.KeyRotation] = field(default_factory=list)  # of its signing key
     addresses: list[str] = field(default_factory=list)  # that a welcome tells
@@ -109,9 +131,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     submit_refusals: list[Refusal | HungUp] = field(default_factory=list)
     serve_blob: Callable[[bytes, int], Iterator[bytes]] | None = None
     receipt: Callable[[Submission, common.ReceiptManifest], common.SignedEnvelope] | None = None
-    receipt_log: Callable[[int], common.LogHead] | None = (
-        None  # shown beside receipts, to a worker with this many entries
-    )
+    receipt_log: Callable[[int], common.LogHead] | None = None  # beside receipts, to a worker with so many entries
     hold_submissions: threading.Event | None = None
     window_bytes: int = 1 << 20
     chunks: list[tuple[int, int]] = field(default_factory=list)  # offset and length of each that came
@@ -168,7 +188,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         return MemberFiles(
             federation_id=FEDERATION,
             client_id=CLIENT,
-            addresses=(f"127.0.0.1:{self.federation_port}",),
+            addresses=(self.address,),
             ca=pem(self.ca),
             certificate=self._certificate(key.public_key(), client_uri(FEDERATION, CLIENT), lifetime),
             tls_key=key,
@@ -189,27 +209,9 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     # work
 
     def assignment(self, layout: Layout, model: bytes, number: int = 0, **changes: Any) -> common.AssignmentManifest:
-        """An assignment to train digits for one step, with the given fields changed."""
+        """An assignment to train digits for one step, with the given fields changed; its model is here."""
         self.blobs[digest(model)] = model
-        manifest = common.AssignmentManifest(
-            federation_id=FEDERATION,
-            run_id="run-1",
-            round=number,
-            assignment_id=f"assignment-{number}",
-            client_id=CLIENT,
-            base_model=digest(model),
-            base_model_bytes=len(model),
-            spec=digest(b"spec"),
-            task="digits",
-            rows=[common.Row(name="loss", dtype="F32", length=layout.size)],
-            max_payload_bytes=len(model) + 1000,
-            seed=7,
-        )
-        set_work(manifest, common.TrainWork(steps=1, batch_size=10, learning_rate=0.1))
-        manifest.deadline.FromDatetime(datetime.now(UTC) + timedelta(hours=1))
-        for name, value in changes.items():
-            setattr(manifest, name, value)
-        return manifest
+        return assignment(layout, model, number, **changes)
 
     def assign(
         self, manifest: common.AssignmentManifest, key: Ed25519PrivateKey | None = None
@@ -269,7 +271,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             certificate=self._certificate(csr_public_key(request.csr), client_uri(FEDERATION, CLIENT)),
             ca_certificate=pem(self.ca),
             coordinator_key=self.signing_key.public_key().public_bytes_raw(),
-            addresses=[f"127.0.0.1:{self.federation_port}"],
+            addresses=[self.address],
         )
         if self.change_enrollment is not None:
             self.change_enrollment(response)

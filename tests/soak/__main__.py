@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=parent, ignore_cleanup_errors=True)))
         disks = [
             stack.enter_context(small_disk(directory / name, size))
-            for name, size in (*((name, 64) for name in NAMES), ("blobs", 512))
+            for name, size in (*((name, "64m") for name in NAMES), ("blobs", "512m"))
         ]
         kinds = [kind for kind in Kind if all(disks) or kind not in (Kind.DIRECTORY, Kind.BLOBS)]
         server = stack.enter_context(postgresql())

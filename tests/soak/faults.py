@@ -160,10 +160,10 @@ def fill(directory: Path) -> None:
 
 
 @contextmanager
-def small_disk(directory: Path, mebibytes: int) -> Iterator[bool]:
-    """Mounts a small file system in memory on a directory. The value is False if that is not permitted here."""
+def small_disk(directory: Path, size: str) -> Iterator[bool]:
+    """Mounts a file system in memory, of "64m" or "128k", on a directory. False if that is not permitted here."""
     directory.mkdir(parents=True, exist_ok=True)
-    options = ["-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs"]
+    options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs"]
     mounted = subprocess.run(["mount", *options, str(directory)], capture_output=True, check=False).returncode == 0
     try:
         yield mounted

@@ -7,7 +7,7 @@ import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,13 +25,13 @@ from federation.training.trainer import Trainer
 from federation.trust.envelope import seal
 from federation.trust.key_chain import CoordinatorKeys
 from federation.trust.member_files import MemberFiles
-from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, JacobianWork, Row, SignedEnvelope, TrainWork
+from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, JacobianWork, Row, SignedEnvelope
 from federation.vectors import Layout, Tensor, to_bytes
 from federation.work.base import Result, Shape
 from federation.work.site import Site
 from fedpareto.cli.main import app
 from tests.harness import wait_for
-from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator, files_in, opened, scripted
+from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator, assignment, files_in, opened, scripted
 from tests.trained import train
 from tests.works import set_train, set_work
 from worker.events import Events
@@ -41,7 +41,6 @@ from worker.service import Worker, prepare_offers
 from worker.site.asked_runs import AskedRun
 from worker.site.assignments import Declined, check_assignment
 from worker.site.policy import Policy, PolicyError, WorkLimits
-from worker.work.attacker import Attacker
 
 SOURCE = DataSource(part=Part(0, 8))
 DOCUMENT = b'name = "trial"\ntask = "digits"\nrounds = 2\nalgorithm.name = "fedavg"\n'
@@ -69,20 +68,7 @@ ALLOWED: Any = {"digits": Trained()}
 
 def training(**changes: Any) -> AssignmentManifest:
     """An assignment to train a small model, with these fields of the work changed."""
-    made = AssignmentManifest(
-        federation_id=FEDERATION,
-        run_id="run-1",
-        round=3,
-        assignment_id="a",
-        client_id=CLIENT,
-        base_model=digest(b"model"),
-        base_model_bytes=LAYOUT.file_bytes,
-        task="digits",
-        rows=[Row(name="loss", dtype="F32", length=LAYOUT.size)],
-        max_payload_bytes=10_000,
-    )
-    set_work(made, TrainWork(steps=1, batch_size=10, learning_rate=0.1))
-    made.deadline.FromDatetime(datetime.now(UTC) + timedelta(hours=1))
+    made = assignment(LAYOUT, bytes(LAYOUT.file_bytes), 3)
     set_train(made, **changes)
     return made
 
@@ -145,10 +131,10 @@ class Running:
         home: WorkerHome,
         member: MemberFiles,
         offers: dict[str, Trainer],
-        attacker: Attacker | None = None,
+        *,
         policy: Policy | None = None,
         uniform: Callable[[float, float], float] | None = None,
-        passphrase: bytes | None = None,
+        **options: Any,
     ) -> None:
         home.directory.mkdir(exist_ok=True)
         self.out = io.StringIO()
@@ -162,9 +148,8 @@ class Running:
             device="cpu",
             events=Events(self.out),
             uniform=uniform or random.Random(0).uniform,
-            attacker=attacker,
             policy=policy or Policy.load(home.policy),
-            passphrase=passphrase,
+            **options,
         )
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -241,6 +226,13 @@ class Scene:
         running.wait_for("attending")
         return running
 
+    def worked(self, **options: Any) -> Running:
+        """Assigns a training, and starts a worker that does it and gets its receipt."""
+        self.assign()
+        running = self.start(**options)
+        running.wait_for("receipt")
+        return running
+
     def joined(self) -> str:
         """Saves the membership in the home, for commands; returns the path of the home."""
         if not (self.home.directory / MEMBER_FILE).exists():
@@ -288,6 +280,12 @@ class Scene:
         assert len(self.coordinator.declines) == count
         last = self.coordinator.declines[-1]
         return last.assignment_id, last.reason, last.message
+
+    def turned_down(self, asked: AssignmentManifest) -> tuple[str, str, str]:
+        """Assigns what a worker declines that is started then; returns what `declined` returns."""
+        self.coordinator.assign(asked)
+        self.start()
+        return self.declined()
 
     def wait_submitted(self) -> None:
         wait_for(lambda: bool(self.coordinator.submissions), "the upload")

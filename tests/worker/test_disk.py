@@ -1,9 +1,7 @@
 """A worker whose disk is full: it keeps its reply in memory, or declines, says so, and shows no traceback."""
 
-import os
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import update_layout
 from tests.harness import wait_for
 from tests.scripted import files_in, opened
+from tests.soak.faults import fill, small_disk
 from tests.worker.scene import Scene, files_of_at_most
 from tests.works import ask_bf16
 from worker.events import Events
@@ -26,26 +25,12 @@ from worker.work.spool import Spool
 
 
 @pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """A directory on a small file system of its own, and what fills it."""
-    where = tmp_path / "small"
-    where.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(where)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("a small file system can be mounted by root only; the limit on file sizes stands in for it")
-
-    def fill() -> None:
-        descriptor = os.open(where / "filler", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        try:
-            while True:
-                os.write(descriptor, bytes(4096))
-        except OSError:
-            os.close(descriptor)
-
-    try:
-        yield where, fill
-    finally:
-        subprocess.run(["umount", "--lazy", str(where)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory on a small file system of its own."""
+    with small_disk(tmp_path / "small", "128k") as mounted:
+        if not mounted:
+            pytest.skip("a small file system can be mounted by root only; the limit on file sizes stands in for it")
+        yield tmp_path / "small"
 
 
 @pytest.fixture(autouse=True)
@@ -135,16 +120,13 @@ def test_of_a_reply_that_neither_disk_nor_memory_takes_nothing_is_left(tmp_path:
     assert [entry.in_memory for entry in spool.entries()] == [True, True]
 
 
-def test_a_worker_goes_on_with_a_disk_that_is_really_full(
-    scene: Scene, full_disk: tuple[Path, Callable[[], None]]
-) -> None:
-    where, fill = full_disk
-    running = scene.attending(home=WorkerHome(where / "home"))
+def test_a_worker_goes_on_with_a_disk_that_is_really_full(scene: Scene, disk: Path) -> None:
+    running = scene.attending(home=WorkerHome(disk / "home"))
     scene.receipts(1, 0)
-    fill()
+    fill(disk)
     scene.receipts(2, 1)
     assert any("kept in memory" in event["message"] for event in running.events("disk"))
-    (where / "filler").unlink()
+    (disk / "ballast").unlink()
     scene.receipts(3, 2)
     assert len(read_receipts(running.home.receipts, running.member.coordinator.chain)) == 3
 

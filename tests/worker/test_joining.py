@@ -14,10 +14,7 @@ from federation.refusals import Refusal
 from federation.trust.envelope import seal, unseal
 from federation.trust.keys import IdentityError
 from federation.trust.member_files import MemberFiles
-from federation.v1.common_pb2 import (
-    AssignmentManifest,
-    ReplyManifest,
-)
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import read_vector, update_layout
 from tests.harness import federation
 from tests.scripted import CLIENT, files_in, scripted
@@ -211,17 +208,12 @@ def test_attackers_of_a_real_federation_collude_or_are_refused_and_the_run_goes_
     options = {"a": together, "b": together, "c": ["--attack", "nan"]}
     with federation(tmp_path) as made:
         made.serve()
-        for name in options:
+        for number, (name, more) in enumerate(options.items(), 1):
             made.join(name)
-        workers = {
-            name: made.work(name, "--part", f"{number}/3", *more)
-            for number, (name, more) in enumerate(options.items(), 1)
-        }
-        for worker in workers.values():
-            worker.wait_for_text("attending federation")
+            made.work(name, "--part", f"{number}/3", *more)
         made.completed("attacked", 'task = "digits"\nrounds = 2\n[selection]\nminimum = 3\n')
         for name in options:
-            assert "REHEARSAL OF AN ATTACK" in workers[name].text
+            assert "REHEARSAL OF AN ATTACK" in made.workers[name].text
         found = made.query("select client_id, accepted, reason, payload from replies where payload_bytes > 0")
         for client_id, accepted, reason, _ in found:
             assert (bool(accepted), reason) == ((False, "non-finite") if client_id == "c" else (True, ""))
@@ -229,5 +221,5 @@ def test_attackers_of_a_real_federation_collude_or_are_refused_and_the_run_goes_
         assert len(digests["a"]) == 2
         assert digests["a"] == digests["b"]
         for name in "ab":
-            assert workers[name].stop() == 0
+            assert made.workers[name].stop() == 0
         assert list((tmp_path / "shared").iterdir()) == []

@@ -5,7 +5,7 @@ import re
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
@@ -50,6 +50,20 @@ FILES: dict[str, tuple[Callable[[Path], Any], Callable[[Any], None], str]] = {
     ),
 }
 EACH = pytest.mark.parametrize("name", FILES)
+Open = Callable[[str], Any]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_file, "BUSY_SECONDS", 0.0)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another process has locked the file."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as another:
+        another.execute("BEGIN EXCLUSIVE")
+        yield
 
 
 def rows(path: Path) -> int:
@@ -60,7 +74,7 @@ def rows(path: Path) -> int:
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
+def opened(tmp_path: Path) -> Iterator[Open]:
     files = []
 
     def open_file(name: str) -> Any:
@@ -97,7 +111,7 @@ def test_what_was_written_is_there_after_a_kill_right_after_the_answer(tmp_path:
 
 @EACH
 def test_a_change_is_synced_before_its_statement_returns_and_so_is_the_directory_of_a_new_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[str], Any], name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Open, name: str
 ) -> None:
     synced = list[Path]()
     monkeypatch.setattr(ledger_file, "sync_directory", synced.append)
@@ -113,27 +127,22 @@ def test_a_change_is_synced_before_its_statement_returns_and_so_is_the_directory
 
 @EACH
 def test_a_locked_file_is_reported_as_locked_and_not_as_damaged_when_it_is_opened_and_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[str], Any], name: str
+    tmp_path: Path, opened: Open, name: str
 ) -> None:
-    monkeypatch.setattr(ledger_file, "BUSY_SECONDS", 0.0)
     file, (_, write, _) = opened(name), FILES[name]
-    locked = rf"{re.escape(str(tmp_path / name))} is locked by another process, probably .* wait until .* `fuser "
-    with closing(sqlite3.connect(tmp_path / name, isolation_level=None)) as another:
-        another.execute("BEGIN EXCLUSIVE")
+    words = rf"{re.escape(str(tmp_path / name))} is locked by another process, probably .* wait until .* `fuser "
+    with locked(tmp_path / name):
         for attempt in (lambda: opened(name), lambda: write(file)):
-            with pytest.raises(FileLocked, match=locked) as error:
+            with pytest.raises(FileLocked, match=words) as error:
                 attempt()
             assert "damaged" not in str(error.value)
             assert "make room" not in with_remedy(error.value)
-        another.execute("COMMIT")
     write(file)
     assert rows(tmp_path / name) == 1
 
 
 @EACH
-def test_a_file_that_the_disk_does_not_take_is_reported_with_its_name(
-    tmp_path: Path, opened: Callable[[str], Any], name: str
-) -> None:
+def test_a_file_that_the_disk_does_not_take_is_reported_with_its_name(tmp_path: Path, opened: Open, name: str) -> None:
     file, (_, write, _) = opened(name), FILES[name]
     with files_of_at_most(100), pytest.raises(DiskFull, match=rf"{name} cannot be written: disk I/O error") as error:
         write(file)
@@ -143,9 +152,7 @@ def test_a_file_that_the_disk_does_not_take_is_reported_with_its_name(
 
 
 @EACH
-def test_a_damaged_file_is_named_with_what_to_do_and_left_alone(
-    tmp_path: Path, opened: Callable[[str], Any], name: str
-) -> None:
+def test_a_damaged_file_is_named_with_what_to_do_and_left_alone(tmp_path: Path, opened: Open, name: str) -> None:
     content = b"no database" * 1000
     (tmp_path / name).write_bytes(content)
     with pytest.raises(WorkerHomeError, match=rf"{name} is damaged .*{FILES[name][2]}"):
@@ -155,7 +162,7 @@ def test_a_damaged_file_is_named_with_what_to_do_and_left_alone(
 
 @EACH
 def test_a_file_with_the_tables_of_another_version_is_refused_with_the_version_and_the_remedy(
-    tmp_path: Path, opened: Callable[[str], Any], name: str
+    tmp_path: Path, opened: Open, name: str
 ) -> None:
     FILES[name][1](opened(name))
     with closing(sqlite3.connect(tmp_path / name)) as connection:
@@ -170,40 +177,30 @@ def test_a_file_with_the_tables_of_another_version_is_refused_with_the_version_a
 
 @pytest.mark.parametrize(("command", "name"), [("privacy", "privacy.db"), ("runs", "runs.db")])
 def test_a_command_of_the_owner_says_that_a_file_is_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[str], Any], command: str, name: str
+    tmp_path: Path, opened: Open, command: str, name: str
 ) -> None:
-    monkeypatch.setattr(ledger_file, "BUSY_SECONDS", 0.0)
     (tmp_path / MEMBER_FILE).touch()
     opened(name)
-    with closing(sqlite3.connect(tmp_path / name, isolation_level=None)) as another:
-        another.execute("BEGIN EXCLUSIVE")
+    with locked(tmp_path / name):
         result = failure("worker", command, "--home", str(tmp_path))
     assert str(result).startswith(f"{tmp_path / name} is locked by another process, probably")
 
 
-def test_an_assignment_is_declined_while_the_runs_that_asked_are_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledger_file, "BUSY_SECONDS", 0.0)
+def test_an_assignment_is_declined_while_the_runs_that_asked_are_locked(tmp_path: Path) -> None:
     nobody: Any = None
     with closing(Consents(tmp_path / "runs.db", Policy(), {}, nobody, Events(), nobody)) as consents:
-        with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as another:
-            another.execute("BEGIN EXCLUSIVE")
+        with locked(tmp_path / "runs.db"):
             reason, words = consents.problem(AssignmentManifest(run_id="run-1", spec="s")) or ("", "")
         assert reason == "disk"
         assert "runs.db is locked by another process" in words
         assert consents.problem(AssignmentManifest(run_id="run-1", spec="s")) is None
 
 
-def test_the_signing_key_is_not_replaced_while_the_memory_is_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[str], Any]
-) -> None:
-    monkeypatch.setattr(ledger_file, "BUSY_SECONDS", 0.0)
+def test_the_signing_key_is_not_replaced_while_the_memory_is_locked(tmp_path: Path, opened: Open) -> None:
     opened("memory.db")
-    with closing(sqlite3.connect(tmp_path / "memory.db", isolation_level=None)) as another:
-        another.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(FileLocked, match="is locked"), rotation._writing(WorkerHome(tmp_path)):
-            WorkerMemory.erase_kept(tmp_path / "memory.db")
+    path, refused = tmp_path / "memory.db", pytest.raises(FileLocked, match="is locked")
+    with locked(path), refused, rotation._writing(WorkerHome(tmp_path)):
+        WorkerMemory.erase_kept(path)
 
 
 def test_a_file_that_was_closed_is_a_mistake_of_the_program(tmp_path: Path) -> None:

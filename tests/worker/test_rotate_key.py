@@ -31,7 +31,6 @@ train.epochs = {epochs}
 train.deadline_seconds = 300
 evaluate.every = 0
 """
-FULL = pytest.mark.full
 
 
 def work(fed: Federation, client: str, crash: str = "") -> Process:
@@ -97,10 +96,7 @@ def test_a_reply_in_the_spool_counts_after_the_key_was_replaced_and_the_next_one
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "point",
-    [pytest.param("rotation-begun", marks=FULL), "rotation-registered", pytest.param("rotation-saved", marks=FULL)],
-)
+@pytest.mark.parametrize("point", ["rotation-begun", "rotation-registered", "rotation-saved"])
 def test_a_rotation_that_was_interrupted_is_ended_before_the_worker_works_on(fed: Federation, point: str) -> None:
     home = fed.join(point)
     old = own_key(fed, point)

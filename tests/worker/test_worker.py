@@ -68,19 +68,6 @@ def test_heartbeats_name_the_assignment_in_work(scene: Scene) -> None:
     wait_for(lambda: any(beat.assignment_id == "assignment-0" and beat.progress > 0 for beat in beats), "progress")
 
 
-def test_an_assignment_that_is_sent_twice_is_done_once(scene: Scene) -> None:
-    running = scene.attending()
-    envelope = scene.assign()
-    scene.coordinator.give(envelope)
-    running.wait_for("receipt")
-    running.wait_spooled()
-    scene.coordinator.give(envelope)
-    scene.assign(1)  # done after the one before, if that were done again
-    running.wait_for("receipt", 3)
-    assert sorted(submission.manifest.round for submission in scene.coordinator.submissions) == [0, 0, 1]
-    assert len(running.events("training")) == 2
-
-
 def test_a_model_that_is_known_is_not_fetched_again(scene: Scene) -> None:
     running = scene.start()
     for number in range(3):
@@ -114,9 +101,7 @@ def test_training_that_diverges_is_declined(scene: Scene) -> None:
 
 
 def test_a_rehearsed_attack_changes_the_update_and_the_reported_loss_alone(scene: Scene) -> None:
-    scene.assign()
-    running = scene.start(attacker=Attacker(parse_attack("scale=100,bias=1000"), CLIENT))
-    running.wait_for("receipt")
+    running = scene.worked(attacker=Attacker(parse_attack("scale=100,bias=1000"), CLIENT))
     assert running.events("attack")
     honest = trained(scene.offers["digits"], scene.model)
     [submission] = scene.coordinator.submissions
@@ -141,8 +126,7 @@ def test_a_worker_that_scales_its_loss_trains_on_the_scaled_loss(scene: Scene) -
 def test_an_attack_on_the_data_is_honest_training_on_the_wrong_labels(scene: Scene) -> None:
     flip = parse_attack("label-flip")
     poisoned, _ = prepare_offers(["digits"], SOURCE, device="cpu", threads=1, attack=flip, client_id=CLIENT)
-    scene.assign()
-    scene.start(offers=poisoned, attacker=Attacker(flip, CLIENT)).wait_for("receipt")
+    scene.worked(offers=poisoned, attacker=Attacker(flip, CLIENT))
     splits = task("digits").load(SOURCE)
     wrong = replace(splits, train=replace(splits.train, y=9 - splits.train.y))
     expected = trained(TorchTrainer(task("digits"), wrong, "cpu", 1), scene.model)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from federation.refusals import Refusal
 from federation.trust.member_files import MemberFiles
 from tests.harness import wait_for
 from tests.scripted import CLIENT, ScriptedCoordinator, files_in, scripted
-from tests.worker.scene import Scene
+from tests.worker.scene import Running, Scene
 from worker.home import WorkerHome
 from worker.line.enroll import EnrollmentError, enroll
 
@@ -23,6 +24,12 @@ def second(scene: Scene) -> Iterator[ScriptedCoordinator]:
     made.start()
     yield made
     made.stop()
+
+
+def attending(scene: Scene, *addresses: str, **options: Any) -> Running:
+    """A worker attends that knows these addresses."""
+    scene.joined()
+    return scene.attending(member=replace(scene.member, addresses=addresses), **options)
 
 
 def notes(scene: Scene, addresses: tuple[str, ...]) -> None:
@@ -63,14 +70,13 @@ def test_a_worker_stays_where_it_attends_and_its_next_start_begins_with_its_own_
     by_address = dict(zip(known, (scene.coordinator, second), strict=True))
     mine, other = (by_address[address] for address in in_own_order(CLIENT, known))
     mine.addresses = other.addresses = known
-    scene.joined()
-    running = scene.attending(member=replace(scene.member, addresses=(other.address, mine.address)))
+    running = attending(scene, other.address, mine.address)
     notes(scene, (mine.address, other.address))
     other.end_stream(Refusal("database", "a stream that breaks"))
     running.wait_for("attending", 2)
     assert (len(mine.hellos), len(other.hellos)) == (0, 2), "a stream that broke is made again at the same coordinator"
     running.stop()
-    scene.attending(member=replace(scene.member, addresses=(mine.address, other.address)))
+    attending(scene, mine.address, other.address)
     assert (len(mine.hellos), len(other.hellos)) == (1, 2)
 
 
@@ -83,31 +89,23 @@ def test_a_coordinator_that_stops_is_left_at_once(scene: Scene, second: Scripted
         pauses.append(ceiling)
         return 0.0
 
-    member = replace(scene.member, addresses=(first.address, second.address))
-    scene.joined()
-    running = scene.attending(member=member, uniform=pause)
+    running = attending(scene, first.address, second.address, uniform=pause)
     assert len(first.hellos) == len(second.hellos) == 1
     assert pauses == []
     [event] = running.events("disconnected")
-    assert event["message"] == (
-        f"not attending at {first.address}: the coordinator is stopping; trying {second.address}"
-    )
+    assert event["message"] == f"not attending at {first.address}: the coordinator is stopping; trying {second.address}"
 
 
 def test_a_server_that_is_no_coordinator_of_the_federation_is_passed_over(scene: Scene) -> None:
     with scripted() as impostor:
-        member = replace(scene.member, addresses=(impostor.address, scene.coordinator.address))
-        scene.joined()
-        running = scene.attending(member=member)
+        running = attending(scene, impostor.address, scene.coordinator.address)
         assert impostor.hellos == []
     assert "did not prove that it is this federation's coordinator" in running.events("disconnected")[0]["message"]
 
 
 def test_a_refusal_of_the_member_is_not_evaded_at_once(scene: Scene, second: ScriptedCoordinator) -> None:
     scene.coordinator.attend_refusals = [Refusal("limit:tasks", "too many")]
-    member = replace(scene.member, addresses=(scene.coordinator.address, second.address))
-    scene.joined()
-    running = scene.attending(member=member)
+    running = attending(scene, scene.coordinator.address, second.address)
     assert "offer fewer tasks" in running.events("refused")[0]["message"]
 
 

@@ -2,10 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from federation.refusals import Refusal
@@ -17,31 +15,19 @@ from fedpareto.cli.main import app
 from storage.states import RoundState, RunState
 from tests.harness import wait_for
 from tests.scripted import FEDERATION, ScriptedCoordinator, files_in
-from tests.stage import Stage, spec, stage
+from tests.stage import spec, stage
 from tests.worker.scene import Running, Scene, command, soon
 from worker.home import WorkerHome
 from worker.site.policy import Policy
 
 
-@pytest.fixture
-def own_stage(tmp_path: Path) -> Iterator[Stage]:
-    with stage(tmp_path / "coordinator", "sqlite:///coordinator.db") as made:
-        yield made
-
-
-def back_up(made: Stage, copy: Path) -> None:
-    made.stop()
-    shutil.copytree(made.served.home.directory, copy)
-    made.start()
-
-
-def put_back(made: Stage, copy: Path) -> None:
-    directory = made.served.home.directory
-    for path in directory.glob("coordinator.db*"):
+def copy_data(source: Path, target: Path) -> None:
+    """The database and the blobs of a coordinator that is stopped come to another place."""
+    for path in target.glob("coordinator.db*"):
         path.unlink()
-    for path in copy.glob("coordinator.db*"):
-        shutil.copy(path, directory)
-    shutil.copytree(copy / "blobs", directory / "blobs", dirs_exist_ok=True)
+    shutil.copytree(source / "blobs", target / "blobs", dirs_exist_ok=True)
+    for path in source.glob("coordinator.db*"):
+        shutil.copy(path, target)
 
 
 MORE = """
@@ -53,39 +39,42 @@ train.steps = 1
 
 
 def test_after_a_restored_backup_what_is_asked_for_again_is_sent_again_and_the_run_completes(
-    own_stage: Stage, offers: dict[str, Trainer], model: tuple[Layout, bytes], tmp_path: Path
+    offers: dict[str, Trainer], model: tuple[Layout, bytes], tmp_path: Path
 ) -> None:
-    made = own_stage
-    (other,) = made.cast("digits", "other")
-    player = made.player("worker")
-    player.attend(digits=10)
-    run = made.submit(spec("again", "digits", 3, algorithm="fedavg", more=MORE), model=model[1])
-    made.wait_round(run, 0, RoundState.OPEN)
-    player.leave()
-    back_up(made, tmp_path / "backup")
-    running = Running(WorkerHome(tmp_path / "worker"), player.member.files, offers, uniform=soon)
-    try:
-        other.attend(digits=10)
-        made.play(run, other, until=lambda: len(made.rounds(run)) > 2)
-        restored = ["coordinator", "restored", "--home", str(made.served.home.directory), "--json"]
-        assert CliRunner().invoke(app, restored).exit_code == 1, "a coordinator that serves is not being restored"
+    with stage(tmp_path / "coordinator", "sqlite:///coordinator.db") as made:
+        home, backup = made.served.home.directory, tmp_path / "backup"
+        (other,) = made.cast("digits", "other")
+        player = made.player("worker")
+        player.attend(digits=10)
+        run = made.submit(spec("again", "digits", 3, algorithm="fedavg", more=MORE), model=model[1])
+        made.wait_round(run, 0, RoundState.OPEN)
+        player.leave()
         made.stop()
-        put_back(made, tmp_path / "backup")
-        unstated = CliRunner().invoke(app, ["coordinator", "serve", "--home", str(made.served.home.directory)])
-        assert "entries were removed. If a backup was restored, run `fedpareto coordinator r" in str(unstated.exception)
-        assert json.loads(CliRunner().invoke(app, restored).output)["runs"] == {run: 0}
+        copy_data(home, backup)
         made.start()
-        other._seen.clear()
-        other.attend(digits=10)
-        made.play(run, other)
-        assert set(made.replies(run, 0)) == {"other", "worker"}
-        assert made.wait_state(run, RunState.COMPLETED).reason == ""
-        assert running.events("restored")[0]["runs"] == {run: 0}
-        assert running.events("log-restored")
-        # Work of a round that the restore took back may still have waited for its model.
-        assert {event["reason"] for event in running.events("declined")} <= {"base-model"}
-    finally:
-        running.stop()
+        running = Running(WorkerHome(tmp_path / "worker"), player.member.files, offers, uniform=soon)
+        try:
+            other.attend(digits=10)
+            made.play(run, other, until=lambda: len(made.rounds(run)) > 2)
+            restored = ["coordinator", "restored", "--home", str(home), "--json"]
+            assert CliRunner().invoke(app, restored).exit_code == 1, "a coordinator that serves is not being restored"
+            made.stop()
+            copy_data(backup, home)
+            unstated = str(CliRunner().invoke(app, ["coordinator", "serve", "--home", str(home)]).exception)
+            assert "entries were removed. If a backup was restored, run `fedpareto coordinator r" in unstated
+            assert json.loads(CliRunner().invoke(app, restored).output)["runs"] == {run: 0}
+            made.start()
+            other._seen.clear()
+            other.attend(digits=10)
+            made.play(run, other)
+            assert set(made.replies(run, 0)) == {"other", "worker"}
+            assert made.wait_state(run, RunState.COMPLETED).reason == ""
+            assert running.events("restored")[0]["runs"] == {run: 0}
+            assert running.events("log-restored")
+            # Work of a round that the restore took back may still have waited for its model.
+            assert {event["reason"] for event in running.events("declined")} <= {"base-model"}
+        finally:
+            running.stop()
 
 
 # --- a scripted coordinator
@@ -97,25 +86,25 @@ def restored(coordinator: ScriptedCoordinator, next_round: int) -> SignedEnvelop
     return seal(manifest, coordinator.signing_key)
 
 
-def test_an_assignment_that_comes_again_after_its_receipt_gets_the_same_signed_reply(scene: Scene) -> None:
-    running = scene.start()
+def test_an_assignment_that_comes_again_is_not_done_again_and_gets_the_same_signed_reply(scene: Scene) -> None:
+    running = scene.attending()
     envelope = scene.assign(1)
+    scene.coordinator.give(envelope)
     running.wait_for("receipt")
     running.wait_spooled()
     scene.coordinator.give(envelope)
     running.wait_for("receipt", 2)
-    assert scene.coordinator.submissions[0] == scene.coordinator.submissions[1]
-    assert len(running.events("training")) == 1
     for number in (2, 3):
-        scene.assign(number)
-        running.wait_for("receipt", 1 + number)
+        scene.receipts(1 + number, number)
     running.wait_spooled()
+    assert [one.manifest.round for one in scene.coordinator.submissions] == [1, 1, 2, 3]
+    assert scene.coordinator.submissions[0] == scene.coordinator.submissions[1]
+    assert len(running.events("training")) == 3
     wait_for(lambda: len(files_in(scene.home.handed_in)) == 2, "the payloads of the last two replies alone to stay")
     running.stop()
     scene.coordinator.submissions.clear()
     again = scene.start()
-    scene.assign(3)
-    again.wait_for("receipt")
+    scene.receipts(1, 3)
     assert len(again.events("training")) == 1, "after a restart it is done again"
     assert len(scene.coordinator.submissions) == 1
 

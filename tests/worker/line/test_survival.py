@@ -33,13 +33,13 @@ def test_a_broken_download_goes_on_where_it_broke(scene: Scene) -> None:
         yield blob[offset + 4000 :]
 
     scene.coordinator.serve_blob = serve
-    scene.assign()
-    running = scene.start()
-    running.wait_for("receipt")
+    scene.worked()
     assert scene.coordinator.fetches == [0, 4000, 8000]
 
 
-def test_the_same_signed_reply_is_sent_until_it_is_acknowledged(scene: Scene) -> None:
+def test_the_same_signed_reply_is_sent_until_it_is_acknowledged_and_no_byte_of_it_before_a_window_allows_it(
+    scene: Scene,
+) -> None:
     damaged = Refusal("payload-digest", "damaged on the way")
     scene.coordinator.submit_refusals = [HungUp(), damaged, Refusal("stopping", "later"), damaged, HungUp()]
     scene.coordinator.window_bytes = 1000
@@ -49,11 +49,12 @@ def test_the_same_signed_reply_is_sent_until_it_is_acknowledged(scene: Scene) ->
         ceilings.append(ceiling)
         return 0.0
 
-    scene.assign()
-    running = scene.start(uniform=at_once)
-    running.wait_for("receipt")
+    running = scene.worked(uniform=at_once)
     assert len(scene.coordinator.submissions) == 6
     assert all(submission == scene.coordinator.submissions[0] for submission in scene.coordinator.submissions)
+    size = len(scene.coordinator.submissions[0].payload)
+    assert size > 2000
+    assert scene.coordinator.chunks == 6 * [(place, min(1000, size - place)) for place in range(0, size, 1000)]
     assert len(running.events("training")) == 1
     assert ceilings == [0.2, 0.4, 0.8, 1.6, 3.2]  # the pauses grow although each attempt sends everything anew
 
@@ -73,23 +74,10 @@ def test_a_reply_that_was_damaged_in_the_spool_is_dropped(scene: Scene) -> None:
     assert len(scene.coordinator.submissions) == 1
 
 
-def test_no_byte_goes_out_before_a_window_allows_it(scene: Scene) -> None:
-    scene.coordinator.window_bytes = 1000
-    scene.assign()
-    running = scene.start()
-    running.wait_for("receipt")
-    size = len(scene.coordinator.submissions[0].payload)
-    assert size > 2000
-    assert scene.coordinator.chunks == [(place, min(1000, size - place)) for place in range(0, size, 1000)]
-
-
 @pytest.mark.parametrize(
     ("reason", "declined"),
     [
-        ("assignment-closed", []),
-        ("assignment-fulfilled", []),
-        ("deadline", []),
-        ("assignment-unknown", []),
+        *((reason, []) for reason in ("assignment-closed", "assignment-fulfilled", "deadline", "assignment-unknown")),
         ("mismatch:round", ["mismatch:round"]),
         ("limit:payload", ["limit:payload"]),
     ],
@@ -99,8 +87,7 @@ def test_a_reply_that_is_refused_for_good_is_dropped(scene: Scene, reason: str, 
     scene.assign()
     running = scene.start()
     assert running.wait_for("dropped")[0]["reason"] == reason
-    scene.assign(1)
-    running.wait_for("receipt")
+    scene.receipts(1, 1)
     running.wait_spooled()
     assert [submission.manifest.round for submission in scene.coordinator.submissions] == [0, 1]
     assert [said.reason for said in scene.coordinator.declines] == declined

@@ -33,11 +33,6 @@ def scene(coordinator: ScriptedCoordinator, tmp_path: Path) -> Iterator[Scene]:
         yield made
 
 
-@pytest.fixture
-def member(scene: Scene) -> MemberFiles:
-    return scene.member
-
-
 # --- time
 
 
@@ -66,9 +61,9 @@ def test_a_worker_takes_no_time_but_a_sane_one_that_was_signed_in_answer_to_it_a
     assert len(nonces) == len(BAD_TIMES) + 1, "a fresh nonce for each stream"
 
 
-def test_a_signature_made_for_another_type_of_message_is_no_signed_time(member: MemberFiles, tmp_path: Path) -> None:
+def test_a_signature_made_for_another_type_of_message_is_no_signed_time(scene: Scene, tmp_path: Path) -> None:
     key = Ed25519PrivateKey.generate()
-    clock, _ = clock_of(member, tmp_path, key)
+    clock, _ = clock_of(scene.member, tmp_path, key)
     manifest = time_manifest(datetime.now(UTC)).SerializeToString()
     signature = key.sign(CONTEXTS[common.ReceiptManifest] + b"\0" + manifest)
     with pytest.raises(TimeRefused, match="not signed"):
@@ -83,9 +78,13 @@ def time_manifest(now: datetime) -> common.TimeManifest:
     return manifest
 
 
-def progress_of(member: MemberFiles, directory: Path, *, ask: bool = False) -> Progress:
+def progress_of(member: MemberFiles, directory: Path, *, ask: bool = False, **rounds: int) -> Progress:
+    """What the worker in a directory remembers, which has seen these rounds of runs."""
     home = WorkerHome(directory)
-    return Progress(home.progress, home.accepted_restore, member=member, ask=ask, events=Events())
+    progress = Progress(home.progress, home.accepted_restore, member=member, ask=ask, events=Events())
+    for run, number in rounds.items():
+        progress.saw_round(run, number)
+    return progress
 
 
 def clock_of(member: MemberFiles, directory: Path, key: Ed25519PrivateKey) -> tuple[CoordinatorClock, list[float]]:
@@ -95,29 +94,29 @@ def clock_of(member: MemberFiles, directory: Path, key: Ed25519PrivateKey) -> tu
     return CoordinatorClock(member, progress_of(member, directory), monotonic=lambda: seconds[0]), seconds
 
 
-def test_time_goes_forward_only_also_after_a_restart_of_the_worker(member: MemberFiles, tmp_path: Path) -> None:
+def test_time_goes_forward_only_also_after_a_restart_of_the_worker(scene: Scene, tmp_path: Path) -> None:
     key, noon = Ed25519PrivateKey.generate(), datetime.now(UTC)
 
     def sign(minutes: float) -> common.SignedEnvelope:
         return seal(time_manifest(noon + timedelta(minutes=minutes)), key)
 
-    clock, seconds = clock_of(member, tmp_path, key)
+    clock, seconds = clock_of(scene.member, tmp_path, key)
     clock.set(sign(60), b"nonce")
     seconds[0] = 30.0
     assert clock.now() == noon + timedelta(minutes=60, seconds=30), "between two signed times this machine's counts"
     clock.set(sign(58), b"nonce")
     assert clock.now() == noon + timedelta(minutes=60), "a clock that is set right by a little does not go back here"
-    for attempt in (clock, clock_of(member, tmp_path, key)[0]):
+    for attempt in (clock, clock_of(scene.member, tmp_path, key)[0]):
         with pytest.raises(TimeRefused, match="went back"):
             attempt.set(sign(50), b"nonce")
         attempt.set(sign(61), b"nonce")
 
 
-def test_a_damaged_memory_of_the_coordinator_is_named(member: MemberFiles, tmp_path: Path) -> None:
+def test_a_damaged_memory_of_the_coordinator_is_named(scene: Scene, tmp_path: Path) -> None:
     for text in ("{", "[]", '{"time": 3}', json.dumps({"time": "x", "rounds": {}, "restored": None, "pending": None})):
         WorkerHome(tmp_path).progress.write_text(text)
         with pytest.raises(WorkerHomeError, match=r"progress\.json is damaged"):
-            progress_of(member, tmp_path)
+            progress_of(scene.member, tmp_path)
 
 
 # --- revocation
@@ -192,9 +191,7 @@ def test_a_signed_restore_moves_rounds_and_time_back_once_and_an_older_one_does_
     scene: Scene, tmp_path: Path
 ) -> None:
     key = scene.coordinator.signing_key
-    progress = progress_of(scene.member, tmp_path)
-    for run, number in (("a", 7), ("b", 2), ("gone", 9)):
-        progress.saw_round(run, number)
+    progress = progress_of(scene.member, tmp_path, a=7, b=2, gone=9)
     progress.saw_time(NOON + timedelta(hours=9))
     statement = restore(key, NOON, a=3, b=5, new=0)
     progress.restored(statement)
@@ -209,8 +206,7 @@ def test_a_signed_restore_moves_rounds_and_time_back_once_and_an_older_one_does_
 
 
 def test_a_restore_that_the_coordinator_did_not_sign_is_refused(scene: Scene, tmp_path: Path) -> None:
-    progress = progress_of(scene.member, tmp_path)
-    progress.saw_round("a", 7)
+    progress = progress_of(scene.member, tmp_path, a=7)
     foreign = common.RestoreManifest(federation_id="another")
     for envelope in (restore(Ed25519PrivateKey.generate(), NOON, a=0), seal(foreign, scene.coordinator.signing_key)):
         with pytest.raises(StatementError):
@@ -225,9 +221,7 @@ def test_a_restore_that_the_coordinator_did_not_sign_is_refused(scene: Scene, tm
 
 def test_a_restore_waits_for_an_owner_who_wants_to_be_asked_also_across_a_restart(scene: Scene, tmp_path: Path) -> None:
     home = WorkerHome(tmp_path)
-    progress = progress_of(scene.member, tmp_path, ask=True)
-    progress.saw_round("a", 7)
-    progress.saw_round("b", 1)
+    progress = progress_of(scene.member, tmp_path, ask=True, a=7, b=1)
     progress.restored(restore(scene.coordinator.signing_key, NOON, a=3, b=1))
     for waiting in (progress, progress_of(scene.member, tmp_path, ask=True)):
         assert (waiting.waits("a"), waiting.waits("b"), waiting.newest_round("a")) == (True, False, 7)
@@ -249,8 +243,7 @@ def test_a_restore_is_accepted_also_when_the_time_that_went_back_keeps_the_worke
 ) -> None:
     home = WorkerHome(tmp_path)
     made = datetime.now(UTC) - timedelta(minutes=1)
-    progress = progress_of(scene.member, tmp_path, ask=True)
-    progress.saw_round("a", 7)
+    progress = progress_of(scene.member, tmp_path, ask=True, a=7)
     progress.saw_time(made + timedelta(hours=9))
     scene.coordinator.restored = restore(scene.coordinator.signing_key, made, a=3)
     running = scene.start(home=home, policy=Policy(restore="ask"))
@@ -262,8 +255,7 @@ def test_a_restore_is_accepted_also_when_the_time_that_went_back_keeps_the_worke
 
 
 def test_an_owner_who_no_longer_wants_to_be_asked_accepts_what_waits(scene: Scene, tmp_path: Path) -> None:
-    progress = progress_of(scene.member, tmp_path, ask=True)
-    progress.saw_round("a", 7)
+    progress = progress_of(scene.member, tmp_path, ask=True, a=7)
     progress.restored(restore(scene.coordinator.signing_key, NOON, a=3))
     assert progress_of(scene.member, tmp_path).newest_round("a") == 3
 

@@ -44,6 +44,12 @@ class Watch:
         shown = self.log.head(self.witness.size) if head is None else head
         self.witness.welcome(self.log.certified, shown, restored)
 
+    def grow(self, *counts: int) -> None:
+        """The log grows by each of these numbers of entries, and the worker is welcome after each."""
+        for count in counts:
+            self.log.grow(count)
+            self.welcome()
+
     def refused(self, text: str, head: LogHead | None = None, restored: RestoreManifest | None = None) -> None:
         size = self.witness.size
         with pytest.raises(LogForked, match=text):
@@ -68,8 +74,7 @@ def statement(*kept: tuple[int, int]) -> RestoreManifest:
 
 def test_a_log_that_grows_is_followed_also_over_a_restart_of_the_worker(watch: Watch) -> None:
     for size in (1, 2, 300, 301):
-        watch.log.grow(size - len(watch.log.leaves))
-        watch.welcome()
+        watch.grow(size - len(watch.log.leaves))
         assert watch.witness.size == size
         watch.begin()
         assert watch.witness.size == size
@@ -78,8 +83,7 @@ def test_a_log_that_grows_is_followed_also_over_a_restart_of_the_worker(watch: W
 
 
 def test_a_log_that_was_cut_or_changed_is_refused_with_both_checkpoints_as_evidence(watch: Watch) -> None:
-    watch.log.grow(9)
-    watch.welcome()
+    watch.grow(9)
     leaves = list(watch.log.leaves)
     watch.log.leaves = leaves[:7]
     watch.refused("no proof that it continues the 10 entries .* it shows 7.*coordinator restored`.*security officer")
@@ -97,9 +101,7 @@ def test_a_log_that_was_cut_or_changed_is_refused_with_both_checkpoints_as_evide
 
 
 def test_in_a_welcome_no_proof_but_from_the_newest_checkpoint_counts(watch: Watch) -> None:
-    for _ in range(3):
-        watch.log.grow(4)
-        watch.welcome()
+    watch.grow(4, 4, 4)
     honest = watch.log.head(9)
     watch.log.leaves = watch.log.leaves[:9]
     watch.log.grow(8, b"forked")
@@ -148,9 +150,7 @@ def test_what_the_coordinator_did_not_sign_is_refused(watch: Watch) -> None:
 
 
 def test_after_a_stated_restore_the_log_must_continue_what_it_has_kept(watch: Watch) -> None:
-    for _ in range(3):
-        watch.log.grow(4)
-        watch.welcome()  # 5, 9, 13
+    watch.grow(4, 4, 4)  # 5, 9, 13
     kept = list(watch.log.leaves)
     watch.log.leaves = kept[:10]
     watch.log.grow(20, b"after the restore")
@@ -171,9 +171,7 @@ def test_after_a_stated_restore_the_log_must_continue_what_it_has_kept(watch: Wa
 
 
 def test_a_worker_that_missed_several_restores_goes_back_to_the_earliest(watch: Watch) -> None:
-    for _ in range(3):
-        watch.log.grow(4)
-        watch.welcome()
+    watch.grow(4, 4, 4)
     watch.log.leaves = watch.log.leaves[:6]
     watch.log.grow(30, b"after both")
     both = statement((1, 6), (2, 12))
@@ -196,9 +194,7 @@ def test_a_restore_before_everything_that_was_seen_begins_anew_and_one_behind_it
 
 
 def test_at_most_some_checkpoints_are_kept_and_the_older_they_are_the_fewer(watch: Watch) -> None:
-    for _ in range(3 * MAX_KEPT):
-        watch.log.grow(1)
-        watch.welcome()
+    watch.grow(*[1] * 3 * MAX_KEPT)
     kept = json.loads(watch.home.log.read_text())["checkpoints"]
     sizes = [CheckpointManifest.FromString(from_text(text).manifest).size for text in kept]
     assert len(sizes) <= MAX_KEPT

@@ -16,7 +16,7 @@ from federation.spec.computation import Descend, LocalSgd
 from federation.training.trainer import Trainer
 from federation.trust.keys import replace_private
 from federation.v1.admin_pb2 import GetRoundRequest, GetRunRequest
-from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, JacobianWork, SamplePrivacy
+from federation.v1.common_pb2 import AssignmentManifest, JacobianWork, SamplePrivacy
 from federation.work.base import WorkError
 from fedpareto.cli.show import round_tables, tables
 from tests.harness import wait_for
@@ -34,6 +34,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 BATCH = 10
+BEGUN = "2026-01-01T00:00:00+00:00"
 RULE = SamplePolicy(noise=4.0, clip=0.5, epsilon=8.0)
 
 
@@ -86,8 +87,7 @@ def test_a_training_that_would_overspend_is_declined_after_a_restart_too_and_oth
     running.wait_for("receipt")
     told = wait_for(lambda: scene.coordinator.declines, "a decline")[-1]
     spent = epsilon([Mechanism(4.0, rate, 3)], DELTA).value
-    assert told.assignment_id == "assignment-2"
-    assert told.reason == "dp-budget"
+    assert (told.assignment_id, told.reason) == ("assignment-2", "dp-budget")
     assert f"spent epsilon = {spent:.4g} of {budget:g}" in told.message
     assert f"{budget - spent:.4g} is left" in told.message
     assert [row[-1] for row in entries(running.home)] == [3, 2]  # nothing was drawn for the one that was declined
@@ -99,19 +99,16 @@ def test_work_that_shows_samples_without_noise_is_not_done(scene: Scene) -> None
     asked.rows[0].name = "jacobian"
     set_work(asked, JacobianWork(batch_size=BATCH, objectives=["loss"], sketch="exact", budget=1.0))
     scene.coordinator.assign(asked)
-    assert wait_for(lambda: scene.coordinator.declines, "a decline")[0].reason == "dp-work"
+    assert scene.declined()[1] == "dp-work"
     scene.train(1, precision="bf16")
-    told = wait_for(lambda: scene.coordinator.declines[1:], "a decline")[0]
-    assert told.reason == "dp-work"
-    assert told.message == (
+    _, reason, message = scene.declined(2)
+    assert reason == "dp-work"
+    assert message == (
         'this site trains with noise. train.precision = "bf16": gradients that get noise are made in "float32"'
     )
     for number, rule in ((2, RULE), (3, RULE.model_copy(update={"evaluate": True}))):
         running = start(scene, rule)
-        asked = scene.order(number, max_payload_bytes=0)
-        del asked.rows[:]
-        set_work(asked, EvaluateWork(splits=["train", "test"]))
-        scene.coordinator.assign(asked)
+        scene.evaluate("train", "test", number=number)
         running.wait_for("receipt")
     first, second = (opened(one, scene.member) for one in scene.coordinator.submissions)
     assert not first.metrics
@@ -122,10 +119,6 @@ def test_work_that_shows_samples_without_noise_is_not_done(scene: Scene) -> None
 # --- the owner's side
 
 
-def order(**fields: Any) -> AssignmentManifest:
-    return AssignmentManifest(run_id="run-1", round=0, assignment_id="a", **fields)
-
-
 def test_tasks_on_one_data_set_share_its_budget(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "privacy.db")
     rules = {"patients": RULE.model_copy(update={"tasks": ("mortality", "stay")})}
@@ -133,7 +126,7 @@ def test_tasks_on_one_data_set_share_its_budget(tmp_path: Path) -> None:
     assert site.data_set("mortality").name == site.data_set("stay").name == "patients"
     assert site.data_set("other").rule is None
     for name in ("mortality", "stay"):
-        ledger.add(PrivacyEntry("2026-01-01T00:00:00+00:00", "patients", name, "r", 0, "a", 1.0, 0.5, 0.1, 5))
+        ledger.add(PrivacyEntry(BEGUN, "patients", name, "r", 0, "a", 1.0, 0.5, 0.1, 5))
     assert ledger.mechanisms("patients") == [Mechanism(1.0, 0.1, 10)]
     ledger.close()
 
@@ -161,7 +154,8 @@ def test_a_training_is_on_the_disk_before_it_begins_and_does_not_begin_if_it_can
     path, trainer = tmp_path / "privacy.db", offers["digits"]
     site = SitePrivacy({"digits": RULE}, Ledger(path))
     asked = Descend(sgd=LocalSgd(steps=2, batch_size=BATCH, learning_rate=0.1), targets={"loss": {"loss": 1.0}})
-    computation, statement = site.admit(order(task="digits"), asked, trainer, datetime.now(UTC))
+    order = AssignmentManifest(run_id="run-1", round=0, assignment_id="a", task="digits")
+    computation, statement = site.admit(order, asked, trainer, datetime.now(UTC))
     assert isinstance(computation, Descend)
     assert (computation.private, computation.measure) == (RULE.floor, False)
     assert statement is not None
@@ -172,7 +166,7 @@ def test_a_training_is_on_the_disk_before_it_begins_and_does_not_begin_if_it_can
         with site.ledger._file.using() as ledger:
             ledger.execute("PRAGMA busy_timeout = 1")
         with pytest.raises(OSError, match=r"privacy\.db is locked"):
-            site.admit(order(task="digits"), asked, trainer, datetime.now(UTC))
+            site.admit(order, asked, trainer, datetime.now(UTC))
     assert len(read_ledger(path)) == 1
 
 
@@ -184,9 +178,7 @@ def test_the_command_shows_what_is_spent_and_left(tmp_path: Path) -> None:
     assert "digits: epsilon = 0 of 8" in command(*arguments)
     ledger = Ledger(home.privacy)
     for number in range(2):
-        ledger.add(
-            PrivacyEntry("2026-01-01T00:00:00+00:00", "digits", "digits", "r", number, f"{number}", 4.0, 0.5, 0.1, 5)
-        )
+        ledger.add(PrivacyEntry(BEGUN, "digits", "digits", "r", number, f"{number}", 4.0, 0.5, 0.1, 5))
     found = epsilon([Mechanism(4.0, 0.1, 10)], DELTA)
     shown = command(*arguments)
     assert f"digits: epsilon = {found.value:.4g} of 8" in shown

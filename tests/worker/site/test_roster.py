@@ -4,20 +4,20 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from typer.testing import CliRunner
 
 from federation.trust.member_files import MemberFiles
 from federation.work.site import SessionEntry
-from fedpareto.cli.failure import USAGE, CommandFailure
-from fedpareto.cli.main import app
+from fedpareto.cli.failure import USAGE
+from tests.command_lines import failure
 from tests.fedpareto.cli.test_join_and_confirm import at_a_terminal
 from tests.scripted import CLIENT, FEDERATION, scripted
+from tests.worker.scene import command as worker_command
 from worker.home import WorkerHome
 from worker.site.roster import Card, Roster, RosterError, changes, pinned_roster, read_roster
 from worker.site.round_ledger import RoundLedger
@@ -88,11 +88,7 @@ def test_the_digest_depends_on_members_and_keys_and_not_on_their_order(member: M
         ("key =", "kay =", "member.0.kay: no such key"),
         ('key = "', 'key = "00', "the key of .* has 33 bytes, not 32"),
         ('key = "', 'key = "zz', "the key of .* is not hexadecimal: 'zz"),
-        (
-            'key = "',
-            f'key = "{"00" * 32}" #',
-            "the key of .*: a point of small order cannot be an Ed25519 key",
-        ),
+        ('key = "', f'key = "{"00" * 32}" #', "the key of .*: a point of small order cannot be an Ed25519 key"),
         ('key = "', f'key = "01{"00" * 30}80" #', "the key of .*: a point of small order"),
         ('key = "', "key = 3 #", r"member.0.key: Input should be a valid string; got 3"),
         (f'"{OTHERS[0]}"', f'"{OTHERS[1]}"', f"the member {OTHERS[1]} stands in it twice"),
@@ -172,16 +168,13 @@ def test_a_signature_for_another_member_or_federation_or_key_does_not_hold() -> 
 
 
 def command(name: str, home: Path, *arguments: str) -> str:
-    done = CliRunner().invoke(app, ["worker", "roster", name, *arguments, "--home", str(home)])
-    if done.exception is not None:
-        raise done.exception
-    return done.output
+    return worker_command("roster", name, *arguments, "--home", str(home))
 
 
-@contextmanager
-def failing(words: str, code: int = 1) -> Iterator[None]:
-    with pytest.raises(CommandFailure, match=words, check=lambda error: error.code == code):
-        yield
+def fails(words: str, name: str, home: Path, *arguments: str, code: int = 1) -> None:
+    """The command fails with words that this pattern finds."""
+    error = failure("worker", "roster", name, *arguments, "--home", str(home))
+    assert (error.code, bool(re.search(words, str(error)))) == (code, True), error
 
 
 def written(path: Path, text: str) -> str:
@@ -206,8 +199,7 @@ def test_a_roster_is_pinned_once_and_shown_with_its_digest(member: MemberFiles, 
 
 def test_pinning_asks_and_without_a_terminal_it_needs_yes(member: MemberFiles, home: Path, tmp_path: Path) -> None:
     file = written(tmp_path / "roster", roster(member))
-    with failing("there is no terminal", USAGE):
-        command("pin", home, file)
+    fails("there is no terminal", "pin", home, file, code=USAGE)
     code, out, _ = at_a_terminal("worker", "roster", "pin", file, "--home", str(home), answer="n")
     assert (code, "nothing was changed" in out) == (1, True)
     assert pinned_roster(home / "roster.toml", member) is None
@@ -222,10 +214,9 @@ def test_an_unsigned_new_key_is_refused_until_its_owner_was_called(
     before = (home / "roster.toml").read_bytes()
     _, forged = rotated(OTHERS[0], by=Ed25519PrivateKey.generate())
     file = written(tmp_path / "forged", roster(member, forged))
-    with failing(f"{OTHERS[0]} has another key .* Call its owner.*--replace {OTHERS[0]}"):
-        command("pin", home, file, "--yes")
-    with failing(f"--replace {OTHERS[1]}: its key does not change", USAGE):
-        command("pin", home, file, "--yes", "--replace", OTHERS[1])
+    fails(f"{OTHERS[0]} has another key .* Call its owner.*--replace {OTHERS[0]}", "pin", home, file, "--yes")
+    unchanged = f"--replace {OTHERS[1]}: its key does not change"
+    fails(unchanged, "pin", home, file, "--yes", "--replace", OTHERS[1], code=USAGE)
     assert (home / "roster.toml").read_bytes() == before
     assert f"NOT signed by the old one: {OTHERS[0]}" in command("pin", home, file, "--yes", "--replace", OTHERS[0])
     assert pinned_roster(home / "roster.toml", member) == Roster.parse(roster(member, forged), member)
@@ -241,8 +232,7 @@ def test_the_card_of_a_member_that_joined_again_is_signed_by_its_old_key(
     new = Roster.parse(card + "".join(other(name).text() for name in OTHERS), again)
     assert changes(old, new).rotated == (CLIENT,)
     replace(member, client_id="another").save(tmp_path / "another")
-    with failing("is the directory of another of"):
-        command("card", tmp_path / "again", "--old-home", str(tmp_path / "another"))
+    fails("is the directory of another of", "card", tmp_path / "again", "--old-home", str(tmp_path / "another"))
 
 
 def test_a_pin_that_dies_leaves_the_old_roster(
@@ -281,8 +271,6 @@ def test_a_damaged_pinned_roster_and_a_damaged_ledger_are_named(
     command("pin", home, written(tmp_path / "roster", roster(member)), "--yes")
     RoundLedger(WorkerHome(home).rounds).close()
     (home / "private-rounds.db").write_bytes(b"no database" * 1000)
-    with failing("private-rounds.db is damaged .* put back a copy"):
-        command("show", home)
+    fails("private-rounds.db is damaged .* put back a copy", "show", home)
     (home / "roster.toml").write_text("damaged")
-    with failing("it is the pinned roster: move it away, and pin one again"):
-        command("show", home)
+    fails("it is the pinned roster: move it away, and pin one again", "show", home)

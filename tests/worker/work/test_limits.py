@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from federation.trust.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, ObjectiveWeight, Row, Target
@@ -55,15 +56,9 @@ def with_rows(count: int) -> AssignmentManifest:
     return asked
 
 
-def with_deadline(seconds: int) -> AssignmentManifest:
+def changed(**fields: Any) -> AssignmentManifest:
     asked = training()
-    asked.deadline.seconds = seconds
-    return asked
-
-
-def asked_of(members: int) -> AssignmentManifest:
-    asked = training()
-    asked.members = members
+    asked.MergeFrom(AssignmentManifest(**fields))
     return asked
 
 
@@ -99,10 +94,10 @@ MOVED = LAYOUT.file_bytes + update_layout([("loss", LAYOUT.size, "F32")]).file_b
         (gradients(8), {"max_epochs": 0.1}, ""),
         (training(), {"max_bytes": MOVED - 1}, "limit:bytes"),
         (training(), {"max_bytes": MOVED}, ""),
-        (asked_of(2), {"members": 3}, "limit:members"),
-        (asked_of(3), {"members": 3}, ""),
-        (with_deadline(2**62), {}, "deadline"),
-        (with_deadline(-(2**62)), {}, "deadline"),
+        (changed(members=2), {"members": 3}, "limit:members"),
+        (changed(members=3), {"members": 3}, ""),
+        (changed(deadline=Timestamp(seconds=2**62)), {}, "deadline"),
+        (changed(deadline=Timestamp(seconds=-(2**62))), {}, "deadline"),
     ],
 )
 def test_work_beyond_the_bounds_of_its_owner_is_declined_with_its_reason(
@@ -118,9 +113,7 @@ def test_rounds_of_a_run_go_forward_only() -> None:
 
 
 def test_an_assignment_is_no_place_for_a_book() -> None:
-    asked = training()
-    asked.spec = "x" * (512 << 10)
-    assert reason(asked) == "limit:manifest"
+    assert reason(changed(spec="x" * (512 << 10))) == "limit:manifest"
 
 
 # --- a worker that works

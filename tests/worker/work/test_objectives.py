@@ -99,9 +99,7 @@ def submitted(scene: Scene, count: int = 1) -> list[Submission]:
 
 def must_decline(scene: Scene, asked: AssignmentManifest, reason: str, words: str) -> None:
     """The worker declines, with words in its message, before it has fetched anything."""
-    scene.coordinator.assign(asked)
-    scene.start()
-    _, told, message = scene.declined()
+    _, told, message = scene.turned_down(asked)
     assert (told, words in message) == (reason, True), message
     assert scene.coordinator.fetches == []
 
@@ -203,9 +201,7 @@ def test_inputs_other_than_those_that_the_work_needs_are_declined_before_anythin
 def test_a_reference_other_than_the_promised_one_is_declined(scene: Scene) -> None:
     inputs = second_leg(scene)
     scene.coordinator.blobs[inputs[0].digest] = bytes(inputs[0].size)
-    scene.coordinator.assign(asking(scene, RESIDUAL, inputs=inputs))
-    scene.start()
-    assert scene.declined()[1] == "base-model"
+    assert scene.turned_down(asking(scene, RESIDUAL, inputs=inputs))[1] == "base-model"
 
 
 def test_a_reference_that_is_no_sketch_is_declined(scene: Scene) -> None:
@@ -213,9 +209,7 @@ def test_a_reference_that_is_no_sketch_is_declined(scene: Scene) -> None:
     other = bytes(inputs[0].size)
     scene.coordinator.blobs[digest(other)] = other
     inputs[0].digest = digest(other)
-    scene.coordinator.assign(asking(scene, RESIDUAL, inputs=inputs))
-    scene.start()
-    _, reason, message = scene.declined()
+    _, reason, message = scene.turned_down(asking(scene, RESIDUAL, inputs=inputs))
     assert (reason, "the reference: " in message) == ("failed", True), message
 
 

@@ -25,7 +25,7 @@ from federation.vectors import Layout
 from federation.work.secure.terms import SessionTerms
 from federation.work.secure.wire import terms_bytes
 from tests.harness import wait_for
-from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator
+from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator, Submission
 from tests.worker.scene import Scene, serving
 from tests.worker.work.scene import DOCUMENT, OTHERS, invited, keys_of_five, pin, session_terms, to_be_ready
 from tests.works import set_work
@@ -70,33 +70,31 @@ class Liar(Scene):
         asked.inputs.append(Input(name="replies", digest=digest(inbox), size=len(inbox)))
         return asked
 
-    def declines(self, asked: AssignmentManifest) -> str:
-        """The reason with which the worker declines."""
+    def told(self, asked: AssignmentManifest) -> str | Submission:
+        """The reason with which the worker declines, or its reply."""
         self.coordinator.assign(asked)
 
-        def reason() -> str | None:
-            replied = [one.manifest.assignment_id for one in self.coordinator.submissions]
-            assert asked.assignment_id not in replied, "the worker did it"
-            return next((d.reason for d in self.coordinator.declines if d.assignment_id == asked.assignment_id), None)
+        def found() -> Any:
+            declines = {one.assignment_id: one.reason for one in self.coordinator.declines}
+            replies = {one.manifest.assignment_id: one for one in self.coordinator.submissions}
+            return declines.get(asked.assignment_id) or replies.get(asked.assignment_id)
 
-        found: str = wait_for(reason, "a decline", 60)
+        answer: str | Submission = wait_for(found, "an answer", 60)
+        return answer
+
+    def declines(self, asked: AssignmentManifest) -> str:
+        """The reason with which the worker declines."""
+        reason = self.told(asked)
+        assert isinstance(reason, str), "the worker did it"
         self.coordinator.open.clear()
-        return found
+        return reason
 
     def answered(self, asked: AssignmentManifest) -> tuple[bytes, SecureStatement, bytes]:
         """The worker's reply: its envelope, what it says, and its payload."""
-        self.coordinator.assign(asked)
-
-        def reply() -> tuple[bytes, SecureStatement, bytes] | None:
-            declines = [one.reason for one in self.coordinator.declines if one.assignment_id == asked.assignment_id]
-            assert not declines
-            for one in self.coordinator.submissions:
-                if one.manifest.assignment_id == asked.assignment_id:
-                    said = SecureStatement.FromString(one.manifest.statement)
-                    return one.envelope.SerializeToString(), said, one.payload
-            return None
-
-        return wait_for(reply, "a reply", 60)
+        reply = self.told(asked)
+        assert isinstance(reply, Submission), reply
+        said = SecureStatement.FromString(reply.manifest.statement)
+        return reply.envelope.SerializeToString(), said, reply.payload
 
 
 def colluder(name: str, terms: SessionTerms, key: Ed25519PrivateKey, secret: bytes = b"one") -> bytes:

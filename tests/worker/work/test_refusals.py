@@ -60,12 +60,10 @@ def test_an_assignment_that_the_coordinator_signed_is_declined_when_it_is_not_fo
 ) -> None:
     asked = scene.order()
     change(asked)
-    scene.coordinator.assign(asked)
-    running = scene.start()
-    assert scene.declined()[:2] == ("assignment-0", reason)
+    assert scene.turned_down(asked)[:2] == ("assignment-0", reason)
     assert scene.coordinator.fetches == []
     assert scene.coordinator.submissions == []
-    assert not running.events("training")
+    assert not scene.started[0].events("training")
 
 
 def _tampered(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
@@ -110,20 +108,16 @@ def test_a_model_other_than_the_promised_one_is_refused_and_leaves_no_trace(scen
     _, data = scene.model
     other = data[:-1] + bytes([data[-1] ^ 1])
     scene.coordinator.serve_blob = lambda blob, offset: iter([other[offset:]])
-    scene.assign()
-    running = scene.start()
-    assert scene.declined()[1] == "base-model"
+    assert scene.turned_down(scene.order())[1] == "base-model"
     assert scene.models() == []
-    assert not running.events("training")
+    assert not scene.started[0].events("training")
 
 
 def test_a_model_of_another_layout_is_refused_even_when_its_size_is_right(scene: Scene) -> None:
     layout, _ = scene.model
     renamed = Layout(tuple(Tensor(tensor.name[::-1], tensor.shape) for tensor in layout.tensors))
     data = to_bytes(renamed, np.zeros(layout.size, dtype=np.float32))
-    scene.coordinator.assign(scene.coordinator.assignment(layout, data))
-    scene.start()
-    assert scene.declined()[1] == "layout"
+    assert scene.turned_down(scene.coordinator.assignment(layout, data))[1] == "layout"
 
 
 @pytest.mark.parametrize("lie", ["key", "signature", "envelope", "payload", "assignment_id", "run_id", "round"])
@@ -140,10 +134,8 @@ def test_a_receipt_that_proves_nothing_leaves_the_work_in_the_spool(scene: Scene
         return seal(honest, scene.coordinator.signing_key)
 
     scene.coordinator.receipt = receipt
-    scene.assign()
-    running = scene.start()
-    running.wait_for("receipt-invalid")
-    running.wait_for("receipt")
+    running = scene.worked()
+    assert running.events("receipt-invalid")
     first, second = scene.coordinator.submissions
     assert first == second
     assert len(running.home.receipts.read_text().splitlines()) == 1
