@@ -29,11 +29,6 @@ LONG = {
 }
 
 
-@pytest.fixture(autouse=True)
-def imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-
 def scenarios() -> list[str]:
     """Every file with forms is a scenario."""
     return sorted(path.stem for path in BENCHMARKS.glob("*.py") if "\nFORMS = {" in path.read_text())
@@ -110,7 +105,10 @@ def test_an_absent_peer_is_shown_as_not_measured() -> None:
     assert text.count("not measured") == 2 * 6  # time and residual, for each kind of matrix
 
 
-def test_the_coordinators_cpu_includes_that_of_processes_that_it_has_started() -> None:
+def test_the_coordinators_cpu_includes_that_of_processes_that_it_has_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
     program = "import sys, time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\nsys.stdin.read()"
     nested = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {program!r}])"
     with subprocess.Popen(

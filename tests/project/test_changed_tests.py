@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +9,9 @@ import pytest
 
 from tests.harness import python
 from tests.paths import ROOT
+from tests.project.scene import git, tool
 
-
-@pytest.fixture
-def changed_tests(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    return import_module("changed_tests")
-
-
-def git(root: Path, *arguments: str) -> None:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True)
+changed_tests = tool("changed_tests")
 
 
 @pytest.fixture
@@ -51,7 +41,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_test_files_that_changed_come_before_those_that_import_a_change_and_those_that_import_it_through_helpers(
-    changed_tests: Any, tree: Path
+    tree: Path,
 ) -> None:
     changed = ["README.md", "shop/orders.py", "tests/test_other.py"]
     assert changed_tests.concerned_files(changed, tree) == [
@@ -65,7 +55,7 @@ def test_test_files_that_changed_come_before_those_that_import_a_change_and_thos
     assert changed_tests.concerned_files(["README.md"], tree) == []
 
 
-def test_changed_is_what_differs_from_the_merge_base(changed_tests: Any, tree: Path) -> None:
+def test_changed_is_what_differs_from_the_merge_base(tree: Path) -> None:
     assert changed_tests.changed_files("main", tree) == []
     (tree / "shop/prices.py").write_text("price = 1")
     git(tree, "commit", "--quiet", "--all", "--message", "committed")
@@ -75,7 +65,7 @@ def test_changed_is_what_differs_from_the_merge_base(changed_tests: Any, tree: P
     assert changed_tests.changed_files("other", tree) == ["shop/orders.py", "shop/prices.py", "tests/test_new.py"]
 
 
-def test_without_a_merge_base_nothing_is_known_to_have_changed(changed_tests: Any, tree: Path, tmp_path: Path) -> None:
+def test_without_a_merge_base_nothing_is_known_to_have_changed(tree: Path, tmp_path: Path) -> None:
     git(tree, "switch", "--quiet", "--orphan", "unrelated")
     git(tree, "commit", "--quiet", "--allow-empty", "--message", "unrelated")
     for base in ("main", "origin/main"):

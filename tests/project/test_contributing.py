@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -16,12 +15,10 @@ from storage.revisions import UNRELEASED_FILE
 from tests import costs
 from tests.distribution import OPTIMISERS
 from tests.paths import ROOT
+from tests.project.scene import git, rows, section, tool
 
-
-def rows() -> list[str]:
-    """The rows of "Where to change what"."""
-    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where to change what\n")[2].partition("\n## ")[0]
-    return [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| Change |")]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+release_check = tool("release_check")
 
 
 def document(path: str) -> dict[str, Any]:
@@ -30,8 +27,9 @@ def document(path: str) -> dict[str, Any]:
 
 
 def test_where_to_change_what_has_at_least_ten_changes_and_names_only_files_and_names_that_exist() -> None:
-    assert len(rows()) >= 10
-    for row in rows():
+    changes = rows(CONTRIBUTING, "Where to change what", "Change")
+    assert len(changes) >= 10
+    for row in changes:
         for words in re.findall(r"`([^`]+)`", row):
             if "/" in words or re.search(r"\.(md|toml|txt|py)$", words):
                 assert list(ROOT.glob(words.rstrip("/"))), words
@@ -39,17 +37,15 @@ def test_where_to_change_what_has_at_least_ten_changes_and_names_only_files_and_
             assert hasattr(import_module(path.replace("/", ".")), name), name
 
 
-def test_the_files_and_tests_that_make_mutants_names_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    for name, subject in import_module("mutants").SUBJECTS.items():
+def test_the_files_and_tests_that_make_mutants_names_exist() -> None:
+    for name, subject in tool("mutants").SUBJECTS.items():
         for path in (*subject.files, *subject.tests):
             assert (ROOT / path).is_file(), path
-        assert f"`{name}`" in (ROOT / "CONTRIBUTING.md").read_text()
+        assert f"`{name}`" in CONTRIBUTING
 
 
 def test_the_budget_of_the_tests_is_that_of_the_page_and_what_exceeds_it_is_told() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    assert f"at most **{costs.BUDGET / 60:.0f} CPU-minutes**" in text
+    assert f"at most **{costs.BUDGET / 60:.0f} CPU-minutes**" in CONTRIBUTING
     usual = [costs.YARDSTICK] * 3
     assert costs.over_budget(costs.LIMIT, usual) is None
     assert f"cost {costs.LIMIT + 20} CPU seconds" in str(costs.over_budget(costs.LIMIT + 20, usual))
@@ -89,22 +85,15 @@ def test_dependency_updates_cover_packages_actions_and_images() -> None:
 
 
 @pytest.fixture
-def release_check(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    return import_module("release_check")
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def release(tmp_path: Path) -> Any:
     for name in ("pyproject.toml", "compose.yaml", "Dockerfile", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
-    return tmp_path
+    return release_check.Release(tmp_path, tmp_path / "out")
 
 
-def test_the_release_check_compares_versions(release_check: Any, tree: Path) -> None:
-    release = release_check.Release(tree, tree / "out")
+def test_the_release_check_compares_versions(release: Any) -> None:
     assert release_check.check_version(release) == release.version
-    compose = tree / "compose.yaml"
+    compose = release.root / "compose.yaml"
     compose.write_text(compose.read_text().replace(f"fedpareto:{release.version}", "fedpareto:9.9.9"))
     with pytest.raises(release_check.StepError, match=r"compose\.yaml names the images \['9\.9\.9'"):
         release_check.check_version(release)
@@ -131,10 +120,9 @@ def test_the_release_check_compares_versions(release_check: Any, tree: Path) -> 
     ],
 )
 def test_the_release_check_wants_all_entries_of_the_changelog_under_the_version_with_its_date(
-    release_check: Any, tree: Path, changelog: str, error: str, message: str
+    release: Any, changelog: str, error: str, message: str
 ) -> None:
-    release = release_check.Release(tree, tree / "out")
-    (tree / "CHANGELOG.md").write_text(changelog.replace("VERSION", release.version))
+    (release.root / "CHANGELOG.md").write_text(changelog.replace("VERSION", release.version))
     if error:
         with pytest.raises(getattr(release_check, error), match=re.escape(message.replace("VERSION", release.version))):
             release_check.check_changelog(release)
@@ -142,8 +130,8 @@ def test_the_release_check_wants_all_entries_of_the_changelog_under_the_version_
         assert release_check.check_changelog(release) == f"2 entries under [{release.version}] - 2026-11-23"
 
 
-def test_the_release_check_wants_the_first_migration_of_the_tables(release_check: Any, tree: Path) -> None:
-    release, versions = release_check.Release(tree, tree / "out"), tree / "storage" / "migrations" / "versions"
+def test_the_release_check_wants_the_first_migration_of_the_tables(release: Any) -> None:
+    versions = release.root / "storage" / "migrations" / "versions"
     shutil.copytree(ROOT / "storage" / "migrations", versions.parent)
     with pytest.raises(release_check.ToDoError, match=r"python -m storage\.migrations"):
         release_check.check_tables(release)
@@ -152,10 +140,10 @@ def test_the_release_check_wants_the_first_migration_of_the_tables(release_check
 
 
 def test_a_step_that_is_still_to_do_is_not_ok_and_fails_the_release_check(
-    release_check: Any, tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    release: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tree / "CHANGELOG.md").write_text("## [Unreleased]\n\n- a\n")
-    monkeypatch.setattr(sys, "argv", ["release_check", "--root", str(tree), "--only", "changelog"])
+    (release.root / "CHANGELOG.md").write_text("## [Unreleased]\n\n- a\n")
+    monkeypatch.setattr(sys, "argv", ["release_check", "--root", str(release.root), "--only", "changelog"])
     with pytest.raises(SystemExit, check=lambda error: error.code == 1):
         release_check.main()
     assert capsys.readouterr().out.startswith("changelog    to do at release: rename [Unreleased]")
@@ -163,28 +151,27 @@ def test_a_step_that_is_still_to_do_is_not_ok_and_fails_the_release_check(
 
 @pytest.mark.parametrize("builder", ["", "docker"])
 def test_both_images_are_built_where_a_builder_runs(
-    release_check: Any, tree: Path, monkeypatch: pytest.MonkeyPatch, builder: str
+    release: Any, monkeypatch: pytest.MonkeyPatch, builder: str
 ) -> None:
-    release, tools = release_check.Release(tree, tree / "out"), tree / "tools"
+    tools = release.root / "tools"
     tools.mkdir()
     monkeypatch.setenv("PATH", str(tools))
     if builder:  # it writes down what it is asked
         (tools / builder).write_text('#!/bin/sh\necho "$@" >> asked\n')
         (tools / builder).chmod(0o755)
-        monkeypatch.chdir(tree)
+        monkeypatch.chdir(release.root)
     for name, extras in (("image", ""), ("image-torch", "torch")):
         tag = f"fedpareto:{release.version}" + (f"-{extras}" if extras else "")
         if builder:
             assert release_check.STEPS[name](release) == f"{tag} by docker"
-            asked = (tree / "asked").read_text().splitlines()
+            asked = (release.root / "asked").read_text().splitlines()
             assert asked[-1] == f"build --tag {tag} --build-arg EXTRAS={extras} ."
         else:
             with pytest.raises(release_check.ImpossibleError, match="neither docker nor podman"):
                 release_check.STEPS[name](release)
 
 
-def test_the_release_check_says_what_is_not_possible_here_and_why(release_check: Any, tree: Path) -> None:
-    release = release_check.Release(tree, tree / "out")
+def test_the_release_check_says_what_is_not_possible_here_and_why(release: Any) -> None:
     reasons = {}
     for name in ("install", "sbom", "tag"):
         with pytest.raises(release_check.ImpossibleError) as error:
@@ -197,24 +184,19 @@ def test_the_release_check_says_what_is_not_possible_here_and_why(release_check:
     }
 
 
-def test_a_tag_that_exists_and_uncommitted_changes_fail_the_release_check(release_check: Any, tree: Path) -> None:
-    release = release_check.Release(tree, tree / "out")
-    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    for command in (["init", "--quiet"], ["add", "."], [*author, "commit", "--quiet", "-m", "x"]):
-        subprocess.run(["git", *command], cwd=tree, check=True)
+def test_a_tag_that_exists_and_uncommitted_changes_fail_the_release_check(release: Any) -> None:
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "x"]):
+        git(release.root, *command)
     assert f"`git tag --sign v{release.version}` would tag " in release_check.check_tag(release)
-    (tree / "Dockerfile").write_text("")
+    (release.root / "Dockerfile").write_text("")
     with pytest.raises(release_check.StepError, match="uncommitted changes in Dockerfile"):
         release_check.check_tag(release)
-    subprocess.run(["git", *author, "tag", f"v{release.version}"], cwd=tree, check=True)
+    git(release.root, "tag", f"v{release.version}")
     with pytest.raises(release_check.StepError, match="exists; set a new version"):
         release_check.check_tag(release)
 
 
-def test_the_bill_of_materials_names_fedpareto_and_each_package_with_its_version(
-    release_check: Any, tree: Path
-) -> None:
-    release = release_check.Release(tree, tree / "out")
+def test_the_bill_of_materials_names_fedpareto_and_each_package_with_its_version(release: Any) -> None:
     release.out.mkdir()
     (release.out / "environment").symlink_to(sys.prefix)
     told = release_check.list_parts(release)
@@ -226,17 +208,15 @@ def test_the_bill_of_materials_names_fedpareto_and_each_package_with_its_version
     assert parts["numpy"] == f"pkg:pypi/numpy@{pins['numpy']}"
 
 
-def test_an_audit_that_does_not_reach_its_data_is_not_passed(
-    release_check: Any, tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copy(ROOT / "constraints.txt", tree)
+def test_an_audit_that_does_not_reach_its_data_is_not_passed(release: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(ROOT / "constraints.txt", release.root)
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nobody listens there
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tree))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(release.root))
     with pytest.raises(release_check.ImpossibleError, match=r"pip-audit does not reach its data, or fails: .*Proxy"):
-        release_check.audit(release_check.Release(tree, tree / "out"))
+        release_check.audit(release)
 
 
-def test_an_audit_is_passed_if_every_package_was_found_and_none_is_vulnerable(release_check: Any) -> None:
+def test_an_audit_is_passed_if_every_package_was_found_and_none_is_vulnerable() -> None:
     well = {"name": "numpy", "version": "2.1.0", "vulns": []}
     assert release_check.audited([well, well]) == "no known vulnerability of the 2 packages in constraints.txt"
     with pytest.raises(release_check.ImpossibleError, match="no data about 1 of 2 packages: not found"):
@@ -247,9 +227,9 @@ def test_an_audit_is_passed_if_every_package_was_found_and_none_is_vulnerable(re
         )
 
 
-def test_the_checklist_for_releases_has_each_step_of_the_check(release_check: Any) -> None:
-    section = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Releasing\n")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `([\w-]+)` \|", section, re.MULTILINE) == list(release_check.STEPS)
+def test_the_checklist_for_releases_has_each_step_of_the_check() -> None:
+    steps = re.findall(r"^\| `([\w-]+)` \|", section(CONTRIBUTING, "Releasing"), re.MULTILINE)
+    assert steps == list(release_check.STEPS)
 
 
 def test_the_test_files_that_move_with_an_optimiser_of_pytorch_run_in_one_process() -> None:

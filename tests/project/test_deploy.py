@@ -1,7 +1,6 @@
 """The manifests in `deploy/`: what kustomize makes of them, without a cluster."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from coordinator.home import CoordinatorHome
 from fedpareto import __version__
 from tests.coordinator.backups.test_home_keys import NOWHERE, source
 from tests.paths import ROOT
+from tests.project.scene import ended
 from tests.running import command
 
 KUBECTL = Path(sys.executable).with_name("kubectl")
@@ -27,9 +27,7 @@ def rendered() -> Mapping[str, list[Manifest]]:
     """The manifests of each kustomization."""
 
     def made(name: str) -> list[Manifest]:
-        directory = ROOT / "deploy" / name
-        done = subprocess.run([KUBECTL, "kustomize", directory], capture_output=True, check=True, text=True)
-        return list(yaml.safe_load_all(done.stdout))
+        return list(yaml.safe_load_all(ended(KUBECTL, "kustomize", ROOT / "deploy" / name, code=0).stdout))
 
     return {name: made(name) for name in KUSTOMIZATIONS}
 
@@ -122,11 +120,11 @@ def test_a_pod_makes_the_directory_of_its_coordinator_once_from_the_secret_and_u
     [setup], [serving] = pod["initContainers"], pod["containers"]
     script = setup["args"][0].replace("/keys", str(keys)).replace(HOME, str(home))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, **settings, "POD_NAME": "coordinator-2", "PATH": path}
+    environment = {**settings, "POD_NAME": "coordinator-2", "PATH": path}
     home.mkdir()
     (home / "ca.key").touch()  # of a copy that was interrupted
 
-    subprocess.run([*setup["command"], script], env=environment, check=True, capture_output=True)
+    ended(*setup["command"], script, code=0, **environment)
     made = CoordinatorHome.load(home)
     assert made.settings.hosts == ("coordinator-2.fl.example.org",)
     assert made.settings.bind == "0.0.0.0"
@@ -135,7 +133,7 @@ def test_a_pod_makes_the_directory_of_its_coordinator_once_from_the_secret_and_u
     assert ports == {"federation": made.settings.federation_port, "enrollment": made.settings.enrollment_port}
 
     before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
-    subprocess.run([*setup["command"], script], env=environment, check=True, capture_output=True)
+    ended(*setup["command"], script, code=0, **environment)
     assert before == {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
 
 

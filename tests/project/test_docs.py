@@ -17,6 +17,7 @@ from federation.spec.run_spec import RunSpec
 from storage.states import AlertKind
 from tests.command_lines import problem
 from tests.paths import DOCS, EXAMPLES, ROOT
+from tests.project.scene import rows
 from worker.site.policy import Policy
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -127,12 +128,9 @@ def defined_in(path: Path) -> set[str]:
 
 
 def test_every_threat_names_tests_that_exist() -> None:
-    text = PROSE[DOCS / "reference/security.md"]
-    _, threats = text.split("\n## Threats\n")
-    rows = [line for line in threats.partition("\n## ")[0].splitlines() if line.startswith("| ")]
-    rows = [row for row in rows if not row.startswith("| Threat |")]
-    assert len(rows) > 50
-    for row in rows:
+    threats = rows(PROSE[DOCS / "reference/security.md"], "Threats", "Threat")
+    assert len(threats) > 50
+    for row in threats:
         named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
         assert named, row
         for path, test in named:
@@ -140,11 +138,10 @@ def test_every_threat_names_tests_that_exist() -> None:
 
 
 def test_every_value_that_a_party_may_choose_names_a_test_that_exists_or_a_decision() -> None:
-    text = PROSE[DOCS / "reference/private-protocol.md"]
-    rows = [line for line in text.partition("\n## 7. ")[2].splitlines() if line.startswith("| ")]
-    rows = [row for row in rows if not row.startswith("| Value |")]
-    assert len(rows) > 30
-    for row in rows:
+    title = "7. What each party can choose, and what prevents its abuse"
+    values = rows(PROSE[DOCS / "reference/private-protocol.md"], title, "Value")
+    assert len(values) > 30
+    for row in values:
         named = re.findall(r"`((?:\w+/)*test_\w+\.py)(?:::(\w+))?`", row)
         assert named or "*decision*" in row.lower(), row
         for path, test in named:

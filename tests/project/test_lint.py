@@ -2,13 +2,13 @@
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.paths import ROOT
+from tests.project.scene import ended
 
 RECIPE = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
 LINTERS = re.findall(r"^\t@\$\(BIN\)/(.+)$", RECIPE, re.MULTILINE)
@@ -17,15 +17,7 @@ LINTERS = re.findall(r"^\t@\$\(BIN\)/(.+)$", RECIPE, re.MULTILINE)
 @pytest.mark.timeout(1800)  # mypy without its cache, on a machine that is busy
 @pytest.mark.parametrize("linter", LINTERS)
 def test_a_linter_of_make_lint_finds_nothing(linter: str) -> None:
-    completed = subprocess.run(
-        shlex.split(f"{Path(sys.executable).parent}/{linter}"),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert completed.returncode == 0, completed.stdout
+    ended(*shlex.split(f"{Path(sys.executable).parent}/{linter}"), code=0)
 
 
 def test_make_lint_runs_formatting_lint_types_and_import_rules() -> None:

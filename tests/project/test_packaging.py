@@ -3,11 +3,9 @@
 import ast
 import hashlib
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -25,6 +23,7 @@ from packaging.version import Version
 from tests.command_lines import problem
 from tests.harness import federation
 from tests.paths import ROOT
+from tests.project.scene import ended
 from worker.home import WorkerHome
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -128,11 +127,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disable-pip-version-check"]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(out), str(source)],
-        check=True,
-        stdin=subprocess.DEVNULL,
-    )
+    ended(sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", out, source, code=0)
     (built,) = out.glob("*.whl")
     return built
 
@@ -329,18 +324,10 @@ def test_compose_names_only_what_it_declares() -> None:
 
 def test_docker_compose_takes_the_file() -> None:
     docker = shutil.which("docker")
-    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+    if docker is None or ended(docker, "compose", "version").returncode:
         pytest.skip("docker compose is not installed here")
-    command = [docker, "compose", "--file", "compose.yaml", "config", "--quiet"]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "POSTGRES_PASSWORD": "only-for-this-test"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    environment: dict[str, Any] = {"PATH": "/usr/bin:/bin", "POSTGRES_PASSWORD": "only-for-this-test"}
+    ended(docker, "compose", "--file", "compose.yaml", "config", "--quiet", code=0, **environment)
 
 
 # --- make and CI
@@ -351,7 +338,7 @@ def test_make_help_lists_every_target() -> None:
         pytest.skip("make is not installed here")
     declared = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert declared
-    told = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    told = ended("make", "help", code=0).stdout
     assert [line.split()[1] for line in told.splitlines() if line.startswith("make ")] == declared[1].split()
 
 
@@ -363,10 +350,7 @@ def test_continuous_integration_runs_make_test_and_then_the_long_tests_that_conc
     (tmp_path / "Makefile").write_text(recipes)
 
     def run(first: int, second: int) -> tuple[int, list[str]]:
-        environment = {**os.environ, "FIRST": str(first), "SECOND": str(second)}
-        completed = subprocess.run(
-            [tmp_path / ".ci/run"], env=environment, cwd="/", capture_output=True, text=True, check=False
-        )
+        completed = ended(tmp_path / ".ci/run", cwd=Path("/"), FIRST=str(first), SECOND=str(second))
         return completed.returncode, completed.stdout.splitlines()
 
     assert run(0, 0) == (0, ["lint", "--costs true", "1 long", "7 passed"])
@@ -387,16 +371,10 @@ def test_packages_are_installed_with_uv_and_with_pip_where_uv_does_not_install_t
         program.parent.mkdir(exist_ok=True)
         program.write_text(f'#!/bin/sh\necho "{recorded} $*" >> {tmp_path}/calls\n{code}\n')
         program.chmod(0o755)
-    environment = {**os.environ, "UV_CODE": str(int(uv == "cannot be installed")), "UV_FAILS": str(int(uv == "fails"))}
-    completed = subprocess.run(
-        [ROOT / "tools/install.sh", tmp_path, "-c", "constraints.txt", "-e", ".[torch,dev]"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    options = "--quiet --quiet --no-input --disable-pip-version-check -c constraints.txt"
+    codes: dict[str, Any] = {"UV_CODE": str(int(uv == "cannot be installed")), "UV_FAILS": str(int(uv == "fails"))}
     requirements = "-c constraints.txt -e .[torch,dev]"
+    completed = ended(ROOT / "tools/install.sh", tmp_path, *requirements.split(), code=0, **codes)
+    options = "--quiet --quiet --no-input --disable-pip-version-check -c constraints.txt"
     calls = [f"pip -m pip install {options} uv"]
     if uv != "cannot be installed":
         calls.append(f"uv pip install --quiet --python {tmp_path}/bin/python {requirements}")
@@ -410,8 +388,7 @@ def test_packages_are_installed_with_uv_and_with_pip_where_uv_does_not_install_t
 
 
 def well(home: Path) -> bool:
-    check = [sys.executable, str(ROOT / "docker/healthcheck.py"), str(home)]
-    return subprocess.run(check, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
+    return ended(sys.executable, ROOT / "docker/healthcheck.py", home).returncode == 0
 
 
 def test_a_coordinator_is_well_while_it_serves_and_no_longer(tmp_path: Path) -> None:

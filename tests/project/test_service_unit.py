@@ -2,12 +2,12 @@
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.paths import DOCS
+from tests.project.scene import ended
 
 OPERATIONS = DOCS / "operate/operations.md"
 
@@ -40,13 +40,8 @@ def test_systemd_rates_the_documented_unit_as_safe(unit: str, tmp_path: Path) ->
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed here")
     (tmp_path / "fedpareto.service").write_text(unit)
-    rated = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=30", "./fedpareto.service"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
+    options = ("--offline=true", "--no-pager", "--threshold=30", "./fedpareto.service")
+    rated = ended("systemd-analyze", "security", *options, cwd=tmp_path)
     if "unrecognized option" in rated.stderr:
         pytest.skip("this systemd-analyze cannot rate a file")
     assert rated.returncode == 0, rated.stdout[-200:] + rated.stderr

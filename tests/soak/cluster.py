@@ -30,9 +30,9 @@ from tests.coordinator.scene import front_of
 from tests.harness import SECONDS, Federation, Process, wait_for
 from tests.paths import PROGRAMS
 from tests.soak.line import Line
+from tests.worker.work.scene import pin_each_other
 from worker.home import WorkerHome
 from worker.line.enroll import enroll
-from worker.site.roster import Card, Roster
 
 PARAMETERS = 500  # of the model
 NAMES = ("one", "two", "three")  # of the coordinators
@@ -198,7 +198,7 @@ class Cluster:
         for client in clients:
             enroll(WorkerHome(self.directory / client), JoinStringFields.decode(first.join_string(client)))
         if len(clients) >= SMALLEST:
-            self._pin_roster(clients)
+            pin_each_other([WorkerHome(self.directory / client) for client in clients], POLICY)
         self._spread(clients)
         for client in clients:
             self.work(client)
@@ -324,15 +324,6 @@ class Cluster:
             addresses = MemberFiles.load(home).addresses
             first = number % len(addresses)
             note_addresses(home, MemberFiles.name_key, addresses=(*addresses[first:], *addresses[:first]))
-
-    def _pin_roster(self, clients: Sequence[str]) -> None:
-        """Pins the keys of all members in each member's directory, as owners do before private rounds."""
-        homes = [WorkerHome(self.directory / client) for client in clients]
-        members = [MemberFiles.load(home.directory) for home in homes]
-        text = "\n".join(Card.of(member).text() for member in members)
-        for home, member in zip(homes, members, strict=True):
-            Roster.parse(text, member).pin(home.roster)
-            home.policy.write_text(POLICY)
 
 
 @contextmanager

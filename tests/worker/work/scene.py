@@ -3,11 +3,12 @@
 Some of the workers cheat when a test says so.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.digests import digest
@@ -25,7 +26,7 @@ from federation.work.secure.ready import SPECIFICATION
 from federation.work.secure.terms import Invited, SessionTerms
 from federation.work.secure.wire import terms_bytes
 from federation.work.train.work import Train
-from tests.harness import SECONDS, Federation, federation
+from tests.harness import SECONDS, Federation, Process, federation
 from tests.paths import PROGRAMS
 from tests.scripted import CLIENT, FEDERATION
 from tests.works import offer_input
@@ -95,42 +96,61 @@ def to_be_ready(asked: AssignmentManifest, terms: SessionTerms, document: bytes 
     return asked
 
 
+def pin_each_other(homes: Sequence[WorkerHome], policy: str) -> None:
+    """Pins the keys of all members in each member's directory, as owners do before private rounds."""
+    members = [MemberFiles.load(home.directory) for home in homes]
+    cards = "\n".join(Card.of(member).text() for member in members)
+    for home, member in zip(homes, members, strict=True):
+        Roster.parse(cards, member).pin(home.roster)
+        home.policy.write_text(policy)
+
+
+def specification(
+    members: int, algorithm: Mapping[str, Any], privacy: Mapping[str, Any], *, seed: int, **more: Mapping[str, Any]
+) -> str:
+    """A run of one round for this many members."""
+    document: dict[str, Any] = {
+        "task": TASK,
+        "rounds": 1,
+        "seed": seed,
+        "algorithm": algorithm,
+        "selection": {"minimum": members, "pool": "enrolled"},
+        "evaluate": {"every": 0, "splits": ["test"]},
+        "privacy": privacy,
+    }
+    return tomli_w.dumps({**document, **more})
+
+
 class Members:
     """Members with equal parts of one data set, all of whom have pinned the same roster.
 
     A client of `cheats` has a file that names what its worker does wrong.
     """
 
-    def __init__(self, fed: Federation, clients: Sequence[str], cheats: Sequence[str]) -> None:
-        self.fed, self.clients = fed, tuple(clients)
+    def __init__(
+        self, fed: Federation, clients: Sequence[str], cheats: Sequence[str] = (), *, task: str = TASK
+    ) -> None:
+        self.fed, self.clients, self.task = fed, tuple(clients), task
         self.cheats = {name: fed.directory / f"{name}.cheats" for name in cheats}
 
     def enrol(self, policy: str) -> None:
         """Enrols all members, who then pin the roster of all."""
+        homes = [WorkerHome(self.fed.directory / name) for name in self.clients]
         with self.fed.administrator() as channel:
-            stub = AdminStub(channel)
-            texts = [
-                stub.CreateJoinString(CreateJoinStringRequest(client_id=name), timeout=SECONDS).join_string
-                for name in self.clients
-            ]
-        homes = {name: WorkerHome(self.fed.directory / name) for name in self.clients}
-        members = {
-            name: enroll(home, JoinStringFields.decode(text)).member
-            for (name, home), text in zip(homes.items(), texts, strict=True)
-        }
-        cards = "\n".join(Card.of(member).text() for member in members.values())
-        for name, home in homes.items():
-            Roster.parse(cards, members[name]).pin(home.roster)
-            home.policy.write_text(policy)
+            for name, home in zip(self.clients, homes, strict=True):
+                asked = CreateJoinStringRequest(client_id=name)
+                text = AdminStub(channel).CreateJoinString(asked, timeout=SECONDS).join_string
+                enroll(home, JoinStringFields.decode(text))
+        pin_each_other(homes, policy)
 
-    def work(self, client: str) -> None:
+    def work(self, client: str, *, crash: str = "") -> Process:
         """Starts a member's worker."""
         program: list[str] = []
         if client in self.cheats:
             self.cheats[client].touch()
             program = [str(PROGRAMS / "lying.py"), str(self.cheats[client])]
         part = f"{self.clients.index(client) + 1}/{len(self.clients)}"
-        self.fed.work(client, "--part", part, task=TASK, program=program)
+        return self.fed.work(client, "--part", part, task=self.task, program=program, crash=crash)
 
     @contextmanager
     def cheating(self, **chosen: str) -> Iterator[None]:
@@ -147,10 +167,14 @@ class Members:
         """What `admin round` shows of the run's only round."""
         return self.fed.admin("round", run, "0")
 
-    def settled(self, run: str) -> SecureSession:
-        """What the signed step of the run's only round says of its last session."""
+    def step(self, run: str) -> StepManifest:
+        """The signed step of the run's only round."""
         ((step,),) = self.fed.query("select step from rounds where run_id = :run", run=run)
-        return StepManifest.FromString(SignedEnvelope.FromString(step).manifest).secure[-1]
+        return StepManifest.FromString(SignedEnvelope.FromString(step).manifest)
+
+    def settled(self, run: str) -> SecureSession:
+        """What that step says of its last session."""
+        return self.step(run).secure[-1]
 
 
 @contextmanager

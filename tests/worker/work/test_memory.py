@@ -68,13 +68,11 @@ def test_a_value_is_there_in_later_phases_of_the_attempt(memory: WorkerMemory, d
     assert memory.begin(order()).get("another") is None
 
 
-def test_only_durable_values_survive_a_restart_and_they_are_encrypted(tmp_path: Path) -> None:
-    path = tmp_path / "memory.db"
-    first = WorkerMemory(path, KEY)
-    values = first.begin(order())
+def test_only_durable_values_survive_a_restart_and_they_are_encrypted(memory: WorkerMemory, tmp_path: Path) -> None:
+    path, values = tmp_path / "memory.db", memory.begin(order())
     values.put("kept", b"a long and secret value", durable=True)
     values.put("lost", b"another value")
-    first.close()
+    memory.close()
     assert b"a long and secret value" not in path.read_bytes()
     assert path.stat().st_mode & 0o777 == 0o600
     second = WorkerMemory(path, KEY)
@@ -155,9 +153,8 @@ def test_what_the_disk_does_not_take_is_an_error_and_an_erasure_is_tried_again(m
     memory.answer(order(8))
 
 
-def test_an_erased_value_is_in_no_file_not_even_encrypted(tmp_path: Path) -> None:
+def test_an_erased_value_is_in_no_file_not_even_encrypted(memory: WorkerMemory, tmp_path: Path) -> None:
     path = tmp_path / "memory.db"
-    memory = WorkerMemory(path, KEY)
     memory.begin(order()).put("kept", b"value", durable=True)
     with sqlite3.connect(path) as database:
         (sealed,) = database.execute("SELECT value FROM kept").fetchone()
@@ -165,7 +162,6 @@ def test_an_erased_value_is_in_no_file_not_even_encrypted(tmp_path: Path) -> Non
     memory.sweep(NOW + timedelta(days=2))
     assert not [file for file in tmp_path.iterdir() if sealed in file.read_bytes()]
     assert (tmp_path / "memory.db-journal").read_bytes() == b""
-    memory.close()
 
 
 def test_the_values_of_one_private_round_are_erased_and_no_others(memory: WorkerMemory, tmp_path: Path) -> None:
@@ -223,11 +219,10 @@ def test_a_private_round_that_the_disk_does_not_let_go_is_erased_later(memory: W
     assert values.get("first/secret") == b"of a later step", "it is erased once"
 
 
-def test_a_value_of_another_key_or_place_is_not_read(tmp_path: Path) -> None:
+def test_a_value_of_another_key_or_place_is_not_read(memory: WorkerMemory, tmp_path: Path) -> None:
     path = tmp_path / "memory.db"
-    first = WorkerMemory(path, KEY)
-    first.begin(order()).put("kept", b"value", durable=True)
-    first.close()
+    memory.begin(order()).put("kept", b"value", durable=True)
+    memory.close()
     with sqlite3.connect(path) as database:
         database.execute("UPDATE kept SET name = 'moved'")
     for key in (KEY, Ed25519PrivateKey.generate()):
@@ -247,14 +242,12 @@ def test_a_database_that_is_damaged_later_is_named(memory: WorkerMemory, tmp_pat
 # --- what was answered
 
 
-def test_a_question_is_answered_once_in_an_attempt_also_after_a_restart(tmp_path: Path) -> None:
-    path = tmp_path / "memory.db"
-    first = WorkerMemory(path, KEY)
-    first.answer(order(7))
-    first.answer(order(7))  # the same question gets the same answer
-    first.answer(order(0))  # another question of the attempt
-    first.close()
-    second = WorkerMemory(path, KEY)
+def test_a_question_is_answered_once_in_an_attempt_also_after_a_restart(memory: WorkerMemory, tmp_path: Path) -> None:
+    memory.answer(order(7))
+    memory.answer(order(7))  # the same question gets the same answer
+    memory.answer(order(0))  # another question of the attempt
+    memory.close()
+    second = WorkerMemory(tmp_path / "memory.db", KEY)
     second.answer(order(7))
     frozen = UnsharedParameters(frozen=["head.*"])
     changed: list[dict[str, Any]] = [

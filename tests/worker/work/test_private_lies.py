@@ -1,13 +1,13 @@
 """A coordinator that lies to five real workers over TLS: they give it no sum of one member, and no second sum."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-import tomli_w
 
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.v1.secure_pb2 import SecureMaskWork
-from tests.worker.work.scene import POLICY, TASK, Members, scene
+from tests.worker.work.scene import POLICY, Members, scene, specification
 
 VICTIM = "m0"
 MODEL_SUMS = POLICY.replace("sums_per_model = 1000", "sums_per_model = 1")
@@ -46,21 +46,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
         yield found
 
 
-def specification(seed: int) -> str:
-    """One round, from a model of its own."""
-    return tomli_w.dumps(
-        {
-            "task": TASK,
-            "rounds": 1,
-            "seed": seed,
-            "algorithm": {"name": "fedavg-n"},
-            "selection": {"minimum": 5, "pool": "enrolled"},
-            "train": {"steps": 1, "batch_size": 20, "deadline_seconds": 120.0},
-            "evaluate": {"every": 0, "splits": ["test"]},
-            "limits": {"skipped_rounds": 1},
-            "privacy": {"secure": "sum", "disclose": ["evaluation"]},
-        }
-    )
+def submitted(made: Members, name: str, seed: int) -> str:
+    """A run from a model of its own."""
+    privacy = {"secure": "sum", "disclose": ["evaluation"]}
+    train = {"steps": 1, "batch_size": 20, "deadline_seconds": 120.0}
+    more: dict[str, Any] = {"train": train, "limits": {"skipped_rounds": 1}}
+    return made.fed.submit(name, specification(5, {"name": "fedavg-n"}, privacy, seed=seed, **more))
 
 
 def lies(made: Members, what: str) -> None:
@@ -69,7 +60,7 @@ def lies(made: Members, what: str) -> None:
 
 def test_five_workers_refuse_a_sum_of_one_and_their_owners_are_alerted(made: Members) -> None:
     lies(made, "alone")
-    run = made.fed.submit("alone", specification(1))
+    run = submitted(made, "alone", 1)
     assert made.fed.wait_ended(run) == "FAILED"
     record = made.round(run)
     told = {part["client_id"]: part.get("reason", "") for part in record["participations"]}
@@ -90,7 +81,7 @@ def test_five_workers_refuse_a_sum_of_one_and_their_owners_are_alerted(made: Mem
 @pytest.mark.full
 def test_after_an_attempt_that_was_voided_with_its_sum_the_run_waits_for_the_owners(made: Members) -> None:
     lies(made, "void")
-    run = made.fed.submit("void", specification(2))
+    run = submitted(made, "void", 2)
     assert made.fed.wait_ended(run) == "PAUSED"
     first, *others = ((one["attempt"], one["reason"]) for one in made.round(run)["voided"])
     assert first == (0, "the coordinator says that a check failed")

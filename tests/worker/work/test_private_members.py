@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tomli_w
 from numpy.typing import NDArray
 
 from federation.digests import derived_seed
@@ -25,6 +24,7 @@ from tests.few import few_of
 from tests.harness import wait_for
 from tests.trained import train
 from tests.worker.work.scene import STAGES, TASK, Members, scene
+from tests.worker.work.scene import specification as of_members
 
 Vector = NDArray[np.float64]
 MEMBERS = 10
@@ -45,23 +45,8 @@ def specification(
     algorithm: Mapping[str, Any], privacy: Mapping[str, Any], *, seed: int = SEED, sgd: LocalSgd = ONE_STEP
 ) -> str:
     """One round of steps on the whole split: the updates do not depend on a seed."""
-    return tomli_w.dumps(
-        {
-            "task": TASK,
-            "rounds": 1,
-            "seed": seed,
-            "algorithm": algorithm,
-            "selection": {"minimum": MEMBERS, "pool": "enrolled"},
-            "train": {
-                "steps": sgd.steps,
-                "batch_size": sgd.batch_size,
-                "learning_rate": sgd.learning_rate,
-                "deadline_seconds": 120.0,
-            },
-            "evaluate": {"every": 0, "splits": ["test"]},
-            "privacy": privacy,
-        }
-    )
+    steps = {"steps": sgd.steps, "batch_size": sgd.batch_size, "learning_rate": sgd.learning_rate}
+    return of_members(MEMBERS, algorithm, privacy, seed=seed, train={**steps, "deadline_seconds": 120.0})
 
 
 def private(mode: Mode, disclose: tuple[str, ...] = (), clip: float = 0.0) -> dict[str, Any]:
@@ -243,8 +228,7 @@ def test_a_rule_of_eight_members_survives_kills_of_the_coordinator_and_of_a_memb
     fed.serving.stop()
     made.fed.workers[victim].stop()
     for number in range(1, len(STAGES) + 2):
-        part = f"1/{len(made.clients)}"
-        dying_member = fed.work(victim, "--part", part, task=TASK, crash=f"reply-{number}")
+        dying_member = made.work(victim, crash=f"reply-{number}")
         dying = fed.serve(crash=f"phase-{number}")
         run = fed.submit(f"kills-{number}", specification(case.algorithm, private(case.mode)), crash=True)
         dying.wait_killed()

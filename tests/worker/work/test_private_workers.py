@@ -33,7 +33,7 @@ from tests.few import few_of
 from tests.harness import Federation, federation, wait_for
 from tests.verification.scene import Edited, signed_again
 from tests.verification.test_every_value import Recorded, first_of, must_be_listed
-from tests.worker.work.scene import STAGES
+from tests.worker.work.scene import STAGES, Members
 from verification.errors import Wrong
 from verification.run import verify
 from worker.site.assignments import Order
@@ -57,51 +57,34 @@ privacy.secure = "sum"
 SHAPE = Shape(Layout((Tensor("weight", (1,)),)), ("loss",), ("loss",))
 
 
-class Scene:
-    """Five members, whose owners have put a roster together."""
-
-    def __init__(self, fed: Federation) -> None:
-        self.fed = fed
-        self.roster = fed.directory / "roster.toml"
-
-    def home(self, client: str) -> Path:
-        return self.fed.directory / client
-
-    def roster_command(self, command: str, client: str, *arguments: str) -> str:
-        return self.fed.fedpareto("worker", "roster", command, *arguments, "--home", str(self.home(client)))
-
-    def work(self, client: str) -> None:
-        self.fed.work(client, "--part", f"{CLIENTS.index(client) + 1}/5")
+def roster_command(scene: Members, command: str, client: str, *arguments: str) -> str:
+    return scene.fed.fedpareto("worker", "roster", command, *arguments, "--home", str(scene.fed.directory / client))
 
 
 @pytest.fixture(scope="module")
-def unpinned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """A scene in which the last member has pinned no roster yet."""
+def unpinned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
+    """Five members, of whom the last one has not pinned the roster yet."""
     with federation(tmp_path_factory.mktemp("private")) as fed:
         fed.serve()
-        scene = Scene(fed)
+        made = Members(fed, CLIENTS, task="digits")
+        # Runs in different modes are compared, so each model is trained on several times.
+        made.enrol("[secure]\nsums_per_model = 1000\n")
+        (fed.directory / LATE / "roster.toml").rename(fed.directory / "roster.toml")
         for client in CLIENTS:
-            fed.join(client)
-            # Runs in different modes are compared, so each model is trained on several times.
-            (scene.home(client) / "policy.toml").write_text("[secure]\nsums_per_model = 1000\n")
-        scene.roster.write_text("\n".join(scene.roster_command("card", client) for client in CLIENTS))
-        for client in CLIENTS:
-            if client != LATE:
-                scene.roster_command("pin", client, str(scene.roster), "--yes")
-            scene.work(client)
-        yield scene
+            made.work(client)
+        yield made
 
 
 @pytest.fixture(scope="module")
-def scene(unpinned: Scene) -> Scene:
+def scene(unpinned: Members) -> Members:
     unpinned.fed.workers[LATE].stop()
-    unpinned.roster_command("pin", LATE, str(unpinned.roster), "--yes")
+    roster_command(unpinned, "pin", LATE, str(unpinned.fed.directory / "roster.toml"), "--yes")
     unpinned.work(LATE)
     unpinned.fed.attending(*CLIENTS)
     return unpinned
 
 
-def test_a_worker_without_a_roster_declines(unpinned: Scene) -> None:
+def test_a_worker_without_a_roster_declines(unpinned: Members) -> None:
     fed = unpinned.fed
     run = fed.submit("too-early", SPEC)
     assert fed.wait_ended(run) == "FAILED"
@@ -163,7 +146,7 @@ def files_with(directory: Path, values: Iterable[bytes]) -> list[Path]:
     return [path for path, content in contents.items() if any(value in content for value in values)]
 
 
-def secrets_left_nowhere(scene: Scene, watch: Watch, copy: Path) -> int:
+def secrets_left_nowhere(scene: Members, watch: Watch, copy: Path) -> int:
     """Checks that nobody has a secret or a vector of LATE once its sessions are over; returns how many sessions.
 
     `copy` is a database to make.
@@ -179,9 +162,9 @@ def secrets_left_nowhere(scene: Scene, watch: Watch, copy: Path) -> int:
     return len(secrets)
 
 
-def test_a_private_round_shows_one_sum_and_leaves_no_secret(scene: Scene, tmp_path: Path) -> None:
+def test_a_private_round_shows_one_sum_and_leaves_no_secret(scene: Members, tmp_path: Path) -> None:
     fed = scene.fed
-    watch = Watch(scene.home(LATE))
+    watch = Watch(scene.fed.directory / LATE)
     run = fed.completed("private", SPEC)
     record = fed.admin("round", run, "0")
     phases = record["phases"][: len(STAGES)]
@@ -208,7 +191,7 @@ def in_mode(mode: str, seed: int) -> str:
     return f"seed = {seed}\n{spec}"
 
 
-def replies_of(scene: Scene, run: str) -> list[Any]:
+def replies_of(scene: Members, run: str) -> list[Any]:
     """How many replies each member has signed for each phase of a run that it did not decline.
 
     Runs that end in a model that was evaluated before are declined its evaluation.
@@ -218,11 +201,6 @@ def replies_of(scene: Scene, run: str) -> list[Any]:
         "left join replies using (assignment_id) where run_id = :run and a.state != 'DECLINED' group by assignment_id",
         run=run,
     )
-
-
-def signed_step(scene: Scene, run: str) -> StepManifest:
-    ((step,),) = scene.fed.query("select step from rounds where run_id = :run", run=run)
-    return StepManifest.FromString(SignedEnvelope.FromString(step).manifest)
 
 
 def with_dying_coordinators(fed: Federation, name: str, spec: str, phases: Iterable[int]) -> str:
@@ -238,11 +216,11 @@ def with_dying_coordinators(fed: Federation, name: str, spec: str, phases: Itera
     return run
 
 
-def with_dying_worker(scene: Scene, name: str, spec: str, number: int) -> str:
+def with_dying_worker(scene: Members, name: str, spec: str, number: int) -> str:
     """A completed run, during which the worker of the first client dies at its reply of this number."""
     fed, victim = scene.fed, CLIENTS[0]
     fed.workers[victim].stop()
-    dying = fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
+    dying = scene.work(victim, crash=f"reply-{number}")
     run = fed.submit(name, spec)
     dying.wait_killed()
     scene.work(victim)
@@ -253,15 +231,15 @@ def with_dying_worker(scene: Scene, name: str, spec: str, number: int) -> str:
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["verified", "sum", "private"])
 def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobody(
-    scene: Scene, mode: str, tmp_path: Path
+    scene: Members, mode: str, tmp_path: Path
 ) -> None:
     fed, stages = scene.fed, MODES[mode]
-    watch = Watch(scene.home(LATE))
+    watch = Watch(scene.fed.directory / LATE)
     spec = in_mode(mode, COORDINATORS_SEED)
     run = with_dying_coordinators(fed, f"killed-{mode}-{COORDINATORS_SEED}", spec, range(2, len(stages) + 2))
     phases = fed.admin("round", run, "0")["phases"][: len(stages)]
     assert [(phase["kind"], phase["replied"]) for phase in phases] == [(name, 5) for name in stages]
-    (step,) = signed_step(scene, run).secure
+    (step,) = scene.step(run).secure
     assert list(step.ready) == list(step.members) == list(step.survivors) == list(CLIENTS)
     assert not step.alarms
     assert {count for (count,) in replies_of(scene, run)} == {1}
@@ -271,14 +249,14 @@ def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobod
 
 @pytest.mark.full
 @pytest.mark.parametrize("mode", list(MODES))
-def test_a_worker_that_dies_at_each_stage_gives_the_same_bytes_or_drops_out(scene: Scene, mode: str) -> None:
+def test_a_worker_that_dies_at_each_stage_gives_the_same_bytes_or_drops_out(scene: Members, mode: str) -> None:
     for number in range(1, len(MODES[mode]) + 1):
         run = with_dying_worker(scene, f"killed-{mode}-{number}", in_mode(mode, number), number)
-        assert CLIENTS[0] in signed_step(scene, run).secure[0].survivors
+        assert CLIENTS[0] in scene.step(run).secure[0].survivors
         assert {count for (count,) in replies_of(scene, run)} == {1}
 
 
-def check_evaluation(scene: Scene, run: str) -> None:
+def check_evaluation(scene: Members, run: str) -> None:
     """All members have evaluated the model in a session, each stage once, and the record says so."""
     phases = scene.fed.admin("round", run, "0")["phases"][len(STAGES) :]
     assert [(phase["kind"], phase["replied"]) for phase in phases] == [(name, 5) for name in STAGES]
@@ -290,20 +268,20 @@ def check_evaluation(scene: Scene, run: str) -> None:
 
 
 @pytest.mark.full
-def test_a_coordinator_that_dies_before_each_stage_of_an_evaluation_asks_the_same(scene: Scene) -> None:
+def test_a_coordinator_that_dies_before_each_stage_of_an_evaluation_asks_the_same(scene: Members) -> None:
     phases = (len(STAGES) + 1, *range(2, len(STAGES) + 1))  # the others of the evaluation: the step is recorded
     run = with_dying_coordinators(scene.fed, "evaluated-after-kills", in_mode("sum", 200), phases)
     check_evaluation(scene, run)
 
 
 @pytest.mark.full
-def test_a_worker_that_dies_at_each_stage_of_an_evaluation_gives_the_same_bytes(scene: Scene) -> None:
+def test_a_worker_that_dies_at_each_stage_of_an_evaluation_gives_the_same_bytes(scene: Members) -> None:
     for number in range(len(STAGES) + 1, 2 * len(STAGES) + 1):
         check_evaluation(scene, with_dying_worker(scene, f"evaluated-{number}", in_mode("sum", 200 + number), number))
 
 
 @pytest.mark.full
-def test_kills_change_nothing_of_a_model_in_any_mode(scene: Scene) -> None:
+def test_kills_change_nothing_of_a_model_in_any_mode(scene: Members) -> None:
     """Each run with kills ends in the model of a run without kills from the same model."""
     for seed in (COORDINATORS_SEED, *range(1, len(WITH_GRAM) + 1)):
         model = scene.fed.wait_completed(scene.fed.submit(f"undisturbed-{seed}", in_mode("sum", seed)))
@@ -312,8 +290,8 @@ def test_kills_change_nothing_of_a_model_in_any_mode(scene: Scene) -> None:
         assert {made for (made,) in killed} == {model}
 
 
-def test_each_owner_sees_the_same_digest_and_the_sessions_that_count(scene: Scene) -> None:
-    shown = [json.loads(scene.roster_command("show", client, "--json")) for client in CLIENTS[-2:]]
+def test_each_owner_sees_the_same_digest_and_the_sessions_that_count(scene: Members) -> None:
+    shown = [json.loads(roster_command(scene, "show", client, "--json")) for client in CLIENTS[-2:]]
     assert len({document["roster"]["digest"] for document in shown}) == 1
     for document in shown:
         digits = document["tasks"]["digits"]
@@ -353,7 +331,7 @@ class Record:
         return self.first(lambda found: signed_again(found.step, StepManifest, self.key, edit))
 
 
-def record_of(scene: Scene, name: str) -> Record:
+def record_of(scene: Members, name: str) -> Record:
     """The record of a run."""
     path = scene.fed.directory / f"{name}.fedpareto"
     scene.fed.admin("bundle", name, "--payloads", "--yes", "--out", str(path), "--force")
@@ -362,7 +340,7 @@ def record_of(scene: Scene, name: str) -> Record:
 
 @pytest.mark.parametrize("kinds", few_of([("SecureSession", "Input"), ("StepManifest",)], ("SecureSession", "Input")))
 def test_an_outsider_verifies_the_record_of_a_run_and_finds_each_edit(
-    scene: Scene, tmp_path: Path, kinds: tuple[str, ...]
+    scene: Members, tmp_path: Path, kinds: tuple[str, ...]
 ) -> None:
     killed = f"killed-verified-{COORDINATORS_SEED}"  # by a test that may run with the long ones alone
     for (name,) in scene.fed.query("select name from runs where name in ('private', :killed)", killed=killed):
@@ -373,7 +351,7 @@ def test_an_outsider_verifies_the_record_of_a_run_and_finds_each_edit(
             assert record.verify() == [model]
         assert {"private/members", "loss/train", "evaluated"} <= compared[0][1].keys()
         must_be_exact(compared)
-    keys = {client: MemberFiles.load(scene.home(client)).signing_key for client in CLIENTS}
+    keys = {client: MemberFiles.load(scene.fed.directory / client).signing_key for client in CLIENTS}
     home = CoordinatorHome.load(scene.fed.home)
     recorded = Recorded(record.bundle, {**keys, "coordinator": home.signing_key, "log": home.log_key.key})
     chosen = first_of(recorded, *kinds)
@@ -390,7 +368,7 @@ def test_an_outsider_verifies_the_record_of_a_run_and_finds_each_edit(
     ],
 )
 def test_work_of_a_session_that_the_coordinator_changes_is_named(
-    scene: Scene, change: Callable[[SecureDealWork, AssignmentManifest], object], named: str
+    scene: Members, change: Callable[[SecureDealWork, AssignmentManifest], object], named: str
 ) -> None:
     """The replies to these assignments say nothing of what is changed."""
     record = record_of(scene, "private")
@@ -407,7 +385,7 @@ def test_work_of_a_session_that_the_coordinator_changes_is_named(
         record.first(deal).verify()
 
 
-def test_an_edited_mean_of_a_private_evaluation_is_found(scene: Scene) -> None:
+def test_an_edited_mean_of_a_private_evaluation_is_found(scene: Members) -> None:
     rounds = "runs join rounds using (run_id) where name = 'private'"
     ((run, metrics),) = scene.fed.query(f"select run_id, rounds.metrics from {rounds}")
 
@@ -425,7 +403,7 @@ def test_an_edited_mean_of_a_private_evaluation_is_found(scene: Scene) -> None:
 
 
 @pytest.mark.full
-def test_a_run_over_objectives_is_verified_round_by_round(scene: Scene) -> None:
+def test_a_run_over_objectives_is_verified_round_by_round(scene: Members) -> None:
     """The weights of the second round follow from those of the first, which the run remembers."""
     fedcmoo = 'algorithm = { name = "fedcmoo", bound = "none", scope = "all" }'
     spec = SPEC.replace('algorithm.name = "fedavg-n"', fedcmoo).replace("\nrounds = 1", "\nrounds = 2\nseed = 9")
@@ -440,12 +418,12 @@ def test_a_run_over_objectives_is_verified_round_by_round(scene: Scene) -> None:
 
 
 def test_a_member_finds_its_private_rounds_in_the_record_and_what_its_owner_requires(
-    scene: Scene, tmp_path: Path
+    scene: Members, tmp_path: Path
 ) -> None:
     run = scene.fed.query("select run_id from runs where name = 'private'")[0][0]
     bundle = str(tmp_path / "private.fedpareto")
     scene.fed.admin("bundle", "private", "--payloads", "--yes", "--out", bundle)
-    home = shutil.copytree(scene.home(CLIENTS[0]), tmp_path / "home")
+    home = shutil.copytree(scene.fed.directory / CLIENTS[0], tmp_path / "home")
 
     def problems(code: int) -> list[str]:
         shown = scene.fed.fedpareto("worker", "verify", bundle, "--home", str(home), "--json", code=code)
