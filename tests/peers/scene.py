@@ -46,6 +46,18 @@ class Round:
         """The median of the norms of the updates."""
         return float(np.median(np.linalg.norm(self.updates, axis=1)))
 
+    @property
+    def scale(self) -> float:
+        """The least distance within which an update has half of the others."""
+        distances = np.linalg.norm(self.updates[:, None] - self.updates[None], axis=2)
+        return float(np.sort(distances, axis=1)[:, len(self.updates) // 2].min())
+
+    def no_farther(self, ours: Vector, theirs: Vector) -> bool:
+        """Whether the sum of our point's distances from the updates is no larger than that of theirs."""
+        rounding = 1e-10 * self.scale + 1e-14 * float(np.abs(self.updates).sum())
+        mine, other = (np.linalg.norm(self.updates - point, axis=1).sum() for point in (ours, theirs))
+        return bool(mine <= other + rounding)
+
     def differ(self, ours: Vector, theirs: Vector) -> float:
         """The distance of two directions, in units of what counts as equal: 1e-6 of the median norm.
 

@@ -68,29 +68,17 @@ def a_sum_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
 
 def a_round_counted_twice(patch: pytest.MonkeyPatch) -> None:
     """After a restart, a round that has made its step begins anew, under the next number."""
-    honest = opening.open_round
-
-    def opened(fleet: Fleet) -> Round | None:
-        current = honest(fleet)
-        if current is not None and current.state is RoundState.STEPPED:
-            return opening._begin_round(fleet, current.number + 1)
-        return current
-
-    patch.setattr(conductor, "open_round", opened)
+    _at_a_stepped_round(patch, lambda fleet, current: opening._begin_round(fleet, current.number + 1))
 
 
 def an_evaluation_that_a_restart_skips(patch: pytest.MonkeyPatch) -> None:
     """After a restart, a round that has made its step is completed without its evaluation."""
-    honest = opening.open_round
 
-    def opened(fleet: Fleet) -> Round | None:
-        current = honest(fleet)
-        if current is not None and current.state is RoundState.STEPPED:
-            finish.complete_round(fleet, current, finish.EvaluationFindings())
-            return opened(fleet)
-        return current
+    def completed(fleet: Fleet, current: Round) -> Round | None:
+        finish.complete_round(fleet, current, finish.EvaluationFindings())
+        return opening.open_round(fleet)
 
-    patch.setattr(conductor, "open_round", opened)
+    _at_a_stepped_round(patch, completed)
 
 
 def an_upload_accepted_twice(patch: pytest.MonkeyPatch) -> None:
@@ -201,6 +189,18 @@ def a_step_evaluated_on_the_old_model(patch: pytest.MonkeyPatch) -> None:
 def a_lease_that_is_not_compared(patch: pytest.MonkeyPatch) -> None:
     """A coordinator that slept past its lease goes on writing, as if it had it still."""
     patch.setattr(RunFacts, "locked", lambda self, session: session.get_one(Run, self.run_id, with_for_update=True))
+
+
+def _at_a_stepped_round(patch: pytest.MonkeyPatch, instead: Callable[[Fleet, Round], Round | None]) -> None:
+    """Where a conductor begins with a round that has made its step, something else happens."""
+
+    def opened(fleet: Fleet) -> Round | None:
+        current = opening.open_round(fleet)
+        if current is not None and current.state is RoundState.STEPPED:
+            return instead(fleet, current)
+        return current
+
+    patch.setattr(conductor, "open_round", opened)
 
 
 def _later(database: Any, write: Callable[[], object]) -> None:
