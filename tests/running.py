@@ -24,12 +24,11 @@ from coordinator.server import Coordinator
 from coordinator.settings import Settings
 from federation.digests import digest
 from federation.line.channels import mutual_channel, server_verified_channel
-from federation.trust.certificates import fingerprint, make_csr, pem
+from federation.trust.certificates import fingerprint, pem
 from federation.trust.identity import Role, client_uri
 from federation.trust.join_string import JoinStringFields, secret_hash
 from federation.trust.keys import new_tls_key, private_key_pem
 from federation.trust.member_files import MemberFiles
-from federation.trust.proofs import prove_possession
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from fedpareto.cli.main import app
@@ -49,6 +48,7 @@ SECONDS = 60.0  # how long anything may take before the test fails
 
 wait_for = waiting.wait_for
 refused = harness.refused
+Applicant = harness.Applicant
 
 
 def command(*arguments: object, code: int = 0, columns: int = 100, text: str | None = None) -> Result:
@@ -81,24 +81,6 @@ class Clock:
             yield
         finally:
             self.ahead = timedelta()
-
-
-class Applicant:
-    """A client to be: its keys, and the request that it makes of a secret."""
-
-    def __init__(self) -> None:
-        self.tls_key = new_tls_key()
-        self.signing_key = Ed25519PrivateKey.generate()
-        self.csr = make_csr(self.tls_key)
-
-    def request(self, secret: bytes) -> EnrollRequest:
-        return EnrollRequest(
-            secret=secret,
-            csr=self.csr,
-            signing_key=self.signing_key.public_key().public_bytes_raw(),
-            proof=prove_possession(self.signing_key, secret, self.csr),
-            software="test",
-        )
 
 
 class Running:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 from numpy.typing import NDArray
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from coordinator import office
@@ -191,6 +191,10 @@ def measurements(client_id: str, order: AssignmentManifest) -> dict[str, float]:
     return dict(zip(names, drawn, strict=True)) | {"train/samples": 8.0, "test/samples": 2.0}
 
 
+def _in_phase(run: str, number: int, phase: int) -> tuple[ColumnElement[bool], ...]:
+    return Round.run_id == run, Round.number == number, Phase.number == phase
+
+
 class Stage:
     """A coordinator with clients; runs are told apart by their tasks, which clients offer for one test only."""
 
@@ -362,20 +366,14 @@ class Stage:
         return self.look(lambda session: list(session.scalars(rows)))
 
     def assignments(self, run: str, number: int = 0, phase: int = 0) -> dict[str, Assignment]:
-        rows = (
-            select(Assignment)
-            .join(Phase)
-            .join(Round)
-            .where(Round.run_id == run, Round.number == number, Phase.number == phase)
-        )
+        rows = select(Assignment).join(Phase).join(Round).where(*_in_phase(run, number, phase))
         return self.look(lambda session: {row.client_id: row for row in session.scalars(rows)})
 
     def orders(self, run: str, number: int = 0, phase: int = 0) -> dict[str, AssignmentManifest]:
         """What each client is asked."""
-        rows = self.assignments(run, number, phase).values()
         return {
-            row.client_id: AssignmentManifest.FromString(SignedEnvelope.FromString(row.envelope).manifest)
-            for row in rows
+            client: AssignmentManifest.FromString(SignedEnvelope.FromString(row.envelope).manifest)
+            for client, row in self.assignments(run, number, phase).items()
         }
 
     def assignment_ids(self, run: str, number: int = 0, phase: int = 0) -> set[str]:
@@ -387,13 +385,8 @@ class Stage:
 
     def replies(self, run: str, number: int = 0, phase: int = 0) -> dict[str, Reply]:
         """The accepted replies."""
-        rows = (
-            select(Reply)
-            .join(Assignment)
-            .join(Phase)
-            .join(Round)
-            .where(Round.run_id == run, Round.number == number, Phase.number == phase, Reply.accepted)
-        )
+        accepted = Reply.accepted, *_in_phase(run, number, phase)
+        rows = select(Reply).join(Assignment).join(Phase).join(Round).where(*accepted)
         return self.look(lambda session: {row.client_id: row for row in session.scalars(rows)})
 
     def evaluations(self, run: str, number: int = 0) -> dict[tuple[str, str], Evaluation]:

@@ -7,6 +7,7 @@ stopped there (SIGSTOP), until somebody lets it go on. With `unfenced` a conduct
 lease, which is a planted bug.
 """
 
+import itertools
 import os
 import signal
 import sys
@@ -31,35 +32,22 @@ def unfence() -> None:
     )
 
 
-def before(owner: Any, name: str, *, count: int = 1) -> None:
-    """Dies on entering `owner.name` for the `count`-th time."""
-    original = getattr(owner, name)
-    seen = 0
+def before(owner: Any, name: str, *, count: int = 1, returned: bool = False) -> None:
+    """Dies on entering `owner.name` for the `count`-th time, or when it has `returned` as often."""
+    original, places = getattr(owner, name), itertools.count(1)
 
     def replaced(*args: Any, **kwargs: Any) -> Any:
-        nonlocal seen
-        seen += 1
-        if seen == count:
+        if not returned and next(places) == count:
             die()
-        return original(*args, **kwargs)
-
-    setattr(owner, name, replaced)
-
-
-def after(owner: Any, name: str, *, count: int = 1) -> None:
-    """Dies when `owner.name` has returned for the `count`-th time."""
-    original = getattr(owner, name)
-    seen = 0
-
-    def replaced(*args: Any, **kwargs: Any) -> Any:
-        nonlocal seen
         result = original(*args, **kwargs)
-        seen += 1
-        if seen == count:
+        if returned and next(places) == count:
             die()
         return result
 
     setattr(owner, name, replaced)
+
+
+after = partial(before, returned=True)
 
 
 def coordinator(point: str) -> None:
