@@ -36,6 +36,7 @@ from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, SubmitRequest, TaskOffer, Window
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
+from fedpareto.processes import forked
 from fedpareto.processes import process_federation as federations
 from storage.database import Database
 from tests import waiting
@@ -426,6 +427,16 @@ def python(
     """An interpreter of its own, which must end with this code; `environment` is added to that of this process."""
     command, env = [sys.executable, *map(str, arguments)], {**os.environ, **environment}
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, cwd=cwd, env=env)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def fedpareto(
+    *arguments: object, code: int = 0, cwd: Path | None = None, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """The command as a process of its own, which must end with this code; `environment` as of `python`."""
+    command, env = ["-m", "fedpareto", *map(str, arguments)], {**os.environ, **environment}
+    done = forked.completed(command, cwd=cwd, env=env)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 

@@ -10,8 +10,7 @@ from federation.digests import digest
 from federation.v1.admin_pb2 import ApproveClientRequest, RunHeader, SubmitRunRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import Layout, Tensor, to_bytes
-from fedpareto.processes.forked import completed
-from tests.harness import Attending, Federation, Member, federation
+from tests.harness import Attending, Federation, Member, federation, fedpareto
 
 LAYOUT = Layout((Tensor("a", (3, 4)), Tensor("b", (5,))))
 Finished = tuple[str, tuple[str, ...]]  # the id of a run, and its clients
@@ -45,9 +44,8 @@ def submit(centre: Federation, name: str, spec: str = SPEC, *options: str) -> st
     return centre.submit(name, spec, "--model", str(model), *options)
 
 
-def command(centre: Federation, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    home = str(centre.home / "admin")
-    return completed(["-m", "fedpareto", "admin", "--home", home, *arguments], cwd=centre.directory)
+def command(centre: Federation, *arguments: object, code: int = 0) -> "subprocess.CompletedProcess[str]":
+    return fedpareto("admin", "--home", centre.home / "admin", *arguments, code=code, cwd=centre.directory)
 
 
 def play(streams: dict[Member, Attending], assignments: int) -> None:

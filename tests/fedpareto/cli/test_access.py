@@ -7,15 +7,13 @@ import socket
 import ssl
 import struct
 import subprocess
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -29,38 +27,22 @@ from federation.trust.keys import new_tls_key, private_key_pem
 from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
-from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello
+from federation.v1.federation_pb2 import AttendResponse, FetchBlobRequest
 from federation.v1.federation_pb2_grpc import FederationStub
-from fedpareto.processes.forked import Forked, completed
+from fedpareto.processes.forked import Forked
 from tests.federation.trust.scene import Authority
-from tests.harness import python
+from tests.harness import Attending, Member, fedpareto, python
 from tests.paths import ROOT
 from tests.running import SECONDS, Applicant, Running, refused, running, wait_for
 
 
-class Stream:
-    """An attendance stream that stays open until the coordinator ends it."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._over = threading.Event()
-        self.call = FederationStub(channel).Attend(self._requests())
-        assert next(self.call).WhichOneof("message") == "welcome"
-
-    def _requests(self) -> Iterator[AttendRequest]:
-        yield AttendRequest(hello=Hello(software="test"))
-        self._over.wait(SECONDS)
-
-    def ended(self) -> grpc.RpcError:
-        """Waits for the coordinator to end the stream; the error that it ended with."""
-        call: Any = self.call
-        error: grpc.RpcError | None = call.exception(timeout=SECONDS)
-        self._over.set()
-        assert error is not None
-        return error
-
-    def close(self) -> None:
-        self._over.set()
-        self.call.cancel()
+def attending(member: Member) -> Attending:
+    """An attendance stream that the coordinator has taken; it stays open until the coordinator ends it."""
+    stream = member.attend()
+    welcome = stream.next()
+    assert isinstance(welcome, AttendResponse)
+    assert welcome.WhichOneof("message") == "welcome"
+    return stream
 
 
 def fetch(channel: grpc.Channel, digest: str = "") -> object:
@@ -88,17 +70,11 @@ def handshake(port: int, version: ssl.TLSVersion, member: Path) -> str | None:
         return connection.version()
 
 
-def methods() -> dict[str, MethodDescriptor]:
-    found: dict[str, MethodDescriptor] = {}
-    for module in (admin_pb2, enrollment_pb2, federation_pb2):
-        for service in module.DESCRIPTOR.services_by_name.values():
-            found |= {f"/{service.full_name}/{method.name}": method for method in service.methods}
-    return found
-
-
 def test_every_rpc_of_the_contract_has_a_rule_and_the_contract_names_its_role() -> None:
     ours = {name: rule for name, rule in RULES.items() if name.startswith("/federation.")}
-    assert set(ours) == set(methods())
+    modules = (admin_pb2, enrollment_pb2, federation_pb2)
+    services = [service for module in modules for service in module.DESCRIPTOR.services_by_name.values()]
+    assert set(ours) == {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
     proto = (ROOT / "proto/federation/v1/admin.proto").read_text()
     pairs = re.findall(r"\((viewer|operator|security-officer)\)\..*?rpc (\w+)", proto, re.DOTALL)
     stated = {rpc: role for role, rpc in pairs}
@@ -132,21 +108,9 @@ def test_tls_1_3_and_nothing_older(served: Running, port: str) -> None:
         handshake(number, ssl.TLSVersion.TLSv1_2, member)
 
 
-def test_without_a_certificate_the_federation_port_does_not_shake_hands(served: Running) -> None:
-    with server_verified_channel(served.address, pem(served.home.ca)) as channel:
-        with refused("UNAVAILABLE", "unreachable") as messages:
-            fetch(channel)
-        assert "did not accept your certificate" in messages[0]
-
-
-def test_without_a_certificate_the_enrollment_port_serves_no_members(served: Running) -> None:
-    with served.newcomer() as channel:
-        with refused("UNAUTHENTICATED", "certificate-unknown"):
-            fetch(channel)
-        with refused("UNAUTHENTICATED", "certificate-unknown"):
-            AdminStub(channel).ListClients(admin_pb2.ListClientsRequest(), timeout=SECONDS)
-        with refused("UNAUTHENTICATED", "certificate-unknown"):
-            next(FederationStub(channel).Attend(iter([AttendRequest(hello=Hello())]), timeout=SECONDS))
+def test_a_call_without_a_certificate_at_the_enrollment_port_is_refused_and_on_record(served: Running) -> None:
+    with served.newcomer() as channel, refused("UNAUTHENTICATED", "certificate-unknown"):
+        AdminStub(channel).ListClients(admin_pb2.ListClientsRequest(), timeout=SECONDS)
     entry = served.refusals("ListClients")[-1]
     assert entry.outcome == "certificate-unknown"
     assert entry.actor in ("peer 127.0.0.1", "peer ::1")
@@ -159,27 +123,25 @@ def foreign(served: Running, *, ca: bytes) -> grpc.Channel:
     return mutual_channel(served.address, ca=ca or pem(other.ca), **pair)
 
 
-def test_a_certificate_of_another_ca_does_not_shake_hands(served: Running) -> None:
-    with foreign(served, ca=pem(served.home.ca)) as channel, refused("UNAVAILABLE", "unreachable") as messages:
+@pytest.mark.parametrize(
+    ("reach", "why"),
+    [
+        (
+            lambda at: server_verified_channel(at.address, pem(at.home.ca)),
+            "did not accept your certificate",
+        ),
+        (lambda at: foreign(at, ca=pem(at.home.ca)), "another federation's CA"),
+        (lambda served: foreign(served, ca=b""), "did not prove that it is this federation's coordinator"),
+        (lambda served: server_verified_channel("127.0.0.1:1", pem(served.home.ca)), "no coordinator answers there"),
+    ],
+    ids=["no certificate", "a certificate of another CA", "the coordinator of another CA", "nobody at the address"],
+)
+def test_who_does_not_shake_hands_is_told_why(
+    served: Running, reach: Callable[[Running], grpc.Channel], why: str
+) -> None:
+    with reach(served) as channel, refused("UNAVAILABLE", "unreachable") as messages:
         fetch(channel)
-    assert "another federation's CA" in messages[0]
-
-
-def test_a_member_of_another_federation_does_not_trust_this_coordinator(served: Running) -> None:
-    with foreign(served, ca=b"") as channel, refused("UNAVAILABLE", "unreachable") as messages:
-        fetch(channel)
-    assert "did not prove that it is this federation's coordinator" in messages[0]
-
-
-def test_nobody_at_the_address_is_said_so(served: Running) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with (
-        server_verified_channel(f"127.0.0.1:{port}", pem(served.home.ca)) as channel,
-        refused("UNAVAILABLE", "unreachable") as messages,
-    ):
-        greet(channel)
-    assert "no coordinator answers there" in messages[0]
+    assert why in messages[0]
 
 
 def test_an_expired_certificate_does_not_shake_hands_and_its_owner_is_told_why(served: Running) -> None:
@@ -194,15 +156,11 @@ def test_an_expired_certificate_does_not_shake_hands_and_its_owner_is_told_why(s
     assert "your certificate ended" in found.message
 
 
-def test_a_live_stream_ends_when_its_certificate_expires(served: Running) -> None:
-    with served.member("mortal") as channel:
-        served.clock.ahead = timedelta(days=90) - timedelta(seconds=3)
-        try:
-            stream = Stream(channel)
-            with refused("UNAUTHENTICATED", "certificate-expired"):
-                raise stream.ended()
-        finally:
-            served.clock.ahead = timedelta()
+def test_a_live_stream_ends_when_its_certificate_expires(served: Running, tmp_path: Path) -> None:
+    member = Member(served.joined(tmp_path / "mortal", "mortal", ago=timedelta()))
+    with member.channel, served.clock.moved(timedelta(days=90, seconds=-3)):
+        ended = attending(member).end()
+    assert (ended.status, ended.reason) == ("UNAUTHENTICATED", "certificate-expired")
 
 
 def test_nobody_may_call_what_has_no_rule(served: Running) -> None:
@@ -272,12 +230,12 @@ def test_raw_bytes_at_the_door_leave_the_coordinator_serving(served: Running) ->
 
 def test_when_the_coordinator_stops_its_streams_are_told(tmp_path: Path) -> None:
     with running(tmp_path / "home") as served:
-        channel = served.member("guest")
-        stream = Stream(channel)
+        guest = Member(served.joined(tmp_path / "guest", "guest", ago=timedelta()))
+        stream = attending(guest)
         assert served.home.ports_file.exists()
-    with refused("UNAVAILABLE", "stopping"):
-        raise stream.ended()
-    channel.close()
+    ended = stream.end()
+    assert (ended.status, ended.reason) == ("UNAVAILABLE", "stopping")
+    guest.channel.close()
     assert not served.home.ports_file.exists()
 
 
@@ -296,33 +254,28 @@ def test_the_command_makes_serves_and_stops_a_federation_with_encrypted_keys(tmp
     secret, wrong, home = tmp_path / "passphrase", tmp_path / "wrong", tmp_path / "home"
     secret.write_text("correct horse\n")
     wrong.write_text("battery staple\n")
-    command = ["-m", "fedpareto", "coordinator"]
+    unlocked = ("--passphrase-file", str(secret))
 
-    def done(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return completed([*command, *arguments, "--home", str(home)])
+    def coordinator(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        return fedpareto("coordinator", *arguments, "--home", home, code=code)
 
-    made = done("init", "--name", "wards", "--passphrase-file", str(secret), "--json")
-    assert made.returncode == 0, made.stderr
+    made = coordinator("init", "--name", "wards", *unlocked, "--json")
     assert json.loads(made.stdout)["federation_id"] == "wards"
-    again = done("init", "--name", "wards")
-    assert (again.returncode, again.stdout) == (1, "")
+    again = coordinator("init", "--name", "wards", code=1)
+    assert again.stdout == ""
     assert "holds a federation already (wards): nothing was changed" in again.stderr
-    assert done("init", "--name", "Not A Name").returncode == 2
-    for arguments in ([], ["--passphrase-file", str(wrong)]):
-        locked = done("serve", *arguments)
-        assert locked.returncode == 1
+    coordinator("init", "--name", "Not A Name", code=2)
+    for arguments in ([], ["--passphrase-file", wrong]):
+        locked = coordinator("serve", *arguments, code=1)
         assert "passphrase" in locked.stderr
         assert "Traceback" not in locked.stderr
 
-    arguments = [*command, "serve", "--home", str(home), "--passphrase-file", str(secret)]
-    daemon = Forked(arguments, tmp_path / "out", tmp_path / "log", cwd=ROOT, env=os.environ)
+    command = ["-m", "fedpareto", "coordinator", "serve", "--home", str(home), *unlocked]
+    daemon = Forked(command, tmp_path / "out", tmp_path / "log", cwd=ROOT, env=os.environ)
     try:
         wait_for(lambda: (home / "ports.json").exists() or daemon.poll() is not None, "the daemon to serve")
         assert daemon.poll() is None, (tmp_path / "log").read_text()
-        issued = done(
-            "admin", "eve", "--role", "operator", "--out", str(tmp_path / "eve"), "--passphrase-file", str(secret)
-        )
-        assert issued.returncode == 0, issued.stderr
+        coordinator("admin", "eve", "--role", "operator", "--out", tmp_path / "eve", *unlocked)
         with AdminFiles.load(tmp_path / "eve").channel() as channel:
             AdminStub(channel).ListRuns(admin_pb2.ListRunsRequest(), timeout=SECONDS)
             with refused("PERMISSION_DENIED", "role"):

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-import subprocess
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,9 @@ from federation.vectors import to_bytes
 from fedpareto.cli.admin.bundle import payloads_question
 from fedpareto.cli.show import member_tables, tables
 from fedpareto.formatting import natural
-from fedpareto.processes.forked import completed
 from storage.blob_directory import DirectoryStore
 from tests.fedpareto.cli.scene import LAYOUT, SPEC, Finished, command, good_model, requests, submit
-from tests.harness import Federation, refused
+from tests.harness import Federation, fedpareto, refused
 from tests.verification.scene import Edited
 
 # --- what the commands show
@@ -78,10 +77,9 @@ def test_the_tables_for_people_fit_and_name_what_they_show(centre: Federation, f
         ("replies", run_id, "--round", "0"): "alpha",
         ("clients",): "beta",
     }.items():
-        done = command(centre, *arguments)
-        assert done.returncode == 0, done.stderr
-        assert expected in done.stdout
-        assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= 100
+        shown = command(centre, *arguments).stdout
+        assert expected in shown
+        assert max(len(line.rstrip()) for line in shown.splitlines()) <= 100
 
 
 def test_a_table_of_members_says_what_is_wrong_and_one_member_shows_the_rest(centre: Federation) -> None:
@@ -101,21 +99,18 @@ def test_a_table_of_members_says_what_is_wrong_and_one_member_shows_the_rest(cen
     with (out := Console(width=100)).capture() as captured:
         out.print(member_tables.clients(members, now))
     text = captured.get()
-    places = [text.index(name) for name in ("member-1 ", "member-2 ", "member-10 ")]
-    assert places == sorted(places)
     wrong = {line.split()[0]: line for line in text.splitlines() if line.startswith("member-")}
+    assert [*wrong] == ["member-1", "member-2", "member-10"]
     assert "does not attend" in wrong["member-1"]
     assert "its certificate has ended" in text
     assert wrong["member-2"].rstrip().endswith("digits (7)")
     assert "no private rounds left for digits" in wrong["member-10"]
     with out.capture() as captured:
         out.print(member_tables.client(members[0], now))
-    lines = [line.split(maxsplit=1) for line in captured.get().splitlines()]
-    words = [[word.strip() for word in line] for line in lines]
-    assert ["can", "repeatable"] in words
-    assert ["private", "rounds left  0 of training, 0 of evaluation"] in words
-    done = command(centre, "client", "nobody")
-    assert (done.returncode, "no client has the name 'nobody'" in done.stderr) == (1, True)
+    lines = [line.strip() for line in captured.get().splitlines()]
+    assert "private rounds left  0 of training, 0 of evaluation" in lines
+    assert ["can", "repeatable"] in [line.split() for line in lines]
+    assert "no client has the name 'nobody'" in command(centre, "client", "nobody", code=1).stderr
 
 
 def test_a_run_shows_its_members_before_raw_metrics(centre: Federation, finished: Finished) -> None:
@@ -135,55 +130,40 @@ def test_names_in_tables_are_never_broken_and_stand_in_natural_order() -> None:
 
 
 def test_a_bundle_is_written_and_verified_by_commands(centre: Federation, finished: Finished, tmp_path: Path) -> None:
-    def verify(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        return completed(["-m", "fedpareto", "verify", *arguments], cwd=tmp_path)
-
+    run, _ = finished
     bare, whole, wrong = (tmp_path / f"{name}.fedpareto" for name in ("bare", "whole", "wrong"))
-    shown = command(centre, "bundle", finished[0], "--out", str(whole), "--payloads", "--yes", "--json")
-    told = json.loads(shown.stdout)
+    told = json.loads(command(centre, "bundle", run, "--out", whole, "--payloads", "--yes", "--json").stdout)
     assert (told["rounds"], told["size"]) == (2, whole.stat().st_size)
-    again = command(centre, "bundle", finished[0], "--out", str(whole))
-    assert again.returncode == 2
-    assert "exists: give --force" in again.stderr
-    unasked = command(centre, "bundle", "finished", "--out", str(bare), "--payloads")
-    assert (unasked.returncode, "each member's updates" in unasked.stderr, bare.exists()) == (2, True, False)
-    written = command(centre, "bundle", "finished", "--out", str(bare))
-    assert (written.returncode, len(written.stderr.splitlines())) == (0, 1)
-    assert "cannot show that K and the models follow from the updates; --payloads adds them" in written.stderr
+    assert "exists: give --force" in command(centre, "bundle", run, "--out", whole, code=2).stderr
+    unasked = command(centre, "bundle", "finished", "--out", bare, "--payloads", code=2)
+    assert ("each member's updates" in unasked.stderr, bare.exists()) == (True, False)
+    (warning,) = command(centre, "bundle", "finished", "--out", bare).stderr.splitlines()
+    assert "cannot show that K and the models follow from the updates; --payloads adds them" in warning
     fingerprint = hashlib.sha256(der(load_certificate_file(centre.home / "ca.pem"))).hexdigest()
-    done = verify(str(whole), "--ca", fingerprint)
-    assert done.returncode == 0, done.stderr
-    assert f"CA {fingerprint}, as you named it" in done.stdout
+    lines = fedpareto("verify", whole, "--ca", fingerprint).stdout.splitlines()
+    assert f"CA {fingerprint}, as you named it" in "\n".join(lines)
     measured = "metrics not verified, because only the coordinator measured them: bytes/down, iterations, residual"
-    assert measured in done.stdout.splitlines()
-    assert done.stdout.splitlines()[-2:] == [
-        f"digest of the record: {told['record']}",
-        f"{whole}: everything else was verified",
-    ]
-    document = json.loads(verify(str(whole), "--json").stdout)
+    assert measured in lines
+    assert lines[-2:] == [f"digest of the record: {told['record']}", f"{whole}: everything else was verified"]
+    document = json.loads(fedpareto("verify", whole, "--json").stdout)
     assert (document["verified"], document["record"]) == (True, told["record"])
-    partly = verify(str(bare))
-    assert partly.returncode == 3
+    partly = fedpareto("verify", bare, code=3)
     assert [line for line in partly.stdout.splitlines() if "not verified" in line] == [
         "not verified: K and the model, because the file has no updates and no models; `fedpareto admin bundle "
-        f"{finished[0]} --payloads --out FILE` adds them",
+        f"{run} --payloads --out FILE` adds them",
         measured,
     ]
     edited = Edited.of(whole).with_round(1, lambda found: found.metrics.__setitem__("loss/test", 0.25))
-    failed = verify(str(edited.write(wrong)))
-    assert failed.returncode == 1
+    failed = fedpareto("verify", edited.write(wrong), code=1)
     assert "does not verify: round 1: the record says loss/test = 0.25" in failed.stderr
     assert "round 0: 3 updates" in failed.stdout
     krum = command(centre, "replay", "finished", "1", "--algorithm", "krum", "--set", "byzantine=0", "--json")
     assert [sorted(one["other"]) for one in json.loads(krum.stdout)["rounds"]] == [[0, 0, 1]]
     assert "round 0: cosine" in command(centre, "replay", "finished", "--algorithm", "fedavg").stdout
-    misspelt = command(centre, "replay", "finished", "--algorithm", "krum", "--set", "byzantine")
-    assert (misspelt.returncode, "expected KEY=VALUE" in misspelt.stderr) == (2, True)
-    stranger = verify(str(whole), "--ca", "00" * 32)
-    assert stranger.returncode == 1
-    assert "it is of another federation" in stranger.stderr
-    absent = verify(str(tmp_path / "nothing"))
-    assert (absent.returncode, "No such file" in absent.stderr) == (1, True)
+    misspelt = command(centre, "replay", "finished", "--algorithm", "krum", "--set", "byzantine", code=2)
+    assert "expected KEY=VALUE" in misspelt.stderr
+    assert "it is of another federation" in fedpareto("verify", whole, "--ca", "00" * 32, code=1).stderr
+    assert "No such file" in fedpareto("verify", tmp_path / "nothing", code=1).stderr
 
 
 def test_a_bundle_with_payloads_says_before_what_it_would_show_also_what_noise_would_not_hide(
@@ -222,38 +202,21 @@ def test_every_number_that_a_round_records_is_defined(centre: Federation, finish
     found = centre.admin("round", finished[0], "-1")["summary"]["metrics"]
     assert set(found) <= set(DEFINITIONS)
     missing = {"accuracy/weighted", "loss/validation", "loss/worst", "loss/jain", "backdoor"}  # nobody has those here
-    others = [
-        "objective",
-        "preference",
-        "epsilon",
-        "private",
-        "evaluation",
-        "metric",
-        "stop",
-        "required",
-    ]
+    others = ["objective", "preference", "epsilon", "private", "evaluation", "metric", "stop", "required"]
     # Groups of metrics of other runs:
     of_others = {name for name in DEFINITIONS if "<objective>" in name or name.partition("/")[0] in others}
     assert set(DEFINITIONS) - set(found) == missing | of_others
 
 
 def test_a_report_is_written_once_unless_told_otherwise(centre: Federation, finished: Finished) -> None:
-    arguments = ["-m", "fedpareto", "report", finished[0][:8], "--home", str(centre.home / "admin")]
-
-    def report(*more: str) -> "subprocess.CompletedProcess[str]":
-        return completed([*arguments, *more], cwd=centre.directory)
-
-    done = report()
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "report-finished.html: 2 rounds, 3 clients\n"
+    report = partial(fedpareto, "report", finished[0][:8], "--home", centre.home / "admin", cwd=centre.directory)
+    assert report().stdout == "report-finished.html: 2 rounds, 3 clients\n"
     page = (centre.directory / "report-finished.html").read_text()
     assert page.startswith("<!doctype html>")
     assert finished[0] in page
-    again = report()
-    assert (again.returncode, "--force" in again.stderr) == (2, True)
-    assert report("--force").returncode == 0
-    nowhere = report("--out", "no/such/page.html")
-    assert (nowhere.returncode, "cannot write no/such/page.html" in nowhere.stderr) == (1, True)
+    assert "--force" in report(code=2).stderr
+    report("--force")
+    assert "cannot write no/such/page.html" in report("--out", "no/such/page.html", code=1).stderr
 
 
 def test_replies_carry_the_signed_envelope_for_a_third_party(
@@ -270,16 +233,14 @@ def test_replies_carry_the_signed_envelope_for_a_third_party(
 
 def test_an_unknown_run_or_round_is_refused_by_name(centre: Federation, stub: AdminStub, finished: Finished) -> None:
     run_id, _ = finished
-    with refused("NOT_FOUND", "run-unknown"):
-        stub.GetRun(admin.GetRunRequest(run="nothing"))
-    with refused("NOT_FOUND", "run-unknown"):
-        stub.GetRun(admin.GetRunRequest(run=""))
+    for name in ("nothing", ""):
+        with refused("NOT_FOUND", "run-unknown"):
+            stub.GetRun(admin.GetRunRequest(run=name))
     for number in (2, -3):
         with refused("NOT_FOUND", "round-unknown"):
             stub.GetRound(admin.GetRoundRequest(run=run_id, round=number))
-    done = command(centre, "round", run_id, "7")
-    assert done.returncode == 1
-    assert "has no round 7: it has rounds 0 to 1 [round-unknown]" in done.stderr
+    said = command(centre, "round", run_id, "7", code=1).stderr
+    assert "has no round 7: it has rounds 0 to 1 [round-unknown]" in said
 
 
 # --- models
@@ -292,14 +253,12 @@ def test_a_model_is_exported_with_its_digest_checked_and_no_file_overwritten(
     out = centre.directory / "out.safetensors"
     found = centre.admin("export", run_id, "--out", str(out))
     assert read_exported(out, "blake3")[0] == found["digest"] == centre.admin("run", run_id)["run"]["model"]
-    again = command(centre, "export", run_id, "--out", str(out))
-    assert (again.returncode, "--force" in again.stderr) == (2, True)
+    assert "--force" in command(centre, "export", run_id, "--out", out, code=2).stderr
     first = centre.admin("export", run_id, "--round", "0", "--out", str(out), "--force")
     assert first["digest"] == centre.admin("round", run_id, "0")["summary"]["result_model"]
     assert read_exported(out, "blake3")[0] == first["digest"] != found["digest"]
-    nowhere = command(centre, "export", run_id, "--out", str(centre.directory / "no" / "such"))
-    assert nowhere.returncode == 1
-    assert "cannot write" in nowhere.stderr
+    nowhere = centre.directory / "no" / "such"
+    assert "cannot write" in command(centre, "export", run_id, "--out", nowhere, code=1).stderr
 
 
 def test_what_a_submission_promises_must_arrive(stub: AdminStub) -> None:
@@ -347,22 +306,21 @@ def test_a_wrong_hyperparameter_is_refused_by_its_key_before_the_model_is_sent(
 
 @pytest.mark.parametrize("chunk", [1, 3, 8, 9, 1000])
 def test_a_model_is_taken_in_pieces_of_any_size_and_refused_when_not_finite(blobs: DirectoryStore, chunk: int) -> None:
+    def uploaded(data: bytes, check: PayloadCheck) -> Upload:
+        upload = Upload(blobs.writer(hash=False), check, digest(data), len(data))
+        for start in range(0, len(data), chunk):
+            upload.take(data[start : start + chunk])
+        upload.finish()
+        return upload
+
     data, check = good_model(), PayloadCheck(None)
-    upload = Upload(blobs.writer(hash=False), check, digest(data), len(data))
-    for start in range(0, len(data), chunk):
-        upload.take(data[start : start + chunk])
-    upload.finish()
+    uploaded(data, check).store()
     assert (check.problem, check.layout) == (None, LAYOUT)
-    upload.store()
     assert blobs.read(digest(data)) == data
-    bad = to_bytes(LAYOUT, np.full(LAYOUT.size, np.nan, dtype=np.float32))
-    check = PayloadCheck(None)
-    upload = Upload(blobs.writer(hash=False), check, digest(bad), len(bad))
-    upload.take(bad)
-    upload.finish()
+    bad, check = to_bytes(LAYOUT, np.full(LAYOUT.size, np.nan, dtype=np.float32)), PayloadCheck(None)
+    uploaded(bad, check).discard()
     assert check.problem is not None
     assert check.problem.reason == "non-finite"
-    upload.discard()
     assert not blobs.exists(digest(bad))
     assert list((blobs.root / "tmp").iterdir()) == []
 
@@ -371,6 +329,4 @@ def test_a_file_that_is_no_model_is_refused_before_anything_is_sent(centre: Fede
     path = centre.directory / "bad.safetensors"
     path.write_bytes(b"nonsense")
     (centre.directory / "bad.toml").write_text('name = "bad"\n' + SPEC)
-    done = command(centre, "submit", "bad.toml", "--model", str(path))
-    assert done.returncode == 2
-    assert "cannot be the initial model" in done.stderr
+    assert "cannot be the initial model" in command(centre, "submit", "bad.toml", "--model", path, code=2).stderr

@@ -1,8 +1,7 @@
 """`fedpareto aggregate`, as a process."""
 
 import json
-import os
-import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,13 @@ import pytest
 
 from coordinator.aggregation import aggregate
 from coordinator.aggregation.registry import ALGORITHMS, common_hyperparameters
-from fedpareto.processes.forked import completed
 from tests.few import few
+from tests.harness import fedpareto
 
 U = np.random.default_rng(0).standard_normal((5, 40))
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "100"}
-    return completed(["-m", "fedpareto", "aggregate", *map(str, arguments)], env=environment)
+run = partial(fedpareto, "aggregate", NO_COLOR="1", COLUMNS="100")
 
 
 @pytest.fixture
@@ -32,7 +29,6 @@ def file(tmp_path: Path) -> Path:
 def test_json_gives_what_the_library_gives_and_out_the_direction(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "direction"
     done = run(file, "--algorithm", "fedmgda+", "--param", "epsilon=0.1", "--json", "--out", out)
-    assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     expected = aggregate("fedmgda+", U, samples=np.arange(1, 6), epsilon=0.1)
     assert document["coefficients"] == np.asarray(expected.coefficients).tolist()
@@ -42,16 +38,14 @@ def test_json_gives_what_the_library_gives_and_out_the_direction(file: Path, tmp
 
 
 def test_people_get_a_table(file: Path) -> None:
-    done = run(file)
-    assert done.returncode == 0, done.stderr
-    assert "weight λ" in done.stdout
-    assert "direction_norm" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 100
+    shown = run(file).stdout
+    assert "weight λ" in shown
+    assert "direction_norm" in shown
+    assert max(map(len, shown.splitlines())) <= 100
 
 
 def test_the_list_names_every_hyperparameter() -> None:
-    done = run("--list", "--json")
-    document = json.loads(done.stdout)
+    document = json.loads(run("--list", "--json").stdout)
     entries = {entry["name"]: entry for entry in document["algorithms"]}
     assert list(entries) == list(ALGORITHMS)
     assert [field["name"] for field in document["common"]] == [field.name for field in common_hyperparameters()]
@@ -92,10 +86,9 @@ def test_bad_usage_is_explained_and_exits_2(
     tmp_path: Path, arrays: dict[str, Any], arguments: list[str], message: str
 ) -> None:
     np.savez(tmp_path / "u.npz", **arrays)
-    done = run(tmp_path / "u.npz", *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    said = run(tmp_path / "u.npz", *arguments, code=2).stderr
+    assert message in said
+    assert "Traceback" not in said
 
 
 def test_what_is_no_npz_file_is_refused(tmp_path: Path) -> None:
@@ -103,13 +96,12 @@ def test_what_is_no_npz_file_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", U)
     (tmp_path / "zip.npz").write_bytes(b"PK\x03\x04garbage")
     for name in ("missing.npz", "text", "one.npy", "zip.npz"):
-        done = run(tmp_path / name)
-        assert done.returncode == 2, name
-        assert name in done.stderr
-        assert "Traceback" not in done.stderr
-    assert run().returncode == 2
+        said = run(tmp_path / name, code=2).stderr
+        assert name in said
+        assert "Traceback" not in said
+    run(code=2)
 
 
 def test_the_state_of_one_call_goes_into_the_next(tmp_path: Path) -> None:
     np.savez(tmp_path / "u.npz", updates=U, state=np.array('{"round": 3}'))
-    assert run(tmp_path / "u.npz", "--json").returncode == 0
+    run(tmp_path / "u.npz", "--json")

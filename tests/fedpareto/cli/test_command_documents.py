@@ -49,8 +49,8 @@ def test_another_document_does_not_suit(wrong: dict[str, Any]) -> None:
 
 def test_commands_that_no_other_test_asks_for_json_suit_their_schemas(fed: Federation) -> None:
     home = fed.directory / "hospital"
-    (fed.directory / "join").write_text(fed.admin("join-string", "hospital")["join_string"])
-    joined = fed.fedpareto("worker", "join", "--home", str(home), "--join-file", str(fed.directory / "join"), "--json")
+    own = ("--home", str(home), "--json")
+    joined = fed.fedpareto("worker", "join", *own, standard_input=fed.join_string("hospital"))
     assert json.loads(joined)["client_id"] == "hospital"
     for number in (1, 2):
         submit(fed, f"run-{number}", 'task = "digits"\nrounds = 2\n[selection]\nminimum = 3\n', "--paused")
@@ -64,12 +64,9 @@ def test_commands_that_no_other_test_asks_for_json_suit_their_schemas(fed: Feder
     }  # fmt: skip
     assert documents["tag"]["client"]["tags"] == ["north"]
     assert [run["name"] for run in documents["compare"]["runs"]] == ["run-1", "run-2"]
-    out = fed.directory / "bea"
-    fed.fedpareto(
-        "coordinator", "admin", "bea", "--role", "viewer", "--out", str(out), "--home", str(fed.home), "--json"
-    )
+    bea = ("coordinator", "admin", "bea", "--role", "viewer", "--out", str(fed.directory / "bea"))
+    fed.fedpareto(*bea, "--home", str(fed.home), "--json")
     assert fed.admin("revoke-admin", "bea", "--yes")
-    own = ("--home", str(home), "--json")
     (fed.directory / "roster").write_text(json.loads(fed.fedpareto("worker", "roster", "card", *own))["card"])
     assert json.loads(fed.fedpareto("worker", "restored", *own)) == {"pending": None, "accepted": False}
     for arguments in (("renew",), ("runs",), ("log",), ("receipts",), ("privacy",), ("roster", "show")):

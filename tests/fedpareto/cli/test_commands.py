@@ -1,11 +1,13 @@
 import json
 import math
 import re
+import shutil
 import signal
-import subprocess
 import time
 import tomllib
+from functools import partial
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +26,13 @@ from fedpareto.cli.failure import INTERRUPTED, CommandFailure
 from fedpareto.cli.main import app, main
 from fedpareto.cli.research import explain
 from fedpareto.cli.show import heat_map, round_tables, tables
-from fedpareto.processes.forked import completed
+from tests import harness
 from tests.command_lines import command_paths, failure, fedpareto_command
-from tests.harness import python
 
 SPEC = 'name = "a"\ntask = "digits"\nrounds = 2\n'
 
 
-def fedpareto(*arguments: str, cwd: Path | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":
-    import os
-
-    return completed(["-m", "fedpareto", *arguments], cwd=cwd, env={**os.environ, "COLUMNS": "100", **environment})
+fedpareto = partial(harness.fedpareto, COLUMNS="100")
 
 
 @pytest.mark.parametrize("path", command_paths(), ids=" ".join)
@@ -76,18 +74,15 @@ def test_help_loads_nothing_heavy() -> None:
         "heavy = {'torch', 'grpc', 'sqlalchemy', 'numpy', 'alembic', 'sklearn', 'cryptography', 'google.protobuf'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
-    assert python("-c", program).stdout.strip() == "[]"
+    assert harness.python("-c", program).stdout.strip() == "[]"
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
-    from importlib.metadata import version
-
-    done = fedpareto("--version")
-    assert (done.returncode, done.stdout) == (0, f"fedpareto {version('fedpareto')}\n")
+    assert fedpareto("--version").stdout == f"fedpareto {version('fedpareto')}\n"
 
 
 def test_without_arguments_it_shows_where_to_begin() -> None:
-    done = fedpareto()
+    done = fedpareto(code=2)
     assert "fedpareto demo" in done.stdout + done.stderr
 
 
@@ -95,9 +90,7 @@ def test_without_arguments_it_shows_where_to_begin() -> None:
     "arguments", [("nonsense",), ("admin", "rounds"), ("admin", "round", "a", "b"), ("demo", "--rounds", "0")]
 )
 def test_bad_usage_ends_with_exit_code_2(arguments: tuple[str, ...]) -> None:
-    done = fedpareto(*arguments)
-    assert done.returncode == 2
-    assert done.stderr
+    assert fedpareto(*arguments, code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -163,29 +156,25 @@ def test_an_interrupt_in_the_middle_of_an_import_is_not_lost(monkeypatch: pytest
 
 def test_a_wrong_specification_ends_the_command_with_exit_code_2_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SPEC + "[train]\nepochs = -1")
-    done = fedpareto("admin", "submit", "run.toml", cwd=tmp_path)
-    assert done.returncode == 2
+    done = fedpareto("admin", "submit", "run.toml", cwd=tmp_path, code=2)
     assert done.stderr == "fedpareto: run.toml: train.epochs: Input should be greater than or equal to 0; got -1\n"
     assert done.stdout == ""
 
 
 def test_what_submit_explains_is_a_specification_with_every_key() -> None:
-    done = fedpareto("admin", "submit", "--explain")
-    assert done.returncode == 0
-    spec = RunSpec.parse(done.stdout)
-    expected = RunSpec(name="my-run", task="digits", rounds=30)
+    shown = fedpareto("admin", "submit", "--explain").stdout
     # The document states both measures of local work; unstated, steps replace epochs.
-    assert spec == expected
+    assert RunSpec.parse(shown) == RunSpec(name="my-run", task="digits", rounds=30)
     keys = {key.path for key in explain.every_key() if not (key.algorithm or key.taken_by or key.default == "")}
-    written = tomllib.loads(done.stdout)
+    written = tomllib.loads(shown)
     assert keys == {
         f"{section}.{key}" if isinstance(value, dict) else section
         for section, value in written.items()
         for key in (value if isinstance(value, dict) else [""])
     }
-    assert '# epsilon = "auto"' in done.stdout
-    assert "# momentum, adam, yogi, adagrad: the share of the momentum" in done.stdout
-    assert "\n# beta1 = 0.9\n" in done.stdout
+    assert '# epsilon = "auto"' in shown
+    assert "# momentum, adam, yogi, adagrad: the share of the momentum" in shown
+    assert "\n# beta1 = 0.9\n" in shown
 
 
 def test_the_keys_are_also_there_as_json() -> None:
@@ -196,29 +185,23 @@ def test_the_keys_are_also_there_as_json() -> None:
 
 
 def test_a_home_that_is_none_is_named_with_what_to_do(tmp_path: Path) -> None:
-    done = fedpareto("admin", "runs", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "fedpareto-demo/coordinator/admin is not an administrator's directory" in done.stderr
-    named = fedpareto("admin", "runs", cwd=tmp_path, FEDPARETO_ADMIN="elsewhere")
-    assert "elsewhere is not an administrator's directory" in named.stderr
-    given = fedpareto("admin", "--home", "before", "runs", cwd=tmp_path, FEDPARETO_ADMIN="elsewhere")
-    assert "before is not" in given.stderr
-    assert "after is not" in fedpareto("admin", "--home", "before", "runs", "--home", "after", cwd=tmp_path).stderr
+    asked = partial(fedpareto, "admin", cwd=tmp_path, code=2)
+    demo = "fedpareto-demo/coordinator/admin"
+    assert f"{demo} is not an administrator's directory" in asked("runs").stderr
+    named = partial(asked, FEDPARETO_ADMIN="elsewhere")
+    assert "elsewhere is not an administrator's directory" in named("runs").stderr
+    assert "before is not" in named("--home", "before", "runs").stderr
+    assert "after is not" in asked("--home", "before", "runs", "--home", "after").stderr
 
 
 def test_a_coordinator_that_does_not_answer_is_one_clear_sentence(tmp_path: Path) -> None:
-    import shutil
-
-    assert fedpareto("coordinator", "init", "--home", str(tmp_path / "centre")).returncode == 0
+    fedpareto("coordinator", "init", "--home", tmp_path / "centre")
     shutil.copytree(tmp_path / "centre" / "admin", tmp_path / "laptop")  # not beside the coordinator's own files
     member = tmp_path / "laptop" / "member.toml"
     member.write_text(member.read_text().replace('"localhost:0"', '"127.0.0.1:1"'))
-    done = fedpareto("admin", "--home", str(tmp_path / "laptop"), "runs")
-    assert done.returncode == 1
-    assert done.stderr.startswith(
-        "fedpareto: cannot reach the coordinator at 127.0.0.1:1: no coordinator answers there"
-    )
-    assert "Traceback" not in done.stderr
+    said = fedpareto("admin", "--home", tmp_path / "laptop", "runs", code=1).stderr
+    assert said.startswith("fedpareto: cannot reach the coordinator at 127.0.0.1:1: no coordinator answers there")
+    assert "Traceback" not in said
 
 
 # --- documents

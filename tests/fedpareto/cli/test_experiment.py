@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from experiments.loading import names
 from experiments.results import Job, Store
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
+from storage.database import Database
 from tests.command_lines import failure
 from tests.experiments import scene as experiment_cases
 from tests.experiments.scene import TINY, tiny
@@ -21,13 +23,12 @@ from tests.experiments.scene import TINY, tiny
 one_thread, under_way = experiment_cases.one_thread, experiment_cases.under_way  # fixtures
 
 
-def command(*arguments: object) -> tuple[int, str]:
-    """The exit code of an `experiment` command, and all that it says."""
+def command(*arguments: object, code: int = 0) -> str:
+    """All that an `experiment` command says, which must end with this code."""
     done = CliRunner().invoke(app, ["experiment", *map(str, arguments)])
-    if isinstance(done.exception, CommandFailure):
-        return done.exception.code, done.output + done.exception.message
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.output
+    failed = done.exception if isinstance(done.exception, CommandFailure) else None
+    assert (failed.code if failed else done.exit_code) == code, (done.output, done.exception)
+    return done.output + (failed.message if failed else "")
 
 
 @pytest.fixture
@@ -42,38 +43,30 @@ def test_nothing_of_another_specification_is_replaced_unasked_and_no_table_is_em
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert command("run", "tiny", "--rounds", 1, "--methods", "fedavg")[0] == 0
+    command("run", "tiny", "--rounds", 1, "--methods", "fedavg")
     out = Path("results/tiny-1-rounds")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    code, said = command("run", "tiny", "--out", out)
-    assert code == 2
     assert (
         "1 of these 2 runs are in results/tiny-1-rounds with another specification (rounds = 1, not 3): name another "
-        "--out, or --anew to replace them" in said
+        "--out, or --anew to replace them" in command("run", "tiny", "--out", out, code=2)
     )
-    code, said = command("compare", "tiny", "--out", out)
-    assert code == 2
+    said = command("compare", "tiny", "--out", out, code=2)
     assert "1 finished run in results/tiny-1-rounds, none of this specification: was it --quick, --rounds N?" in said
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    assert command("compare", "tiny", "--rounds", 1)[0] == 0
-    assert command("compare", "tiny", "--quick", "--rounds", 1)[1].startswith(
-        "no results in results/tiny-quick-1-rounds"
-    )
-    assert command("run", "tiny", "--out", out, "--methods", "fedavg", "--anew")[0] == 0
-    assert command("compare", "tiny", "--out", out)[0] == 0
+    command("compare", "tiny", "--rounds", 1)
+    said = command("compare", "tiny", "--quick", "--rounds", 1, code=2)
+    assert said.startswith("no results in results/tiny-quick-1-rounds")
+    command("run", "tiny", "--out", out, "--methods", "fedavg", "--anew")
+    command("compare", "tiny", "--out", out)
 
 
 @pytest.mark.usefixtures("tiny_is_there")
 def test_anew_removes_nothing_while_another_process_makes_one_of_the_runs(tmp_path: Path, under_way: Path) -> None:
-    from storage.database import Database
-
     out = shutil.copytree(under_way, tmp_path / "out")
     workspace = Store(out).workspace(Job(tiny().cells()[0], 1))
-    database = Database.open(f"sqlite:///{workspace}/coordinator.db")
-    database.lock_exclusive()
-    code, said = command("run", "tiny", "--out", out, "--anew")
-    database.close()
-    assert code == 2
+    with closing(Database.open(f"sqlite:///{workspace}/coordinator.db")) as database:
+        database.lock_exclusive()
+        said = command("run", "tiny", "--out", out, "--anew", code=2)
     assert "--anew removes nothing while another process makes one of these runs" in said
     assert f"pid {os.getpid()}" in said
     assert workspace.is_dir()
@@ -84,12 +77,11 @@ def test_a_run_under_way_with_other_settings_is_refused_before_anything_is_made(
     tmp_path: Path, under_way: Path
 ) -> None:
     out = shutil.copytree(under_way, tmp_path / "out")
-    code, said = command("run", "tiny", "--out", out, "--rounds", 2)
-    assert code == 2
+    said = command("run", "tiny", "--out", out, "--rounds", 2, code=2)
     assert "1 of these 2 runs are in " in said
     assert "(rounds = 3, not 2)" in said
     assert [path.name for path in out.iterdir()] == ["work"]
-    assert command("run", "tiny", "--out", out, "--rounds", 2, "--methods", "fedavg", "--anew")[0] == 0
+    command("run", "tiny", "--out", out, "--rounds", 2, "--methods", "fedavg", "--anew")
 
 
 @pytest.mark.full
@@ -99,40 +91,37 @@ def test_files_that_cannot_be_used_are_told_of_and_paths_may_have_brackets(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     out = Path("Z[/b]")
-    code, said = command("run", "tiny", "--out", out, "--rounds", 1)
-    assert code == 0
-    assert "in Z[/b]: runs.jsonl, table.md, " in said
+    of_tiny = ("tiny", "--out", out, "--rounds", 1)
+    assert "in Z[/b]: runs.jsonl, table.md, " in command("run", *of_tiny)
     (out / "table.md").unlink()
     (out / "table.md").mkdir()
-    assert command("compare", "tiny", "--out", out, "--rounds", 1) == (1, f"cannot use {out}/table.md: Is a directory")
-    why = (
-        "line 1 cannot be read ((the document): Input should be an object): remove the line, and its run is made again"
-    )
+    assert command("compare", *of_tiny, code=1) == f"cannot use {out}/table.md: Is a directory"
+    why = "cannot be read ((the document): Input should be an object): remove the line, and its run is made again"
     (out / "runs.jsonl").write_text("[]\n")
-    assert command("compare", "tiny", "--out", out, "--rounds", 1) == (1, f"{out}/runs.jsonl, {why}")
-    assert command("run", "tiny", "--out", out, "--rounds", 1) == (2, f"{out}/runs.jsonl, {why}")
+    assert command("compare", *of_tiny, code=1) == f"{out}/runs.jsonl, line 1 {why}"
+    assert command("run", *of_tiny, code=2) == f"{out}/runs.jsonl, line 1 {why}"
     (out / "runs.jsonl").unlink()
     (out / "runs.jsonl").mkdir()
-    assert command("run", "tiny", "--out", out, "--rounds", 1) == (2, f"cannot use {out}/runs.jsonl: Is a directory")
+    assert command("run", *of_tiny, code=2) == f"cannot use {out}/runs.jsonl: Is a directory"
 
 
 @pytest.mark.usefixtures("tiny_is_there")
 def test_no_tables_are_written_while_nothing_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.runner.ExperimentRunner.run", lambda self, jobs, tell: None)
     out = tmp_path / "out"
-    assert command("run", "tiny", "--out", out)[0] == 130
+    command("run", "tiny", "--out", out, code=130)
     assert list(out.iterdir()) == []
 
 
 def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
     (tmp_path / "adult").mkdir()
     (tmp_path / "adult" / "adult.data.gz").touch()
-    listed = CliRunner().invoke(app, ["experiment", "list", "--data", str(tmp_path), "--json"])
-    there = {item["name"]: item["data_there"] for item in json.loads(listed.stdout)["experiments"]}
+    listed = json.loads(command("list", "--data", tmp_path, "--json"))["experiments"]
+    there = {item["name"]: item["data_there"] for item in listed}
     assert set(there) == set(names())
     assert [there[name] for name in ("fedmgda-adult-bias", "fedfv-table3")] == [True, False]
     assert there["robustness-digits"], "which needs none"
-    assert CliRunner().invoke(app, ["experiment", "list"]).exit_code == 0
+    command("list")
 
 
 @pytest.mark.parametrize(

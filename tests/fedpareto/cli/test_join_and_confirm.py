@@ -8,27 +8,15 @@ import sys
 import threading
 from pathlib import Path
 
-from typer.testing import CliRunner
-
-from federation.trust.certificates import fingerprint
-from federation.trust.join_string import JoinStringFields
 from fedpareto.cli.failure import USAGE, CommandFailure
-from fedpareto.cli.main import app
 from storage.models import Client
 from storage.states import ClientState
 from tests.command_lines import failure
-from tests.running import Running
-
-
-def join_string(served: Running, client: str) -> str:
-    return JoinStringFields(
-        (served.enrollment_address,), fingerprint(served.home.ca), served.join_secret(client), client
-    ).encode()
+from tests.running import Running, command
 
 
 def state(served: Running, client: str) -> ClientState:
-    with served.database.read() as session:
-        return session.get_one(Client, client).state
+    return served.look(lambda session: session.get_one(Client, client)).state
 
 
 def at_a_terminal(*arguments: str, answer: str) -> tuple[int, str, str]:
@@ -67,20 +55,19 @@ def at_a_terminal(*arguments: str, answer: str) -> tuple[int, str, str]:
 
 
 def test_a_join_string_comes_from_standard_input_or_from_a_file(served: Running, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["worker", "join", "--home", str(tmp_path / "a")], input=join_string(served, "ann"))
-    assert done.exit_code == 0, done.output
+    done = command("worker", "join", "--home", tmp_path / "a", text=served.join_string("ann").encode())
     assert "ann is a member of test" in done.stdout
     file = tmp_path / "join"
-    file.write_text(join_string(served, "ben") + "\n")
-    done = CliRunner().invoke(app, ["worker", "join", "--home", str(tmp_path / "b"), "--join-file", str(file)])
+    file.write_text(served.join_string("ben").encode() + "\n")
+    done = command("worker", "join", "--home", tmp_path / "b", "--join-file", file)
     assert "ben is a member of test" in done.stdout
     failed = failure("worker", "join", "--home", str(tmp_path / "c"), "--join-file", "nowhere")
     assert failed.message == "cannot read the join string from nowhere: No such file or directory"
 
 
 def test_a_join_string_on_the_command_line_is_refused_and_not_repeated(served: Running, tmp_path: Path) -> None:
-    word = join_string(served, "cleo")
-    done = CliRunner().invoke(app, ["worker", "join", word, "--home", str(tmp_path / "a")])
+    word = served.join_string("cleo").encode()
+    done = command("worker", "join", word, "--home", tmp_path / "a", code=1)
     assert isinstance(done.exception, CommandFailure)
     assert done.exception.code == USAGE
     assert "standard input" in done.exception.message
@@ -89,7 +76,7 @@ def test_a_join_string_on_the_command_line_is_refused_and_not_repeated(served: R
 
 
 def test_a_join_string_that_is_typed_at_a_terminal_is_not_shown(served: Running, tmp_path: Path) -> None:
-    word = join_string(served, "dora")
+    word = served.join_string("dora").encode()
     code, written, echo = at_a_terminal("worker", "join", "--home", str(tmp_path / "a"), answer=word)
     assert (code, "dora is a member of test" in written) == (0, True), written
     assert word not in written + echo
@@ -97,11 +84,10 @@ def test_a_join_string_that_is_typed_at_a_terminal_is_not_shown(served: Running,
 
 def test_a_revocation_without_a_terminal_needs_the_option_that_says_yes(served: Running) -> None:
     served.enroll("erik")
-    arguments = ["admin", "--home", str(served.home.admin_dir), "revoke", "erik"]
-    done = failure(*arguments)
+    done = failure("admin", "--home", str(served.home.admin_dir), "revoke", "erik")
     assert (done.code, "--yes" in done.message) == (USAGE, True)
     assert state(served, "erik") is ClientState.ACTIVE
-    assert CliRunner().invoke(app, [*arguments, "--yes"]).exit_code == 0
+    served.command("revoke", "erik", "--yes")
     assert state(served, "erik") is ClientState.REVOKED
 
 

@@ -1,6 +1,7 @@
 """Messages for a first-time operator: settings, clocks, certificates and damaged files are named, with what to do."""
 
 import shutil
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
@@ -10,7 +11,6 @@ import pytest
 from coordinator.home import CoordinatorHome
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.server import serve
-from coordinator.settings import Settings
 from federation.trust.admin_files import Account, AdminFiles, load_admin_key
 from federation.trust.identity import Role
 from federation.trust.key_chain import CoordinatorKeys
@@ -21,7 +21,7 @@ from fedpareto.cli.admin.client import connect
 from fedpareto.cli.failure import CommandFailure
 from storage.database import Database
 from tests.federation.trust.scene import Authority
-from tests.running import running
+from tests.running import made_home, running
 
 NOWHERE = "no-such-host.invalid"
 DAMAGES = ["empty", "missing", "other"]
@@ -30,9 +30,7 @@ DAMAGES = ["empty", "missing", "other"]
 @pytest.fixture(scope="module")
 def centre(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A coordinator's directory with an administrator; tests change copies of it."""
-    directory = tmp_path_factory.mktemp("centre") / "home"
-    CoordinatorHome.init(directory, Settings.check({"federation_id": "test"}, "test"), now=datetime.now(UTC))
-    return directory
+    return made_home(tmp_path_factory.mktemp("centre") / "home", now=datetime.now(UTC)).directory
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +100,9 @@ def test_a_login_outside_its_time_names_the_file_the_clock_and_the_remedy(
     centre: Path, tmp_path: Path, days: int
 ) -> None:
     home = CoordinatorHome.load(centre)
-    database = Database.open(home.database_url)
-    made = datetime.now(UTC) + timedelta(days=days)
-    name = "early" if days > 0 else "late"
-    try:
+    made, name = datetime.now(UTC) + timedelta(days=days), "early" if days > 0 else "late"
+    with closing(Database.open(home.database_url)) as database:
         home.issue_admin(database, name, [Role.VIEWER], tmp_path / name, now=made, by="test", passphrase=b"word")
-    finally:
-        database.close()
     with pytest.raises(CommandFailure) as caught, connect(tmp_path / name):
         pass
     message = caught.value.message

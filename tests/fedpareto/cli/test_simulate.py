@@ -23,9 +23,9 @@ from simulation import SimulationError
 from simulation.simulate import Simulation
 from storage.database import DatabaseBusy
 from tests.command_lines import failure
-from tests.harness import SECONDS
+from tests.harness import SECONDS, fedpareto
 from tests.simulation import scene as simulations
-from tests.simulation.scene import OBJECTIVES, close, run_cli, spec
+from tests.simulation.scene import OBJECTIVES, close, spec
 
 one_thread = simulations.one_thread  # a fixture
 
@@ -33,15 +33,10 @@ one_thread = simulations.one_thread  # a fixture
 def test_the_command_simulates_shows_and_resumes(tmp_path: Path) -> None:
     file, home = tmp_path / "run.toml", tmp_path / "home"
     file.write_text(spec())
-    done = run_cli("simulate", str(file), "--home", str(home), "--threads", "1", "--json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    document = json.loads(fedpareto("simulate", file, "--home", home, "--threads", "1", "--json").stdout)
     assert (document["state"], len(document["rounds"])) == ("COMPLETED", 3)
-    again = run_cli("simulate", str(file), "--home", str(home))
-    assert again.returncode == 2
-    assert "--resume" in again.stderr
-    rounds = run_cli("admin", "--home", str(home / "admin"), "rounds", document["run_id"], "--json")
-    assert rounds.returncode == 0, rounds.stderr
+    assert "--resume" in fedpareto("simulate", file, "--home", home, code=2).stderr
+    rounds = fedpareto("admin", "--home", home / "admin", "rounds", document["run_id"], "--json")
     assert [item["round"] for item in json.loads(rounds.stdout)["rounds"]] == [0, 1, 2]
 
 
@@ -49,8 +44,7 @@ def test_the_command_simulates_shows_and_resumes(tmp_path: Path) -> None:
 def test_a_document_has_what_became_of_each_objective(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(OBJECTIVES.format(algorithm='name = "scalarised"', objectives="all"))
-    done = run_cli("simulate", str(file), "--home", str(tmp_path / "home"), "--threads", "1", "--json")
-    assert done.returncode == 0, done.stderr
+    done = fedpareto("simulate", file, "--home", tmp_path / "home", "--threads", "1", "--json")
     told = json.loads(done.stdout)["objectives"]
     assert [(item["round"], item["objective"]) for item in told] == [
         (t, name) for t in range(3) for name in ("left", "right")
@@ -100,8 +94,7 @@ def test_a_simulation_that_cannot_be_says_why_and_makes_nothing(
 
 def test_a_simulation_that_fails_tells_why_its_updates_were_not_accepted(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(spec().replace("learning_rate = 0.1", "learning_rate = 1e30"))
-    done = run_cli("simulate", str(tmp_path / "run.toml"), "--home", str(tmp_path / "some [where]"))
-    assert done.returncode == 1
+    done = fedpareto("simulate", tmp_path / "run.toml", "--home", tmp_path / "some [where]", code=1)
     said = " ".join(done.stdout.split())
     assert "replies not accepted, training-diverged: training diverged at step" in said
     assert f"--home '{tmp_path}/some [where]/admin' rounds" in said

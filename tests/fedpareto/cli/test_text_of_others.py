@@ -4,6 +4,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -102,10 +103,9 @@ def any_message(draw: st.DrawFn, kind: type[Message]) -> Message:
 
 
 def shown(picture: Any) -> str:
-    screen = tables.console()
-    screen = Console(
-        file=io.StringIO(), width=tables.WIDTH, color_system=None, markup=screen._markup, emoji=screen._emoji
-    )
+    ours = tables.console()
+    settings: dict[str, Any] = {"color_system": None, "markup": ours._markup, "emoji": ours._emoji}
+    screen = Console(file=io.StringIO(), width=tables.WIDTH, **settings)
     with screen.capture() as capture:
         screen.print(picture)
     return capture.get()
@@ -118,14 +118,8 @@ def must_be_safe(words: str) -> None:
 PICTURES: dict[str, tuple[type[Message], Callable[[Any], Any]]] = {
     "clients": (admin_pb2.ListClientsResponse, lambda found: member_tables.clients(found.clients, NOW)),
     "join_strings": (admin_pb2.ListJoinStringsResponse, lambda found: member_tables.join_strings(found.join_strings)),
-    "coordinators": (
-        admin_pb2.ListCoordinatorsResponse,
-        lambda found: member_tables.coordinators(found.coordinators),
-    ),
-    "admins": (
-        admin_pb2.ListAdministratorsResponse,
-        lambda found: member_tables.administrators(found.administrators),
-    ),
+    "coordinators": (admin_pb2.ListCoordinatorsResponse, lambda found: member_tables.coordinators(found.coordinators)),
+    "admins": (admin_pb2.ListAdministratorsResponse, lambda found: member_tables.administrators(found.administrators)),
     "runs": (admin_pb2.ListRunsResponse, lambda found: tables.runs(found.runs)),
     "run": (admin_pb2.GetRunResponse, lambda found: tables.run(found.run)),
     "rounds": (admin_pb2.ListRoundsResponse, lambda found: round_tables.rounds(found.rounds)),
@@ -147,12 +141,7 @@ def test_a_command_shows_hostile_text_as_text(command: str, data: st.DataObject)
 
 @few(admin_pb2.ListRepliesResponse)
 @pytest.mark.parametrize(
-    "kind",
-    [
-        admin_pb2.ListClientsResponse,
-        admin_pb2.GetRoundResponse,
-        admin_pb2.ListRepliesResponse,
-    ],
+    "kind", [admin_pb2.ListClientsResponse, admin_pb2.GetRoundResponse, admin_pb2.ListRepliesResponse]
 )
 @settings(max_examples=25, derandomize=True)
 @given(data=st.data())
@@ -218,8 +207,6 @@ class Talker(admin_pb2_grpc.AdminServicer):
 
 
 def test_every_call_through_the_channel_of_the_command_line_is_escaped() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(1) as threads:
         server = grpc.server(threads)
         port = server.add_insecure_port("127.0.0.1:0")
