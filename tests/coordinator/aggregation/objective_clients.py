@@ -8,11 +8,13 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation import phases
 from coordinator.aggregation.phase_kinds import GradientsPhase, ResidualsPhase, TrainingPhase
+from coordinator.rounds import signed_results
 from federation.sketches import sketch
 from federation.sketches.draws import own_seed, shared_seed
 from federation.sketches.svd import TwoWaySvd
 from federation.spec.objective_names import encoder_columns
 from federation.vectors import Layout, Tensor
+from storage.records import ObjectivesRecord
 from tests.coordinator.aggregation.scene import last
 
 D = 60
@@ -61,12 +63,16 @@ class Clients:
         asked = self.serves if phase.clients is None else phase.clients
         return phases.Replies([self._reply(phase, name, number) for name in asked if name not in missing])
 
-    def play(self, conversation: phases.RoundGenerator) -> phases.Step:
-        """The step of a round in which all of them answer what they are asked."""
+    def begin(self, conversation: phases.RoundGenerator) -> TrainingPhase:
+        """What they are asked to train, once all of them have answered what was asked before."""
         phase = next(conversation)
         while not isinstance(phase, TrainingPhase):
             phase = conversation.send(self.answer(phase))
-        return last(conversation, self.answer(phase))
+        return phase
+
+    def play(self, conversation: phases.RoundGenerator) -> phases.Step:
+        """The step of a round in which all of them answer what they are asked."""
+        return last(conversation, self.answer(self.begin(conversation)))
 
     def _reply(self, phase: phases.AlgorithmPhase, client: str, number: int) -> phases.PhaseReply:
         served = self.serves[client]
@@ -92,6 +98,13 @@ class Clients:
     def mean(self, name: str) -> NDArray[np.float64]:
         own = [self.gradients[client, name] for client, served in self.serves.items() if name in served]
         return np.asarray(np.mean(own, axis=0, dtype=np.float64))
+
+
+def recorded(step: phases.Step, names: tuple[str, ...]) -> tuple[ObjectivesRecord, dict[str, float]]:
+    """What is on record of the objectives of a step, and its metrics."""
+    known, numbers = signed_results.objectives(step, names)
+    assert known is not None
+    return known, numbers
 
 
 ALL = dict.fromkeys(("ann", "ben", "cleo"), TWO)

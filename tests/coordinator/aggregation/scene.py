@@ -80,6 +80,10 @@ def losses(U: Matrix) -> Vector:
     return np.linspace(0.1, 3.0, len(U))
 
 
+def drawn_losses(m: int, seed: int) -> Vector:
+    return np.random.default_rng(seed).uniform(0.1, 3.0, m)
+
+
 def drawn(m: int, d: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal((m, d)).astype(np.float32)
 

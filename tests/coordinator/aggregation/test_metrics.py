@@ -20,6 +20,7 @@ from federation.spec.task_metrics import MetricKind
 from federation.vectors import update_layout
 from federation.work.evaluate.work import Evaluate
 from tests.coordinator.aggregation import scene
+from tests.coordinator.aggregation.objective_clients import recorded
 from tests.coordinator.aggregation.scene import reply, rule_named
 
 
@@ -188,8 +189,7 @@ def test_a_run_with_one_objective_has_no_record_of_it() -> None:
 
 
 def test_an_objectives_loss_is_the_mean_of_the_first_claims_of_the_clients_that_serve_it() -> None:
-    known, numbers = signed_results.objectives(objective_step(None), NAMES)
-    assert known is not None
+    known, numbers = recorded(objective_step(None), NAMES)
     assert (known.names, known.clients) == (NAMES, {"left": 2, "right": 1, "none": 0})
     assert known.losses == {"left": 4.0}, "the mean of the others is beyond a float64, or of nobody"
     assert (numbers, known.weights, known.cosines) == ({}, {}, None)
@@ -199,8 +199,7 @@ def test_the_weights_of_objectives_and_what_their_gradients_say_are_on_record() 
     gram = np.array([[4.0, -2.0], [-2.0, 1.0]])
     told: dict[str, Any] = {"left_out": {"none": "nobody"}, "notes": ("note",), "divergence": 0.25, "mode": "solved"}
     weighed = Objectives(names=("left", "right"), weights=np.array([0.5, 0.5]), gram=gram, **told)
-    known, numbers = signed_results.objectives(objective_step(weighed), NAMES)
-    assert known is not None
+    known, numbers = recorded(objective_step(weighed), NAMES)
     assert (known.weights, known.mode) == ({"left": 0.5, "right": 0.5}, "solved")
     assert (known.left_out, known.notes, known.cosines) == ({"none": "nobody"}, ("note",), [[1.0, -1.0], [-1.0, 1.0]])
     assert numbers == {
@@ -210,19 +209,16 @@ def test_the_weights_of_objectives_and_what_their_gradients_say_are_on_record() 
         **{f"objective/{name}": value for name, value in conflicts(gram).items()},
         "objective/stationarity": 0.5,
     }
-    assert signed_results.objectives(objective_step(weighed), NAMES[:2])[1] == numbers
-    short, _ = signed_results.objectives(objective_step(replace(weighed, gram=gram / 16)), NAMES)
-    assert short is not None
+    assert recorded(objective_step(weighed), NAMES[:2])[1] == numbers
+    short, _ = recorded(objective_step(replace(weighed, gram=gram / 16)), NAMES)
     assert short.cosines == known.cosines
     zero = replace(weighed, gram=np.diag([1.0, 0.0]), exact=np.eye(2), divergence=None)
-    known, numbers = signed_results.objectives(objective_step(zero), NAMES)
-    assert known is not None
+    known, numbers = recorded(objective_step(zero), NAMES)
     assert known.cosines == [[1.0, 0.0], [0.0, 0.0]]
     assert numbers["objective/stationarity"] == pytest.approx(np.sqrt(0.5)), "of the exact gradients"
     assert "preference/divergence" not in numbers
     missing = replace(weighed, gram=None, exact=np.full((2, 2), np.nan))
-    known, numbers = signed_results.objectives(objective_step(missing), NAMES)
-    assert known is not None
+    known, numbers = recorded(objective_step(missing), NAMES)
     assert known.cosines is None
     assert set(numbers) == {"weight/left", "weight/right", "preference/divergence"}
 
@@ -232,16 +228,9 @@ def test_what_clients_measured_is_recorded_split_by_split() -> None:
     measured |= {"train/accuracy/left": 0.5, "train/loss/other": 3.0, "test/accuracy": 1.5, "test/samples": -1.0}
     told = Replies([reply("a", metrics=measured, objectives=("left", "right"))])
     train, test, validation = scores.evaluations(7, "model", told, Evaluate(splits=("train", "test", "validation")))
-    assert train == {
-        "round_id": 7,
-        "client_id": "a",
-        "model": "model",
-        "split": "train",
-        "loss": 1.0,
-        "accuracy": 1.0,
-        "samples": 2**53,
-        "others": {"loss/left": 2.0, "accuracy/left": 0.5},
-    }
+    place = {"round_id": 7, "client_id": "a", "model": "model", "split": "train"}
+    others = {"loss/left": 2.0, "accuracy/left": 0.5}
+    assert train == {**place, "loss": 1.0, "accuracy": 1.0, "samples": 2**53, "others": others}
     assert [test[name] for name in ("loss", "accuracy", "samples", "others")] == [None, None, 0, {}]
     assert (validation["split"], validation["samples"]) == ("validation", 0)
 

@@ -189,12 +189,8 @@ def test_rows_that_cancel_in_a_mean_are_zero_not_rounding() -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in OVER_OBJECTIVES | SEARCHING])
 def test_a_round_goes_through_the_stages(name: str) -> None:
     U = scene.matrix("random", 9, 6, seed=0)
-    replies = Replies(
-        [
-            scene.reply(f"c{i}", u, losses={"loss": 1.0 + i}, metrics={"train/accuracy": 0.1 * i})
-            for i, u in enumerate(U)
-        ]
-    )
+    told = [{"losses": {"loss": 1.0 + i}, "metrics": {"train/accuracy": 0.1 * i}} for i in range(9)]
+    replies = Replies([scene.reply(f"c{i}", u, **told[i]) for i, u in enumerate(U)])
     context = RoundContext(number=3, total=5)
     rule = algorithm(name, {"pre": ["normalise", "nnm"], "byzantine": 2})
     assert isinstance(rule, Rule)

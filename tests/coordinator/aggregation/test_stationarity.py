@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.aggregation.phase_kinds import GradientsPhase, TrainingPhase
+from coordinator.aggregation.phase_kinds import GradientsPhase
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules.afl import onto_simplex
 from coordinator.rounds import signed_results
@@ -16,7 +16,7 @@ from federation.tasks.parameters import build
 from federation.tasks.partition import deal_all
 from fedpareto.notebook import simulate
 from tests.coordinator.aggregation.objective_clients import ALL, SOME, TWO, Clients, context
-from tests.coordinator.aggregation.scene import last
+from tests.coordinator.aggregation.scene import last, objectives_of
 
 RULES: dict[str, dict[str, Any]] = {"fsmgda": {}, "fedcmoo": {"sketch": "count", "budget": 0.1}, "scalarised": {}}
 
@@ -85,16 +85,11 @@ def test_the_analysed_fedcmoo_makes_one_step_with_an_estimate_that_is_not_made_p
     given = context(ALL, draw=lambda purpose: drawn[purpose], state={"weights": {"left": 0.6, "right": 0.4}})
     values = {"unbiased": True, "sketch": "exact", "weights": "pgd-raw", "steps": 1, "beta": 1e-3}
     conversation = algorithm("fedcmoo", values).round(given)
-    phase = next(conversation)
-    while isinstance(phase, GradientsPhase):
-        phase = conversation.send(clients.answer(phase))
-    assert isinstance(phase, TrainingPhase)
-    step = last(conversation, clients.answer(phase))
+    step = clients.play(conversation)
     one, two = (np.stack([clients.gradients[client, side][:50] for side in TWO]) for client in ("ann", "cleo"))
     cross = (one @ two.T + two @ one.T) / 2
     assert np.linalg.eigvalsh(cross)[0] < -1
-    found = step.combination.objectives
-    assert found is not None
+    found = objectives_of(step)
     before = np.array([0.6, 0.4])
     np.testing.assert_allclose(found.weights, onto_simplex(before - 1e-3 * cross @ before), rtol=1e-4)
     assert np.abs(found.weights - onto_simplex(before - 1e-3 * clip_to_psd(cross) @ before)).max() > 1e-3

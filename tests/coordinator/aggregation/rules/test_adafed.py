@@ -6,13 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.aggregation import aggregate
-from tests.coordinator.aggregation.scene import Matrix, Vector, coefficients_of, matrix
+from tests.coordinator.aggregation.scene import Matrix, Vector, coefficients_of, drawn_losses, matrix
 
-problems = st.tuples(st.integers(2, 8), st.integers(0, 999), st.sampled_from([0.0, 0.5, 1.0, 2.0]))
-
-
-def told(m: int, seed: int) -> Vector:
-    return np.random.default_rng(seed).uniform(0.1, 3.0, m)
+problems = given(st.integers(2, 8), st.integers(0, 999), st.sampled_from([0.0, 0.5, 1.0, 2.0]))
 
 
 def as_written(U: Matrix, losses: Vector, gamma: float) -> Vector:
@@ -30,10 +26,9 @@ def as_written(U: Matrix, losses: Vector, gamma: float) -> Vector:
     return direction
 
 
-@given(problems)
-def test_the_direction_is_that_of_the_orthogonal_updates_in_any_order(problem: tuple[int, int, float]) -> None:
-    m, seed, gamma = problem
-    U, losses = matrix("random", m, 30, seed), told(m, seed)
+@problems
+def test_the_direction_is_that_of_the_orthogonal_updates_in_any_order(m: int, seed: int, gamma: float) -> None:
+    U, losses = matrix("random", m, 30, seed), drawn_losses(m, seed)
     result = aggregate("adafed", U, losses=losses, gamma=gamma)
     size = float(np.linalg.norm(result.direction))
     np.testing.assert_allclose(result.direction, as_written(U, losses, gamma), atol=1e-7 * size)
@@ -41,10 +36,9 @@ def test_the_direction_is_that_of_the_orthogonal_updates_in_any_order(problem: t
     np.testing.assert_allclose(coefficients_of(result) @ U, result.direction, atol=1e-9 * size)
 
 
-@given(problems)
-def test_every_client_gains_in_proportion_to_its_loss_to_the_power_gamma(problem: tuple[int, int, float]) -> None:
-    m, seed, gamma = problem
-    U, losses = matrix("random", m, 30, seed), told(m, seed)
+@problems
+def test_every_client_gains_in_proportion_to_its_loss_to_the_power_gamma(m: int, seed: int, gamma: float) -> None:
+    U, losses = matrix("random", m, 30, seed), drawn_losses(m, seed)
     result = aggregate("adafed", U, losses=losses, gamma=gamma, prior=np.random.default_rng(seed).dirichlet(np.ones(m)))
     squared = float(result.direction @ result.direction)
     np.testing.assert_allclose(U @ result.direction, squared * losses**gamma, rtol=1e-6)
@@ -69,26 +63,13 @@ def test_the_rounding_of_an_update_that_another_repeats_is_no_direction() -> Non
     assert np.abs(coefficients_of(found)).max() < 10
 
 
-@pytest.mark.parametrize("factor", [-1.0, -3.0])
-def test_no_step_is_made_where_a_client_would_lose(factor: float) -> None:
-    u = np.random.default_rng(0).standard_normal(50).astype(np.float32)
-    result = aggregate("adafed", [u, np.float32(factor) * u], losses=[1.0, 1.0])
-    assert not result.direction.any()
-    assert result.diagnostics["stationary"] == 1.0
-
-
 def test_an_update_that_is_zero_or_without_weight_takes_no_part() -> None:
-    U, losses = matrix("random", 4, 20, 1), told(4, 1)
+    U, losses = matrix("random", 4, 20, 1), drawn_losses(4, 1)
     expected = aggregate("adafed", U, losses=losses).direction
     more = np.vstack([U, np.zeros(20), np.ones(20)])
     found = aggregate("adafed", more, losses=[*losses, 5.0, 50.0], prior=[0.2, 0.2, 0.2, 0.2, 0.2, 0.0])
     np.testing.assert_allclose(found.direction, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("claimed", [0.0, 1e-300, 1e300])
-def test_any_loss_that_can_be_claimed_gives_a_finite_direction(claimed: float) -> None:
-    U = matrix("random", 3, 10, 0)
-    for losses in ([claimed] * 3, [claimed, 1.0, 2.0]):
-        result = aggregate("adafed", U, losses=losses, gamma=5.0)
-        assert np.isfinite(result.direction).all()
-    assert not aggregate("adafed", U, losses=[0.0] * 3).direction.any()  # nobody has anything to gain
+def test_where_nobody_has_anything_to_gain_there_is_no_step() -> None:
+    assert not aggregate("adafed", matrix("random", 3, 10, 0), losses=[0.0] * 3).direction.any()

@@ -178,9 +178,8 @@ def test_fedfa_leaves_out_who_reports_no_accuracy_and_counts_only_who_took_part(
     run.play("b", np.eye(2)[:1], **metrics)
     assert run.state == {"counts": {"a": 1, "b": 2}}
     conversation = run.rule.round(RoundContext(number=2, total=3))
-    next(conversation)
     with pytest.raises(TooFewUpdatesError, match="fedfa needs accuracies on training splits, and no client reported"):
-        conversation.send(Replies([scene.reply("a", np.ones(2))]))
+        scene.stepped(conversation, Replies([scene.reply("a", np.ones(2))]))
 
 
 def test_fedfa_leaves_out_an_accuracy_that_is_no_share() -> None:
@@ -268,15 +267,11 @@ def test_the_order_of_the_clients_does_not_matter_to_fedfv(m: int, seed: int, or
     np.testing.assert_allclose(other.direction, one.direction, atol=1e-9)
 
 
-def test_the_direction_has_the_length_of_the_average_and_opposites_have_none() -> None:
+def test_the_direction_has_the_length_of_the_average() -> None:
     U = scene.matrix("conflicting", 6, 9, 3)
     found = aggregate("fedfv", U, losses=np.arange(6), alpha=0.0)
     assert np.linalg.norm(found.direction) == pytest.approx(np.linalg.norm(U.mean(axis=0)))
     assert found.diagnostics["projections"] > 0
-    u = np.random.default_rng(0).standard_normal(50)
-    stopped = aggregate("fedfv", [u, -2 * u], losses=[1.0, 2.0], alpha=0.0)
-    assert stopped.diagnostics["stationary"] == 1
-    assert not stopped.direction.any()
 
 
 def test_a_random_order_changes_with_the_round_and_is_the_same_again() -> None:
@@ -350,9 +345,8 @@ def test_an_earlier_update_that_is_gone_is_an_error() -> None:
 
 def test_an_update_that_was_not_stored_is_an_error() -> None:
     conversation = algorithm("fedfv", {"tau": 1}).round(RoundContext(number=0, total=1))
-    next(conversation)
     with pytest.raises(LookupError, match="the update of ann was not stored"):
-        conversation.send(Replies([scene.reply("ann", np.ones(2), losses={"loss": 1.0})]))
+        scene.stepped(conversation, Replies([scene.reply("ann", np.ones(2), losses={"loss": 1.0})]))
 
 
 def test_earlier_updates_are_normalised_like_the_others() -> None:
@@ -361,20 +355,3 @@ def test_earlier_updates_are_normalised_like_the_others() -> None:
     one = aggregate("fedfv", U, losses=[1.0, 0, 0], ages=ages, tau=1, pre=["normalise"])
     scaled = aggregate("fedfv", U * [[1], [1], [1000]], losses=[1.0, 0, 0], ages=ages, tau=1, pre=["normalise"])
     np.testing.assert_allclose(scaled.direction, one.direction, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"name": "afl"}, "afl needs losses, one per row"),
-        ({"name": "fedfa"}, "fedfa needs accuracies, one per row"),
-        ({"name": "fedfa", "accuracies": [0.5, -1.0]}, "none of them negative"),
-        ({"name": "afl", "losses": [1, 2], "clients": ["a"]}, "clients has 1 names"),
-        ({"name": "afl", "losses": [1, 2], "clients": ["a", "a"]}, "different names"),
-        ({"name": "dual-cone", "ages": [1, 0]}, "rows of earlier rounds come last"),
-        ({"name": "dual-cone", "ages": [0, -1]}, "ages must not be negative"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        aggregate(updates=np.eye(2), **arguments)

@@ -1,6 +1,7 @@
 """Rules over several objectives: FSMGDA, FedCMOO, scalarised."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,11 +13,10 @@ from coordinator.aggregation.phase_kinds import GradientsPhase, ResidualsPhase, 
 from coordinator.aggregation.phases import Replies, RoundContext, Step
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules.objectives import reweighted
-from coordinator.rounds import signed_results
 from federation.sketches.base import clip_to_psd
 from federation.spec.objective_names import encoder_columns, joint_target, separate_targets
 from federation.vectors import Layout, Tensor
-from tests.coordinator.aggregation.objective_clients import ALL, LAYOUT, SOME, TWO, Clients, context, reply
+from tests.coordinator.aggregation.objective_clients import ALL, LAYOUT, SOME, TWO, Clients, context, recorded, reply
 from tests.coordinator.aggregation.scene import direction, gram_of, last, objectives_of, reference
 
 # --- FSMGDA
@@ -162,10 +162,7 @@ def test_a_second_leg_that_no_sketch_could_have_is_cut_to_what_one_could() -> No
         phase = conversation.send(clients.answer(next(conversation)))
         assert isinstance(phase, ResidualsPhase)
         answers = [
-            reply(
-                one.client_id,
-                {name: np.float32(scale) * np.asarray(row) for name, row in zip(one.names, one.rows, strict=True)},
-            )
+            replace(one, rows=tuple(np.float32(scale) * np.asarray(row) for row in one.rows))
             if one.client_id == "client-3"
             else one
             for one in clients.answer(phase)
@@ -213,13 +210,11 @@ def test_an_objective_that_nobody_serves_keeps_its_share_and_the_record_says_so(
     clients = Clients(serves)
     given = context(serves, state={"weights": {"left": 0.3, "right": 0.7}})
     conversation = algorithm("fedcmoo", {"sketch": "exact"}).round(given)
-    phase = conversation.send(clients.answer(next(conversation)))
-    assert isinstance(phase, TrainingPhase)
+    phase = clients.begin(conversation)
     assert phase.weights == {"left": 1.0}
     step = last(conversation, clients.answer(phase))
     assert step.combination.state == {"weights": {"left": pytest.approx(0.3), "right": pytest.approx(0.7)}}
-    known, numbers = signed_results.objectives(step, TWO)
-    assert known is not None
+    known, numbers = recorded(step, TWO)
     assert known.left_out == {"right": "no client that takes part in this round serves it"}
     assert known.weights == {"left": 1.0}
     assert numbers["weight/left"] == 1.0
@@ -238,8 +233,7 @@ def test_a_client_whose_objectives_weigh_nothing_is_not_asked_to_train() -> None
     clients = Clients(serves)
     clients.gradients["ann", "left"] = clients.gradients["ben", "right"] * 0.1  # the shortest point of the hull
     conversation = algorithm("fedcmoo", {"weights": "exact", "sketch": "exact"}).round(context(serves))
-    phase = conversation.send(clients.answer(next(conversation)))
-    assert isinstance(phase, TrainingPhase)
+    phase = clients.begin(conversation)
     assert (phase.weights, phase.clients) == ({"left": 1.0}, ("ann",))
 
 
@@ -277,8 +271,7 @@ def test_a_preference_is_followed_and_reported() -> None:
     found = objectives_of(step)
     assert found.mode == "balance"
     assert found.weights[0] > found.weights[1]  # the larger loss comes first
-    known, numbers = signed_results.objectives(step, TWO)
-    assert known is not None
+    known, numbers = recorded(step, TWO)
     assert known.losses == {"left": 2.0, "right": 1.0}
     assert numbers["preference/divergence"] == pytest.approx(np.log(2) - np.log(3) + 2 / 3 * np.log(2), abs=1e-9)
 
@@ -317,8 +310,7 @@ def test_normalised_objectives_are_trained_for_equally_whatever_their_scale() ->
     for client in ALL:
         clients.gradients[client, "right"] *= 1e-3
     conversation = algorithm("fedcmoo", {"sketch": "exact", "normalise": True}).round(context(ALL))
-    phase = conversation.send(clients.answer(next(conversation)))
-    assert isinstance(phase, TrainingPhase)
+    phase = clients.begin(conversation)
     assert phase.weights is not None
     assert 300 < phase.weights["right"] / phase.weights["left"] < 3000
     assert objectives_of(last(conversation, clients.answer(phase))).weights.sum() == pytest.approx(1.0)
@@ -337,9 +329,7 @@ def test_scalarised_weighs_each_objective_by_who_serves_it() -> None:
 
 
 def test_an_objective_without_weight_is_not_trained_for() -> None:
-    conversation = algorithm("scalarised", {"weights": [1, 0]}).round(context(SOME))
-    phase = next(conversation)
-    assert isinstance(phase, TrainingPhase)
+    phase = Clients(SOME).begin(algorithm("scalarised", {"weights": [1, 0]}).round(context(SOME)))
     assert phase.clients == ("ann", "ben", "dan")
     assert phase.targets(TWO) == {"loss": {"left": pytest.approx(1.0)}}
 

@@ -152,13 +152,28 @@ def test_a_zero_update_stops_mgda_unless_it_is_dropped(name: str) -> None:
     assert aggregate(name, np.zeros((2, 3)), drop_zero=True).diagnostics["stationary"] == 1
 
 
-@pytest.mark.parametrize("name", [*MGDA, "dual-cone"])
-def test_opposite_updates_are_a_stationary_point(name: str) -> None:
-    u = np.random.default_rng(0).standard_normal(1000)
-    result = aggregate(name, [u, -3 * u])
-    assert result.diagnostics["stationary"] == 1
-    assert not result.direction.any()
-    assert not scene.coefficients_of(result).any()
+@pytest.mark.parametrize(
+    ("name", "rounding", "keys"),
+    [*((name, 1e-7, {}) for name in (*MGDA, "dual-cone", "adafed", "fedmdfg")), ("fedfv", 1e-6, {"alpha": 0.0})],
+)
+def test_opposite_updates_are_a_stationary_point_and_their_rounding_is_no_step(
+    name: str, rounding: float, keys: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(0)
+    u, noise = (size * rng.standard_normal(1000).astype(np.float32) for size in (1.0, rounding))
+    for other in (-u, -3 * u, -3 * u + noise):
+        result = aggregate(name, [u, other], losses=[1.0, 1.0], **keys)
+        assert result.diagnostics["stationary"] == 1
+        assert not result.direction.any()
+        assert not scene.coefficients_of(result).any()
+
+
+@pytest.mark.parametrize("claimed", [0.0, 1e-300, 1e300, -1.0])
+@pytest.mark.parametrize(("name", "keys"), [("adafed", {"gamma": 5.0}), ("fedmdfg", {})])
+def test_any_loss_that_can_be_claimed_gives_a_finite_direction(name: str, keys: dict[str, Any], claimed: float) -> None:
+    U = scene.matrix("random", 3, 10, 0)
+    for losses in ([claimed] * 3, [claimed, 1.0, 2.0]):
+        assert np.isfinite(aggregate(name, U, losses=losses, **keys).direction).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -250,11 +265,18 @@ def test_float32_files_and_arrays_give_the_same_result(tmp_path: Path) -> None:
         ({"prior": [0, 0]}, "not all zero"),
         ({"prior": [1, math.nan]}, "prior must be finite"),
         ({"samples": [1, math.inf]}, "samples must be finite"),
+        ({"name": "afl"}, "afl needs losses, one per row"),
+        ({"name": "fedfa"}, "fedfa needs accuracies, one per row"),
+        ({"name": "fedfa", "accuracies": [0.5, -1.0]}, "none of them negative"),
+        ({"name": "afl", "losses": [1, 2], "clients": ["a"]}, "clients has 1 names"),
+        ({"name": "afl", "losses": [1, 2], "clients": ["a", "a"]}, "different names"),
+        ({"name": "dual-cone", "ages": [1, 0]}, "rows of earlier rounds come last"),
+        ({"name": "dual-cone", "ages": [0, -1]}, "ages must not be negative"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        aggregate("fedavg", **({"updates": np.eye(2)} | arguments))
+        aggregate(**({"name": "fedavg", "updates": np.eye(2)} | arguments))
 
 
 @pytest.mark.parametrize(
@@ -272,6 +294,7 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
         ("q-fedavg", {"lipschitz": 1e160}, r"lipschitz must lie in \[0, 1e12\]"),
         ("krum", {"byzantine": -1}, r"byzantine must lie in \[0, inf\)"),
         ("krum", {"byzantine": 1.5}, "byzantine must be an integer"),
+        ("trimmed-mean", {"byzantine": -1}, r"byzantine must lie in \[0, inf\); got -1"),
         ("multi-krum", {"select": -2}, r"select must lie in \[0, inf\)"),
         ("geometric-median", {"smoothing": 0}, r"smoothing must lie in \[1e-9, 1\]"),
         ("centred-clipping", {"radius": math.inf}, r"radius must lie in \[0, inf\); got inf"),
