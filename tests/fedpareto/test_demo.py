@@ -1,21 +1,18 @@
 """The demo as a user starts it: real processes, shortened; its directory, its page and its picture."""
 
-import importlib.util
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from fedpareto.cli.main import app
 from fedpareto.demo.demo_directory import (
     MARKER,
     DirectoryError,
@@ -25,10 +22,10 @@ from fedpareto.demo.demo_directory import (
     wait_kept,
 )
 from fedpareto.demo.hospitals import EIGHT, HOSPITALS, TWO
-from fedpareto.processes.forked import completed
 from fedpareto.processes.process_federation import ProcessFederation
-from tests.harness import wait_for
+from tests.harness import fedpareto, wait_for
 from tests.paths import ROOT
+from tests.running import command
 
 SECONDS = 240.0
 
@@ -46,17 +43,11 @@ def processes_of(directory: Path) -> list[int]:
     return found
 
 
-def fedpareto(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return completed(["-m", "fedpareto", *arguments])
-
-
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The whole demo with one round a run, in this process, whose forks it uses; its directory and what it printed."""
     directory = tmp_path_factory.mktemp("played") / "demo"
-    done = CliRunner().invoke(app, ["demo", "--dir", str(directory), "--rounds", "1"])
-    assert done.exit_code == 0, f"{done.output}\n{done.exception}"
-    return directory, done.output
+    return directory, command("demo", "--dir", directory, "--rounds", 1).output
 
 
 def results(directory: Path) -> Any:
@@ -77,14 +68,8 @@ def test_the_demo_plays_its_acts_and_says_what_each_of_them_showed(played: tuple
     assert fair_attacked == pytest.approx(fair, abs=0.02)  # one image
     assert average_attacked != pytest.approx(average, abs=0.02)
     assert len(document["sentences"]) == 4
-    lines = " ".join(printed.split())
-    for words in (
-        *document["sentences"],
-        "The record shows why:",
-        *(f"Act {act}: " for act in range(6)),
-        "round 1 of 1",
-        "Type next:",
-    ):
+    lines, acts = " ".join(printed.split()), [f"Act {act}: " for act in range(6)]
+    for words in (*document["sentences"], "The record shows why:", *acts, "round 1 of 1", "Type next:"):
         assert " ".join(words.split()) in lines
 
 
@@ -118,7 +103,6 @@ def test_the_demo_leaves_its_record_its_page_and_no_process(played: tuple[Path, 
         assert sentence.replace("'", "&#x27;") in page
     assert "<script" not in page
     shown = fedpareto("admin", "--home", document["admin_home"], "run", "fedavg", "--json")
-    assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["run"]["rounds_done"] == 1
 
 
@@ -129,8 +113,7 @@ def test_a_coordinator_that_was_kept_serves_until_demo_stop_or_the_next_demo_end
     arguments = kept.cmdline()
     assert arguments[arguments.index("fedpareto.processes.detached") + 1] == "7200.0"
     assert {os.readlink(f"/proc/{kept.pid}/fd/{number}") for number in (1, 2)} == {str(directory / "coordinator.log")}
-    done = fedpareto("demo", "--stop", "--dir", str(directory))
-    assert (done.returncode, done.stdout) == (0, f"the coordinator in {directory} has stopped\n"), done.stderr
+    assert fedpareto("demo", "--stop", "--dir", directory).stdout == f"the coordinator in {directory} has stopped\n"
     wait_for(lambda: not kept.is_running() or kept.status() == psutil.STATUS_ZOMBIE, "the end of the coordinator")
     assert not stop_kept(directory)
 
@@ -154,10 +137,7 @@ def test_leaving_a_federation_of_processes_by_ctrl_c_stops_them(tmp_path: Path) 
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, stage: str) -> None:
     directory = tmp_path / "demo"
     demo = start(directory)
-    sign = {
-        "joining": directory / "hospital-1" / "tls.key",
-        "training": directory / "hospital-1" / "receipts.jsonl",
-    }[stage]
+    sign = directory / "hospital-1" / {"joining": "tls.key", "training": "receipts.jsonl"}[stage]
     wait_for(lambda: sign.exists() or demo.poll() is not None, f"the demo to come to {stage}", SECONDS)
     assert processes_of(directory)
     os.kill(demo.pid, signal.SIGINT)
@@ -198,18 +178,15 @@ def start(directory: Path) -> "subprocess.Popen[str]":
     ],
 )
 def test_a_bad_value_is_refused_before_anything_starts(tmp_path: Path, options: list[str], says: str) -> None:
-    done = CliRunner().invoke(app, ["demo", "--dir", str(tmp_path / "demo"), *options])
-    assert done.exit_code == 2
-    assert says in done.output
+    assert says in command("demo", "--dir", tmp_path / "demo", *options, code=2).output
     assert not (tmp_path / "demo").exists()
 
 
 @pytest.mark.parametrize("options", [[], ["--stop"]])
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path, options: list[str]) -> None:
     (tmp_path / "thesis.txt").write_text("four years")
-    done = fedpareto("demo", "--dir", str(tmp_path), *options)
-    assert done.returncode == 2
-    assert "not of a demo" in done.stderr or "not the directory of a demo" in done.stderr
+    said = fedpareto("demo", "--dir", tmp_path, *options, code=2).stderr
+    assert "not of a demo" in said or "not the directory of a demo" in said
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -239,8 +216,7 @@ def test_a_process_that_has_got_the_number_of_a_coordinator_is_not_stopped(tmp_p
 
 @pytest.mark.full
 def test_with_losses_of_unequal_scale_the_worse_objective_gains_by_gradients_of_one_length(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["demo", "--dir", str(tmp_path / "demo"), "--objectives"])
-    assert done.exit_code == 0, f"{done.output}\n{done.exception}"
+    done = command("demo", "--dir", tmp_path / "demo", "--objectives")
     runs = {run["algorithm"]: run for run in results(tmp_path / "demo")["objectives"]}
     worse = {name: max(run["loss"].values()) for name, run in runs.items()}
     assert worse["fsmgda"] < worse["scalarised"] - 0.5
@@ -248,24 +224,20 @@ def test_with_losses_of_unequal_scale_the_worse_objective_gains_by_gradients_of_
     assert "loss of the worse objective" in done.output
 
 
-def the_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("demo_picture", ROOT / "tools" / "demo_picture.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return import_module("demo_picture")
 
 
-def test_the_picture_and_the_table_of_the_readme_are_those_of_the_committed_results() -> None:
-    tool = the_tool()
+def test_the_picture_and_the_table_of_the_readme_are_those_of_the_committed_results(tool: Any) -> None:
     for file, text in tool.drawn().items():
         assert file.read_text() == text, f"{file} is older than demo.json: python tools/demo_picture.py"
     assert tool.table() in (ROOT / "README.md").read_text()
 
 
-def test_the_committed_results_tell_the_story() -> None:
-    runs = the_tool().runs()
+def test_the_committed_results_tell_the_story(tool: Any) -> None:
+    runs = tool.runs()
 
     def mean(name: str, hospitals: tuple[str, ...]) -> float:
         return float(sum(runs[name]["accuracy"][hospital] for hospital in hospitals) / len(hospitals))

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from typer.testing import CliRunner
 
 from coordinator.rounds.runs.specification import cautions, parse_run
 from federation.tasks import DataSource, task
 from federation.tasks.parameters import trainable
 from fedpareto import simulate
-from fedpareto.cli.main import app
 from fedpareto.processes.forked import completed
 from fedpareto.processes.process_federation import ProcessFederation
 from tests.paths import DOCS, EXAMPLES
+from tests.running import command
 
 SHOWN = {  # from these words on
     "adapters.py": ("start/adapters-and-segmentation.md", "import torch"),
@@ -84,9 +83,8 @@ def test_an_exported_model_is_loaded_into_pytorch_as_the_page_says(tmp_path: Pat
 @pytest.mark.full
 def test_an_experiment_is_run_from_a_file_of_ones_own(tmp_path: Path) -> None:
     file = EXAMPLES / "my-experiment.toml"
-    arguments = ["experiment", "run", str(file), "--rounds", "1", "--seeds", "0", "--out", str(tmp_path), "--json"]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    document = json.loads(result.stdout)
+    done = command("experiment", "run", file, "--rounds", 1, "--seeds", 0, "--out", tmp_path, "--json")
+    document = json.loads(done.stdout)
     assert document["experiment"] == "my-experiment"
     assert [item["method"] for item in document["results"]] == ["FedMGDA+", "FedAvg"]
     assert (tmp_path / "table.md").read_text().startswith("# FedMGDA+ beside FedAvg, four members\n\n")

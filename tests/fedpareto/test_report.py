@@ -96,15 +96,8 @@ def test_a_run_becomes_a_page_with_every_figure(stage: Stage) -> None:
     assert made.tags.count("figure") == made.tags.count("figcaption") == 13
     assert len(made.labels) == 13
     assert set(made.labels) <= set(made.titles)
-    for words in (
-        "refused",
-        "zero",
-        "declined",
-        "cleo",
-        "fedmgda+",
-        f'task = "task-{stage.count}"',
-        "Pareto-stationary",
-    ):
+    task = f'task = "task-{stage.count}"'
+    for words in ("refused", "zero", "declined", "cleo", "fedmgda+", task, "Pareto-stationary"):
         assert words in made.words, words
 
 
@@ -184,11 +177,9 @@ def test_a_page_is_made_of_any_number_of_objectives_beside_other_runs(rounds: in
 
 def run_of(algorithm: str, hyperparameters: str, points: Sequence[tuple[float, float]]) -> RunData:
     """A run of two objectives whose training losses went that way."""
-    spec = (
-        f'name = "{algorithm}"\ntask = "two-digits"\nrounds = 9\n[algorithm]\nname = "{algorithm}"\n{hyperparameters}'
-    )
-    run = Run(name=algorithm, algorithm=algorithm, task="two-digits", objectives=["left", "right"], spec=spec)
-    run.parameters = 100
+    spec = f'name = "{algorithm}"\ntask = "two-digits"\nrounds = 9\n[algorithm]\nname = "{algorithm}"\n'
+    run = Run(name=algorithm, algorithm=algorithm, task="two-digits", objectives=["left", "right"])
+    run.spec, run.parameters = spec + hyperparameters, 100
     rounds = []
     for number, (left, right) in enumerate(points):
         item = ExportRoundsResponse()
@@ -376,9 +367,8 @@ def test_a_lane_shows_spans_from_its_beginning() -> None:
 
 def test_a_report_names_who_did_not_reply_and_warns() -> None:
     data = made_up(2, 2)
-    data.run.members.add(
-        client_id="client0", asked=7, replied=3, refused=4, last_reason="zero: dull", last_reason_round=6
-    )
+    last = {"last_reason": "zero: dull", "last_reason_round": 6}
+    data.run.members.add(client_id="client0", asked=7, replied=3, refused=4, **last)
     data.run.alerts.add(client_id="client0", message="client0 failed in 4 rounds in a row")
     words = Page(page(data)).words
     assert "client0 failed in 4 rounds in a row." in words
@@ -426,31 +416,24 @@ def test_lines_stay_within_their_frame(values: list[float], log: bool) -> None:
 @pytest.mark.full
 def test_a_report_fits_the_screen_of_a_telephone_and_can_be_read_by_everybody(tmp_path: Path) -> None:
     data, other = made_up(40, 12, "hospital"), made_up(5, 12, "other")
-    data.run.alerts.add(
-        client_id="hospital0", message="hospital0 failed", remedy="see `fedpareto admin run`", severity=2
-    )
-    both = made_up(40, 3, "two", ["left", "right"])
-    pages = {
-        "one": page(data),
-        "beside": page(data, [other]),
-        "two": page(both, [made_up(3, 2, "x", ["left", "right"])]),
-    }
+    remedy = "see `fedpareto admin run`"
+    data.run.alerts.add(client_id="hospital0", message="hospital0 failed", remedy=remedy, severity=2)
+    both, beside = (made_up(rounds, 3, name, ["left", "right"]) for rounds, name in ((40, "two"), (3, "x")))
+    pages = {"one": page(data), "beside": page(data, [other]), "two": page(both, [beside])}
     looks: list[tuple[int, Scheme]] = [(NARROW, "dark"), (WIDE, "light"), (WIDE, "dark")]
     with chromium() as browser:
         for name, source in pages.items():
             file = tmp_path / f"{name}.html"
             file.write_text(source)
             for width, scheme in looks:
-                context = browser.new_context(
-                    viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
-                )
-                shown = context.new_page()
-                shown.goto(file.as_uri())
-                shown.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
-                assert fits(shown), (name, width)
-                assert smallest_text(shown) >= 11
-                assert violations(shown) == []
-                context.close()
+                size = {"width": width, "height": 900}
+                with browser.new_context(viewport=size, color_scheme=scheme, bypass_csp=True) as context:
+                    shown = context.new_page()
+                    shown.goto(file.as_uri())
+                    shown.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
+                    assert fits(shown), (name, width)
+                    assert smallest_text(shown) >= 11
+                    assert violations(shown) == []
 
 
 def test_the_policy_of_a_report_lets_its_style_pass_and_the_browser_does_not_complain(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import quote
@@ -40,6 +40,10 @@ def play_round(stage: Stage, run: str, players: list[Player], number: int) -> No
     stage.play(run, *players, until=lambda: len(stage.rounds(run)) > number and stage.rounds(run)[number].ended)
 
 
+def must_say(page: str, *words: str) -> None:
+    assert not [missing for missing in words if missing not in page]
+
+
 def listed(console: Served, run: str) -> None:
     console.reader.hurry()
 
@@ -71,55 +75,39 @@ def away(stage: Stage, console: Served) -> Iterator[None]:
 def test_each_screen_shows_a_run_that_has_ended(stage: Stage, console: Served) -> None:
     run = finished(stage, "shown", "ann", "ben", "cleo")
     other = finished(stage, "shown-too", "ann", "ben")
-    page = console.page(f"/runs/{run}")
-    for words in ("shown", "completed", "2 of 2 rounds", "ann", "Who is left behind", "Round 1", "3 of 3 replied"):
-        assert words in page, words
+    ended = ("completed", "2 of 2 rounds", "Who is left behind", "Round 1", "3 of 3 replied")
+    must_say(console.page(f"/runs/{run}"), "shown", "ann", *ended)
     series = json.loads(console.page(f"/runs/{run}/series"))
     assert (series["names"], series["rounds"]) == (["ann", "ben", "cleo"], [0, 1])
     assert all(0.0 < value < 1.0 for line in series["values"] for value in line)
-    page = console.page(f"/runs/{run}/rounds/-1")
-    for words in (
-        "3 of 3 members replied",
-        "What each member did",
-        "signed envelopes hold",
-        "signed by the coordinator",
-    ):
-        assert words in page, words
-    page = console.page("/members/ben")
-    for words in ("ben", "Results and updates by run", "shown-too", "In the log", "key"):
-        assert words in page, words
+    signed = ("signed envelopes hold", "signed by the coordinator")
+    must_say(console.page(f"/runs/{run}/rounds/-1"), "3 of 3 members replied", "What each member did", *signed)
+    must_say(console.page("/members/ben"), "ben", "Results and updates by run", "shown-too", "In the log", "key")
     page = console.page(f"/compare?run={run}&run={other}")
-    for words in ("shown-too against shown", "mean accuracy", "fedmgda+"):
-        assert words in page, words
+    must_say(page, "shown-too against shown", "mean accuracy", "fedmgda+")
     assert "Enroll" in console.page("/log?text=enroll")
     assert "There is no such entry" in console.page("/log?text=no-such-thing")
     page = console.page("/system")
     assert "SQLite" in page or "PostgreSQL" in page
     listed(console, run)
-    page = console.page("/")
-    for words in ("Members", "ann", "connected", "Runs that have ended", "shown"):
-        assert words in page, words
+    must_say(console.page("/"), "Members", "ann", "connected", "Runs that have ended", "shown")
 
 
 def test_a_paused_run_needs_the_operator(stage: Stage, console: Served) -> None:
     run, _ = stage.begin("ann", "ben", name="held", paused=True)
     listed(console, run)
     page = console.page("/")
-    assert "Run held is paused" in page
-    assert "resume held" in page
+    must_say(page, "Run held is paused", "resume held")
     assert "All well." not in page
     stage.stop_run(run)
 
 
 def test_a_failure_is_told_with_its_reason_and_what_to_do(stage: Stage, console: Served) -> None:
     run = stage.troubled("failing", 1, "disk", HTML)
-    page = console.page(f"/runs/{run}?rounds=failed")
-    assert "1 of 3 replied" in page
-    assert "cleo declined: disk" in page
+    must_say(console.page(f"/runs/{run}?rounds=failed"), "1 of 3 replied", "cleo declined: disk")
     page = console.page(f"/runs/{run}/rounds/0")
-    assert "The update was all zeros" in page
+    must_say(page, "The update was all zeros", "&lt;script&gt;")
     assert HTML not in page
-    assert "&lt;script&gt;" in page
 
 
 def test_a_private_run_says_what_its_privacy_hides(stage: Stage, console: Served) -> None:
@@ -167,9 +155,7 @@ def test_the_last_state_stays_while_the_coordinator_is_away(stage: Stage, consol
     listed(console, run)
     wait_for(lambda: "2 of 2 rounds" in console.page(f"/runs/{run}"), "the console to know of the last round")
     with away(stage, console):
-        page = console.page(f"/runs/{run}")
-        assert "The coordinator is away since" in page
-        assert "2 of 2 rounds" in page
+        must_say(console.page(f"/runs/{run}"), "The coordinator is away since", "2 of 2 rounds")
         if stage.served.database.directory is not None:  # rows in PostgreSQL are not read without a coordinator
             wait_for(lambda: console.reader._opened is not None, "the record that it left to be read")
             assert "2 of 2 members replied" in console.page(f"/runs/{run}/rounds/0")
@@ -203,10 +189,8 @@ def exports(stage: Stage, run: str) -> int:
 
 
 def test_without_a_session_nothing_is_shown_and_the_page_says_how_to_get_one(console: Served) -> None:
-    for path in (
-        *(path.replace("{run}", "x").replace("{number}", "0").replace("{client}", "x") for path in SCREENS),
-        "/events",
-    ):
+    paths = [path.replace("{run}", "x").replace("{number}", "0").replace("{client}", "x") for path in SCREENS]
+    for path in (*paths, "/events"):
         answer = console.ask(path, Cookie="")
         assert answer.status == 401, path
         assert "press Enter in the terminal" in answer.text
@@ -220,8 +204,8 @@ def test_a_key_works_once_and_for_a_minute(console: Served) -> None:
     assert answer.status == 200
     assert "url=/runs/x?heat=loss" in answer.text
     cookie = answer.headers["set-cookie"]
-    for words in ("HttpOnly", "SameSite=Strict", "Path=/", "Max-Age=43200", f"fedpareto-console-{console.port}="):
-        assert words in cookie
+    name = f"fedpareto-console-{console.port}="
+    must_say(cookie, name, "HttpOnly", "SameSite=Strict", "Path=/", "Max-Age=43200")
     assert console.ask("/log", Cookie=cookie.partition(";")[0]).status == 200
     again = console.ask(path, Cookie="")
     assert (again.status, "set-cookie" in again.headers) == (401, False)
@@ -284,36 +268,25 @@ def test_a_post_needs_our_origin_and_the_token_of_the_session(console: Served) -
 
 
 def test_every_answer_has_the_headers_of_safety(stage: Stage, console: Served) -> None:
-    policy = (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-    )
+    expected = {
+        "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-store",
+        "cross-origin-opener-policy": "same-origin",
+    }
     for path, cookie in (("/", console.cookie), ("/", ""), ("/nothing", console.cookie), ("/static/console.js", "")):
         headers = console.ask(path, Cookie=cookie).headers
-        assert headers["content-security-policy"] == policy
-        assert headers["x-content-type-options"] == "nosniff"
-        assert headers["referrer-policy"] == "no-referrer"
-        assert headers["cache-control"] == "no-store"
-        assert headers["cross-origin-opener-policy"] == "same-origin"
-        assert "server" not in headers
+        assert {name: headers.get(name) for name in (*expected, "server")} == {**expected, "server": None}
 
 
 def test_no_page_has_a_style_or_a_script_of_its_own(stage: Stage, console: Served) -> None:
     run = finished(stage, "strict", "ann", "ben")
-    for path in (
-        f"/runs/{run}",
-        f"/runs/{run}/rounds/0",
-        "/",
-        "/members/ann",
-        f"/compare?run={run}",
-        "/log",
-        "/system",
-    ):
+    of_run = (f"/runs/{run}", f"/runs/{run}/rounds/0", f"/compare?run={run}")
+    for path in (*of_run, "/", "/members/ann", "/log", "/system"):
         page = console.ask(path).text
-        assert " style=" not in page, path
-        assert "<style" not in page, path
-        assert "<script>" not in page, path
-        assert " onclick" not in page, path
+        assert not [own for own in (" style=", "<style", "<script>", " onclick") if own in page], path
 
 
 @pytest.mark.parametrize(
@@ -353,15 +326,11 @@ def test_a_choice_that_does_not_exist_is_refused_for_a_run_that_does(stage: Stag
 
 
 def test_a_thirty_third_stream_is_refused(console: Served) -> None:
-    streams = [console.events("/events?of=/log&have=") for _ in range(security.MAX_STREAMS)]
-    for stream in streams:
-        assert stream.__enter__().status == 200
-    try:
+    with ExitStack() as streams:
+        for _ in range(security.MAX_STREAMS):
+            assert streams.enter_context(console.events("/events?of=/log&have=")).status == 200
         assert console.ask("/events?of=/log").status == 429
         assert console.ask("/log").status == 200
-    finally:
-        for stream in streams:
-            stream.__exit__(None, None, None)
     wait_for(lambda: console.ask("/events?of=/nothing").status == 404, "the places to be free again")
 
 
@@ -378,16 +347,13 @@ def test_the_browser_is_opened_through_a_file_that_only_the_user_can_read() -> N
     opened = []
 
     def browse(url: str) -> None:
-        path = Path(url.removeprefix("file://"))
-        opened.append(
-            (path, stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode), path.read_text())
-        )
+        opened.append(path := Path(url.removeprefix("file://")))
+        assert [stat.S_IMODE(file.stat().st_mode) for file in (path, path.parent)] == [0o600, 0o700]
+        assert "key=secret&amp;to=/" in path.read_text()
 
     with web_server.browsing("http://127.0.0.1:1/enter?key=secret&to=/", browse):
         pass
-    [(path, mode, above, text)] = opened
-    assert (mode, above) == (0o600, 0o700)
-    assert "key=secret&amp;to=/" in text
+    [path] = opened
     assert "secret" not in str(path)
     assert not path.exists()
 
