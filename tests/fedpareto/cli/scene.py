@@ -1,15 +1,20 @@
 """A coordinator as shipped, with runs that an administrator looks at."""
 
+import io
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from federation.digests import digest
 from federation.v1.admin_pb2 import ApproveClientRequest, RunHeader, SubmitRunRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import Layout, Tensor, to_bytes
+from fedpareto.cli.show import tables
 from tests.harness import Attending, Federation, Member, federation, fedpareto
 
 LAYOUT = Layout((Tensor("a", (3, 4)), Tensor("b", (5,))))
@@ -44,6 +49,16 @@ def submit(centre: Federation, name: str, spec: str = SPEC, *options: str) -> st
     return centre.submit(name, spec, "--model", str(model), *options)
 
 
+def shown(picture: Any, width: int = tables.WIDTH) -> str:
+    """What commands print of a table."""
+    ours = tables.console()
+    settings: dict[str, Any] = {"color_system": None, "markup": ours._markup, "emoji": ours._emoji}
+    screen = Console(file=io.StringIO(), width=width, **settings)
+    with screen.capture() as capture:
+        screen.print(picture)
+    return capture.get()
+
+
 def command(centre: Federation, *arguments: object, code: int = 0) -> "subprocess.CompletedProcess[str]":
     return fedpareto("admin", "--home", centre.home / "admin", *arguments, code=code, cwd=centre.directory)
 
@@ -55,13 +70,12 @@ def play(streams: dict[Member, Attending], assignments: int) -> None:
             member.answer(stream.assignment(), seed=hash(member.files.client_id) % 1000)
 
 
-def attending(centre: Federation, stub: AdminStub, *clients: str) -> dict[Member, Attending]:
+@contextmanager
+def attending(centre: Federation, stub: AdminStub, *clients: str) -> Iterator[dict[Member, Attending]]:
     """Members that were approved, with their streams."""
     members = [enroll(centre, stub, client) for client in clients]
-    return {member: member.attend(digits=10) for member in members}
-
-
-def close(streams: dict[Member, Attending]) -> None:
+    streams = {member: member.attend(digits=10) for member in members}
+    yield streams
     for member, stream in streams.items():
         stream.close()
         member.channel.close()
@@ -69,11 +83,10 @@ def close(streams: dict[Member, Attending]) -> None:
 
 def conduct(centre: Federation, stub: AdminStub, name: str, clients: tuple[str, ...]) -> str:
     """A whole run of two rounds, with members played by hand; returns its id."""
-    streams = attending(centre, stub, *clients)
-    run_id = submit(centre, name)
-    play(streams, 4)  # train and evaluate, twice
-    centre.wait_completed(run_id)
-    close(streams)
+    with attending(centre, stub, *clients) as streams:
+        run_id = submit(centre, name)
+        play(streams, 4)  # train and evaluate, twice
+        centre.wait_completed(run_id)
     return run_id
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from rich.console import Console
 
 from coordinator.rounds.replies.uploads import Upload
 from federation.digests import digest
@@ -27,7 +26,7 @@ from fedpareto.cli.admin.bundle import payloads_question
 from fedpareto.cli.show import member_tables, tables
 from fedpareto.formatting import natural
 from storage.blob_directory import DirectoryStore
-from tests.fedpareto.cli.scene import LAYOUT, SPEC, Finished, command, good_model, requests, submit
+from tests.fedpareto.cli.scene import LAYOUT, SPEC, Finished, command, good_model, requests, shown, submit
 from tests.harness import Federation, fedpareto, refused
 from tests.verification.scene import Edited
 
@@ -77,9 +76,9 @@ def test_the_tables_for_people_fit_and_name_what_they_show(centre: Federation, f
         ("replies", run_id, "--round", "0"): "alpha",
         ("clients",): "beta",
     }.items():
-        shown = command(centre, *arguments).stdout
-        assert expected in shown
-        assert max(len(line.rstrip()) for line in shown.splitlines()) <= 100
+        printed = command(centre, *arguments).stdout
+        assert expected in printed
+        assert max(len(line.rstrip()) for line in printed.splitlines()) <= 100
 
 
 def test_a_table_of_members_says_what_is_wrong_and_one_member_shows_the_rest(centre: Federation) -> None:
@@ -96,35 +95,29 @@ def test_a_table_of_members_says_what_is_wrong_and_one_member_shows_the_rest(cen
         member("member-2", attending=True, tasks=[admin.TaskSummary(task="digits", samples=7)]),
         member("member-1", -1, tags=["north"]),
     ]
-    with (out := Console(width=100)).capture() as captured:
-        out.print(member_tables.clients(members, now))
-    text = captured.get()
+    text = shown(member_tables.clients(members, now))
     wrong = {line.split()[0]: line for line in text.splitlines() if line.startswith("member-")}
     assert [*wrong] == ["member-1", "member-2", "member-10"]
     assert "does not attend" in wrong["member-1"]
     assert "its certificate has ended" in text
     assert wrong["member-2"].rstrip().endswith("digits (7)")
     assert "no private rounds left for digits" in wrong["member-10"]
-    with out.capture() as captured:
-        out.print(member_tables.client(members[0], now))
-    lines = [line.strip() for line in captured.get().splitlines()]
+    lines = [line.strip() for line in shown(member_tables.client(members[0], now)).splitlines()]
     assert "private rounds left  0 of training, 0 of evaluation" in lines
     assert ["can", "repeatable"] in [line.split() for line in lines]
     assert "no client has the name 'nobody'" in command(centre, "client", "nobody", code=1).stderr
 
 
 def test_a_run_shows_its_members_before_raw_metrics(centre: Federation, finished: Finished) -> None:
-    shown = command(centre, "run", "finished").stdout
-    assert shown.index("members in the rounds that have ended") < shown.index("metrics of round 1")
-    assert "accuracy/mean" in shown[shown.index("metrics of round 1") :]
+    members, _, metrics = command(centre, "run", "finished").stdout.partition("metrics of round 1")
+    assert "members in the rounds that have ended" in members
+    assert "accuracy/mean" in metrics
 
 
 def test_names_in_tables_are_never_broken_and_stand_in_natural_order() -> None:
     table = tables.new_table("run", "name", "text")
     table.add_row("1" * 12, "hospital-north-2", "a sentence that needs more than one line " * 2)
-    with (out := Console(width=50)).capture() as captured:
-        out.print(table)
-    assert "hospital-north-2" in captured.get()
+    assert "hospital-north-2" in shown(table, width=50)
     names = ["member-10", "member-2", "a", "member-2-b"]
     assert sorted(names, key=natural) == ["a", "member-2", "member-2-b", "member-10"]
 

@@ -53,22 +53,21 @@ def test_a_run_is_held_and_stopped_and_refuses_what_does_not_fit_its_state(centr
 
 
 def test_watching_begins_with_the_present_and_ends_with_the_run(centre: Federation, stub: AdminStub) -> None:
-    streams = scene.attending(centre, stub, "watched-a", "watched-b", "watched-c")
-    run_id = scene.submit(centre, "watched", scene.SPEC, "--paused")
-    call = stub.WatchRun(admin.WatchRunRequest(run=run_id))
-    first = next(call)
-    assert first.run.state == RunState.RUN_STATE_PAUSED
-    assert not first.HasField("ended")
-    centre.admin("resume", run_id)
-    scene.play(streams, 4)
-    seen = list(call)
+    with scene.attending(centre, stub, "watched-a", "watched-b", "watched-c") as streams:
+        run_id = scene.submit(centre, "watched", scene.SPEC, "--paused")
+        call = stub.WatchRun(admin.WatchRunRequest(run=run_id))
+        first = next(call)
+        assert first.run.state == RunState.RUN_STATE_PAUSED
+        assert not first.HasField("ended")
+        centre.admin("resume", run_id)
+        scene.play(streams, 4)
+        seen = list(call)
     assert [update.ended.round for update in seen if update.HasField("ended")] == [0, 1]
     assert seen[-1].run.state == RunState.RUN_STATE_COMPLETED
     assert any(update.phase.asked == 3 for update in seen)
     (only,) = map(json.loads, scene.command(centre, "watch", run_id, "--json").stdout.splitlines())
     assert (only["run"]["state"], only["run"]["rounds_done"]) == ("COMPLETED", 2)
     assert [member["last_outcome"] for member in only["run"]["members"]] == ["REPLIED"] * 3
-    scene.close(streams)
 
 
 def rounds_in(text: str) -> list[int]:
@@ -78,19 +77,18 @@ def rounds_in(text: str) -> list[int]:
 
 @pytest.mark.full
 def test_watching_shows_the_rounds_so_far_and_then_each_one_once(centre: Federation, stub: AdminStub) -> None:
-    streams = scene.attending(centre, stub, "joined-a", "joined-b", "joined-c")
-    run_id = scene.submit(centre, "joined")
-    scene.play(streams, 2)
-    wait_for(lambda: centre.run_state(run_id)["rounds_done"] == 1, "the first round to end")
-    log = centre.directory / "watch.log"
-    arguments = ["-m", "fedpareto", "admin", "--home", str(centre.home / "admin"), "watch", run_id]
-    watching = Process(arguments, log)
-    wait_for(lambda: log.exists() and rounds_in(log.read_text()) == [0], "the round so far")
-    scene.play(streams, 2)
-    assert watching.popen.wait(120) == 0
+    with scene.attending(centre, stub, "joined-a", "joined-b", "joined-c") as streams:
+        run_id = scene.submit(centre, "joined")
+        scene.play(streams, 2)
+        wait_for(lambda: centre.run_state(run_id)["rounds_done"] == 1, "the first round to end")
+        log = centre.directory / "watch.log"
+        arguments = ["-m", "fedpareto", "admin", "--home", str(centre.home / "admin"), "watch", run_id]
+        watching = Process(arguments, log)
+        wait_for(lambda: log.exists() and rounds_in(log.read_text()) == [0], "the round so far")
+        scene.play(streams, 2)
+        assert watching.popen.wait(120) == 0
     assert rounds_in(log.read_text()) == [0, 1]
     assert "joined  COMPLETED  2/2 rounds" in log.read_text()
-    scene.close(streams)
 
 
 @pytest.mark.full

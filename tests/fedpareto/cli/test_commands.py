@@ -28,6 +28,7 @@ from fedpareto.cli.research import explain
 from fedpareto.cli.show import heat_map, round_tables, tables
 from tests import harness
 from tests.command_lines import command_paths, failure, fedpareto_command
+from tests.fedpareto.cli.scene import shown
 
 SPEC = 'name = "a"\ntask = "digits"\nrounds = 2\n'
 
@@ -162,19 +163,19 @@ def test_a_wrong_specification_ends_the_command_with_exit_code_2_and_no_tracebac
 
 
 def test_what_submit_explains_is_a_specification_with_every_key() -> None:
-    shown = fedpareto("admin", "submit", "--explain").stdout
+    printed = fedpareto("admin", "submit", "--explain").stdout
     # The document states both measures of local work; unstated, steps replace epochs.
-    assert RunSpec.parse(shown) == RunSpec(name="my-run", task="digits", rounds=30)
+    assert RunSpec.parse(printed) == RunSpec(name="my-run", task="digits", rounds=30)
     keys = {key.path for key in explain.every_key() if not (key.algorithm or key.taken_by or key.default == "")}
-    written = tomllib.loads(shown)
+    written = tomllib.loads(printed)
     assert keys == {
         f"{section}.{key}" if isinstance(value, dict) else section
         for section, value in written.items()
         for key in (value if isinstance(value, dict) else [""])
     }
-    assert '# epsilon = "auto"' in shown
-    assert "# momentum, adam, yogi, adagrad: the share of the momentum" in shown
-    assert "\n# beta1 = 0.9\n" in shown
+    assert '# epsilon = "auto"' in printed
+    assert "# momentum, adam, yogi, adagrad: the share of the momentum" in printed
+    assert "\n# beta1 = 0.9\n" in printed
 
 
 def test_the_keys_are_also_there_as_json() -> None:
@@ -229,13 +230,6 @@ def test_a_document_has_enums_by_name_times_in_iso_8601_and_null_for_nan() -> No
     assert found["summary"]["round"] == 0
 
 
-def text_of(picture: Any) -> str:
-    console = Console(width=100, file=None, record=True, force_terminal=False)
-    with console.capture() as capture:
-        console.print(picture)
-    return capture.get()
-
-
 def a_round(m: int) -> GetRoundResponse:
     names = [f"hospital-number-{i}" for i in range(m)]
     cosines = [1.0 if i == j else -0.5 for i in range(m) for j in range(m)]
@@ -262,7 +256,7 @@ def a_round(m: int) -> GetRoundResponse:
 
 @pytest.mark.parametrize("m", [1, 2, 8, 13, 14, 20, 30, 40, 300])
 def test_a_round_fits_a_hundred_columns_however_many_clients(m: int) -> None:
-    text = text_of(round_tables.round_(a_round(m)))
+    text = shown(round_tables.round_(a_round(m)))
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
     assert text.count("hospital-number-0") >= 1
     if m <= 8:
@@ -284,7 +278,7 @@ def test_the_heat_map_is_red_for_together_and_blue_for_apart() -> None:
 
 
 def test_the_heat_map_says_below_it_what_its_colours_mean() -> None:
-    matrix, _, legend = text_of(heat_map.heat_map(*cosines_of(a_round(2)))).rstrip().rpartition("\n\n")
+    matrix, _, legend = shown(heat_map.heat_map(*cosines_of(a_round(2)))).rstrip().rpartition("\n\n")
     assert "hospital-number-1" in matrix
     assert " ".join(legend.split()) == "blue: against each other -1 0 1 red: together"
 
@@ -293,16 +287,16 @@ def test_a_standstill_is_said_clearly_with_who_may_have_caused_it() -> None:
     item = a_round(3)
     item.summary.reason = "stationary"
     item.summary.metrics["stationary"] = 0.0
-    assert "No direction" not in text_of(round_tables.round_(item))
+    assert "No direction" not in shown(round_tables.round_(item))
     item.summary.metrics["stationary"] = 1.0
-    text = " ".join(text_of(round_tables.round_(item)).split())
+    text = " ".join(shown(round_tables.round_(item)).split())
     assert "No direction is good for every participant" in text
     assert "Pareto-stationary" in text
     assert "of length 0" not in text
     assert "of the weight" not in text
     item.participations[0].update_norm = 0.0
     item.participations[2].weight = 0.5
-    text = " ".join(text_of(round_tables.round_(item)).split())
+    text = " ".join(shown(round_tables.round_(item)).split())
     assert "hospital-number-0 sent an update of length 0." in text
     assert "hospital-number-2 alone got 50.0 % of the weight" in text
 
@@ -311,15 +305,15 @@ def test_a_round_shows_every_number_once_and_names_the_worst_client() -> None:
     item = a_round(2)
     item.summary.metrics.update(dict.fromkeys(DEFINITIONS, 0.25) | {"corrected": 7.0})
     item.summary.worst_client = "hospital-number-1"
-    text = " ".join(text_of(round_tables.round_(item)).split())
+    text = " ".join(shown(round_tables.round_(item)).split())
     assert "worst client hospital-number-1: accuracy 25.0 %" in text
     assert re.search(r"algorithm iterations 0.\d, residual 0.250, corrected 7.000", text)
-    shown = [name for names in in_groups(DEFINITIONS).values() for name in names]
+    grouped = [name for names in in_groups(DEFINITIONS).values() for name in names]
     elsewhere = ["accuracy/worst", "loss/worst", "stationary"]
-    assert sorted([*shown, *elsewhere]) == sorted(name for name in DEFINITIONS if "<" not in name)
-    for name in shown:
+    assert sorted([*grouped, *elsewhere]) == sorted(name for name in DEFINITIONS if "<" not in name)
+    for name in grouped:
         assert f"{definition(name).label} {formatting.format_of(name)(0.25)}" in text
-    row = text_of(round_tables.rounds([item.summary]))
+    row = shown(round_tables.rounds([item.summary]))
     assert "hospital-num" in row
     assert max(len(line.rstrip()) for line in row.splitlines()) <= 100
 
@@ -341,7 +335,7 @@ def test_a_round_of_several_objectives_shows_their_weights_and_why_one_was_left_
     found.mode = "min-norm"
     found.notes.append("the programme was infeasible")
     item.summary.metrics.update({"loss/test/left": 2.25, "accuracy/objective/right": 0.5, "objective/conflicts": 1.0})
-    text = text_of(round_tables.round_(item))
+    text = shown(round_tables.round_(item))
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
     for row in (
         "left 0.750 2.500 2.250 – 3",
@@ -370,12 +364,12 @@ def test_a_round_of_several_objectives_shows_their_weights_and_why_one_was_left_
 def test_the_matrix_of_who_serves_what_fits_however_many(clients: int, objectives: int, expected: str) -> None:
     names = [f"objective-{k}" for k in range(objectives)]
     serving = [Serving(client_id=f"client-{i:04}", objectives=[names[i % objectives]]) for i in range(clients)]
-    text = text_of(tables.indicator(names, serving))
+    text = shown(tables.indicator(names, serving))
     assert expected in " ".join(text.split())
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
     everybody = [Serving(client_id=str(i), objectives=names) for i in range(clients)]
-    assert f"each of the {clients} clients" in text_of(tables.indicator(names, everybody))
-    assert "no active client" in text_of(tables.indicator(names, []))
+    assert f"each of the {clients} clients" in shown(tables.indicator(names, everybody))
+    assert "no active client" in shown(tables.indicator(names, []))
 
 
 @pytest.mark.parametrize(
@@ -386,7 +380,7 @@ def test_numbers_are_short_and_never_hidden(value: float, text: str) -> None:
 
 
 def test_a_run_that_was_never_evaluated_is_shown_without_numbers() -> None:
-    text = text_of(tables.runs([Run(run_id="0123456789ab", name="n", state=RunState.RUN_STATE_PENDING)]))
+    text = shown(tables.runs([Run(run_id="0123456789ab", name="n", state=RunState.RUN_STATE_PENDING)]))
     assert "0123456789ab" in text
     assert "–" in text
 

@@ -1,13 +1,11 @@
 """`fedpareto data show`: what clients would hold, as a table, as JSON and as a chart."""
 
 import json
-from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
 from experiments import plots
@@ -17,6 +15,7 @@ from federation.tasks.partition import deal
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.main import app
 from fedpareto.cli.show import shares
+from tests.fedpareto.cli.scene import shown
 from tests.paths import DOCS
 
 
@@ -158,10 +157,7 @@ def test_heterogeneity_is_the_mean_total_variation_from_everybody_together() -> 
 def test_a_table_of_any_size_fits_a_hundred_columns(classes: int, most: int) -> None:
     counts = np.full((30, classes), most)
     sizes = np.stack([counts.sum(axis=1)] * 3, axis=1)
-    console = Console(width=100, record=True, file=StringIO())
-    console.print(shares.table(Census(sizes, np.arange(classes), counts), ["x" * 40] * 30))
-    text = console.export_text()
-    lines = text.splitlines()
+    lines = shown(shares.table(Census(sizes, np.arange(classes), counts), ["x" * 40] * 30)).splitlines()
     assert max(map(len, lines)) <= 100
     assert len(lines) <= 1 + 20 + 1 + 3 + 1  # none is folded
     assert "validation" in lines[0]

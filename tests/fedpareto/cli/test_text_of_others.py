@@ -14,7 +14,6 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from federation.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from fedpareto.cli import document, logs
@@ -23,6 +22,7 @@ from fedpareto.cli.show import envelope_lines, member_tables, round_tables, tabl
 from fedpareto.cli.show.escaping import escaping_stub, make_safe
 from fedpareto.report.page import page
 from fedpareto.report.report_data import RunData
+from tests.fedpareto.cli.scene import shown
 from tests.few import few
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -100,15 +100,6 @@ def any_message(draw: st.DrawFn, kind: type[Message]) -> Message:
     message = kind.FromString(message.SerializeToString())
     make_safe(message)
     return message
-
-
-def shown(picture: Any) -> str:
-    ours = tables.console()
-    settings: dict[str, Any] = {"color_system": None, "markup": ours._markup, "emoji": ours._emoji}
-    screen = Console(file=io.StringIO(), width=tables.WIDTH, **settings)
-    with screen.capture() as capture:
-        screen.print(picture)
-    return capture.get()
 
 
 def must_be_safe(words: str) -> None:
