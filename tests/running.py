@@ -83,6 +83,17 @@ class Clock:
             self.ahead = timedelta()
 
 
+def add_join_string(
+    session: Session, secret: bytes, client_id: str, *, now: datetime, lifetime: timedelta = timedelta(hours=1)
+) -> None:
+    """On record, and in the log."""
+    row = JoinRow(client_id=client_id, created_by="test", created=now, expires=now + lifetime)
+    row.secret_hash = secret_hash(secret)
+    session.add(row)
+    logged = join_string_digest(row)
+    audit.record(session, at=now, actor="test", action=audit.JOIN_CREATED, subject=client_id, digest=logged)
+
+
 class Running:
     """A coordinator that serves."""
 
@@ -152,17 +163,7 @@ class Running:
     def join_secret(self, client_id: str, lifetime: timedelta = timedelta(hours=1)) -> bytes:
         secret = secrets.token_bytes(32)
         with self.database.begin() as session:
-            now = self.clock()
-            row = JoinRow(
-                secret_hash=secret_hash(secret),
-                client_id=client_id,
-                created_by="test",
-                created=now,
-                expires=now + lifetime,
-            )
-            session.add(row)
-            logged = join_string_digest(row)
-            audit.record(session, at=now, actor="test", action=audit.JOIN_CREATED, subject=client_id, digest=logged)
+            add_join_string(session, secret, client_id, now=self.clock(), lifetime=lifetime)
         return secret
 
     def admit(self, request: EnrollRequest) -> EnrollResponse:

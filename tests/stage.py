@@ -25,6 +25,7 @@ from federation.line.channels import MAX_CHUNK_BYTES
 from federation.trust.envelope import unseal
 from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as admin
+from federation.v1.admin_pb2 import SubmitRunRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, ReceiptManifest, SignedEnvelope, StepManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse
@@ -55,6 +56,13 @@ evaluate.splits = ["train", "test"]
 evaluate.deadline_seconds = 900
 {more}
 """.encode()
+
+
+def submission(document: bytes, model: bytes, *, chunk: int = MAX_CHUNK_BYTES, **more: Any) -> list[SubmitRunRequest]:
+    """What submits a run; `more` are fields of the header."""
+    header = admin.RunHeader(spec=document, model=digest(model), model_bytes=len(model), **more)
+    chunks = [model[start : start + chunk] for start in range(0, len(model), chunk)]
+    return [SubmitRunRequest(header=header), *(SubmitRunRequest(chunk=chunk) for chunk in chunks)]
 
 
 def vector(client_id: str, order: AssignmentManifest) -> NDArray[np.float32]:
@@ -287,14 +295,12 @@ class Stage:
     # --- operators
 
     def submit(self, document: bytes, *, model: bytes = MODEL, paused: bool = False) -> str:
-        header = admin.RunHeader(spec=document, model=digest(model), model_bytes=len(model), paused=paused)
-        chunks = [model[start : start + MAX_CHUNK_BYTES] for start in range(0, len(model), MAX_CHUNK_BYTES)]
-        requests = [admin.SubmitRunRequest(header=header), *(admin.SubmitRunRequest(chunk=chunk) for chunk in chunks)]
+        requests = submission(document, model, paused=paused)
         return str(self._admin.SubmitRun(iter(requests), timeout=SECONDS).run.run_id)
 
     def dry_run(self, document: bytes, *, size: int = len(MODEL)) -> admin.SubmitRunResponse:
         header = admin.RunHeader(spec=document, model=digest(MODEL), model_bytes=size, dry_run=True)
-        return self._admin.SubmitRun(iter([admin.SubmitRunRequest(header=header)]), timeout=SECONDS)
+        return self._admin.SubmitRun(iter([SubmitRunRequest(header=header)]), timeout=SECONDS)
 
     def begin(
         self,

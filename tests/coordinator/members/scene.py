@@ -1,9 +1,10 @@
 """Administrators and members that a test plays by hand, and what the record says of them."""
 
+import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,29 +18,30 @@ from federation.trust.envelope import key_id, seal
 from federation.trust.identity import Role
 from federation.trust.keys import new_tls_key
 from federation.trust.member_files import MemberFiles
+from federation.trust.proofs import prove_renewal
 from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import DecisionManifest, LoginManifest, RequestManifest, SignedEnvelope
 from federation.v1.enrollment_pb2 import LoginRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
-from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello
+from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello, RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from storage.models import Certificate, Client
-from tests.running import SECONDS, Running
+from tests.harness import Member
+from tests.running import SECONDS, Running, refused
 
 
 class Officer:
-    """An administrator with its keys in a directory: a security officer, unless it is given other roles."""
+    """An administrator with its keys in a directory of its own: a security officer, unless it is given other roles."""
 
-    def __init__(
-        self, served: Running, directory: Path, name: str, *roles: Role, passphrase: bytes | None = None
-    ) -> None:
-        self.served, self.name, self.home = served, name, directory
-        given, now = roles or [Role.SECURITY_OFFICER], served.clock()
+    def __init__(self, served: Running, name: str, *roles: Role, passphrase: bytes | None = None) -> None:
+        self.served, self.name = served, name
+        self.home = served.home.directory.parent / f"{name}-{secrets.token_hex(4)}"
+        given: dict[str, Any] = {"now": served.clock(), "by": "test", "passphrase": passphrase}
         self.files = served.home.issue_admin(
-            served.database, name, given, directory, now=now, by="test", passphrase=passphrase
+            served.database, name, roles or [Role.SECURITY_OFFICER], self.home, **given
         )
-        self.key = load_admin_key(directory, passphrase)
+        self.key = load_admin_key(self.home, passphrase)
 
     @property
     def row(self) -> str:
@@ -53,9 +55,6 @@ class Officer:
     @cached_property
     def stub(self) -> AdminStub:
         return AdminStub(self.channel)
-
-    def close(self) -> None:
-        self.channel.close()
 
     def asks_login(self, **changed: object) -> LoginManifest:
         """What it would sign to log in."""
@@ -124,6 +123,15 @@ def certificates(served: Running, name: str) -> list[Certificate]:
     return served.look(lambda session: list(session.scalars(rows)))
 
 
+def renewed(member: Member) -> Member:
+    """The member with a new key, and the certificate that it gets for that."""
+    key = new_tls_key()
+    csr = make_csr(key)
+    request = RenewRequest(csr=csr, proof=prove_renewal(member.files.signing_key, csr))
+    certificate = member.stub.Renew(request, timeout=SECONDS).certificate
+    return Member(replace(member.files, tls_key=key, certificate=certificate))
+
+
 def attends(member: MemberFiles) -> None:
     with member.channel() as channel:
         call = FederationStub(channel).Attend(iter([AttendRequest(hello=Hello(software="test"))]))
@@ -134,6 +142,12 @@ def attends(member: MemberFiles) -> None:
 def knock(channel: grpc.Channel) -> None:
     """Anything that needs a valid certificate; there is nothing for this member."""
     next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+
+
+def fetches(channel: grpc.Channel, *, answer: str = "blob-not-offered") -> None:
+    """A call of a member, and the reason of its refusal."""
+    with refused("PERMISSION_DENIED", answer):
+        knock(channel)
 
 
 def knocks(member: MemberFiles) -> None:

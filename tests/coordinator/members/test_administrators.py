@@ -4,7 +4,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from coordinator.members import administrators, membership
 from coordinator.members.access import control
-from federation.digests import digest
 from federation.trust.admin_files import AdminFiles
 from federation.trust.identity import Role
 from federation.trust.join_string import JoinStringFields
@@ -26,24 +25,10 @@ from fedpareto.admin_messages import whole
 from tests.coordinator.members.scene import Officer, end_of
 from tests.harness import Member, federation
 from tests.running import SECONDS, Applicant, Running, command, refused, wait_for
+from tests.stage import submission
 
 LAYOUT = Layout((Tensor("weight", (4,)),))
-Issue = Callable[..., Officer]
-
-
 BOTH_DATABASES = False
-
-
-@pytest.fixture
-def issue(served: Running) -> Iterator[Issue]:
-    """Issues administrators."""
-    with ExitStack() as made:
-
-        def issue(name: str, *roles: Role) -> Officer:
-            directory = served.home.directory / f"{name}-{secrets.token_hex(4)}"
-            return made.enter_context(closing(Officer(served, directory, name, *roles)))
-
-        yield issue
 
 
 @pytest.fixture
@@ -58,16 +43,13 @@ def listed(stub: AdminStub) -> dict[str, messages.Administrator]:
     return {one.name: one for one in found}
 
 
-def run_header(model: bytes) -> messages.RunHeader:
+def a_submission(model: bytes) -> list[messages.SubmitRunRequest]:
     text = f'name = "run-{secrets.token_hex(4)}"\ntask = "nobody-has-it"\nrounds = 1'
-    return messages.RunHeader(spec=text.encode(), model=digest(model), model_bytes=len(model), paused=True)
+    return submission(text.encode(), model, paused=True)
 
 
 def a_run(stub: AdminStub, layout: Layout = LAYOUT) -> str:
-    model = to_bytes(layout, np.ones(layout.size, dtype=np.float32))
-    chunks = [model[start : start + (1 << 20)] for start in range(0, len(model), 1 << 20)]
-    requests = [messages.SubmitRunRequest(chunk=chunk) for chunk in chunks]
-    requests.insert(0, messages.SubmitRunRequest(header=run_header(model)))
+    requests = a_submission(to_bytes(layout, np.ones(layout.size, dtype=np.float32)))
     return str(stub.SubmitRun(iter(requests), timeout=SECONDS).run.run_id)
 
 
@@ -82,10 +64,8 @@ def watching(stub: AdminStub, run: str) -> Iterator[Callable[[], str]]:
         call.cancel()
 
 
-def test_administrators_are_listed_with_roles_and_with_their_last_call(
-    served: Running, first: AdminStub, issue: Issue
-) -> None:
-    made = issue("alice", Role.OPERATOR)
+def test_administrators_are_listed_with_roles_and_with_their_last_call(served: Running, first: AdminStub) -> None:
+    made = Officer(served, "alice", Role.OPERATOR)
     before = listed(first)["alice"]
     assert list(before.roles) == ["operator", "viewer"]
     assert before.certificate_expires.ToDatetime() == made.files.not_after.replace(tzinfo=None)
@@ -99,10 +79,8 @@ def test_administrators_are_listed_with_roles_and_with_their_last_call(
     assert "operator, viewer" in served.command("admins")
 
 
-def test_a_revoked_administrator_is_shut_out_at_once_and_its_streams_end(
-    served: Running, first: AdminStub, issue: Issue
-) -> None:
-    mallory = issue("mallory", Role.OPERATOR)
+def test_a_revoked_administrator_is_shut_out_at_once_and_its_streams_end(served: Running, first: AdminStub) -> None:
+    mallory = Officer(served, "mallory", Role.OPERATOR)
     with watching(mallory.stub, a_run(mallory.stub)) as ended:
         arguments = ["revoke-admin", "mallory", "--reason", "left"]
         served.command(*arguments, code=1)  # no terminal, and no --yes
@@ -117,12 +95,12 @@ def test_a_revoked_administrator_is_shut_out_at_once_and_its_streams_end(
         first.RevokeAdministrator(messages.RevokeAdministratorRequest(name="mallory"))
 
 
-def test_every_long_call_of_a_revoked_administrator_ends(served: Running, first: AdminStub, issue: Issue) -> None:
-    mallory, over = issue("mallet", Role.OPERATOR), threading.Event()
+def test_every_long_call_of_a_revoked_administrator_ends(served: Running, first: AdminStub) -> None:
+    mallory, over = Officer(served, "mallet", Role.OPERATOR), threading.Event()
     run = a_run(mallory.stub, Layout((Tensor("large", (1 << 23,)),)))  # 32 MiB: more than is under way on a connection
 
     def half() -> Iterator[messages.SubmitRunRequest]:
-        yield messages.SubmitRunRequest(header=run_header(b"x" * 100))
+        yield a_submission(b"x" * 100)[0]
         over.wait(SECONDS)
 
     streams: list[Iterator[object]] = [
@@ -144,9 +122,9 @@ def test_every_long_call_of_a_revoked_administrator_ends(served: Running, first:
 
 
 def test_a_revocation_takes_effect_also_when_the_officer_is_gone_before_the_answer(
-    served: Running, first: AdminStub, issue: Issue, monkeypatch: pytest.MonkeyPatch
+    served: Running, first: AdminStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member, mallory = Member.enroll(served.join_string("gone")), issue("malice", Role.OPERATOR)
+    member, mallory = Member.enroll(served.join_string("gone")), Officer(served, "malice", Role.OPERATOR)
     stream = member.attend(digits=1)
     assert isinstance(stream.next(), AttendResponse)
     begun, go = threading.Event(), threading.Event()
@@ -180,22 +158,22 @@ def test_a_revocation_takes_effect_also_when_the_officer_is_gone_before_the_answ
 
 
 def test_a_name_that_is_issued_again_ends_the_older_certificate_with_its_streams(
-    first: AdminStub, issue: Issue
+    served: Running, first: AdminStub
 ) -> None:
-    older = issue("bob", Role.OPERATOR)
+    older = Officer(served, "bob", Role.OPERATOR)
     with watching(older.stub, a_run(older.stub)) as ended:
-        newer = issue("bob", Role.VIEWER)  # by another process, as far as the coordinator knows
+        newer = Officer(served, "bob", Role.VIEWER)  # by another process, as far as the coordinator knows
         with refused("UNAUTHENTICATED", "certificate-revoked"):
             listed(older.stub)
         assert ended() == "certificate-revoked"
     assert list(listed(newer.stub)["bob"].roles) == ["viewer"]
 
 
-def test_the_last_security_officer_is_not_revoked_and_hears_how_to_go_on(first: AdminStub, issue: Issue) -> None:
+def test_the_last_security_officer_is_not_revoked_and_hears_how_to_go_on(served: Running, first: AdminStub) -> None:
     with refused("FAILED_PRECONDITION", "last-officer") as words:
         first.RevokeAdministrator(messages.RevokeAdministratorRequest(name="admin"))
     assert "fedpareto coordinator admin NAME --role security-officer" in words[0]
-    officer = issue("olga", Role.SECURITY_OFFICER)
+    officer = Officer(served, "olga", Role.SECURITY_OFFICER)
     # With another one there it may go, and its own call gets its answer.
     answer = officer.stub.RevokeAdministrator(messages.RevokeAdministratorRequest(name="olga"), timeout=SECONDS)
     assert answer.administrator.HasField("revoked")
@@ -257,10 +235,8 @@ def test_a_list_comes_in_pages_and_is_whole_in_the_end(served: Running, first: A
         first.ListRuns(messages.ListRunsRequest(page_token="the next one"))
 
 
-def test_a_certificate_is_issued_again_although_the_older_directory_is_lost(
-    served: Running, issue: Issue, tmp_path: Path
-) -> None:
-    issue("frank", Role.VIEWER)
+def test_a_certificate_is_issued_again_although_the_older_directory_is_lost(served: Running, tmp_path: Path) -> None:
+    Officer(served, "frank", Role.VIEWER)
     home, out = served.home.directory, tmp_path / "frank"
     command("coordinator", "admin", "frank", "--role", "viewer", "--home", home, "--out", out)
     with AdminFiles.load(out).channel() as channel:

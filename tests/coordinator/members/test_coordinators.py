@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from sqlalchemy import delete, func, select
@@ -16,6 +15,7 @@ from federation.trust.member_files import note_addresses
 from storage.database import Database
 from storage.models import CoordinatorProcess
 from tests.command_lines import failure
+from tests.coordinator.members.scene import Officer
 from tests.running import Running
 
 NOBODY = "127.0.0.1:1"
@@ -26,13 +26,9 @@ def others(session: Session, *, minutes: float = 0.0) -> None:
     now = session.scalar(select(func.now()))
     assert now is not None
     for name, host in {"b" * 32: "second.example", "c" * 32: ""}.items():
-        federation, enrollment = (f"{host}:7443", f"{host}:7444") if host else ("", "")
-        seen = now - timedelta(minutes=minutes)
-        session.add(
-            CoordinatorProcess(
-                coordinator=name, address=federation, enrollment_address=enrollment, started=now, last_seen=seen
-            )
-        )
+        row = CoordinatorProcess(coordinator=name, started=now, last_seen=now - timedelta(minutes=minutes))
+        row.address, row.enrollment_address = (f"{host}:7443", f"{host}:7444") if host else ("", "")
+        session.add(row)
 
 
 @contextmanager
@@ -74,16 +70,13 @@ def test_join_strings_memberships_and_logins_have_the_addresses_of_all_coordinat
     assert join.addresses[1:] == account.enrollment_addresses[1:] == tuple(each[:-1] + "4" for each in second)
 
 
-def test_a_command_of_an_administrator_goes_to_the_first_coordinator_that_serves(
-    served: Running, tmp_path: Path
-) -> None:
-    home = tmp_path / "eve"
-    files = served.home.issue_admin(served.database, "eve", [], home, now=served.clock(), by="test")
-    note_addresses(home, "admin", addresses=(NOBODY, files.address))
-    served.command("clients", home=home)
-    assert Account.load(home).addresses == (files.address, NOBODY)
-    note_addresses(home, "admin", addresses=(NOBODY, "nowhere.invalid:2"))
-    said = failure("admin", "--home", str(home), "clients").message
+def test_a_command_of_an_administrator_goes_to_the_first_coordinator_that_serves(served: Running) -> None:
+    eve = Officer(served, "eve")
+    note_addresses(eve.home, "admin", addresses=(NOBODY, eve.files.address))
+    eve.command("clients")
+    assert Account.load(eve.home).addresses == (eve.files.address, NOBODY)
+    note_addresses(eve.home, "admin", addresses=(NOBODY, "nowhere.invalid:2"))
+    said = failure("admin", "--home", str(eve.home), "clients").message
     assert said.startswith(f"no coordinator answers: {NOBODY}: ")
     assert "; nowhere.invalid:2: " in said
 

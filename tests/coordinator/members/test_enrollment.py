@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.members.authority import Authority
 from coordinator.members.enrollment import Application, enroll
-from coordinator.members.logged_rights import LoggedRights, join_string_digest
+from coordinator.members.logged_rights import LoggedRights
 from federation.line.channels import server_verified_channel
 from federation.refusals import Refusal
 from federation.trust.certificates import CLIENT_LIFETIME, fingerprint, load_certificate, make_ca, make_csr
 from federation.trust.identity import parse_peer
-from federation.trust.join_string import fetch_ca, secret_hash
+from federation.trust.join_string import fetch_ca
 from federation.trust.keys import new_tls_key, private_key_pem, replace_private
 from federation.trust.member_files import MemberFiles
 from federation.trust.proofs import prove_possession, prove_renewal
@@ -28,12 +28,11 @@ from federation.v1.enrollment_pb2 import EnrollRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
-from storage import audit
 from storage.database import Database
-from storage.models import Certificate, Client, JoinString
+from storage.models import Certificate, Client
 from storage.states import ClientState
 from tests.coordinator.members.scene import attends, certificates, client, knocks
-from tests.running import SECONDS, Applicant, Clock, Running, command, refused, running
+from tests.running import SECONDS, Applicant, Clock, Running, add_join_string, command, refused, running
 from worker.home import WorkerHome
 
 
@@ -132,18 +131,11 @@ def test_a_bad_request_is_refused_and_leaves_the_join_string_as_it_was(served: R
 
 
 def test_a_signing_key_belongs_to_one_member(served: Running) -> None:
-    first, second = Applicant(), Applicant()
-    served.admit(first.request(served.join_secret("owner")))
-    second.signing_key = first.signing_key
-    with refused("INVALID_ARGUMENT", "signing-key"):
-        served.admit(second.request(served.join_secret("borrower")))
-
-
-def test_a_name_is_given_once(served: Running) -> None:
-    one, two = served.join_secret("namesake"), served.join_secret("namesake")
-    served.admit(Applicant().request(one))
-    with refused("ALREADY_EXISTS", "client-exists"):
-        served.admit(Applicant().request(two))
+    applicant, _ = served.enroll("owner")
+    served.enroll("other")
+    for name in ("borrower", "other"):  # that is new, and that would join again
+        with refused("INVALID_ARGUMENT", "signing-key"):
+            served.admit(applicant.request(served.join_secret(name)))
 
 
 def test_of_many_transactions_with_one_join_string_one_wins_on_each_back_end(database: Database) -> None:
@@ -151,12 +143,7 @@ def test_of_many_transactions_with_one_join_string_one_wins_on_each_back_end(dat
     authority = Authority("test", make_ca(key, "test", clock()), key)
     secret, database.entry_key = b"s" * 32, bytes(32)
     with database.begin() as session:
-        hours = timedelta(hours=1)
-        row = JoinString(client_id="race", created_by="test", created=clock(), expires=clock() + hours)
-        row.secret_hash = secret_hash(secret)
-        session.add(row)
-        logged = join_string_digest(row)
-        audit.record(session, at=clock(), actor="test", action=audit.JOIN_CREATED, subject="race", digest=logged)
+        add_join_string(session, secret, "race", now=clock())
     with database.read() as session:
         rights = LoggedRights.read(session, bytes(32))
     start = threading.Barrier(6)

@@ -83,13 +83,6 @@ def test_without_the_signing_key_nobody_joins_again_and_the_reason_says_what_to_
     join_again(join, tmp_path / "h")
 
 
-def test_a_signing_key_joins_again_under_its_own_name_only(served: Running, tmp_path: Path) -> None:
-    applicant, _ = served.enroll("owner")
-    served.enroll("other")
-    with refused("INVALID_ARGUMENT", "signing-key"):
-        served.admit(applicant.request(served.join_secret("other")))
-
-
 def test_a_revoked_member_does_not_join_again(served: Running, tmp_path: Path) -> None:
     served.joined(tmp_path / "h", "gone", ago=LONG_AGO)
     join = served.join_string("gone")

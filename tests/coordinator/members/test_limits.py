@@ -3,28 +3,25 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 
-from coordinator.clock import utc_now
 from coordinator.members.access import call_limits, control, refusal_record, strangers
 from coordinator.members.access.call_limits import MESSAGE, RATES, REFUSED, STRANGER, STRANGERS, Buckets, Rate
 from coordinator.members.renewal import MAX_ENDED, MAX_UNUSED
-from federation.line.channels import RpcRefusal, mutual_channel, refusal_from_rpc_error
-from federation.trust.certificates import make_csr, pem
-from federation.trust.identity import parse_peer
-from federation.trust.keys import new_tls_key, private_key_pem
-from federation.trust.proofs import prove_renewal
+from federation.line.channels import RpcRefusal, refusal_from_rpc_error
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
-from federation.v1.federation_pb2 import AttendRequest, Heartbeat, Hello, RenewRequest
+from federation.v1.federation_pb2 import AttendRequest, Heartbeat, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
 from storage.models import AuditEntry, Certificate
-from tests.coordinator.members.scene import end_of, knock
+from tests.coordinator.members.scene import attends, end_of, fetches, knock, renewed
+from tests.harness import Member
 from tests.running import SECONDS, Applicant, Running, refused, wait_for
 from tests.worker.scene import Running as Worker
 from worker.home import WorkerHome
@@ -40,12 +37,6 @@ def _answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rated(served: Running, monkeypatch: pytest.MonkeyPatch, **rates: Rate) -> None:
     monkeypatch.setattr(served.coordinator._access, "_buckets", Buckets({**FAST, **rates}))
-
-
-def joined(served: Running, name: str) -> tuple[Applicant, grpc.Channel]:
-    applicant, answer = served.enroll(name)
-    key = private_key_pem(applicant.tls_key)
-    return applicant, mutual_channel(served.address, ca=pem(served.home.ca), key=key, certificate=answer.certificate)
 
 
 def refusal_of(channel: grpc.Channel) -> RpcRefusal:
@@ -87,17 +78,14 @@ def test_a_member_that_calls_too_often_is_told_when_to_try_again_and_others_are_
     served: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rated(served, monkeypatch, FetchBlob=Rate(3, 0.01))
-    (_, often), (_, seldom) = joined(served, "often"), joined(served, "seldom")
-    with often, seldom:
+    with served.member("often") as often, served.member("seldom") as seldom:
         for _ in range(3):
-            with refused("PERMISSION_DENIED", "blob-not-offered"):
-                knock(often)
+            fetches(often)
         for _ in range(20):
             refusal = refusal_of(often)
             assert (refusal.status, refusal.reason) == ("RESOURCE_EXHAUSTED", "limit:rate")
             assert 50 < refusal.retry_seconds <= 100
-        with refused("PERMISSION_DENIED", "blob-not-offered"):
-            knock(seldom)
+        fetches(seldom)
         recorded: dict[str, Any] = {"actor": "fedpareto://test/client/often", "outcome": "limit:rate"}
         wait_for(lambda: served.entries(**recorded), "the first one to be on record")
         served.run(served.coordinator._access.finish())
@@ -108,11 +96,9 @@ def test_a_member_that_is_refused_all_the_time_is_refused_without_a_look_into_th
     served: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rated(served, monkeypatch, **{REFUSED: Rate(2, 0.01)})
-    _, channel = joined(served, "stubborn")
-    with channel:
+    with served.member("stubborn") as channel:
         for _ in range(2):
-            with refused("PERMISSION_DENIED", "blob-not-offered"):
-                knock(channel)
+            fetches(channel)
 
         def looked(*arguments: object) -> None:
             raise AssertionError("a look into the database")
@@ -124,26 +110,15 @@ def test_a_member_that_is_refused_all_the_time_is_refused_without_a_look_into_th
 
 
 def test_calls_with_a_certificate_that_was_replaced_use_up_nothing_of_the_member_s(
-    served: Running, monkeypatch: pytest.MonkeyPatch
+    served: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rated(served, monkeypatch, FetchBlob=Rate(5, 0.01), **{REFUSED: Rate(3, 0.01)})
-    applicant, old = joined(served, "renewed")
-    key = new_tls_key()
-    csr = make_csr(key)
-    with old:
-        request = RenewRequest(csr=csr, proof=prove_renewal(applicant.signing_key, csr))
-        certificate = FederationStub(old).Renew(request, timeout=SECONDS).certificate
-        with served.database.begin() as session:
-            session.execute(
-                update(Certificate)
-                .where(Certificate.client_id == "renewed", Certificate.serial != parse_peer(certificate).serial)
-                .values(revoked=utc_now())
-            )
-        reasons = [refusal_of(old).reason for _ in range(6)]
+    old = Member(served.joined(tmp_path / "h", "renewed", ago=timedelta(hours=1)))
+    present = renewed(old)
+    attends(present.files)
+    reasons = [refusal_of(old.channel).reason for _ in range(6)]
     assert reasons == ["certificate-revoked"] * 4 + ["limit:rate"] * 2
-    present = mutual_channel(served.address, ca=pem(served.home.ca), key=private_key_pem(key), certificate=certificate)
-    with present, refused("PERMISSION_DENIED", "blob-not-offered"):
-        knock(present)
+    fetches(present.channel)
 
 
 def test_refusals_of_one_caller_or_of_many_strangers_write_a_bounded_number_of_entries_a_minute(
@@ -179,32 +154,23 @@ def test_refusals_of_one_caller_or_of_many_strangers_write_a_bounded_number_of_e
 
 def test_a_stream_ends_when_its_member_says_too_much(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     rated(served, monkeypatch, **{MESSAGE: Rate(5, 0.01)})
-    _, channel = joined(served, "talker")
     requests = [AttendRequest(hello=Hello()), *[AttendRequest(heartbeat=Heartbeat())] * 50]
-    with channel, refused("RESOURCE_EXHAUSTED", "limit:rate"):
+    with served.member("talker") as channel, refused("RESOURCE_EXHAUSTED", "limit:rate"):
         list(FederationStub(channel).Attend(iter(requests), timeout=SECONDS))
 
 
 def test_renewals_are_a_handful_a_day_and_few_certificates_stay_on_record(
     served: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    applicant, channel = joined(served, "eager")
-    with channel:
-        stub = FederationStub(channel)
-
-        def renew() -> None:
-            csr = make_csr(new_tls_key())
-            stub.Renew(RenewRequest(csr=csr, proof=prove_renewal(applicant.signing_key, csr)), timeout=SECONDS)
-
-        for _ in range(5):
-            renew()
-        with refused("RESOURCE_EXHAUSTED", "limit:rate"):
-            renew()
-        rated(served, monkeypatch)
-        for _ in range(MAX_UNUSED + MAX_ENDED):
-            renew()
-        with refused("PERMISSION_DENIED", "blob-not-offered"):
-            knock(channel)  # the certificate in use is none of those that have ended
+    member = Member.enroll(served.join_string("eager"))
+    for _ in range(5):
+        renewed(member)
+    with refused("RESOURCE_EXHAUSTED", "limit:rate"):
+        renewed(member)
+    rated(served, monkeypatch)
+    for _ in range(MAX_UNUSED + MAX_ENDED):
+        renewed(member)
+    fetches(member.channel)  # the certificate in use is none of those that have ended
     mine = select(func.count()).select_from(Certificate).where(Certificate.client_id == "eager")
     with served.database.read() as session:
         good = session.scalar(mine.where(Certificate.revoked.is_(None)))
@@ -245,8 +211,7 @@ def test_strangers_have_a_rate_for_each_address_and_in_all_and_members_are_not_k
         with refused("RESOURCE_EXHAUSTED", "limit:rate") as messages:
             stub.Enroll(Applicant().request(b"x"), timeout=SECONDS)
         assert "too many calls without a certificate from your address: try again in " in messages[0]
-        with refused("PERMISSION_DENIED", "blob-not-offered"):
-            knock(member)
+        fetches(member)
         rated(served, monkeypatch, **{STRANGERS: Rate(1, 0.01)})
         with pytest.raises(grpc.RpcError):  # it is served
             stub.Enroll(Applicant().request(b"x"), timeout=SECONDS)
@@ -278,8 +243,7 @@ def test_strangers_that_send_no_request_keep_nobody_out(served: Running) -> None
         wait_for(lambda: len(served.coordinator._access._strangers) == len(calls), "the calls to count")
         with refused("UNAUTHENTICATED", "join-string-invalid"):
             EnrollmentStub(newcomer).Enroll(Applicant().request(b"x"), timeout=SECONDS)
-        with refused("PERMISSION_DENIED", "blob-not-offered"):
-            knock(member)
+        fetches(member)
         with refused("RESOURCE_EXHAUSTED", "limit:calls"):
             next(call for call in calls if call.done()).result(SECONDS)  # the oldest made room
         for call in calls:

@@ -1,6 +1,5 @@
 """What the coordinator signs for its workers besides work: the time, revocations."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
@@ -8,14 +7,11 @@ import grpc
 import pytest
 
 from federation.line.channels import refusal_from_rpc_error, signed_detail
-from federation.trust.certificates import make_csr
 from federation.trust.envelope import unseal
 from federation.trust.identity import parse_peer
-from federation.trust.keys import new_tls_key
-from federation.trust.proofs import prove_renewal
 from federation.v1.common_pb2 import ReceiptManifest, RevocationManifest, SignedEnvelope, TimeManifest
-from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Hello, RenewRequest
-from tests.coordinator.members.scene import attends
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Hello
+from tests.coordinator.members.scene import attends, renewed
 from tests.harness import Member
 from tests.running import SECONDS, refused
 from tests.stage import Stage
@@ -71,14 +67,11 @@ def test_a_revoked_client_gets_the_signed_reason_on_its_stream_and_on_every_late
 
 def test_a_certificate_that_was_replaced_is_named_in_the_signed_refusal(stage: Stage) -> None:
     old = stage.player("renewing").member
-    key = new_tls_key()
-    csr = make_csr(key)
     stage.clock.ahead += timedelta(seconds=2)  # certificates know whole seconds
-    answer = old.stub.Renew(RenewRequest(csr=csr, proof=prove_renewal(old.files.signing_key, csr)), timeout=SECONDS)
-    renewed = Member(replace(old.files, tls_key=key, certificate=answer.certificate))
-    attends(renewed.files)
+    new = renewed(old)
+    attends(new.files)
     with pytest.raises(grpc.RpcError) as caught:
         welcomed(old, b"")
     manifest = opened(signed_detail(caught.value), RevocationManifest, old)
     assert manifest.serial == parse_peer(old.files.certificate).serial
-    stage.player("renewing").member = renewed
+    stage.player("renewing").member = new

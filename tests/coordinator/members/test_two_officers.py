@@ -6,7 +6,7 @@ import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -48,11 +48,8 @@ Cast = tuple[Officer, Officer, Officer]
 
 
 @pytest.fixture(scope="module")
-def cast(served: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cast]:
-    directory = tmp_path_factory.mktemp("cast")
-    ada, bea, cyd = (Officer(served, directory / name, name) for name in ("ada", "bea", "cyd"))
-    with closing(ada), closing(bea), closing(cyd):
-        yield ada, bea, cyd
+def cast(served: Running) -> Cast:
+    return Officer(served, "ada"), Officer(served, "bea"), Officer(served, "cyd")
 
 
 @pytest.fixture
@@ -188,24 +185,22 @@ def test_a_request_and_a_consent_count_once_and_in_time(served: Running, cast: C
 
 
 def test_the_request_of_an_officer_who_was_revoked_or_issued_again_is_not_done(
-    served: Running, cast: Cast, member: str, tmp_path: Path
+    served: Running, cast: Cast, member: str
 ) -> None:
     _, bea, cyd = cast
-    gone = Officer(served, tmp_path / "gone", "gone")
+    gone = Officer(served, "gone")
     request = gone.ask(Action.APPROVE, member)
     bea.decide(cyd.ask(Action.REVOKE_ADMIN, "gone", reason="left"))
     with refused("UNAUTHENTICATED", "certificate-revoked"):
         gone.stub.ListClients(messages.ListClientsRequest(), timeout=SECONDS)
     with refused("FAILED_PRECONDITION", "request-officer"):
         bea.decide(request)
-    again = Officer(served, tmp_path / "again", "gone")
+    again = Officer(served, "gone")
     with refused("FAILED_PRECONDITION", "request-officer"):
         bea.decide(request)
     assert again.decide(request, consent=False).state == messages.REQUEST_STATE_WITHDRAWN
     bea.decide(cyd.ask(Action.REVOKE_ADMIN, "gone"))
     assert state(served, member) is ClientState.PENDING
-    again.close()
-    gone.close()
 
 
 def test_of_two_consents_at_the_same_time_one_counts(served: Running, cast: Cast, member: str) -> None:
@@ -266,9 +261,7 @@ def test_what_the_action_would_refuse_is_refused_at_the_request_and_leaves_nothi
     assert bea.decide(second, consent=False).state == messages.REQUEST_STATE_REFUSED
 
 
-def test_with_two_consents_a_members_calls_end_and_two_officers_have_to_remain(
-    served: Running, cast: Cast, tmp_path: Path
-) -> None:
+def test_with_two_consents_a_members_calls_end_and_two_officers_have_to_remain(served: Running, cast: Cast) -> None:
     ada, bea, _ = cast
     name = f"leaving-{served.database.engine.dialect.name}"
     with served.member(name) as channel:
@@ -308,8 +301,8 @@ def apart(tmp_path: Path) -> Iterator[Running]:
         yield made
 
 
-def test_what_was_edited_afterwards_is_found(apart: Running, tmp_path: Path) -> None:
-    ada, bea = (Officer(apart, tmp_path / name, name) for name in ("ada", "bea"))
+def test_what_was_edited_afterwards_is_found(apart: Running) -> None:
+    ada, bea = Officer(apart, "ada"), Officer(apart, "bea")
     apart.enroll("hospital")
     answer = bea.decide(ada.ask(Action.APPROVE, "hospital"))
     done = answer.request_id
@@ -327,8 +320,6 @@ def test_what_was_edited_afterwards_is_found(apart: Running, tmp_path: Path) -> 
         assert any("ada has consented to a request of its own" in problem for problem in request_problems(session))
         session.rollback()
     assert ada.document("audit", "verify")["problems"] == []
-    for officer in (ada, bea):
-        officer.close()
 
 
 def test_only_the_settings_and_a_restart_end_the_rule_which_the_log_tells(tmp_path: Path) -> None:
@@ -344,10 +335,7 @@ def test_only_the_settings_and_a_restart_end_the_rule_which_the_log_tells(tmp_pa
             served.enroll(name)
             with AdminFiles.load(home.admin_dir).channel() as channel:
                 approve, request = AdminStub(channel).ApproveClient, messages.ApproveClientRequest(client_id=name)
-                if reason:
-                    with refused("FAILED_PRECONDITION", reason):
-                        approve(request, timeout=SECONDS)
-                else:
+                with refused("FAILED_PRECONDITION", reason) if reason else nullcontext():
                     approve(request, timeout=SECONDS)
             told = [entry.detail for entry in served.entries(action=audit.CONFIGURED, subject=TWO_OFFICERS)]
             assert problems(served) == []
@@ -356,12 +344,12 @@ def test_only_the_settings_and_a_restart_end_the_rule_which_the_log_tells(tmp_pa
     assert told == ["approve, revoke, forget, revoke-admin", "", "approve, revoke, forget, revoke-admin"]
 
 
-def test_check_warns_when_fewer_than_two_officers_are_left(apart: Running, tmp_path: Path) -> None:
+def test_check_warns_when_fewer_than_two_officers_are_left(apart: Running) -> None:
     home, now = apart.home, apart.clock()
     [finding] = [one for one in check_home(home, now=now) if one.subject == "officers"]
     assert finding.outcome is CheckOutcome.WARNING
     assert "has 1 security officers (admin): none of this can be done" in finding.line
-    Officer(apart, tmp_path / "ada", "ada")
+    Officer(apart, "ada")
     [finding] = [one for one in check_home(home, now=now) if one.subject == "officers"]
     assert finding.outcome is CheckOutcome.OK
 
