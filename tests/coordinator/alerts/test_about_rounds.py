@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -24,26 +25,15 @@ def at(number: int) -> datetime:
     return START + timedelta(minutes=number + 1)
 
 
-def ended(
-    number: int,
-    *members: MemberRound,
-    improved: float = math.nan,
-    loss: float = math.nan,
-    step: StepLength | None = None,
-) -> EndedRound:
+def ended(number: int, *members: MemberRound, **more: Any) -> EndedRound:
     """A round of a minute."""
-    return EndedRound(number, members, improved, loss, step, at(number - 1), at(number))
+    return EndedRound(number, members, started=at(number - 1), ended=at(number), **more)
 
 
 def asked(number: int, *outcomes: RoundOutcome) -> EndedRound:
     """A round that asked the members a, b, c, ... to train."""
-    return ended(
-        number,
-        *(
-            MemberRound(name, training=outcome, reason=f"why-{number}" if outcome.failed else "")
-            for name, outcome in zip("abcdef", outcomes, strict=False)
-        ),
-    )
+    told, why = zip("abcdef", outcomes, strict=False), f"why-{number}"
+    return ended(number, *(MemberRound(name, training=one, reason=why if one.failed else "") for name, one in told))
 
 
 def facts_of(rounds: Sequence[EndedRound], bounds: WeightBounds = NONE) -> tuple[list[AlertFact], list[AlertFact]]:
@@ -82,7 +72,6 @@ def test_one_step_with_a_member_ends_the_count_of_those_against_it() -> None:
 
 
 def test_nobody_improving_in_three_evaluated_rounds_is_an_alert_however_far_apart_they_are() -> None:
-    rounds = [asked(n, REPLIED) for n in range(6)]
     shares = [0.0, math.nan, 0.0, math.nan, 0.0, 0.0]
     rounds = [ended(n, improved=share) for n, share in enumerate(shares)]
     (fact,), _ = facts_of(rounds)
@@ -129,14 +118,8 @@ def test_a_run_that_zigzags_is_warned_of_and_the_rate_that_the_warning_names_end
 
 def measured(number: int, norms: Sequence[float], losses: Sequence[float] = ()) -> EndedRound:
     """A round in which the members a, b, c, ... sent updates of these norms and stated these losses."""
-    losses = losses or [1.0] * len(norms)
-    return ended(
-        number,
-        *(
-            MemberRound(name, training=REPLIED, norm=norm, loss=loss)
-            for name, norm, loss in zip("abcdef", norms, losses, strict=False)
-        ),
-    )
+    told = zip("abcdef", norms, losses or [1.0] * len(norms), strict=False)
+    return ended(number, *(MemberRound(name, training=REPLIED, norm=norm, loss=loss) for name, norm, loss in told))
 
 
 def test_a_member_whose_update_is_ten_times_as_long_as_the_median_is_named_with_the_largest_ratio() -> None:
@@ -173,11 +156,8 @@ def test_a_weight_at_its_cap_in_ten_steps_in_a_row_is_a_notice(epsilon: object, 
     weights = [largest or 0.9, *[(1 - (largest or 0.9)) / 3] * 3]
 
     def round_(number: int, first: float) -> EndedRound:
-        values = [first, *weights[1:]]
-        return ended(
-            number,
-            *(MemberRound(name, training=REPLIED, weight=weight) for name, weight in zip("abcd", values, strict=True)),
-        )
+        told = zip("abcd", [first, *weights[1:]], strict=True)
+        return ended(number, *(MemberRound(name, training=REPLIED, weight=weight) for name, weight in told))
 
     rounds = [round_(n, weights[0]) for n in range(11)]
     assert begun(rounds, bounds) == ([] if largest is None else [(AlertKind.WEIGHT_AT_CAP, "a", at(9))])

@@ -10,7 +10,7 @@ from coordinator.alerts.facts import AlertFact
 from coordinator.alerts.recording import record_run
 from federation.v1 import admin_pb2 as admin
 from storage.faults import StorageFault
-from storage.models import Alert, Client, Run
+from storage.models import Alert, Client
 from storage.states import AlertKind, AlertSeverity, RunState
 from tests.running import SECONDS, refused
 from tests.stage import Stage
@@ -20,9 +20,8 @@ HOUR = timedelta(hours=1)
 
 def failing_run(stage: Stage, rounds: int = 4) -> str:
     """A run in which the member ben declines each round."""
-    run, (ann, ben, cleo) = stage.begin(
-        "ann", "ben", "cleo", rounds=rounds, more="selection.minimum = 3\nselection.quorum = 0.2"
-    )
+    more = "selection.minimum = 3\nselection.quorum = 0.2"
+    run, (ann, ben, cleo) = stage.begin("ann", "ben", "cleo", rounds=rounds, more=more)
 
     def answer() -> None:
         for player in (ann, cleo):
@@ -72,10 +71,10 @@ def test_alerts_are_listed_by_run_and_member_in_pages_and_bad_requests_are_refus
     (fails,) = listed(stage, admin.ListAlertsRequest(run=run, client_id="ben", all=True))
     assert fails.message.startswith("ben failed in 3 rounds in a row, last in round 2: busy")
     assert (fails.first_round, fails.last_round) == (0, 2)
-    first = stage._admin.ListAlerts(admin.ListAlertsRequest(run=run, all=True, page_size=1))
-    second = stage._admin.ListAlerts(
-        admin.ListAlertsRequest(run=run, all=True, page_size=1, page_token=first.next_page_token)
-    )
+    page = admin.ListAlertsRequest(run=run, all=True, page_size=1)
+    first = stage._admin.ListAlerts(page)
+    page.page_token = first.next_page_token
+    second = stage._admin.ListAlerts(page)
     assert [*first.alerts, *second.alerts] == ended
     assert second.next_page_token == ""
     for reason, request in (
@@ -89,25 +88,21 @@ def test_alerts_are_listed_by_run_and_member_in_pages_and_bad_requests_are_refus
 
 def test_a_silent_member_is_an_alert_with_its_contact_until_it_attends(stage: Stage) -> None:
     stage.cast(stage.task(), "dora")
-    told = stage._admin.TagClient(
-        admin.TagClientRequest(client_id="dora", contact="Ada\x1b[31m, ext. 7"), timeout=SECONDS
-    )
+    tagging = admin.TagClientRequest(client_id="dora", contact="Ada\x1b[31m, ext. 7")
+    told = stage._admin.TagClient(tagging, timeout=SECONDS)
     assert "\x1b" not in told.client.contact
     with refused("INVALID_ARGUMENT", "argument"):
         stage._admin.TagClient(admin.TagClientRequest(client_id="dora", contact="x" * 201), timeout=SECONDS)
     now = datetime.now(UTC) + timedelta(days=1)
 
-    def silent(attending: set[str]) -> list[AlertFact]:
-        return stage.look(
-            lambda session: about_federation.silent(session, attending, after=HOUR, since=now - 2 * HOUR, now=now)
-        )
+    def silent(attending: set[str], after: timedelta = HOUR) -> list[AlertFact]:
+        return stage.look(lambda s: about_federation.silent(s, attending, after=after, since=now - 2 * HOUR, now=now))
 
     facts = {fact.client_id: fact for fact in silent(set())}
     assert facts["dora"].began == now - HOUR
     assert "reach Ada" in facts["dora"].remedy
     assert "dora" not in {fact.client_id for fact in silent({"dora"})}
-    early = stage.look(lambda s: about_federation.silent(s, set(), after=3 * HOUR, since=now - 2 * HOUR, now=now))
-    assert early == []
+    assert silent(set(), after=3 * HOUR) == []
 
 
 def test_what_holds_is_one_row_that_keeps_its_beginning_until_it_has_ended(stage: Stage) -> None:
@@ -138,13 +133,10 @@ def test_a_run_is_stalled_after_three_times_its_median_round(stage: Stage, minut
     now = datetime.now(UTC) + timedelta(minutes=minutes)
     seconds = [60.0, 60.0, 900.0]
 
-    def read(session: Session) -> list[AlertFact]:
-        row = session.get_one(Run, run)
-        return about_runs.stalled(session, row, seconds, since=now - HOUR, now=now)
-
-    facts = stage.look(read)
+    row = stage.run(run)
+    facts = stage.look(lambda session: about_runs.stalled(session, row, seconds, since=now - HOUR, now=now))
     assert [fact.kind for fact in facts] == ([AlertKind.RUN_STALLED] if stalled else [])
-    stage._admin.StopRun(admin.StopRunRequest(run=run))
+    stage.stop_run(run)
 
 
 def test_a_pause_by_the_coordinator_is_an_alert_until_the_run_goes_on(stage: Stage) -> None:
@@ -180,9 +172,8 @@ def test_the_coordinators_own_certificates_are_an_alert_before_they_end(stage: S
     end = server.not_valid_after_utc
     assert messages(end - timedelta(days=31)) == []
     ((severity, message),) = messages(end - timedelta(days=29))
-    assert (severity, message) == (
-        AlertSeverity.WARNING, f"the coordinator's certificate ends on {end:%Y-%m-%d %H:%M} UTC",
-    )  # fmt: skip
+    assert severity is AlertSeverity.WARNING
+    assert message == f"the coordinator's certificate ends on {end:%Y-%m-%d %H:%M} UTC"
     ((severity, _),) = messages(end)
     assert severity is AlertSeverity.CRITICAL
     ((_, message),) = messages(ca.not_valid_after_utc - timedelta(days=1))  # it comes first: it cannot be replaced
@@ -193,15 +184,15 @@ def test_backups_and_certificates_are_looked_at_by_their_age(stage: Stage) -> No
     now = datetime.now(UTC)
     week = timedelta(days=7)
 
-    def made(last: datetime | None, later: timedelta) -> list[str]:
-        return [
-            fact.message for fact in stage.look(lambda s: about_federation.backup(s, last, after=week, now=now + later))
-        ]
+    def made(last: datetime | None, days: int) -> list[str]:
+        later = now + timedelta(days=days)
+        found = stage.look(lambda session: about_federation.backup(session, last, after=week, now=later))
+        return [fact.message for fact in found]
 
-    assert made(None, timedelta(0)) == []
-    assert made(None, 8 * timedelta(days=1)) == ["no backup has been made"]
-    assert made(now, 6 * timedelta(days=1)) == []
-    assert made(now, 8 * timedelta(days=1))[0].startswith("the last backup was made on")
+    assert made(None, 0) == []
+    assert made(None, 8) == ["no backup has been made"]
+    assert made(now, 6) == []
+    assert made(now, 8)[0].startswith("the last backup was made on")
     stage.cast(stage.task(), "fred")
     soon = stage.look(lambda s: about_federation.member_certificates(s, now + timedelta(days=80)))
     assert "fred" in {fact.client_id for fact in soon if fact.severity is AlertSeverity.WARNING}

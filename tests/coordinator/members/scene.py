@@ -1,6 +1,7 @@
 """Administrators and members that a test plays by hand, and what the record says of them."""
 
 import secrets
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -11,6 +12,7 @@ import grpc
 import pytest
 from sqlalchemy import select
 
+from coordinator.members.access.call_limits import RATES, Buckets, Rate
 from federation.line.channels import refusal_from_rpc_error
 from federation.trust.admin_files import load_admin_key
 from federation.trust.certificates import make_csr
@@ -148,6 +150,18 @@ def fetches(channel: grpc.Channel, *, answer: str = "blob-not-offered") -> None:
     """A call of a member, and the reason of its refusal."""
     with refused("PERMISSION_DENIED", answer):
         knock(channel)
+
+
+def silent(over: threading.Event) -> Iterator[bytes]:
+    """What a caller says who says nothing until this is over."""
+    over.wait(SECONDS)
+    yield from ()
+
+
+def rated(served: Running, monkeypatch: pytest.MonkeyPatch, **rates: Rate) -> None:
+    """Callers may call as often as they like, but for these kinds of calls."""
+    fast = {kind: Rate(1e9, 1e9) for kind in RATES}
+    monkeypatch.setattr(served.coordinator._access, "_buckets", Buckets({**fast, **rates}))
 
 
 def knocks(member: MemberFiles) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,12 @@ from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import AttendRequest, Heartbeat, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
 from storage.models import AuditEntry, Certificate
-from tests.coordinator.members.scene import attends, end_of, fetches, knock, renewed
+from tests.coordinator.members.scene import attends, end_of, fetches, knock, rated, renewed, silent
 from tests.harness import Member
 from tests.running import SECONDS, Applicant, Running, refused, wait_for
 from tests.worker.scene import Running as Worker
 from worker.home import WorkerHome
 from worker.line.enroll import enroll
-
-FAST = {kind: Rate(1e9, 1e9) for kind in RATES}
 
 
 @pytest.fixture(autouse=True)
@@ -35,19 +32,10 @@ def _answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "HOLD_SECONDS", 0.0)
 
 
-def rated(served: Running, monkeypatch: pytest.MonkeyPatch, **rates: Rate) -> None:
-    monkeypatch.setattr(served.coordinator._access, "_buckets", Buckets({**FAST, **rates}))
-
-
 def refusal_of(channel: grpc.Channel) -> RpcRefusal:
     with pytest.raises(grpc.RpcError) as caught:
         knock(channel)
     return refusal_from_rpc_error(caught.value)
-
-
-def silent(over: threading.Event) -> Iterator[bytes]:
-    over.wait(SECONDS)
-    yield from ()
 
 
 def test_a_bucket_gives_a_burst_and_then_its_rate() -> None:

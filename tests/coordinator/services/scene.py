@@ -13,7 +13,6 @@ from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthListRequest
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
-from federation.digests import digest
 from federation.line.channels import refusal_from_rpc_error
 from federation.v1 import admin_pb2 as admin
 from federation.v1 import federation_pb2 as wire
@@ -23,6 +22,7 @@ from federation.vectors import Layout, Tensor, to_bytes
 from tests.harness import Attending, Federation, Member, wait_for
 from tests.paths import DOCS
 from tests.running import SECONDS
+from tests.stage import submission
 
 # --- what each rpc answers to whom
 
@@ -153,10 +153,8 @@ def work(member: Member) -> Attending:
 
 
 def submit(made: Federation) -> None:
-    header = admin.RunHeader(spec=SPEC, model=digest(MODEL), model_bytes=len(MODEL))
     with made.administrator() as channel:
-        requests = [admin.SubmitRunRequest(header=header), admin.SubmitRunRequest(chunk=MODEL)]
-        AdminStub(channel).SubmitRun(iter(requests), timeout=SECONDS)
+        AdminStub(channel).SubmitRun(iter(submission(SPEC, MODEL)), timeout=SECONDS)
 
 
 def rounds(made: Federation) -> int:

@@ -47,19 +47,24 @@ def scene(stage: Stage) -> Scene:
     return set_scene(stage)
 
 
+def altered(scene: Scene, **fields: bytes) -> SignedEnvelope:
+    """An honest update with other bytes in some fields of its envelope."""
+    envelope = scene.seal()
+    for name, value in fields.items():
+        setattr(envelope, name, value)
+    return envelope
+
+
 def resigned(scene: Scene, context: bytes) -> SignedEnvelope:
     """An honest update under a signature that mallory's key made in another context."""
-    envelope = scene.seal()
-    envelope.signature = scene.mallory.member.files.signing_key.sign(context + envelope.manifest)
-    return envelope
+    return altered(scene, signature=scene.mallory.member.files.signing_key.sign(context + scene.seal().manifest))
 
 
 def malleable(scene: Scene) -> SignedEnvelope:
     """The same signature with S + L in place of S, which a careless verifier takes for another signature."""
-    envelope = scene.seal()
-    s = int.from_bytes(envelope.signature[32:], "little") + ORDER
-    envelope.signature = envelope.signature[:32] + s.to_bytes(32, "little")
-    return envelope
+    signature = scene.seal().signature
+    s = int.from_bytes(signature[32:], "little") + ORDER
+    return altered(scene, signature=signature[:32] + s.to_bytes(32, "little"))
 
 
 def reordered(scene: Scene) -> SignedEnvelope:
@@ -70,20 +75,15 @@ def reordered(scene: Scene) -> SignedEnvelope:
     manifest = others.SerializeToString() + ReplyManifest(federation_id=whole.federation_id).SerializeToString()
     assert ReplyManifest.FromString(manifest) == whole
     assert manifest != envelope.manifest
-    envelope.manifest = manifest
-    return envelope
+    return altered(scene, manifest=manifest)
 
 
 def with_unknown_field(scene: Scene) -> SignedEnvelope:
-    envelope = scene.seal()
-    envelope.manifest += b"\xa2\x06\x01x"
-    return envelope
+    return altered(scene, manifest=scene.seal().manifest + b"\xa2\x06\x01x")
 
 
 def after_signing(scene: Scene) -> SignedEnvelope:
-    envelope = scene.seal()
-    envelope.manifest = scene.manifest(scene.payload(), samples=11).SerializeToString()
-    return envelope
+    return altered(scene, manifest=scene.manifest(scene.payload(), samples=11).SerializeToString())
 
 
 def with_many_metrics(scene: Scene) -> SignedEnvelope:
@@ -100,21 +100,13 @@ def with_row(scene: Scene, **changes: object) -> SignedEnvelope:
     return scene.mallory.member.seal(manifest)
 
 
-def with_key(scene: Scene, name: bytes) -> SignedEnvelope:
-    envelope = scene.seal()
-    envelope.key_id = name
-    return envelope
-
-
 def others_key(scene: Scene) -> SignedEnvelope:
     """Signed with the honest member's key, as if that had leaked."""
     return seal(scene.manifest(scene.payload()), scene.honest.member.files.signing_key)
 
 
 def others_signature(scene: Scene) -> SignedEnvelope:
-    envelope = scene.seal()
-    envelope.signature = others_key(scene).signature
-    return envelope
+    return altered(scene, signature=others_key(scene).signature)
 
 
 def nobodys_key(scene: Scene) -> SignedEnvelope:
@@ -122,7 +114,7 @@ def nobodys_key(scene: Scene) -> SignedEnvelope:
 
 
 def coordinators_key(scene: Scene) -> SignedEnvelope:
-    return with_key(scene, key_id(scene.stage.served.home.signing_key.public_key()))
+    return altered(scene, key_id=key_id(scene.stage.served.home.signing_key.public_key()))
 
 
 def of_another(scene: Scene) -> SignedEnvelope:
@@ -137,7 +129,7 @@ FORGED: dict[str, tuple[Callable[[Scene], SignedEnvelope], str, str]] = {
     "the signature of another member": (others_signature, "UNAUTHENTICATED", "signature"),
     "fields in another order": (reordered, "UNAUTHENTICATED", "signature"),
     "an unknown field that nobody signed": (with_unknown_field, "UNAUTHENTICATED", "signature"),
-    "no key id": (lambda s: with_key(s, b""), "UNAUTHENTICATED", "key-unknown"),
+    "no key id": (lambda s: altered(s, key_id=b""), "UNAUTHENTICATED", "key-unknown"),
     "the coordinator's key id": (coordinators_key, "UNAUTHENTICATED", "key-unknown"),
     "another member's key": (others_key, "UNAUTHENTICATED", "key-unknown"),
     "a key of nobody's": (nobodys_key, "UNAUTHENTICATED", "key-unknown"),

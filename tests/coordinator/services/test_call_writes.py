@@ -10,12 +10,11 @@ from grpc_reflection.v1alpha import reflection_pb2
 from sqlalchemy import func, select
 
 from coordinator.members.access import control
-from coordinator.members.access.call_limits import RATES, RECORDED, Buckets, Rate
-from federation.trust.identity import Role
+from coordinator.members.access.call_limits import RATES, RECORDED, Rate
 from federation.v1 import admin_pb2 as admin
 from federation.v1 import enrollment_pb2, federation_pb2
-from federation.v1.admin_pb2_grpc import AdminStub
 from storage.models import AuditEntry
+from tests.coordinator.members.scene import rated
 from tests.coordinator.services.scene import OK, PROBES
 from tests.paths import DOCS, ROOT
 from tests.running import SECONDS, refused
@@ -93,21 +92,18 @@ def test_an_administrator_that_pauses_and_resumes_a_run_without_end_is_told_to_w
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "HOLD_SECONDS", 0.0)
-    rates = {kind: Rate(1e9, 1e9) for kind in RATES} | dict.fromkeys(RECORDED, Rate(2, 0.01))
     run = stage.submit(spec("undecided", stage.task()))
-    monkeypatch.setattr(stage.served.coordinator._access, "_buckets", Buckets(rates))
-    with stage.served.administrator(Role.SECURITY_OFFICER, Role.OPERATOR) as channel:
-        stub = AdminStub(channel)
-        for _ in range(2):
-            stub.PauseRun(admin.PauseRunRequest(run=run), timeout=SECONDS)
-            stub.ResumeRun(admin.ResumeRunRequest(run=run), timeout=SECONDS)
-        for _ in range(3):
-            with refused("RESOURCE_EXHAUSTED", "limit:rate"):
-                stub.PauseRun(admin.PauseRunRequest(run=run), timeout=SECONDS)
-        for number in range(2):
-            stub.CreateJoinString(admin.CreateJoinStringRequest(client_id=f"new-{number}"), timeout=SECONDS)
+    rated(stage.served, monkeypatch, **dict.fromkeys(RECORDED, Rate(2, 0.01)))
+    for _ in range(2):
+        stage.pause(run)
+        stage.resume(run)
+    for _ in range(3):
         with refused("RESOURCE_EXHAUSTED", "limit:rate"):
-            stub.CreateJoinString(admin.CreateJoinStringRequest(client_id="new-3"), timeout=SECONDS)
+            stage.pause(run)
+    for number in range(2):
+        stage._admin.CreateJoinString(admin.CreateJoinStringRequest(client_id=f"new-{number}"), timeout=SECONDS)
+    with refused("RESOURCE_EXHAUSTED", "limit:rate"):
+        stage._admin.CreateJoinString(admin.CreateJoinStringRequest(client_id="new-3"), timeout=SECONDS)
     assert len(stage.served.entries(action="run.paused", subject=run)) == 2
     monkeypatch.undo()
     stage.stop_run(run)

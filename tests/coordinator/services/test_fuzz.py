@@ -41,6 +41,7 @@ from federation.vectors import Layout, Tensor, to_bytes
 from tests.coordinator.services.scene import PROBES, short
 from tests.harness import SECONDS, Federation, Member, federation, wait_for
 from tests.mutation import mutated, spoil, warp
+from tests.stage import submission
 
 SEED = 20260601
 AT_ONCE = MAX_CONCURRENT_CALLS - 16  # of one caller: beyond the limit there is one reason only, and little to learn
@@ -63,7 +64,7 @@ LAYOUT = Layout((Tensor("weight", (5, 8)),))
 MODEL = to_bytes(LAYOUT, np.zeros(LAYOUT.size, np.float32))
 SPEC = """
 name = "{name}"
-task = "digits"
+task = "{task}"
 rounds = 1
 [train]
 deadline_seconds = 900
@@ -141,9 +142,8 @@ async def assail(callers: list[Caller], count: int, rng: random.Random) -> tuple
         while sent < count:
             caller = rng.choice(callers)
             # Conversations four times as often as single requests: there is more to get wrong in them.
-            method = rng.choice(
-                [name for name in caller.calls for _ in range(1 + 3 * name.endswith(("Submit", "SubmitRun")))]
-            )
+            often = [name for name in caller.calls if name.endswith(("Submit", "SubmitRun"))]
+            method = rng.choice([*caller.calls, *3 * often])
             messages = caller.calls[method](rng)
             # What never ends by itself is left by its caller.
             ending = "deaf" if method.endswith("/WatchRun") else rng.choice(("done",) * 12 + ("cancel", "deaf", "gzip"))
@@ -220,10 +220,9 @@ class Scene:
         return int(status.partition("VmRSS:")[2].split()[0]) << 10
 
 
-def submission(name: str) -> list[admin.SubmitRunRequest]:
-    header = admin.RunHeader(spec=SPEC.format(name=name).encode(), model=digest(MODEL), model_bytes=len(MODEL))
-    pieces = [admin.SubmitRunRequest(chunk=MODEL[start : start + 100]) for start in range(0, len(MODEL), 100)]
-    return [admin.SubmitRunRequest(header=header), *pieces]
+def in_pieces(name: str, task: str = "digits") -> list[admin.SubmitRunRequest]:
+    """What submits a run of this name."""
+    return submission(SPEC.format(name=name, task=task).encode(), MODEL, chunk=100)
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +234,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         stream.next()
         with fed.administrator() as operator:
             for number in range(RUNS):
-                AdminStub(operator).SubmitRun(iter(submission(f"victim-{number}")), timeout=SECONDS)
+                AdminStub(operator).SubmitRun(iter(in_pieces(f"victim-{number}")), timeout=SECONDS)
         orders = [stream.assignment() for _ in range(RUNS)]
         stream.close()
         yield Scene(fed, process.popen.pid, alice, mallory, orders)
@@ -258,9 +257,8 @@ def enrollment_calls(scene: Scene) -> dict[str, Say]:
 
 def federation_calls(scene: Scene) -> dict[str, Say]:
     mallory = scene.mallory
-    hello = wire.AttendRequest(
-        hello=wire.Hello(software="t", tasks=[wire.TaskOffer(task="other", samples=9)], device="cpu")
-    )
+    offers = [wire.TaskOffer(task="other", samples=9)]
+    hello = wire.AttendRequest(hello=wire.Hello(software="t", tasks=offers, device="cpu"))
     name = common.AssignmentManifest.FromString(scene.orders[0].manifest).assignment_id
     beat = wire.AttendRequest(heartbeat=wire.Heartbeat(assignment_id=name, progress=0.5))
     decline = wire.AttendRequest(decline=mallory.declined("0" * 32, "no-data", "none"))
@@ -286,11 +284,9 @@ def federation_calls(scene: Scene) -> dict[str, Say]:
     blob = wire.FetchBlobRequest(digest=digest(MODEL), offset=5)
     csr = make_csr(new_tls_key())
     proof = prove_renewal(mallory.files.signing_key, csr)
-    facts = {"federation_id": mallory.files.federation_id, "client_id": mallory.files.client_id}
-    next_key, now = Ed25519PrivateKey.generate(), mallory.files.not_after
-    rotation = rotate(
-        mallory.files.signing_key, next_key, **facts, number=2, now=now
-    )  # the next one is 1: its key stays
+    facts: dict[str, Any] = {"federation_id": mallory.files.federation_id, "client_id": mallory.files.client_id}
+    facts |= {"number": 2, "now": mallory.files.not_after}  # the next one is 1: its key stays
+    rotation = rotate(mallory.files.signing_key, Ed25519PrivateKey.generate(), **facts)
     return {
         "/federation.v1.Federation/Attend": stream_of([hello, beat, decline, beat]),
         "/federation.v1.Federation/FetchBlob": single(blob, wire.FetchBlobRequest(digest="blake3:" + "0" * 64)),
@@ -313,7 +309,7 @@ def admin_calls(scene: Scene) -> dict[str, Say]:
     others: dict[str, Say] = {
         "RequestAction": single(admin.RequestActionRequest(request=signed[0])),
         "DecideRequest": single(admin.DecideRequestRequest(decision=signed[1])),
-        "SubmitRun": stream_of(submission("another")),
+        "SubmitRun": stream_of(in_pieces("another")),
         "StopRun": single(admin.StopRunRequest(run="victim-1", reason="none")),
         "ListReplies": single(admin.ListRepliesRequest(run="victim-0", round=0, client_id="mallory")),
         "ListAudit": single(admin.ListAuditRequest(actor="mallory")),
@@ -334,9 +330,8 @@ def is_well(scene: Scene) -> None:
         answer = HealthStub(scene.alice.channel).Check(HealthCheckRequest(service=service), timeout=SECONDS)
         assert answer.status == HealthCheckResponse.SERVING
     # Alerts tell of runs that failed, since mallory's reply was refused: `states` below.
-    log = "".join(
-        line for line in fed.serving.text.splitlines(True) if "coordinator.alerts.maker: alert: run" not in line
-    )
+    lines = fed.serving.text.splitlines(True)
+    log = "".join(line for line in lines if "coordinator.alerts.maker: alert: run" not in line)
     for sign in ("Traceback", "ERROR", "never retrieved", "incident"):
         assert sign not in log, log[log.index(sign) - 200 :][:3000]
     assert fed.query("select actor, action, detail from audit_log where outcome = 'internal'") == []
@@ -356,10 +351,7 @@ def works(scene: Scene, name: str) -> None:
     stream.next()
     with fed.administrator() as operator:
         stub = AdminStub(operator)
-        requests = submission(name)
-        header = requests[0].header
-        header.spec = header.spec.replace(b'"digits"', f'"{name}"'.encode())
-        run = stub.SubmitRun(iter(requests), timeout=SECONDS).run.run_id
+        run = stub.SubmitRun(iter(in_pieces(name, task=name)), timeout=SECONDS).run.run_id
         for _ in ("train", "evaluate"):
             assert scene.alice.answer(stream.assignment()).accepted
         fed.wait_completed(run)
@@ -390,9 +382,8 @@ async def assail_everybody(scene: Scene, count: int) -> dict[str, tuple[Counter[
     for caller in [caller for group in groups.values() for caller in group]:
         caller.turn = turns.setdefault(caller.channel, caller.turn)  # the limit is the caller's, whatever they call
     try:
-        ended = await asyncio.gather(
-            *(assail(callers, count, random.Random(f"{SEED}/{name}")) for name, callers in groups.items())
-        )
+        assaults = [assail(callers, count, random.Random(f"{SEED}/{name}")) for name, callers in groups.items()]
+        ended = await asyncio.gather(*assaults)
     finally:
         for one in turns:
             await one.close()

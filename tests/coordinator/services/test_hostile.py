@@ -2,7 +2,6 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +14,6 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from coordinator.members.access import rpc_messages
-from coordinator.members.access.call_limits import RATES, Buckets, Rate
 from coordinator.members.access.control import MAX_CONCURRENT_CALLS
 from coordinator.rounds.replies.uploads import Uploads
 from federation.line.channels import refusal_from_rpc_error
@@ -29,6 +27,7 @@ from federation.v1.federation_pb2 import FetchBlobRequest, SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes
 from storage.blob_directory import DirectoryStore
 from storage.states import RoundState, RunState
+from tests.coordinator.members.scene import rated, silent
 from tests.harness import Handing
 from tests.running import SECONDS, Running, refused, running, wait_for
 from tests.stage import LAYOUT, LONG, Stage, answer, spec
@@ -111,14 +110,9 @@ def test_whoever_opens_calls_and_says_nothing_is_counted_and_shown_out(
     monkeypatch.setattr(rpc_messages, "REQUEST_SECONDS", 2.0)
     under_way = stage.served.coordinator._access._calls
     over = threading.Event()
-
-    def silent() -> Iterator[bytes]:
-        over.wait(SECONDS)
-        yield from ()
-
     with stage.served.administrator(Role.VIEWER) as viewer:
         listing: Any = viewer.stream_unary("/federation.v1.Admin/ListRuns")
-        calls = [listing.future(silent()) for _ in range(MAX_CONCURRENT_CALLS)]
+        calls = [listing.future(silent(over)) for _ in range(MAX_CONCURRENT_CALLS)]
         wait_for(lambda: any(len(found) == MAX_CONCURRENT_CALLS for found in under_way.values()), "the calls to count")
         with refused("RESOURCE_EXHAUSTED", "limit:calls"):
             AdminStub(viewer).ListRuns(admin.ListRunsRequest(), timeout=SECONDS)
@@ -134,8 +128,7 @@ def test_a_flood_of_refusals_is_counted_to_the_last_one_and_written_a_few_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(tmp_path / "home") as served, served.newcomer() as newcomer:
-        rates = {kind: Rate(1e9, 1e9) for kind in RATES}
-        monkeypatch.setattr(served.coordinator._access, "_buckets", Buckets(rates))
+        rated(served, monkeypatch)
         ended: Counter[str] = Counter()
         for _ in range(10):
             calls = [EnrollmentStub(newcomer).Enroll.future(EnrollRequest()) for _ in range(50)]

@@ -13,12 +13,11 @@ from federation.line.channels import mutual_channel, server_verified_channel
 from federation.trust.certificates import pem
 from federation.trust.identity import Role, admin_uris, client_uri
 from federation.trust.keys import new_tls_key, private_key_pem
-from federation.v1 import admin_pb2 as admin
-from federation.v1.admin_pb2_grpc import AdminStub
+from tests.coordinator.members.scene import Officer
 from tests.coordinator.services.scene import COLUMNS, answer, expected, short, stated
 from tests.federation.trust.scene import Authority
 from tests.few import few
-from tests.running import SECONDS, Running
+from tests.running import Running
 
 SETTINGS = {"admin_certificate_seconds": 3600}
 
@@ -53,27 +52,20 @@ def certified(
 
 def revoked_client(served: Running) -> grpc.Channel:
     channel = served.member("revoked")
-    with served.administrator(Role.SECURITY_OFFICER) as officer:
-        AdminStub(officer).RevokeClient(admin.RevokeClientRequest(client_id="revoked"), timeout=SECONDS)
+    served.command("revoke", "revoked", "--yes")
     return channel
-
-
-def issued(served: Running, name: str, *roles: Role) -> grpc.Channel:
-    directory = served.home.directory / f"of-{name}-{len(list(served.home.directory.iterdir()))}"
-    return served.home.issue_admin(served.database, name, roles, directory, now=served.clock(), by="test").channel()
 
 
 def revoked_officer(served: Running) -> grpc.Channel:
-    channel = issued(served, "gone", *Role)
-    with served.administrator(Role.SECURITY_OFFICER) as officer:
-        AdminStub(officer).RevokeAdministrator(admin.RevokeAdministratorRequest(name="gone"), timeout=SECONDS)
-    return channel
+    officer = Officer(served, "gone", *Role)
+    served.command("revoke-admin", "gone", "--yes")
+    return officer.channel
 
 
 def replaced_officer(served: Running) -> grpc.Channel:
-    channel = issued(served, "again", *Role)
-    issued(served, "again", Role.VIEWER).close()
-    return channel
+    officer = Officer(served, "again", *Role)
+    Officer(served, "again", Role.VIEWER)
+    return officer.channel
 
 
 def all_roles() -> list[str]:
@@ -141,7 +133,7 @@ def test_each_rpc_shuts_out_whom_the_federation_does_not_know_any_more_or_never_
 def test_each_rpc_refuses_a_certificate_that_has_ended_by_the_coordinators_clock(served: Running) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(served.certified("short", known=True, lifetime=timedelta(hours=1)))
-        officer = stack.enter_context(issued(served, "late", *Role))
+        officer = stack.enter_context(Officer(served, "late", *Role).channel)
         stack.enter_context(served.clock.moved(timedelta(hours=2)))
         for channel in (client, officer):
             answers = {method: answer(channel, method) for method in RULES}

@@ -118,22 +118,21 @@ threading.Event().wait()
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["renew", "attend", "refused"])
-def test_a_members_flood_leaves_more_than_half_of_the_rounds(tmp_path: Path, kind: str) -> None:
-    with federation(tmp_path) as made:
-        made.serve()
-        stream = work(made.enroll("worker"))
-        submit(made)
-        goes_on(made, 20)
-        undisturbed = pace(made, 10.0)
-        join_string = made.join_string("flooder")
-        program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{FLOOD}"
-        flooder = made.spawn("flooder", ["-c", program, join_string, kind])
-        assert isinstance(flooder.popen, forked.Forked)
-        goes_on(made, 20)
-        disturbed = pace(made, 10.0)
-        limited = "select count(*) from audit_log where outcome = 'limit:rate' and actor like '%/flooder'"
-        assert made.query(limited)[0][0]
-        flooder.kill()
-        stream.close()
-        print(f"{kind}: {undisturbed} rounds in 10 s, {disturbed} with the flood")
-        assert disturbed > undisturbed / 2
+def test_a_members_flood_leaves_more_than_half_of_the_rounds(made: Federation, kind: str) -> None:
+    made.serve()
+    stream = work(made.enroll("worker"))
+    submit(made)
+    goes_on(made, 20)
+    undisturbed = pace(made, 10.0)
+    join_string = made.join_string("flooder")
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{FLOOD}"
+    flooder = made.spawn("flooder", ["-c", program, join_string, kind])
+    assert isinstance(flooder.popen, forked.Forked)
+    goes_on(made, 20)
+    disturbed = pace(made, 10.0)
+    limited = "select count(*) from audit_log where outcome = 'limit:rate' and actor like '%/flooder'"
+    assert made.query(limited)[0][0]
+    flooder.kill()
+    stream.close()
+    print(f"{kind}: {undisturbed} rounds in 10 s, {disturbed} with the flood")
+    assert disturbed > undisturbed / 2
