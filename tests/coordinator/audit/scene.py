@@ -1,20 +1,22 @@
-"""A record of two rounds and its log, and what somebody edits behind the coordinator's back."""
+"""A record of two rounds and its log, a log alone, and what somebody edits behind the coordinator's back."""
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from coordinator.audit.checkpoints import LogKey
 from coordinator.audit.log_verifier import log_problems
 from coordinator.audit.sequencer import Sequencer
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.checks.record_check import record_problems
 from federation.record.log_entries import FIRST
 from federation.trust.envelope import seal, unseal
-from federation.v1.common_pb2 import SignedEnvelope, StepManifest
+from federation.v1.common_pb2 import CheckpointManifest, LogHead, SignedEnvelope, StepManifest
 from storage import audit
+from storage.database import Database
 from storage.models import Round
 from tests.running import command
 from tests.stage import Stage
@@ -72,6 +74,38 @@ class Recorded:
     def command(self, *arguments: str, code: int = 0) -> str:
         done = command("admin", "--home", self.stage.served.home.admin_dir, "audit", *arguments, code=code)
         return done.output + str(done.exception or "")
+
+
+# --- a log without a record
+
+
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+KEY = LogKey(federation_id="fed", key=Ed25519PrivateKey.generate())
+
+
+def act(database: Database, count: int = 1, action: str = "act") -> None:
+    with database.begin() as session:
+        for _ in range(count):
+            audit.record(session, at=NOON, actor="a", action=action)
+
+
+def edit(database: Database, statement: str) -> None:
+    """Changes the database behind the coordinator's back."""
+    with database.engine.begin() as connection:
+        assert connection.execute(text(statement)).rowcount > 0
+
+
+def checkpoint(head: LogHead) -> CheckpointManifest:
+    return KEY.open(head.checkpoint.SerializeToString())
+
+
+def wrong(database: Database, newest: bytes = b"") -> list[str]:
+    """What is found to be wrong with the log."""
+    with database.read() as session:
+        return [item for item in log_problems(session, KEY, newest) if isinstance(item, str)]
+
+
+# --- edits of a record and its log
 
 
 def shift(start: int, by: int) -> list[Edit]:

@@ -214,9 +214,7 @@ def test_each_metric_of_a_round_that_is_edited_is_found_and_the_round_named(
 def test_an_edited_record_is_found_and_the_row_named(recorded: Recorded, name: str) -> None:
     edits, expected = OF_THE_RECORD[name]
     if recorded.stage.served.database.engine.dialect.name == "sqlite":
-        edits = [
-            edit.replace("key_id::bytea", "cast(key_id as blob)") if isinstance(edit, str) else edit for edit in edits
-        ]
+        edits = [one.replace("key_id::bytea", "cast(key_id as blob)") if isinstance(one, str) else one for one in edits]
     found = recorded.problems(*edits)
     assert any(re.search(expected, problem) for problem in found), found
 

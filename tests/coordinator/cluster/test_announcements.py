@@ -6,7 +6,7 @@ import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -34,16 +34,16 @@ Two = tuple[Announcements, Heard, Announcements, Heard]
 @contextmanager
 def coordinator(url: str) -> Iterator[tuple[Announcements, Heard]]:
     """The announcements of a coordinator that listens, and those that it hears."""
-    database, heard = Database.open(url), Heard()
-    announcements = announcements_of(database, secrets.token_hex(16), Condition())
-    announcements.listen(heard.put)
-    announcements.start()
-    assert heard.get(timeout=SECONDS) is None  # it listens: what was announced before is to be looked up
-    try:
-        yield announcements, heard
-    finally:
-        announcements.stop()
-        database.close()
+    heard = Heard()
+    with closing(Database.open(url)) as database:
+        announcements = announcements_of(database, secrets.token_hex(16), Condition())
+        announcements.listen(heard.put)
+        announcements.start()
+        assert heard.get(timeout=SECONDS) is None  # it listens: what was announced before is to be looked up
+        try:
+            yield announcements, heard
+        finally:
+            announcements.stop()
 
 
 @pytest.fixture
@@ -118,31 +118,23 @@ def test_when_its_database_is_back_a_coordinator_looks_at_everything_and_listens
     assert also.get(timeout=SECONDS) == Announcement(RUN, "later")
 
 
-def test_a_listener_that_fails_keeps_no_other_from_hearing(two: Two, caplog: pytest.LogCaptureFixture) -> None:
+AWAY = OperationalError("SELECT 1", None, Exception("the server closed the connection"))
+
+
+@pytest.mark.parametrize("error", [RuntimeError(), AWAY], ids=["a bug", "the database is away"])
+def test_a_listener_that_fails_keeps_no_other_from_hearing_and_the_log_tells_why(
+    two: Two, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
     first, heard, second, _ = two
 
-    def fails(announcement: Announcement | None) -> None:
-        raise RuntimeError(announcement)
+    def fails(_: Announcement | None) -> None:
+        raise error
 
     first._listeners.insert(0, fails)  # type: ignore[attr-defined]
     second.announce(RUN, "a-run")
     assert heard.get(timeout=SECONDS) == Announcement(RUN, "a-run")
-    assert "was not taken in" in caplog.text
-
-
-def test_an_announcement_that_comes_while_the_database_is_away_is_no_unexpected_error(
-    two: Two, caplog: pytest.LogCaptureFixture
-) -> None:
-    first, _, second, heard = two
-
-    def away(announcement: Announcement | None) -> None:
-        raise OperationalError("SELECT 1", None, Exception("the server closed the connection"))
-
-    second._listeners.insert(0, away)  # type: ignore[attr-defined]
-    first.announce(RUN, "a-run")
-    assert heard.get(timeout=SECONDS) == Announcement(RUN, "a-run")
-    assert "waits for its database" in caplog.text
-    assert "was not taken in" not in caplog.text
+    expected = {"waits for its database": error is AWAY, "was not taken in": error is not AWAY}
+    assert {words: words in caplog.text for words in expected} == expected
 
 
 def test_what_was_announced_before_a_stop_is_sent(url: str) -> None:
@@ -154,19 +146,17 @@ def test_what_was_announced_before_a_stop_is_sent(url: str) -> None:
 
 
 def test_with_sqlite_nobody_is_told_and_no_thread_is_started(tmp_path: Path) -> None:
-    database = Database.open(f"sqlite:///{tmp_path / 'test.db'}")
-    before = threading.active_count()
-    alone = announcements_of(database, secrets.token_hex(16), Condition())
-    alone.start()
-    alone.announce(RUN, "a-run")
-    assert type(alone) is Announcements
-    assert alone.look_seconds is None
-    assert threading.active_count() == before
-    alone.stop()
-    database.close()
+    with closing(Database.open(f"sqlite:///{tmp_path / 'test.db'}")) as database:
+        before = threading.active_count()
+        alone = announcements_of(database, secrets.token_hex(16), Condition())
+        alone.start()
+        alone.announce(RUN, "a-run")
+        assert type(alone) is Announcements
+        assert alone.look_seconds is None
+        assert threading.active_count() == before
+        alone.stop()
 
 
 def test_a_coordinator_that_never_started_stops(url: str) -> None:
-    database = Database.open(url)
-    SharedAnnouncements(database, secrets.token_hex(16), Condition()).stop()
-    database.close()
+    with closing(Database.open(url)) as database:
+        SharedAnnouncements(database, secrets.token_hex(16), Condition()).stop()

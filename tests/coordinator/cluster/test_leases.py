@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -32,11 +33,10 @@ MODEL = digest(b"model")
 @pytest.fixture(scope="module")
 def url(url: str) -> str:
     """The database with its tables and a model."""
-    database = Database.open(url)
-    database.migrate()
-    with database.begin() as session:
-        note_model(session, MODEL, size=1, parameters=1, created=utc_now())
-    database.close()
+    with closing(Database.open(url)) as database:
+        database.migrate()
+        with database.begin() as session:
+            note_model(session, MODEL, size=1, parameters=1, created=utc_now())
     return url
 
 
@@ -111,17 +111,19 @@ def test_a_lease_whose_row_is_locked_for_a_moment_is_renewed(shared: Database) -
         with shared.begin() as session:
             session.get_one(Run, "run", with_for_update=True)
             renewed = pool.submit(ann.renew, {"run": lease})
-            wait_for(lambda: waits_for_a_lock(shared), "the renewal to wait for the row")
+            wait_for(lambda: shows(shared, WAITS), "the renewal to wait for the row")
         assert renewed.result() == set()
     assert ben.take("run") is None
 
 
-def waits_for_a_lock(database: Database) -> bool:
+WAITS, HOLDS = "wait_event_type = 'Lock'", "backend_xid IS NOT NULL"  # a lock
+
+
+def shows(database: Database, condition: str) -> bool:
+    """Whether PostgreSQL shows a session of this database that is like that."""
+    found = f"SELECT count(*) FROM pg_stat_activity WHERE {condition} AND datname = current_database()"
     with database.read() as session:
-        waiting = (
-            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        )
-        return bool(session.scalar(text(waiting)))
+        return bool(session.scalar(text(found)))
 
 
 def test_the_transaction_of_a_frozen_process_does_not_keep_others_from_the_run(shared: Database) -> None:
@@ -150,19 +152,13 @@ def test_a_transaction_that_broke_off_within_a_message_is_ended_and_another_coor
         frozen.pgconn.send_query_params(b"UPDATE runs SET reason = 'frozen'", None)
         frozen.pgconn.send_flush_request()  # and no end of the message, after which the limit would count
         frozen.pgconn.flush()
-        wait_for(lambda: holds_locks(shared), "the run to be locked")
+        wait_for(lambda: shows(shared, HOLDS), "the run to be locked")
         taken = pool.submit(ben.take, "run")
-        wait_for(lambda: waits_for_a_lock(shared), "the other coordinator to wait for the row")
+        wait_for(lambda: shows(shared, WAITS), "the other coordinator to wait for the row")
         assert wait_for(ben.end_silent_transactions, "the transaction to be ended") == 1
         assert taken.result() == Lease("ben", 1)
         frozen.close()
     assert ben.end_silent_transactions() == 0
-
-
-def holds_locks(database: Database) -> bool:
-    with database.read() as session:
-        held = "SELECT count(*) FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND datname = current_database()"
-        return bool(session.scalar(text(held)))
 
 
 def test_runs_are_unclaimed_after_two_leases(shared: Database) -> None:
@@ -217,14 +213,13 @@ def test_a_sign_of_life_tells_how_far_the_clock_is_ahead(shared: Database) -> No
 
 
 def test_a_duty_is_done_by_one_at_a_time(shared: Database, url: str) -> None:
-    other = Database.open(url)
-    with shared.turn(Duty.COLLECTION, 60) as mine, other.turn(Duty.COLLECTION, 60) as theirs:
-        assert (mine, theirs) == (True, False)
-        with other.turn(Duty.ALERTS, 60) as another:
-            assert another
-    with other.turn(Duty.COLLECTION, 60) as later:
-        assert later
-    other.close()
+    with closing(Database.open(url)) as other:
+        with shared.turn(Duty.COLLECTION, 60) as mine, other.turn(Duty.COLLECTION, 60) as theirs:
+            assert (mine, theirs) == (True, False)
+            with other.turn(Duty.ALERTS, 60) as another:
+                assert another
+        with other.turn(Duty.COLLECTION, 60) as later:
+            assert later
 
 
 def test_coordinators_share_the_lock_and_whoever_needs_the_database_alone_is_refused(url: str) -> None:

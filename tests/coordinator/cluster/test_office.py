@@ -5,7 +5,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -53,8 +56,7 @@ def ends() -> Iterator[ExitStack]:
 @pytest.fixture
 def second(home: CoordinatorHome, tmp_path: Path) -> CoordinatorHome:
     """The directory of a second coordinator, with the same keys."""
-    shutil.copytree(home.directory, tmp_path / "second")
-    return replace(home, directory=tmp_path / "second")
+    return replace(home, directory=shutil.copytree(home.directory, tmp_path / "second"))
 
 
 def test_two_coordinators_serve_and_each_needs_a_directory_of_its_own(
@@ -115,23 +117,11 @@ def test_a_coordinator_with_a_wrong_clock_conducts_nothing_and_serves_nobody(
 ) -> None:
     started, condition, held = Started(home, ends), Condition(), list[str]()
     ahead = timedelta(seconds=5)
-
-    class Conducting:
-        """The part of a supervisor that the keeper uses."""
-
-        def hold_back(self) -> None:
-            held.append("held back")
-
-        def conducted(self) -> dict[str, object]:
-            return {}
-
-        def take_over(self, runs: object) -> None:
-            held.append("took over")
-
+    supervisor: Any = SimpleNamespace(hold_back=partial(held.append, "held back"), conducted=dict)
     leases = started.office.leases
     assert isinstance(leases, SharedLeases)
     started.office.registry._clock = lambda: utc_now() + ahead
-    keeper = LeaseKeeper(started.database, leases, started.office.registry, Conducting(), condition)  # type: ignore[arg-type]
+    keeper = LeaseKeeper(started.database, leases, started.office.registry, supervisor, condition)
     keeper.look()
     assert held == ["held back"]
     assert condition.faults[StorageFault.CLOCK].endswith("s ahead of the database's")

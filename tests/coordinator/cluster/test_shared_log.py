@@ -2,15 +2,12 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 
-from coordinator.audit.checkpoints import LogError, LogKey
-from coordinator.audit.log_verifier import log_problems
+from coordinator.audit.checkpoints import LogError
 from coordinator.audit.sequencer import Sequencer
 from coordinator.condition import Condition
 from coordinator.ownership import claim_database
@@ -18,12 +15,10 @@ from federation.record.log_entries import LogEntry
 from federation.record.merkle import continues
 from federation.trust.certificates import make_ca
 from federation.trust.keys import new_tls_key
-from storage import audit
 from storage.database import Database
 from storage.models import AuditEntry, Checkpoint
+from tests.coordinator.audit.scene import KEY, NOON, act, checkpoint, edit, wrong
 
-NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
-KEY = LogKey(federation_id="fed", key=Ed25519PrivateKey.generate())
 Make = Callable[[str], Sequencer]
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -54,11 +49,6 @@ def made(database: Database, tmp_path: Path, heard: dict[str, list[LogEntry]]) -
     return make
 
 
-def act(database: Database, actor: str = "a") -> None:
-    with database.begin() as session:
-        audit.record(session, at=NOON, actor=actor, action="act")
-
-
 def test_each_coordinator_goes_on_where_another_one_has_stopped(
     database: Database, made: Make, heard: dict[str, list[LogEntry]]
 ) -> None:
@@ -70,8 +60,7 @@ def test_each_coordinator_goes_on_where_another_one_has_stopped(
     assert ann.digest(6) == ben.digest(6)
     assert heard["ann"] == heard["ben"]
     assert [entry.number for entry in heard["ann"]] == list(range(6))
-    with database.read() as session:
-        assert [item for item in log_problems(session, KEY, b"") if isinstance(item, str)] == []
+    assert wrong(database) == []
 
 
 def test_a_checkpoint_that_one_coordinator_has_shown_is_kept_by_the_others(database: Database, made: Make) -> None:
@@ -86,8 +75,7 @@ def test_a_checkpoint_that_one_coordinator_has_shown_is_kept_by_the_others(datab
         assert session.scalars(select(Checkpoint.size).order_by(Checkpoint.size)).all() == [1, 3]
     ann.sequence(show=True)
     head = ann.head(1)
-    first = KEY.open(shown.checkpoint.SerializeToString())
-    second = KEY.open(head.checkpoint.SerializeToString())
+    first, second = checkpoint(shown), checkpoint(head)
     assert (first.size, second.size) == (1, 3)
     assert continues(first.size, first.root, second.size, second.root, head.consistency)
 
@@ -98,13 +86,12 @@ def test_a_member_that_comes_from_another_coordinator_gets_the_proof_that_the_lo
     ann, ben = made("ann"), made("ben")
     act(database)
     ben.sequence(show=True)
-    for _ in range(4):
-        act(database)
+    act(database, 4)
     ann.sequence(show=True)
     assert (ben.shown_size, ann.shown_size) == (1, 5)
-    kept = KEY.open(ann.head(0).checkpoint.SerializeToString())
+    kept = checkpoint(ann.head(0))
     head = ben.head(kept.size)
-    shown = KEY.open(head.checkpoint.SerializeToString())
+    shown = checkpoint(head)
     assert (head.since, shown.size) == (5, 5)
     assert continues(kept.size, kept.root, shown.size, shown.root, head.consistency)
     act(database)
@@ -129,15 +116,14 @@ def test_coordinators_that_chain_at_once_leave_no_gap_and_no_fork(database: Data
     assert len({sequencer.digest(45) for sequencer in sequencers}) == 1
     with database.read() as session:
         assert session.scalar(select(func.count()).where(AuditEntry.number.is_not(None))) == 45
-        assert [item for item in log_problems(session, KEY, b"") if isinstance(item, str)] == []
+    assert wrong(database) == []
 
 
 def test_a_coordinator_that_follows_sees_an_entry_that_was_changed(database: Database, made: Make) -> None:
     ann, ben = made("ann"), made("ben")
     act(database)
     ann.sequence()
-    with database.engine.begin() as connection:
-        connection.execute(text("UPDATE audit_log SET actor = 'somebody'"))
+    edit(database, "UPDATE audit_log SET actor = 'somebody'")
     with pytest.raises(LogError, match="is not what its leaf was made of"):
         ben.sequence()
 
@@ -145,11 +131,9 @@ def test_a_coordinator_that_follows_sees_an_entry_that_was_changed(database: Dat
 def test_a_coordinator_whose_directory_is_newer_than_the_database_does_not_start(
     database: Database, made: Make
 ) -> None:
-    for _ in range(2):
-        act(database)
+    act(database, 2)
     made("ann").sequence(show=True)
-    with database.engine.begin() as connection:  # as after a failover to a copy that had not received all
-        connection.execute(text("DELETE FROM audit_log WHERE number = 1"))
-        connection.execute(text("DELETE FROM audit_checkpoints"))
+    edit(database, "DELETE FROM audit_log WHERE number = 1")  # as after a failover to a copy that had not received all
+    edit(database, "DELETE FROM audit_checkpoints")
     with pytest.raises(LogError, match="its directory was signed over 2: entries were removed"):
         made("ann").sequence()

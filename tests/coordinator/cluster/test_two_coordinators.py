@@ -12,7 +12,6 @@ from sqlalchemy import select
 
 from coordinator.home import CoordinatorHome
 from coordinator.services import admin as admin_calls
-from federation.digests import digest
 from federation.line.channels import refusal_from_rpc_error
 from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as admin
@@ -23,9 +22,10 @@ from federation.vectors import to_bytes, update_layout
 from storage.faults import StorageFault
 from storage.models import Reply, Run
 from storage.states import RunState
+from tests.coordinator.members.scene import Officer
 from tests.harness import Attending, Member
 from tests.running import SECONDS, Clock, Running, made_home, refused, wait_for
-from tests.stage import MODEL, Player, Stage, reply, spec, vector
+from tests.stage import MODEL, Player, Stage, reply, spec, submission, vector
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +109,6 @@ def test_a_run_is_watched_at_the_coordinator_that_does_not_conduct_it(
     assert rounds == [0, 1]
 
 
-def administrators(stage: Stage) -> set[str]:
-    listed = stage._admin.ListAdministrators(admin.ListAdministratorsRequest(), timeout=SECONDS)
-    return {item.name for item in listed.administrators}
-
-
 @pytest.mark.parametrize("announcement", ["heard", "lost"])
 def test_a_member_or_an_administrator_revoked_at_one_coordinator_loses_its_streams_at_the_other(
     first: Stage, second: Running, announcement: str, monkeypatch: pytest.MonkeyPatch
@@ -124,16 +119,14 @@ def test_a_member_or_an_administrator_revoked_at_one_coordinator_loses_its_strea
     run = first.submit(spec(f"revoked-{announcement}", task, more="selection.minimum = 2"))
     ann.order()
     eve.order()
-    before = administrators(first)
-    channel = second.administrator(Role.VIEWER)
-    (viewer,) = administrators(first) - before
-    news = AdminStub(channel).WatchRun(admin.WatchRunRequest(run=run), timeout=SECONDS)
+    viewer = Officer(second, f"viewer-{announcement}", Role.VIEWER)
+    news = viewer.stub.WatchRun(admin.WatchRunRequest(run=run), timeout=SECONDS)
     next(news)
     first.revoke(eve.name)
     assert eve.stream is not None
     assert eve.stream.end().reason == "certificate-revoked"
     first.wait_outcome(run, eve.name, "CANCELLED")
-    first._admin.RevokeAdministrator(admin.RevokeAdministratorRequest(name=viewer), timeout=SECONDS)
+    first._admin.RevokeAdministrator(admin.RevokeAdministratorRequest(name=viewer.name), timeout=SECONDS)
     with refused("UNAUTHENTICATED", "certificate-revoked"):
         list(news)
 
@@ -175,10 +168,6 @@ def test_a_member_that_changes_its_coordinator_in_a_round_goes_on_with_its_work(
     assert set(first.replies(run)) == {"gil", "hal"}
 
 
-def conductor_of(first: Stage, run: str) -> str:
-    return first.look(lambda session: session.get_one(Run, run).conductor)
-
-
 def id_of(served: Running) -> str:
     office = served.coordinator._office
     assert office is not None
@@ -190,12 +179,12 @@ def test_a_coordinator_whose_disk_is_full_gives_its_runs_to_the_other(
 ) -> None:
     run, players = first.begin("ida", "jon", rounds=2, more="selection.minimum = 2")
     orders = {player: player.order() for player in players}
-    assert conductor_of(first, run) == id_of(first.served)
+    assert first.run(run).conductor == id_of(first.served)
     condition = first.served.coordinator._condition
     monkeypatch.setattr(condition, "over", lambda fault: None)  # as long as the disk is full
     condition.begin(StorageFault.DISK, "no space left")
     first.supervisor.hold_back()
-    wait_for(lambda: conductor_of(first, run) == id_of(second), "the other to take the run")
+    wait_for(lambda: first.run(run).conductor == id_of(second), "the other to take the run")
     monkeypatch.undo()
     condition.over(StorageFault.DISK)
     reply(orders)
@@ -239,10 +228,8 @@ def test_a_name_is_taken_once_also_at_two_coordinators_at_the_same_time(first: S
     stubs = [AdminStub(served.administrator(Role.OPERATOR)) for served in (first.served, second)]
 
     def submit(stub: AdminStub) -> str:
-        header = admin.RunHeader(spec=document, model=digest(MODEL), model_bytes=len(MODEL))
-        requests = [admin.SubmitRunRequest(header=header), admin.SubmitRunRequest(chunk=MODEL)]
         try:
-            return str(stub.SubmitRun(iter(requests), timeout=SECONDS).run.run_id)
+            return str(stub.SubmitRun(iter(submission(document, MODEL)), timeout=SECONDS).run.run_id)
         except grpc.RpcError as error:
             return refusal_from_rpc_error(error).reason
 

@@ -107,10 +107,7 @@ def test_a_run_goes_on_when_its_conductor_does_not_learn_if_a_commit_took_place(
         return arrives.is_set() or bool(direct.execute(_WAITING).fetchone())
 
     def act(port: int) -> None:
-        if lost == "answer":
-            line.break_answer(port)
-        else:
-            line.break_question(port, arrives)
+        line.break_answer(port) if lost == "answer" else line.break_question(port, arrives)
 
     def deliver() -> None:
         wait_for(blocked, "the next conductor to wait")
