@@ -1,6 +1,7 @@
 """What the tests of backups share: the commands, a disk that is lost, and a home on another database."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,15 @@ def fails(words: str, *arguments: object) -> str:
 
 def restore_fails(words: str, backup: Path, home: Path) -> str:
     return fails(words, "restore", backup, "--home", home, "--replace")
+
+
+def must_change_nothing(words: str, backup: Path, home: Path) -> None:
+    """A backup is refused with these words, and the home stays as it was."""
+    before = (home / "coordinator.db").read_bytes()
+    said = run("restore", backup, "--home", home, "--replace", code=1)
+    assert re.search(words, said), said
+    assert (home / "coordinator.db").read_bytes() == before
+    assert not list(home.glob("restor*"))
 
 
 def answer(*arguments: object) -> Any:

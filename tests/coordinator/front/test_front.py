@@ -11,7 +11,7 @@ import struct
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,6 @@ def one(request: pytest.FixtureRequest) -> Iterator[Fronted]:
 
 def limited(**limits: float) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("one", [limits], indirect=True, ids=["limited"])
-
-
-async def call(function: Callable[[], object]) -> None:
-    function()
 
 
 def test_bytes_pass_in_both_directions_and_so_does_the_end(one: Fronted) -> None:
@@ -213,7 +209,7 @@ def test_reports_that_the_database_keeps_waiting_do_not_hide_that_the_process_an
     one.run(one.hear(b'{"actor": "192.0.2.7", "reason": "limit:idle", "times": 1}\n'))
     answered = one.front._answered
     wait_for(lambda: one.front._answered > answered + 1, "two more answers")
-    one.run(call(gate.set))
+    one._loop.call_soon_threadsafe(gate.set)
 
 
 def test_gives_up_on_a_coordinator_that_says_nothing() -> None:
@@ -224,14 +220,8 @@ def test_gives_up_on_a_coordinator_that_says_nothing() -> None:
         assert Forwarder([], theirs, {}, ROOM, "", unheard_seconds=60.0).run()
 
 
-def test_the_sockets_behind_it_are_in_no_directory(long: Path, one: Fronted) -> None:
+def test_a_replaced_process_has_its_sockets_in_no_directory_and_gives_no_number_again(long: Path, one: Fronted) -> None:
     assert not list(long.iterdir())
-    one.greeted()
-    one.replace()
-    one.greeted()
-
-
-def test_a_number_of_a_connection_is_never_given_again(one: Fronted) -> None:
     one.greeted()
     one.replace()
     one.greeted()

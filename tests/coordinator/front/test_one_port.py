@@ -25,11 +25,9 @@ from coordinator.ownership import CoordinatorHomeError
 from coordinator.settings import Settings
 from federation.line.channels import mutual_channel, server_verified_channel
 from federation.trust.certificates import fingerprint, pem
-from federation.trust.identity import Role, client_uri
+from federation.trust.identity import client_uri
 from federation.trust.join_string import JoinStringFields
 from federation.trust.keys import new_tls_key, private_key_pem
-from federation.v1.admin_pb2 import RevokeClientRequest
-from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2 import EnrollRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, RenewRequest
@@ -45,12 +43,16 @@ HOSTS = ["127.0.0.1", "members.example"]
 NEWCOMERS = "localhost"
 
 
+def limited(patch: pytest.MonkeyPatch, **limits: float) -> None:
+    """Connections have these limits, and the usual ones otherwise."""
+    usual = ConnectionLimits.for_descriptors
+    patch.setattr(ConnectionLimits, "for_descriptors", lambda count: usual(count)._replace(**limits))  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    usual = ConnectionLimits.for_descriptors
-    patient: dict[str, Any] = dict.fromkeys(("first_byte_seconds", "idle_seconds", "verified_seconds"), 1e6)
     with pytest.MonkeyPatch.context() as patch:  # no limit ends what the front listener should end by itself
-        patch.setattr(ConnectionLimits, "for_descriptors", lambda count: usual(count)._replace(**patient))
+        limited(patch, first_byte_seconds=1e6, idle_seconds=1e6, verified_seconds=1e6)
         with running(tmp_path_factory.mktemp("one") / "home", hosts=HOSTS, enrollment_host=NEWCOMERS) as made:
             patch.undo()
             yield made
@@ -147,10 +149,7 @@ def test_who_asks_for_the_newcomers_name_can_only_enroll_whatever_it_shows(serve
             first_words(channel)
 
 
-CERTIFICATES = ("none", "of another authority", "expired")
-
-
-@pytest.mark.parametrize("kind", CERTIFICATES)
+@pytest.mark.parametrize("kind", ["none", "of another authority", "expired"])
 def test_who_asks_for_another_name_must_show_a_valid_certificate(kind: str, served: Running) -> None:
     port, ca = served.coordinator.federation_port, pem(served.home.ca)
     key, now = new_tls_key(), datetime.now(UTC)
@@ -175,8 +174,7 @@ def test_a_revoked_certificate_and_one_that_is_not_on_record_are_refused(served:
         first_words(channel)
     with served.member("dora") as channel:
         first_words(channel)
-        with served.administrator(Role.SECURITY_OFFICER) as officer:
-            AdminStub(officer).RevokeClient(RevokeClientRequest(client_id="dora", reason="left"), timeout=SECONDS)
+        served.command("revoke", "dora", "--yes")
         with refused("UNAUTHENTICATED", "certificate-revoked"):
             first_words(channel)
 
@@ -224,10 +222,7 @@ def test_while_half_a_handshake_is_there_the_process_is_not_woken() -> None:
 
 
 def test_half_a_handshake_has_the_time_of_a_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = ConnectionLimits.for_descriptors
-    monkeypatch.setattr(
-        ConnectionLimits, "for_descriptors", lambda count: usual(count)._replace(first_byte_seconds=0.2)
-    )
+    limited(monkeypatch, first_byte_seconds=0.2)
     with (
         running(tmp_path / "home", hosts=HOSTS, enrollment_host=NEWCOMERS) as made,
         socket.create_connection(("127.0.0.1", made.coordinator.federation_port), timeout=SECONDS) as connection,
