@@ -131,10 +131,7 @@ OF_THE_RECORD: dict[str, tuple[Sequence[Edit], str]] = {
     "reply removed": ([f"delete from replies where reply_id = {REPLY}"], "accepted reply to assignment .* not in the"),
     "step by another key": ([another_step], "round .*/0: the step: key-unknown"),
     "step signed again": ([same_step_again], "round .*/0: the step: no entry of the log tells of it"),
-    "step removed": (
-        [f"update rounds set step = null where round_id = {ROUND}"],
-        "round .*/0: the log tells of its step",
-    ),
+    "no step": ([f"update rounds set step = null where round_id = {ROUND}"], "round .*/0: the log tells of its step"),
     "model": ([f"update rounds set gram = 'x' where round_id = {ROUND}"], "round .*/0: the step: mismatch:gram"),
     "specification": ([other_spec], "run .*: its specification is not the one"),
     "objectives of the run": (
@@ -150,10 +147,7 @@ OF_THE_RECORD: dict[str, tuple[Sequence[Edit], str]] = {
         "run .*: it is STOPPED, and the log",
     ),
     "key": (["update clients set signing_key = key_id::bytea where client_id = 'ann'"], "client ann: its signing key"),
-    "state of a client": (
-        ["update clients set state = 'REVOKED' where client_id = 'ann'"],
-        "client ann: it is REVOKED",
-    ),
+    "client's state": (["update clients set state = 'REVOKED' where client_id = 'ann'"], "client ann: it is REVOKED"),
     "forgotten": (
         ["update clients set forgotten = enrolled where client_id = 'ann'"],
         "client ann: the log does not tell that it was forgotten",

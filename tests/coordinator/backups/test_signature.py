@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def place(made: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made, tmp_path / "made")
 
 
-def rewrite(backup: Path, **changed: Any) -> None:
+def rewrite(backup: Path, /, **changed: Any) -> None:
     """Changes fields of the inventory; None removes one."""
     content = json.loads((backup / CONTENT_FILE).read_text()) | changed
     kept = {name: value for name, value in content.items() if value is not None}
@@ -122,14 +123,9 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no signature": (lambda backup: (backup / Content.load(backup).signature).unlink(), "is not signed: database-"),
     "a damaged signature": (damaged_signature, NOBODY),
     "other names": (renamed, CHANGED),
+    **{f"{field} changed": (partial(rewrite, **{field: value}), "backup.json") for field, value in FIELDS.items()},
     **{
-        f"{field} changed": (lambda backup, field=field, value=value: rewrite(backup, **{field: value}), "backup.json")  # type: ignore[misc]
-        for field, value in FIELDS.items()
-    },
-    **{
-        f"{field} removed": (lambda backup, field=field: rewrite(backup, **{field: None}), "backup.json")  # type: ignore[misc]
-        for field in FIELDS
-        if field != "further"
+        f"{field} removed": (partial(rewrite, **{field: None}), "backup.json") for field in FIELDS if field != "further"
     },
 }
 EDITS["database changed"] = (EDITS["database changed"][0], "is not signed: database-2030")

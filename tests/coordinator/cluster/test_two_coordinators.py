@@ -61,13 +61,10 @@ def player_at(served: Running, stage: Stage, name: str, **tasks: int) -> Player:
     return made
 
 
-def two_players(first: Stage, second: Running, *names: str) -> tuple[str, Player, Player]:
+def two_players(first: Stage, second: Running, here: str, there: str) -> tuple[str, Player, Player]:
     """A new task, a client that attends at the first coordinator with it, and one at the second."""
     task = first.task()
-    here, there = (
-        player_at(served, first, name, **{task: 10}) for served, name in zip((first.served, second), names, strict=True)
-    )
-    return task, here, there
+    return task, player_at(first.served, first, here, **{task: 10}), player_at(second, first, there, **{task: 10})
 
 
 def test_members_of_both_coordinators_play_a_run(first: Stage, second: Running) -> None:

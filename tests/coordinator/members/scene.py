@@ -40,9 +40,8 @@ class Officer:
         self.served, self.name = served, name
         self.home = served.home.directory.parent / f"{name}-{secrets.token_hex(4)}"
         given: dict[str, Any] = {"now": served.clock(), "by": "test", "passphrase": passphrase}
-        self.files = served.home.issue_admin(
-            served.database, name, roles or [Role.SECURITY_OFFICER], self.home, **given
-        )
+        held = roles or [Role.SECURITY_OFFICER]
+        self.files = served.home.issue_admin(served.database, name, held, self.home, **given)
         self.key = load_admin_key(self.home, passphrase)
 
     @property

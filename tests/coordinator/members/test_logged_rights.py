@@ -40,9 +40,8 @@ OFFICER = ["security-officer", "viewer"]
 def forged(key: Ed25519PrivateKey, name: str) -> Administrator:
     """The row of an officer that nobody has issued."""
     public = key.public_key()
-    return Administrator(
-        key_id=key_id(public).hex(), name=name, signing_key=public.public_bytes_raw(), roles=OFFICER, issued=NOW
-    )
+    row = {"key_id": key_id(public).hex(), "name": name, "signing_key": public.public_bytes_raw()}
+    return Administrator(**row, roles=OFFICER, issued=NOW)
 
 
 # --- while the coordinator serves

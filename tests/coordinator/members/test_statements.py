@@ -52,11 +52,9 @@ def test_a_revoked_client_gets_the_signed_reason_on_its_stream_and_on_every_late
     player.attend()
     assert player.stream is not None
     stage.revoke("revoked", "left the consortium")
-    errors = [player.stream.next()]
     with pytest.raises(grpc.RpcError) as caught:
         list(player.member.stub.FetchBlob(FetchBlobRequest(digest="blake3:" + "0" * 64), timeout=SECONDS))
-    errors.append(caught.value)
-    for error in errors:
+    for error in (player.stream.next(), caught.value):
         assert isinstance(error, grpc.RpcError)
         assert refusal_from_rpc_error(error).reason == "certificate-revoked"
         manifest = opened(signed_detail(error), RevocationManifest, player.member)

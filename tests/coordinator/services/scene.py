@@ -94,9 +94,8 @@ def short(method: str) -> str:
 
 def stated() -> dict[str, set[str]]:
     """Who may call each rpc, as the page says."""
-    rows = re.findall(
-        r"^\| `([A-Za-z]+/[A-Za-z]+)` \|(.+)\|$", (DOCS / "operate/administrators.md").read_text(), re.MULTILINE
-    )
+    page = (DOCS / "operate/administrators.md").read_text()
+    rows = re.findall(r"^\| `([A-Za-z]+/[A-Za-z]+)` \|(.+)\|$", page, re.MULTILINE)
     return {
         rpc: {column for column, cell in zip(COLUMNS, cells.split("|"), strict=True) if cell.strip() == "yes"}
         for rpc, cells in rows

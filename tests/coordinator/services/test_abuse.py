@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -148,11 +149,7 @@ FORGED: dict[str, tuple[Callable[[Scene], SignedEnvelope], str, str]] = {
     "larger than its model": (lambda s: s.seal(payload_bytes=1 << 40), "RESOURCE_EXHAUSTED", "limit:payload"),
     "with 5000 metrics": (with_many_metrics, "RESOURCE_EXHAUSTED", "limit:manifest"),
     **{
-        f"of the unknown assignment {name[:12]!r}": (
-            lambda s, name=name: s.seal(assignment_id=name),  # type: ignore[misc]
-            "NOT_FOUND",
-            "assignment-unknown",
-        )
+        f"of the assignment {name[:12]!r}": (partial(Scene.seal, assignment_id=name), "NOT_FOUND", "assignment-unknown")
         for name in ("0" * 32, "", "\0", "x" * 5000, "' or 1=1 --")
     },
 }

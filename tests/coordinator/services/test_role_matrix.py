@@ -1,7 +1,6 @@
 """Who may call which rpc: every rpc by every kind of caller against a real coordinator, cell by cell."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from datetime import timedelta
 
 import grpc
@@ -75,42 +74,36 @@ def all_roles() -> list[str]:
 Lines = dict[str, Caller]
 # A caller who may call what its columns may.
 SERVED: dict[str, tuple[Caller, set[str]]] = {
-    "no certificate": (lambda served: served.newcomer(), {"no certificate"}),
-    "client": (lambda served: served.member("client"), {"client"}),
-    "viewer": (lambda served: served.administrator(), {"viewer"}),
-    "operator": (lambda served: served.administrator(Role.OPERATOR), {"viewer", "operator"}),
-    "officer": (lambda served: served.administrator(Role.SECURITY_OFFICER), {"viewer", "security-officer"}),
+    "no certificate": (lambda s: s.newcomer(), {"no certificate"}),
+    "client": (lambda s: s.member("client"), {"client"}),
+    "viewer": (lambda s: s.administrator(), {"viewer"}),
+    "operator": (lambda s: s.administrator(Role.OPERATOR), {"viewer", "operator"}),
+    "officer": (lambda s: s.administrator(Role.SECURITY_OFFICER), {"viewer", "security-officer"}),
     "operator and officer": (
-        lambda served: served.administrator(Role.OPERATOR, Role.SECURITY_OFFICER),
+        lambda s: s.administrator(Role.OPERATOR, Role.SECURITY_OFFICER),
         {"viewer", "operator", "security-officer"},
     ),
 }
 # Callers to whom each rpc gives the same answer, also those for anyone.
-REVOKED: Lines = {
-    "revoked client": revoked_client,
-    "revoked officer": revoked_officer,
-    "officer who was issued again": replaced_officer,
+ANSWERS: dict[tuple[str, str], Lines] = {
+    ("UNAUTHENTICATED", "certificate-revoked"): {
+        "revoked client": revoked_client,
+        "revoked officer": revoked_officer,
+        "officer who was issued again": replaced_officer,
+    },
+    ("UNAUTHENTICATED", "certificate-unknown"): {
+        "client of our CA, not on record": lambda s: certified(s, [client_uri("test", "ghost")]),
+        "officer of our CA, not on record": lambda s: certified(s, all_roles()),
+        "officer of another federation": lambda s: certified(s, admin_uris("other", "ghost", Role), known=True),
+    },
+    ("UNAVAILABLE", "unreachable"): {
+        "client of another CA": lambda s: certified(s, [client_uri("test", "client")], foreign=True),
+        "officer of another CA": lambda s: certified(s, all_roles(), foreign=True),
+        "officer whose certificate has ended": lambda s: certified(s, all_roles(), known=True, age=timedelta(days=1)),
+        "no certificate at the port of members": lambda s: server_verified_channel(s.address, pem(s.home.ca)),
+    },
 }
-UNKNOWN: Lines = {
-    "client of our CA, not on record": lambda served: certified(served, [client_uri("test", "ghost")]),
-    "officer of our CA, not on record": lambda served: certified(served, all_roles()),
-    "officer of another federation": lambda served: certified(served, admin_uris("other", "ghost", Role), known=True),
-}
-UNREACHED: Lines = {
-    "client of another CA": lambda served: certified(served, [client_uri("test", "client")], foreign=True),
-    "officer of another CA": lambda served: certified(served, all_roles(), foreign=True),
-    "officer whose certificate has ended": lambda served: certified(
-        served, all_roles(), known=True, age=timedelta(days=1)
-    ),
-    "no certificate at the port of members": lambda served: server_verified_channel(
-        served.address, pem(served.home.ca)
-    ),
-}
-SHUT_OUT: dict[str, tuple[Caller, tuple[str, str]]] = {
-    **{name: (make, ("UNAUTHENTICATED", "certificate-revoked")) for name, make in REVOKED.items()},
-    **{name: (make, ("UNAUTHENTICATED", "certificate-unknown")) for name, make in UNKNOWN.items()},
-    **{name: (make, ("UNAVAILABLE", "unreachable")) for name, make in UNREACHED.items()},
-}
+SHUT_OUT = {name: (make, reason) for reason, lines in ANSWERS.items() for name, make in lines.items()}
 
 
 @few("client", "viewer", "operator and officer", "no certificate")
@@ -131,10 +124,8 @@ def test_each_rpc_shuts_out_whom_the_federation_does_not_know_any_more_or_never_
 
 
 def test_each_rpc_refuses_a_certificate_that_has_ended_by_the_coordinators_clock(served: Running) -> None:
-    with ExitStack() as stack:
-        client = stack.enter_context(served.certified("short", known=True, lifetime=timedelta(hours=1)))
-        officer = stack.enter_context(Officer(served, "late", *Role).channel)
-        stack.enter_context(served.clock.moved(timedelta(hours=2)))
-        for channel in (client, officer):
+    officer, hour = Officer(served, "late", *Role), timedelta(hours=1)
+    with served.certified("short", known=True, lifetime=hour) as client, served.clock.moved(2 * hour):
+        for channel in (client, officer.channel):
             answers = {method: answer(channel, method) for method in RULES}
             assert answers == dict.fromkeys(RULES, ("UNAUTHENTICATED", "certificate-expired"))
