@@ -13,7 +13,7 @@ from storage.faults import StorageFault
 from storage.models import Alert, Client
 from storage.states import AlertKind, AlertSeverity, RunState
 from tests.running import SECONDS, refused
-from tests.stage import Stage
+from tests.stage import Stage, reply_to
 
 HOUR = timedelta(hours=1)
 
@@ -24,15 +24,12 @@ def failing_run(stage: Stage, rounds: int = 4) -> str:
     run, (ann, ben, cleo) = stage.begin("ann", "ben", "cleo", rounds=rounds, more=more)
 
     def answer() -> None:
-        for player in (ann, cleo):
-            for _, order in player.orders():
-                player.reply(order)
+        reply_to((ann, cleo), lambda _: True)
         for _, order in ben.orders():
             ben.decline(order, "busy") if order.kind == "train" else ben.reply(order)
 
     stage.play(run, until=answer)
-    for _ in stage._admin.WatchRun(admin.WatchRunRequest(run=run), timeout=SECONDS):
-        pass  # it ends after the last alert
+    list(stage._admin.WatchRun(admin.WatchRunRequest(run=run), timeout=SECONDS))  # it ends after the last alert
     return run
 
 

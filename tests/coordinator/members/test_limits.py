@@ -172,8 +172,7 @@ def test_a_worker_waits_as_long_as_the_coordinator_asks(
 ) -> None:
     rated(served, monkeypatch, Attend=Rate(1, 1 / 3600))
     member = enroll(WorkerHome(tmp_path / "h"), served.join_string("hasty")).member
-    with member.channel() as channel:
-        next(FederationStub(channel).Attend(iter([AttendRequest(hello=Hello())]), timeout=SECONDS))
+    attends(member)
     worker = Worker(WorkerHome(tmp_path / "h"), member, {})
     told = worker.wait_for("disconnected")[0]
     worker.stop()
