@@ -1,12 +1,11 @@
-import importlib.util
 import math
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from threading import Barrier
@@ -38,6 +37,7 @@ from storage.revisions import revision_of, unreleased_revision
 from storage.states import ClientState, RoundState, RunState
 from tests.few import few_of
 from tests.paths import ROOT
+from tests.waiting import wait_for
 
 BOTH_DATABASES = True
 # For tests that start interpreters, or whose SQL is the same.
@@ -65,19 +65,16 @@ def run(run_id: str = "r1", **values: Any) -> Run:
     )
 
 
-def wait_until(condition: Any, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "this took too long"
-        time.sleep(0.01)
-
-
 # Transactions
 
 
-def test_a_transaction_is_kept_when_its_block_ends_and_undone_when_it_raises(database: Database) -> None:
+def test_a_transaction_is_kept_when_its_block_ends_and_undone_when_it_raises_and_its_objects_stay_readable(
+    database: Database,
+) -> None:
     with database.begin() as session:
-        session.add(model())
+        kept = model()
+        session.add(kept)
+    assert kept.digest == DIGEST
 
     def fail() -> None:
         with database.begin() as session:
@@ -89,13 +86,6 @@ def test_a_transaction_is_kept_when_its_block_ends_and_undone_when_it_raises(dat
         fail()
     with database.read() as session:
         assert session.scalars(select(Model.digest)).all() == [DIGEST]
-
-
-def test_objects_stay_readable_after_their_transaction(database: Database) -> None:
-    with database.begin() as session:
-        kept = model()
-        session.add(kept)
-    assert kept.digest == DIGEST
 
 
 def test_a_snapshot_takes_no_writing(database: Database) -> None:
@@ -120,45 +110,28 @@ def test_a_snapshot_does_not_wait_for_a_writer_and_does_not_change(database: Dat
         assert reader.scalars(select(Model.digest)).all() == [DIGEST]
 
 
-def test_threads_that_read_and_then_write_the_same_row_lose_nothing_and_never_deadlock(database: Database) -> None:
-    with database.begin() as session:
-        session.add(AuditEntry(at=NOON, actor="a", action="count", times=0))
-
-    def count(_: int) -> None:
-        with database.begin() as session:
-            entry = session.scalars(select(AuditEntry).with_for_update()).one()
-            entry.times += 1
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(count, range(200)))
-    with database.read() as session:
-        assert session.scalars(select(AuditEntry.times)).one() == 200
-
-
-def test_two_databases_on_one_file_wait_for_each_other(database: Database, database_url: str) -> None:
-    second = Database.open(database_url)
+def test_threads_on_two_databases_of_one_file_read_and_then_write_the_same_row_and_lose_nothing_and_never_deadlock(
+    database: Database, database_url: str
+) -> None:
     with database.begin() as session:
         session.add(AuditEntry(at=NOON, actor="a", action="count", times=0))
 
     def count(one: Database) -> None:
-        for _ in range(30):
-            with one.begin() as session:
-                session.get_one(AuditEntry, 1, with_for_update=True).times += 1
+        with one.begin() as session:
+            session.scalars(select(AuditEntry).with_for_update()).one().times += 1
 
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(count, [database, second]))
-    second.close()
+    with closing(Database.open(database_url)) as second, ThreadPoolExecutor(8) as pool:
+        list(pool.map(count, [database, second] * 100))
     with database.read() as session:
-        assert session.scalars(select(AuditEntry.times)).one() == 60
+        assert session.scalars(select(AuditEntry.times)).one() == 200
 
 
 def test_a_transaction_inside_a_transaction_of_the_same_thread_is_an_error_at_once(tmp_path: Path) -> None:
-    database = Database.open(f"sqlite:///{tmp_path / 'test.db'}")
-    with database.begin(), pytest.raises(RuntimeError, match="pass the session on"), database.begin():
-        pass
-    with database.begin() as session:
-        session.execute(text("SELECT 1"))
-    database.close()
+    with closing(Database.open(f"sqlite:///{tmp_path / 'test.db'}")) as database:
+        with database.begin(), pytest.raises(RuntimeError, match="pass the session on"), database.begin():
+            pass
+        with database.begin() as session:
+            session.execute(text("SELECT 1"))
 
 
 def test_foreign_keys_are_enforced(database: Database) -> None:
@@ -340,25 +313,21 @@ def test_connections_that_are_the_first_of_a_file_at_once_are_all_served(tmp_pat
             list(pool.map(read_first, [tmp_path / f"{number}.db"] * 4))
 
 
-def test_a_database_of_a_newer_version_is_refused_and_left_alone(database: Database) -> None:
-    with database.engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(DatabaseIncompatible, match=r"revision 9999.*a newer version made it"):
-        database.migrate()
-    with database.engine.begin() as connection:
-        assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "9999"
+UNRELEASED = r", which an unreleased version .* fedpareto \d.* does not upgrade it\. .* init"
 
 
 @ON_SQLITE
-@pytest.mark.parametrize("revision", ["0001", "0002.0123456789abcdef"])
-def test_a_database_of_an_unreleased_version_is_refused_with_the_remedy_and_left_alone(
-    database: Database, revision: str
+@pytest.mark.parametrize(
+    ("revision", "why"),
+    [("9999", r".*a newer version made it"), ("0001", UNRELEASED), ("0002.0123456789abcdef", UNRELEASED)],
+)
+def test_a_database_of_a_newer_or_an_unreleased_version_is_refused_with_the_remedy_and_left_alone(
+    database: Database, revision: str, why: str
 ) -> None:
     with database.engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = :name"), {"name": revision})
-    refused = rf"revision {revision}, which an unreleased version .* fedpareto \d.* does not upgrade it\. .* init"
     for check in (database.migrate, database.must_be_known, database.must_be_current):
-        with pytest.raises(DatabaseIncompatible, match=refused):
+        with pytest.raises(DatabaseIncompatible, match=f"revision {revision}{why}"):
             check()
     with database.engine.begin() as connection:
         assert connection.scalar(text("SELECT version_num FROM alembic_version")) == revision
@@ -430,17 +399,11 @@ def test_a_migration_that_fails_changes_nothing(database_url: str) -> None:
 
 @ON_SQLITE
 def test_migrations_need_no_working_directory(database_url: str, tmp_path: Path) -> None:
-    source = importlib.util.find_spec("storage")
-    assert source is not None
-    assert source.submodule_search_locations is not None
-    root = Path(next(iter(source.submodule_search_locations))).parent
     script = "import sys; from storage.database import Database; Database.open(sys.argv[1]).migrate()"
-    subprocess.run(
-        [sys.executable, "-c", script, database_url], cwd=tmp_path, env={"PYTHONPATH": str(root)}, check=True
-    )
-    database = Database.open(database_url)
-    assert differences(database) == []
-    database.close()
+    command, environment = [sys.executable, "-c", script, database_url], {"PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    with closing(Database.open(database_url)) as database:
+        assert differences(database) == []
 
 
 # The exclusive lock
@@ -467,7 +430,7 @@ def test_a_second_coordinator_is_turned_away_until_the_first_is_killed(database:
         with database.begin() as session:  # reading and writing are not hindered
             session.add(model())
         holder.send_signal(signal.SIGKILL)
-    wait_until(lambda: locked(database))  # a server needs a moment to notice a death
+    wait_for(lambda: locked(database), "the lock")  # a server needs a moment to notice a death
     assert database.holds_lock()
 
 
@@ -479,21 +442,10 @@ def locked(database: Database) -> bool:
     return True
 
 
-def test_the_lock_is_kept_between_databases_of_one_process_and_given_up_on_closing(
+def test_the_lock_is_kept_between_databases_of_one_process_while_the_pool_is_busy_and_given_up_on_closing(
     database: Database, database_url: str
 ) -> None:
     database.lock_exclusive()
-    database.lock_exclusive()
-    second = Database.open(database_url)
-    with pytest.raises(DatabaseBusy):
-        second.lock_exclusive()
-    database.close()
-    wait_until(lambda: locked(second))
-    second.close()
-    second.close()
-
-
-def test_the_lock_is_kept_while_the_pool_is_busy(database: Database, database_url: str) -> None:
     database.lock_exclusive()
 
     def work(_: int) -> None:
@@ -506,6 +458,9 @@ def test_the_lock_is_kept_while_the_pool_is_busy(database: Database, database_ur
     second = Database.open(database_url)
     with pytest.raises(DatabaseBusy):
         second.lock_exclusive()
+    database.close()
+    wait_for(lambda: locked(second), "the lock")
+    second.close()
     second.close()
 
 
@@ -515,4 +470,4 @@ def test_a_lost_connection_to_postgresql_is_a_lost_lock_that_can_be_seen(databas
     assert database.holds_lock()
     with database.begin() as session:
         session.execute(text("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"))
-    wait_until(lambda: not database.holds_lock())
+    wait_for(lambda: not database.holds_lock(), "the loss of the lock")
