@@ -1,19 +1,39 @@
-"""What tests look up in a blob store, and how they damage its blobs and make them old."""
+"""What tests look up in a blob store, and how they damage its blobs and make them old; and the row of a run."""
 
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import update
 
 from federation.digests import parse
 from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobStore
-from storage.models import BlobClaim
+from storage.models import BlobClaim, Run
 from storage.objects.claims import FileClaims
 from storage.objects.store import ObjectStore
+from storage.states import RunState
 from storage.table_claims import TableClaims
 from tests.storage.memory_blobs import MemoryStore
+
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+
+
+def run_row(run_id: str, model: str, **values: Any) -> Run:
+    """A run under way, whose model is this one."""
+    return Run(
+        run_id=run_id,
+        name=run_id,
+        state=RunState.RUNNING,
+        spec=b"",
+        spec_digest=model,
+        initial_model=model,
+        model=model,
+        submitted_by="a",
+        created=NOON,
+        **values,
+    )
 
 
 def stored(blobs: BlobStore) -> list[str]:

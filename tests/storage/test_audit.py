@@ -16,8 +16,8 @@ from storage import audit
 from storage.database import Database
 from storage.models import AuditEntry
 from tests.paths import VECTORS
+from tests.storage.scene import NOON
 
-NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 KEY = bytes(range(32))  # tags entries
 KNOWN = json.loads((VECTORS / "audit-log.json").read_text())
 

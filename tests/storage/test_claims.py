@@ -2,7 +2,6 @@
 
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -32,6 +31,7 @@ from tests.conftest import Postgres, postgresql_database
 from tests.storage import buckets
 from tests.storage.buckets import BUCKET, Storage, environment
 from tests.storage.scene import date_back, stored
+from tests.waiting import wait_for
 
 DATA = b"the payload of a reply"
 NAME = digest(DATA)
@@ -58,13 +58,13 @@ class One:
 
     def await_locks(self, state: str) -> None:
         """Returns when the lock of a blob is "granted" or "NOT granted" to a session."""
-        ends, count = time.monotonic() + 30, text(f"SELECT count(*) {_OF_BLOBS} AND {state}")
-        while True:
+        count = text(f"SELECT count(*) {_OF_BLOBS} AND {state}")
+
+        def there() -> bool:
             with self.database.read() as session:
-                if session.scalar(count):
-                    return
-            assert time.monotonic() < ends, f"no lock of a blob is {state}"
-            time.sleep(0.005)
+                return bool(session.scalar(count))
+
+        wait_for(there, f"a lock of a blob that is {state}", 30)
 
 
 storage = buckets.storage  # a fixture
@@ -104,6 +104,11 @@ def second(coordinators: Callable[[], One]) -> One:
     return coordinators()
 
 
+def put_old(one: One, at: float = 0.0) -> None:
+    one.blobs.put(DATA)
+    date_back(one.blobs, NAME, at)
+
+
 @contextmanager
 def in_thread(function: Callable[[], object]) -> Iterator[Future[object]]:
     with ThreadPoolExecutor(1) as pool:
@@ -133,8 +138,7 @@ def slow_deletion(one: One, monkeypatch: pytest.MonkeyPatch) -> Iterator[Future[
 def test_what_one_coordinator_stores_or_claims_is_kept_by_the_collection_of_another_one_until_it_is_old(
     first: One, second: One, way: str
 ) -> None:
-    first.blobs.put(DATA)
-    date_back(first.blobs, NAME)
+    put_old(first)
     first.blobs.put(DATA) if way == "put" else first.blobs.claim(NAME)
     assert second.blobs.stat(NAME) == first.blobs.stat(NAME)
     assert list(second.blobs.scan()) == [first.blobs.stat(NAME)]
@@ -151,8 +155,7 @@ def test_what_one_coordinator_stores_or_claims_is_kept_by_the_collection_of_anot
 def test_a_deletion_waits_for_a_claim_under_way_and_then_keeps_the_blob(
     first: One, second: One, coordinators: Callable[[], One]
 ) -> None:
-    first.blobs.put(DATA)
-    date_back(first.blobs, NAME)
+    put_old(first)
     with ExitStack() as stack:
         # Another transaction has locked the row: the claim waits between its lock and its time.
         with coordinators().database.begin() as session:
@@ -171,8 +174,7 @@ def test_a_deletion_waits_for_a_claim_under_way_and_then_keeps_the_blob(
 def test_what_claims_a_blob_waits_for_a_deletion_under_way_which_has_no_transaction(
     first: One, second: One, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    first.blobs.put(DATA)
-    date_back(first.blobs, NAME)
+    put_old(first)
     with ExitStack() as stack:
         with slow_deletion(second, monkeypatch) as deletion:
             with first.database.read() as session:
@@ -192,8 +194,7 @@ def test_what_claims_a_blob_waits_for_a_deletion_under_way_which_has_no_transact
 def test_a_claim_that_has_waited_too_long_for_a_deletion_says_so(
     first: One, second: One, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first.blobs.put(DATA)
-    date_back(first.blobs, NAME)
+    put_old(first)
     with slow_deletion(second, monkeypatch) as deletion:
         with pytest.raises(BlobStoreUnavailable, match=f"blob {NAME}, .* is being deleted") as caught:
             TableClaims(first.database, wait_seconds=0.01).note(NAME)
@@ -204,8 +205,7 @@ def test_a_claim_that_has_waited_too_long_for_a_deletion_says_so(
 def test_a_deletion_that_has_lost_its_lock_removes_nothing(
     first: One, second: One, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first.blobs.put(DATA)
-    date_back(first.blobs, NAME)
+    put_old(first)
     head = second.blobs._bucket.head
 
     def frozen(key: str) -> Object | None:
@@ -225,8 +225,7 @@ def test_a_deletion_that_has_lost_its_lock_removes_nothing(
 def test_a_blob_is_not_claimed_while_the_bucket_may_yet_remove_it_after_a_deletion_that_broke_off(
     first: One, second: One, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first.blobs.put(DATA)
-    date_back(first.blobs, NAME)
+    put_old(first)
     with slow_deletion(second, monkeypatch) as deletion:
         with first.database.begin() as session:
             assert session.scalar(text(f"SELECT pg_terminate_backend(pid) {_OF_BLOBS} AND granted"))
@@ -249,8 +248,7 @@ def test_a_blob_is_not_claimed_while_the_bucket_may_yet_remove_it_after_a_deleti
 def test_the_ages_of_blobs_survive_the_restart_of_a_coordinator_without_its_cache(
     first: One, coordinators: Callable[[], One]
 ) -> None:
-    first.blobs.put(DATA)
-    date_back(first.blobs, NAME, at=1_000_000.5)
+    put_old(first, 1_000_000.5)
     restarted = coordinators()
     assert [blob.modified for blob in restarted.blobs.scan()] == [1_000_000.5]
     assert restarted.blobs.delete(NAME, older_than=1_000_000.5) is None

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -37,32 +37,17 @@ from storage.revisions import revision_of, unreleased_revision
 from storage.states import ClientState, RoundState, RunState
 from tests.few import few_of
 from tests.paths import ROOT
+from tests.storage.scene import NOON, run_row
 from tests.waiting import wait_for
 
 BOTH_DATABASES = True
 # For tests that start interpreters, or whose SQL is the same.
 ON_SQLITE = pytest.mark.parametrize("database_url", few_of(("sqlite", "postgresql"), "sqlite"), indirect=True)
-NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 DIGEST = "blake3:" + "0" * 64
 
 
 def model(digest: str = DIGEST) -> Model:
     return Model(digest=digest, size=1, parameters=1, created=NOON)
-
-
-def run(run_id: str = "r1", **values: Any) -> Run:
-    return Run(
-        run_id=run_id,
-        name="n",
-        state=RunState.RUNNING,
-        spec=b"",
-        spec_digest=DIGEST,
-        initial_model=DIGEST,
-        model=DIGEST,
-        submitted_by="a",
-        created=NOON,
-        **values,
-    )
 
 
 # Transactions
@@ -136,7 +121,7 @@ def test_a_transaction_inside_a_transaction_of_the_same_thread_is_an_error_at_on
 
 def test_foreign_keys_are_enforced(database: Database) -> None:
     with pytest.raises(IntegrityError), database.begin() as session:
-        session.add(run())
+        session.add(run_row("r1", DIGEST))
 
 
 def test_what_is_written_is_read_back_the_same(database: Database) -> None:
@@ -145,13 +130,11 @@ def test_what_is_written_is_read_back_the_same(database: Database) -> None:
     metrics = {"loss": math.inf, "worst": -math.inf, "odd": math.nan, "x": 0.1}
     with database.begin() as session:
         session.add(model())
-        session.add(run(state_data=state, started=east))
+        session.add(run_row("r1", DIGEST, state_data=state, started=east))
         session.flush()
-        session.add(
-            Round(
-                run_id="r1", number=0, state=RoundState.OPEN, base_model=DIGEST, wanted=1, metrics=metrics, started=NOON
-            )
-        )
+        first = Round(run_id="r1", number=0, state=RoundState.OPEN, base_model=DIGEST, wanted=1, started=NOON)
+        first.metrics = metrics
+        session.add(first)
     with database.read() as session:
         found = session.get_one(Run, "r1")
         its_round = session.scalars(select(Round).where(Round.run_id == found.run_id)).one()
@@ -167,23 +150,16 @@ def test_json_takes_no_nan_and_times_need_a_zone(database: Database) -> None:
     with database.begin() as session:
         session.add(model())
     with pytest.raises((StatementError, ValueError), match="not JSON compliant"), database.begin() as session:
-        session.add(run(state_data={"x": math.nan}))
+        session.add(run_row("r1", DIGEST, state_data={"x": math.nan}))
     with pytest.raises(StatementError, match="naive"), database.begin() as session:
-        session.add(run(started=datetime(2026, 1, 1)))
+        session.add(run_row("r1", DIGEST, started=datetime(2026, 1, 1)))
 
 
 def test_free_text_of_strangers_is_cut_to_its_column(database: Database) -> None:
     with database.begin() as session:
-        session.add(
-            Client(
-                client_id="c",
-                state=ClientState.ACTIVE,
-                signing_key=b"k",
-                key_id="k",
-                enrolled=NOON,
-                device="\0" + "x" * 999,
-            )
-        )
+        stranger = Client(client_id="c", state=ClientState.ACTIVE, signing_key=b"k", key_id="k", enrolled=NOON)
+        stranger.device = "\0" + "x" * 999
+        session.add(stranger)
     with database.read() as session:
         assert session.scalars(select(Client.device)).one() == "\ufffd" + "x" * 198 + "…"
 

@@ -1,5 +1,4 @@
 import math
-import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -15,12 +14,11 @@ from storage.blob_directory import DirectoryStore
 from storage.database import Database
 from storage.models import Assignment, Client, Evaluation, Input, Model, Phase, Reply, Round, Run
 from storage.retention import Collection, collect, is_retained
-from storage.states import AssignmentState, ClientState, PhaseState, RoundState, RunState
-from tests.storage.scene import blob_file, stored
+from storage.states import AssignmentState, ClientState, PhaseState, RoundState
+from tests.storage.scene import NOON, date_back, run_row, stored
 
-NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 GRACE = 3600.0
-OLD = (NOW - timedelta(days=1)).timestamp()
+OLD = (NOON - timedelta(days=1)).timestamp()
 
 
 @dataclass(frozen=True)
@@ -32,35 +30,23 @@ class Federation:
 
     def store(self, contents: str, *, at: float = OLD) -> str:
         digest = self.blobs.put(contents.encode())
-        os.utime(blob_file(self.blobs, digest), (at, at))
+        date_back(self.blobs, digest, at)
         return digest
 
     def model(self, session: Session, contents: str, *, at: float = OLD) -> str:
         digest = self.store(contents, at=at)
         if session.get(Model, digest) is None:
-            session.add(Model(digest=digest, size=len(contents), parameters=1, created=NOW))
+            session.add(Model(digest=digest, size=len(contents), parameters=1, created=NOON))
             session.flush()
         return digest
 
-    def run(self, run_id: str, **state: object) -> None:
+    def run(self, run_id: str, rounds: int = 0, **state: object) -> None:
         with self.database.begin() as session:
             if session.get(Client, "c") is None:
-                session.add(Client(client_id="c", state=ClientState.ACTIVE, signing_key=b"", key_id="", enrolled=NOW))
-            initial = self.model(session, f"{run_id} model 0")
-            session.add(
-                Run(
-                    run_id=run_id,
-                    name=run_id,
-                    state=RunState.RUNNING,
-                    spec=b"",
-                    spec_digest=initial,
-                    initial_model=initial,
-                    model=initial,
-                    state_data=state,
-                    submitted_by="a",
-                    created=NOW,
-                )
-            )
+                session.add(Client(client_id="c", state=ClientState.ACTIVE, signing_key=b"", key_id="", enrolled=NOON))
+            session.add(run_row(run_id, self.model(session, f"{run_id} model 0"), state_data=state))
+        for number in range(rounds):
+            self.round(run_id, number)
 
     def round(
         self,
@@ -83,16 +69,18 @@ class Federation:
                 deployed_model=self.model(session, f"{run_id} mean {number + 1}", at=at),
                 gram=self.store(f"{run_id} gram {number}", at=at),
                 wanted=2,
-                started=NOW,
+                started=NOON,
             )
-            phase = Phase(round=made, number=0, kind=kind, state=PhaseState.CLOSED, wanted=2, started=NOW, deadline=NOW)
+            phase = Phase(
+                round=made, number=0, kind=kind, state=PhaseState.CLOSED, wanted=2, started=NOON, deadline=NOON
+            )
             assignment = Assignment(
                 assignment_id=f"{run_id}-{number}",
                 client_id="c",
                 state=AssignmentState.FULFILLED,
                 base_model=run.model,
                 envelope=b"",
-                created=NOW,
+                created=NOON,
             )
             phase.assignments = [assignment]
             if kind != "train":
@@ -106,7 +94,7 @@ class Federation:
                     envelope_digest="",
                     receipt=b"",
                     payload=self.store(f"{run_id} {word} {number}", at=at),
-                    received=NOW,
+                    received=NOON,
                 )
                 for accepted, word in ((True, "update"), (False, "refused"))
             ]
@@ -125,7 +113,7 @@ def federation(database: Database, blobs: DirectoryStore) -> Federation:
 
 
 def clean(federation: Federation, keep_rounds: int | None = None) -> Collection:
-    return collect(federation.database, federation.blobs, now=NOW, grace_seconds=GRACE, keep_rounds=keep_rounds)
+    return collect(federation.database, federation.blobs, now=NOON, grace_seconds=GRACE, keep_rounds=keep_rounds)
 
 
 def of_round(run_id: str, number: int) -> set[str]:
@@ -138,14 +126,16 @@ def of_round(run_id: str, number: int) -> set[str]:
     }
 
 
+def round_row(session: Session, run_id: str, number: int) -> Round:
+    return session.scalars(select(Round).where(Round.run_id == run_id, Round.number == number)).one()
+
+
 def test_an_empty_store_is_left_empty(federation: Federation) -> None:
     assert clean(federation) == Collection(kept=0, deleted=0, freed=0)
 
 
 def test_orphans_and_refused_payloads_go_and_what_the_rounds_refer_to_stays(federation: Federation) -> None:
-    federation.run("r")
-    for number in range(3):
-        federation.round("r", number)
+    federation.run("r", rounds=3)
     federation.store("orphan")
     report = clean(federation)
     assert federation.contents() == of_round("r", 0) | of_round("r", 1) | of_round("r", 2)
@@ -157,10 +147,8 @@ def test_orphans_and_refused_payloads_go_and_what_the_rounds_refer_to_stays(fede
 def test_the_first_and_the_last_rounds_of_each_run_are_retained_and_the_initial_and_current_model(
     federation: Federation,
 ) -> None:
-    for run_id, rounds in (("a", 4), ("b", 3)):
-        federation.run(run_id)
-        for number in range(rounds):
-            federation.round(run_id, number)
+    federation.run("a", rounds=4)
+    federation.run("b", rounds=3)
     clean(federation, keep_rounds=1)
     assert federation.contents() == set().union(*(of_round(*each) for each in [("a", 0), ("a", 3), ("b", 0), ("b", 2)]))
     clean(federation, keep_rounds=0)
@@ -179,13 +167,10 @@ def test_the_best_round_of_each_run_is_retained_and_whether_a_blob_is_can_be_ask
         ],
     }
     for run_id, rounds in measured.items():
-        federation.run(run_id)
+        federation.run(run_id, len(rounds))
         for number, metrics in enumerate(rounds):
-            federation.round(run_id, number)
             with federation.database.begin() as session:
-                session.scalars(
-                    select(Round).where(Round.run_id == run_id, Round.number == number)
-                ).one().metrics = metrics
+                round_row(session, run_id, number).metrics = metrics
     every = {federation.blobs.read(digest).decode(): digest for digest in stored(federation.blobs)}
     clean(federation, keep_rounds=1)
     retained = [(run_id, number) for run_id in "abcd" for number in (0, 4)] + [("a", 1), ("b", 2), ("d", 1)]
@@ -196,9 +181,7 @@ def test_the_best_round_of_each_run_is_retained_and_whether_a_blob_is_can_be_ask
 
 @pytest.mark.parametrize("state", [RoundState.OPEN, RoundState.STEPPED])
 def test_a_round_that_has_not_ended_is_retained_in_any_case(federation: Federation, state: RoundState) -> None:
-    federation.run("r")
-    federation.round("r", 0)
-    federation.round("r", 1)
+    federation.run("r", rounds=2)
     federation.round("r", 2, state)
     clean(federation, keep_rounds=0)
     assert federation.contents() == of_round("r", 0) | of_round("r", 2)
@@ -225,9 +208,7 @@ def test_what_an_algorithm_keeps_in_blobs_stays(federation: Federation) -> None:
 
 
 def test_a_blob_that_two_runs_share_stays_while_one_of_them_needs_it(federation: Federation) -> None:
-    federation.run("a")
-    for number in range(3):
-        federation.round("a", number)
+    federation.run("a", rounds=3)
     shared = federation.store("a update 1")
     federation.run("b", blobs=[shared])
     clean(federation, keep_rounds=1)
@@ -236,9 +217,9 @@ def test_a_blob_that_two_runs_share_stays_while_one_of_them_needs_it(federation:
 
 
 def test_young_orphans_stay_until_the_grace_is_over(federation: Federation) -> None:
-    federation.store("younger", at=NOW.timestamp() - GRACE + 1)
-    federation.store("just", at=NOW.timestamp() - GRACE)
-    federation.store("older", at=NOW.timestamp() - GRACE - 1)
+    federation.store("younger", at=NOON.timestamp() - GRACE + 1)
+    federation.store("just", at=NOON.timestamp() - GRACE)
+    federation.store("older", at=NOON.timestamp() - GRACE - 1)
     assert clean(federation).deleted == 1
     assert federation.contents() == {"younger", "just"}
 
@@ -253,7 +234,7 @@ def test_a_claimed_blob_stays(federation: Federation) -> None:
 def test_negative_numbers_are_refused(federation: Federation) -> None:
     for arguments in ({"grace_seconds": -1.0}, {"grace_seconds": 1.0, "keep_rounds": -1}):
         with pytest.raises(ValueError, match="negative numbers"):
-            collect(federation.database, federation.blobs, now=NOW, **arguments)  # type: ignore[arg-type]
+            collect(federation.database, federation.blobs, now=NOON, **arguments)  # type: ignore[arg-type]
 
 
 def test_collecting_without_pause_beside_live_runs_takes_nothing_that_they_refer_to(federation: Federation) -> None:
@@ -267,15 +248,17 @@ def test_collecting_without_pause_beside_live_runs_takes_nothing_that_they_refer
     collections: list[Collection] = []
     settled: queue.SimpleQueue[str] = queue.SimpleQueue()
 
+    def collect_now() -> Collection:
+        now = datetime.now(UTC)
+        return collect(federation.database, federation.blobs, now=now, grace_seconds=60, keep_rounds=2)
+
     def collect_on() -> None:
         while not done.is_set():
             while not settled.empty():
                 digest = settled.get()
                 if federation.blobs.exists(digest):
-                    os.utime(blob_file(federation.blobs, digest), (OLD, OLD))
-            collections.append(
-                collect(federation.database, federation.blobs, now=datetime.now(UTC), grace_seconds=60, keep_rounds=2)
-            )
+                    date_back(federation.blobs, digest, OLD)
+            collections.append(collect_now())
 
     def train(run_id: str) -> None:
         for number in range(25):
@@ -297,17 +280,16 @@ def test_collecting_without_pause_beside_live_runs_takes_nothing_that_they_refer
             done.set()
         collector.result()
     assert sum(report.deleted for report in collections) > 0
-    clean_now = collect(federation.database, federation.blobs, now=datetime.now(UTC), grace_seconds=60, keep_rounds=2)
-    assert clean_now.kept == len(federation.contents())
+    assert collect_now().kept == len(federation.contents())
     for run_id in ("a", "b"):
         assert of_round(run_id, 24) | of_round(run_id, 23) | {f"{run_id} model 0"} <= federation.contents()
 
 
 def references(federation: Federation, run_id: str, number: int) -> Iterator[str]:
     with federation.database.read() as session:
-        made = session.scalars(select(Round).where(Round.run_id == run_id, Round.number == number)).one()
+        made = round_row(session, run_id, number)
         assert made.result_model is not None
+        assert made.deployed_model is not None
         assert made.gram is not None
         update = session.scalars(select(Reply).where(Reply.assignment_id == f"{run_id}-{number}", Reply.accepted)).one()
-        assert made.deployed_model is not None
         yield from (made.base_model, made.result_model, made.deployed_model, made.gram, update.payload)
