@@ -6,26 +6,21 @@ Real processes: one coordinator, three workers that hold parts of `two-digits`, 
 import json
 from collections.abc import Iterator
 
-import grpc
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from federation.digests import digest
 from federation.tasks import initial_model, task
-from federation.v1 import admin_pb2 as admin
-from federation.v1.admin_pb2_grpc import AdminStub
-from federation.vectors import model_row, to_bytes
+from federation.vectors import model_row, write_vectors
 from fedpareto.notebook import simulate
 from storage.blob_directory import DirectoryStore
+from tests.few import few
 from tests.harness import Federation, federation
+from tests.simulation.scene import close
 
 CLIENTS = ("client-000", "client-001", "client-002")
 BOTH = ("left", "right")
 SERVES = dict.fromkeys(CLIENTS, BOTH) | {"client-002": ("left",)}
 SPEC = """
-name = "{name}"
 task = "two-digits"
 rounds = 2
 seed = 5
@@ -60,8 +55,9 @@ class Scene:
     def __init__(self, fed: Federation) -> None:
         self.fed = fed
         self.count = 0
-        layout, vector = initial_model(task("two-digits"), seed=5)
-        self.model = to_bytes(layout, vector)
+        # Made once: making it costs the import of torch.
+        self.model = fed.directory / "initial.safetensors"
+        write_vectors(self.model, *initial_model(task("two-digits"), seed=5))
         self.blobs = DirectoryStore(fed.home / "blobs")
 
     def work(self, client: str, *, crash: str = "") -> None:
@@ -71,27 +67,10 @@ class Scene:
             options += ["--objectives", f"two-digits={','.join(SERVES[client])}"]
         self.fed.work(client, *options, crash=crash)
 
-    def submit(self, algorithm: str, *, pool: str = "enrolled") -> str:
-        """Submits a run, whose coordinator may die before it has answered; returns its id."""
+    def submit(self, algorithm: str, *, pool: str = "enrolled", crash: bool = False) -> str:
         self.count += 1
-        name = f"objectives-{self.count}"
-        header = admin.RunHeader(
-            spec=SPEC.format(name=name, algorithm=algorithm, pool=pool).encode(),
-            model=digest(self.model),
-            model_bytes=len(self.model),
-            objectives=BOTH,
-        )
-        requests = [admin.SubmitRunRequest(header=header), admin.SubmitRunRequest(chunk=self.model)]
-        try:
-            with self.fed.administrator() as channel:
-                AdminStub(channel).SubmitRun(iter(requests), timeout=60, wait_for_ready=True)
-        except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                raise
-        return str(self.fed.query("select run_id from runs where name = :name", name=name)[0][0])
-
-    def vector(self, name: str) -> NDArray[np.float32]:
-        return model_row(self.blobs.local(name)).read()
+        spec = SPEC.format(algorithm=algorithm, pool=pool)
+        return self.fed.submit(f"objectives-{self.count}", spec, "--model", str(self.model), crash=crash)
 
 
 @pytest.fixture(scope="module")
@@ -129,23 +108,19 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize(
-    "chosen",
-    [name if name == "count" else pytest.param(name, marks=pytest.mark.full) for name in ALGORITHMS],
-)
+@few("count")
+@pytest.mark.parametrize("chosen", ALGORITHMS)
 def test_a_simulation_over_objectives_is_the_real_federation(scene: Scene, chosen: str) -> None:
     run = scene.submit(ALGORITHMS[chosen])
     model, _ = scene.fed.remembered(run)
-    text = SPEC.format(name="simulated", algorithm=ALGORITHMS[chosen], pool="enrolled") + SERVE
-    history = simulate(text, backend="loop", threads=1)
-    w = scene.vector(model)
-    np.testing.assert_allclose(history.model, w, rtol=0, atol=2e-5 * float(np.abs(w).max()))
+    text = SPEC.format(algorithm=ALGORITHMS[chosen], pool="enrolled") + SERVE
+    history = simulate(f'name = "simulated"{text}', backend="loop", threads=1)
+    close(history.model, model_row(scene.blobs.local(model)).read())
     rows = scene.fed.query("select metrics, objectives from rounds where run_id = :run order by number", run=run)
     for mine, (theirs, objectives) in zip(history.round_records, rows, strict=True):
         real = json.loads(theirs)
-        names = {
-            name for name in real if name.startswith(("weight/", "loss/", "objective/", "preference/", "bytes/up"))
-        }
+        kinds = ("weight/", "loss/", "objective/", "preference/", "bytes/up")
+        names = {name for name in real if name.startswith(kinds)}
         assert {"bytes/up"} < names
         found, expected = ({name: one[name] for name in names} for one in (mine, real))
         assert found == pytest.approx(expected, rel=2e-3, abs=2e-3)
@@ -156,16 +131,13 @@ def test_a_simulation_over_objectives_is_the_real_federation(scene: Scene, chose
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "point",
-    ["some-trained", *(pytest.param(point, marks=pytest.mark.full) for point in ("gradients-in", "aggregating"))],
-)
+@pytest.mark.parametrize("point", ["some-trained", "gradients-in", "aggregating"])
 def test_a_coordinator_that_is_killed_between_the_phases_goes_on_to_the_same_bytes(
     scene: Scene, undisturbed: tuple[str, str], point: str
 ) -> None:
     scene.fed.serving.kill()
     crashing = scene.fed.serve(crash=point)
-    run = scene.submit(COUNT, pool="attending")
+    run = scene.submit(COUNT, pool="attending", crash=True)
     crashing.wait_killed()
     scene.fed.serve()
     assert scene.fed.remembered(run) == undisturbed

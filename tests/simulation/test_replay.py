@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from sqlalchemy import select
 
 from coordinator.rounds import conductor
@@ -12,6 +11,7 @@ from coordinator.rounds.step import make_step
 from simulation.simulate import Simulation
 from storage.models import Assignment, Phase, Reply, Round
 from tests.few import few_of
+from tests.simulation import scene
 
 SPEC = """
 name = "small"
@@ -30,9 +30,7 @@ class Death(Exception):
     """What kill -9 is to a test."""
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+one_thread = scene.one_thread  # a fixture
 
 
 @pytest.mark.parametrize(

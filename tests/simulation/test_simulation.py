@@ -20,7 +20,7 @@ from simulation.compiled import must_compile, why_not_compiled
 from simulation.simulate import Simulation, SimulationProgress
 from storage.models import Run
 from storage.states import RunState
-from tests.few import few_of
+from tests.few import few, few_of
 from tests.harness import federation
 from tests.simulation import scene as simulations
 from tests.simulation.scene import close, run_cli, spec
@@ -61,30 +61,14 @@ def test_a_simulation_is_the_real_federation_to_the_last_digits_of_float32(tmp_p
         assert history.rounds["accuracy/mean"].tolist() == pytest.approx(accuracy, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "alie",
-        *(
-            pytest.param(name, marks=pytest.mark.full)
-            for name in ("", "sign-flip", "label-flip", "free-rider", "scale=10,bias=5")
-        ),
-    ],
-)
+@few("alie")
+@pytest.mark.parametrize("attack", ["alie", "", "sign-flip", "label-flip", "free-rider", "scale=10,bias=5"])
 def test_stacked_clients_do_what_single_ones_do(attack: str) -> None:
     text = spec(clients=6, attackers=2 if attack else 0, attack=attack, partition="iid", every=3)
     one, all_at_once = (simulate(text, backend=backend) for backend in ("loop", "stacked"))
     close(all_at_once.model, one.model)
     assert one.attackers == (("client-004", "client-005") if attack else ())
     assert [record["accepted"] for record in all_at_once.reply_records] == [True] * 18
-
-
-@pytest.mark.full
-def test_momentum_decay_and_proximity_are_stacked_too() -> None:
-    more = "momentum = 0.9\nweight_decay = 0.01\nproximal_mu = 0.1\n"
-    text = spec(clients=3).replace("[train]\n", f"[train]\n{more}")
-    one, all_at_once = (simulate(text, backend=backend) for backend in ("loop", "stacked"))
-    close(all_at_once.model, one.model)
 
 
 @pytest.fixture
@@ -97,13 +81,17 @@ def compiler() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("compiler")
-def test_compiled_steps_come_to_what_a_loop_comes_to() -> None:
+@pytest.mark.parametrize("backend", ["stacked", "compiled"])
+def test_momentum_decay_and_proximity_come_to_what_a_loop_comes_to(
+    request: pytest.FixtureRequest, backend: str
+) -> None:
+    if backend == "compiled":
+        request.getfixturevalue("compiler")
     more = "momentum = 0.9\nweight_decay = 0.01\nproximal_mu = 0.1\n"
     text = spec(clients=3, partition="dirichlet:0.5", rounds=2).replace("[train]\n", f"[train]\n{more}")
-    one, compiled = (simulate(text, backend=backend) for backend in ("loop", "compiled"))
-    close(compiled.model, one.model)
-    assert compiled.rounds["accuracy/mean"].tolist() == pytest.approx(one.rounds["accuracy/mean"].tolist(), abs=0.02)
+    one, other = (simulate(text, backend=backend) for backend in ("loop", backend))
+    close(other.model, one.model)
+    assert other.rounds["accuracy/mean"].tolist() == pytest.approx(one.rounds["accuracy/mean"].tolist(), abs=0.02)
 
 
 @pytest.mark.full
