@@ -58,6 +58,11 @@ def tiny(changes: str = "") -> Experiment:
     return parse("tiny", TINY + changes)
 
 
+def tiny_job(seed: int = 1, old: str = "", new: str = "") -> Job:
+    """A run of the first method, of an experiment in which one word is another one."""
+    return Job(parse("tiny", TINY.replace(old, new) if old else TINY).cells()[0], seed)
+
+
 def result(method: str, seed: int, mean: float, condition: str = "") -> RunResult:
     curve = [{"round": float(t), "mean": mean - 10 + t} for t in (1, 2, 3)]
     return RunResult(method, condition, seed, {}, {"mean": mean, "std": 1.0, "seconds": 1.0}, curve)
@@ -86,13 +91,29 @@ def history() -> History:
 def under_way(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of which the one run is under way, after its first round."""
     directory = tmp_path_factory.mktemp("under-way")
-    runner = ExperimentRunner(Store(directory), RunnerSettings())
-    runner.run([Job(tiny().cells()[0], 1)], lambda event: runner.stop())
+    begun(Store(directory), tiny_job())
     return directory
+
+
+def begun(store: Store, *jobs: Job) -> list[str]:
+    """The kinds of the events of a runner that is stopped after the first one."""
+    runner, kinds = ExperimentRunner(store, RunnerSettings()), list[str]()
+
+    def stop(event: Event) -> None:
+        kinds.append(event.kind)
+        runner.stop()
+
+    runner.run(jobs, stop)
+    return kinds
+
+
+def events_of(store: Store, job: Job) -> list[Event]:
+    """What is told of a run that is made, or goes on, now."""
+    events: list[Event] = []
+    ExperimentRunner(store, RunnerSettings()).run([job], events.append)
+    return events
 
 
 def made(store: Store, job: Job) -> Event:
     """How a run ends that is made, or goes on, now."""
-    events: list[Event] = []
-    ExperimentRunner(store, RunnerSettings()).run([job], events.append)
-    return events[-1]
+    return events_of(store, job)[-1]

@@ -261,10 +261,8 @@ def test_points_on_a_front_have_places_and_an_order_that_is_that_of_their_prefer
     experiment = two_objectives()
     found = {item.method: item.final for item in derived(experiment, on_the_front(experiment))}
     places = {method: (final.get("front/wanted"), final.get("front/place")) for method, final in found.items()}
-    assert places == {
-        **{"r = 4.0": (1, 1), "r = 1.0": (2, 2), "r = 0.25": (3, 3)},
-        **{"left": (None, None), "right": (None, None)},
-    }
+    alone = dict.fromkeys(("left", "right"), (None, None))
+    assert places == {"r = 4.0": (1, 1), "r = 1.0": (2, 2), "r = 0.25": (3, 3), **alone}
     assert [final["front/tau"] for final in found.values() if "front/tau" in final] == pytest.approx([1.0] * 3)
     assert found["r = 4.0"]["front/divergence"] == pytest.approx(0.0)
     assert found["r = 4.0"]["front/spread"] == pytest.approx(1.0)

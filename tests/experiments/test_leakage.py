@@ -148,15 +148,11 @@ def test_the_noise_is_the_least_that_keeps_epsilon() -> None:
 
 def test_epsilon_of_the_published_results_is_that_of_their_noise() -> None:
     runs = Store(RESULTS).runs().values()
-    members = {(run.spec["sessions"], run.final["noise"], run.final["epsilon"]) for run in runs if is_of_labels(run)}
+    noisy = [run for run in runs if run.spec["attack"] == "labels" and run.spec["epsilon"] is not None]
+    members = {(run.spec["sessions"], run.final["noise"], run.final["epsilon"]) for run in noisy}
     assert len(members) == 8
     for sessions, sigma, spent in members:
         assert epsilon(sigma, 16 / 143, 9 * sessions, 1e-5) == pytest.approx(spent, rel=1e-4)
-
-
-def is_of_labels(run: RunResult) -> bool:
-    """Whether labels are guessed from noisy updates."""
-    return run.spec["attack"] == "labels" and run.spec["epsilon"] is not None
 
 
 def test_images_are_drawn_below_the_true_ones_with_a_frame_for_those_that_were_recognised() -> None:
@@ -238,9 +234,8 @@ def test_every_run_of_the_experiment_is_what_its_names_say() -> None:
             assert cell.condition.name.endswith(f"batch of {spec.batch}") or spec.attack == "labels"
             assert ("trained" in cell.condition.name.split() or spec.sessions == 4) == spec.trained
             assert cell.method.name.endswith("3 colluders") == (spec.colluders == 3)
-            assert (
-                (f"DP epsilon {spec.epsilon:g}" in cell.method.name) if spec.epsilon else "DP" not in cell.method.name
-            )
+            name = cell.method.name
+            assert (f"DP epsilon {spec.epsilon:g}" in name) if spec.epsilon else "DP" not in name
 
 
 @pytest.mark.full

@@ -12,25 +12,24 @@ import pytest
 from blake3 import blake3
 
 from experiments import measures
-from experiments.definition import parse
-from experiments.results import RUNS, DamagedError, Job, Store, difference
+from experiments.results import RUNS, DamagedError, Store, difference
 from experiments.runner import Event, ExperimentRunner, RunnerSettings, other
 from tests.experiments import scene as experiment_cases
-from tests.experiments.scene import TINY, history, made, tiny
+from tests.experiments.scene import begun, events_of, history, made, tiny_job
 from tests.harness import wait_for
 
 one_thread, under_way = experiment_cases.one_thread, experiment_cases.under_way  # fixtures
 
 
 def test_results_are_stored_whole_with_unknown_numbers_and_count_for_their_specification_only(tmp_path: Path) -> None:
-    store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
+    store, job = Store(tmp_path), tiny_job(7)
     assert store.find(job) is None
     store.keep(job, {"mean": 80.0, "std": math.nan}, [{"round": 1.0}])
     found = store.find(job)
     assert found is not None
     assert found.final["mean"] == 80.0
     assert math.isnan(found.final["std"])
-    changed = Job(parse("tiny", TINY.replace("rounds = 3", "rounds = 4")).cells()[0], 7)
+    changed = tiny_job(7, "rounds = 3", "rounds = 4")
     assert (changed.name, store.find(changed)) == (job.name, None)
     store.forget([job])
     assert store.find(job) is None
@@ -38,7 +37,7 @@ def test_results_are_stored_whole_with_unknown_numbers_and_count_for_their_speci
 
 
 def test_a_key_that_came_later_changes_nothing_of_results_unless_the_experiment_gives_it(tmp_path: Path) -> None:
-    store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
+    store, job = Store(tmp_path), tiny_job(7)
     store.keep(job, {"mean": 80.0}, [])
     stored = store.runs()[job.name]
     del stored.spec["train"]["measure"]
@@ -46,8 +45,7 @@ def test_a_key_that_came_later_changes_nothing_of_results_unless_the_experiment_
     found = store.find(job)
     assert found is not None
     assert found.spec == job.document
-    given = TINY.replace("rounds = 3", "rounds = 3, train.measure = true")
-    assert store.find(Job(parse("tiny", given).cells()[0], 7)) is None
+    assert store.find(tiny_job(7, "rounds = 3", "rounds = 3, train.measure = true")) is None
     stored.spec["train"]["of another time"] = 1
     (tmp_path / RUNS).write_bytes(stored.line())
     assert store.find(job) is None
@@ -66,9 +64,9 @@ def test_a_key_that_came_later_changes_nothing_of_results_unless_the_experiment_
 def test_results_of_another_specification_say_in_what_they_differ(
     tmp_path: Path, changes: tuple[str, str], message: str
 ) -> None:
-    store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
+    store, job = Store(tmp_path), tiny_job(7)
     store.keep(job, {"mean": 80.0}, [])
-    other = Job(parse("tiny", TINY.replace(*changes) if changes else TINY).cells()[0], 7)
+    other = tiny_job(7, *changes)
     assert store.other(other) == message
     assert difference({"a": {"b": 1}, "gone": 1}, {"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 2}}) == (
         "a.c = unset, not 2"
@@ -116,7 +114,7 @@ def test_a_line_is_a_run_or_refused_with_a_reason(tmp_path: Path, line: str, why
 
 
 def test_a_last_line_without_its_end_is_a_run_and_gets_its_end(tmp_path: Path) -> None:
-    store, jobs = Store(tmp_path), [Job(tiny().cells()[0], seed) for seed in (7, 8)]
+    store, jobs = Store(tmp_path), [tiny_job(seed) for seed in (7, 8)]
     store.keep(jobs[0], {"mean": 80.0}, [{"round": 1.0}, {"round": 2.0, "mean": math.inf}])
     whole = (tmp_path / RUNS).read_bytes()
     (tmp_path / RUNS).write_bytes(whole.rstrip())
@@ -128,7 +126,7 @@ def test_a_last_line_without_its_end_is_a_run_and_gets_its_end(tmp_path: Path) -
 
 
 def test_a_full_disk_loses_no_run_that_was_written_and_leaves_no_half_line(tmp_path: Path) -> None:
-    store, jobs = Store(tmp_path), [Job(tiny().cells()[0], seed) for seed in (7, 8)]
+    store, jobs = Store(tmp_path), [tiny_job(seed) for seed in (7, 8)]
     store.keep(jobs[0], {"mean": 80.0}, [])
     whole = (tmp_path / RUNS).read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -155,17 +153,13 @@ def test_a_full_disk_loses_no_run_that_was_written_and_leaves_no_half_line(tmp_p
 
 
 def test_a_run_whose_result_cannot_be_written_is_not_lost(tmp_path: Path) -> None:
-    store, job = Store(tmp_path), Job(tiny().cells()[0], 1)
+    store, job = Store(tmp_path), tiny_job()
     (tmp_path / RUNS).mkdir()
     event = made(store, job)
-    assert (event.kind, event.reason) == (
-        "failed",
-        f"IsADirectoryError: [Errno 21] Is a directory: '{tmp_path / RUNS}'",
-    )
+    assert event.kind == "failed"
+    assert event.reason == f"IsADirectoryError: [Errno 21] Is a directory: '{tmp_path / RUNS}'"
     (tmp_path / RUNS).rmdir()
-    events: list[Event] = []
-    ExperimentRunner(store, RunnerSettings()).run([job], events.append)
-    assert [(item.kind, item.done) for item in events] == [("finished", 3)]  # no round is made again
+    assert [(item.kind, item.done) for item in events_of(store, job)] == [("finished", 3)]  # no round is made again
     assert store.find(job) is not None
 
 
@@ -173,7 +167,7 @@ def adds_and_removes(directory: Path, first: int) -> None:
     """Adds runs to a table, and removes every second one."""
     store = Store(directory)
     for seed in range(first, first + 10):
-        job = Job(tiny().cells()[0], seed)
+        job = tiny_job(seed)
         store.keep(job, {"mean": float(seed)}, [{"round": float(t)} for t in range(1000)])
         if seed % 2:
             store.forget([job])
@@ -204,22 +198,13 @@ def test_what_is_measured_is_in_percent_and_can_leave_attackers_out() -> None:
 
 
 def test_a_run_that_is_stopped_goes_on_where_it_was_and_comes_to_the_same(tmp_path: Path) -> None:
-    job = Job(tiny().cells()[0], 1)
+    job = tiny_job()
     stopped, straight = Store(tmp_path / "stopped"), Store(tmp_path / "straight")
-    runner = ExperimentRunner(stopped, RunnerSettings())
-    events: list[Event] = []
-
-    def stop_after_the_first_round(event: Event) -> None:
-        events.append(event)
-        runner.stop()
-
-    runner.run([job, job], stop_after_the_first_round)
-    assert [event.kind for event in events] == ["round", "stopped"]
+    assert begun(stopped, job, job) == ["round", "stopped"]
     assert stopped.workspace(job).is_dir()
     for store in (stopped, straight):
-        ended: list[Event] = []
-        ExperimentRunner(store, RunnerSettings()).run([job], ended.append)
-        assert (ended[-1].kind, ended[-1].done) == ("finished", 3)
+        ended = made(store, job)
+        assert (ended.kind, ended.done) == ("finished", 3)
         assert not store.workspace(job).exists()
     ours, theirs = stopped.find(job), straight.find(job)
     assert ours is not None
@@ -230,12 +215,12 @@ def test_a_run_that_is_stopped_goes_on_where_it_was_and_comes_to_the_same(tmp_pa
 
 def test_a_run_under_way_of_another_specification_is_left_alone(tmp_path: Path, under_way: Path) -> None:
     store = Store(shutil.copytree(under_way, tmp_path / "out"))
-    job = Job(parse("tiny", TINY.replace("rounds = 3", "rounds = 4")).cells()[0], 1)
+    job = tiny_job(1, "rounds = 3", "rounds = 4")
     assert other(store, job) == "rounds = 3, not 4"
     event = made(store, job)
     why = f"the interrupted run in {store.workspace(job)} cannot be used (it is of another specification: rounds = 3, "
     assert event.reason == why + "not 4): --anew makes it again"
-    same = Job(tiny().cells()[0], 1)
+    same = tiny_job()
     assert other(store, same) == ""
     assert made(store, same).kind == "finished"
 
@@ -243,8 +228,8 @@ def test_a_run_under_way_of_another_specification_is_left_alone(tmp_path: Path, 
 def test_a_run_under_way_goes_on_with_what_was_written_when_it_began(tmp_path: Path, under_way: Path) -> None:
     store = Store(shutil.copytree(under_way, tmp_path / "out"))
     # The same to a reader, in another order.
-    text = TINY.replace("rounds = 3, simulation.clients = 4", "simulation.clients = 4, rounds = 3")
-    assert made(store, Job(parse("tiny", text).cells()[0], 1)).kind == "finished"
+    again = tiny_job(1, "rounds = 3, simulation.clients = 4", "simulation.clients = 4, rounds = 3")
+    assert made(store, again).kind == "finished"
 
 
 @pytest.mark.parametrize(
@@ -260,7 +245,7 @@ def test_a_run_under_way_goes_on_with_what_was_written_when_it_began(tmp_path: P
 def test_a_run_under_way_that_is_damaged_says_what_to_do(
     tmp_path: Path, under_way: Path, file: str, content: bytes | None, why: str
 ) -> None:
-    store, job = Store(shutil.copytree(under_way, tmp_path / "out")), Job(tiny().cells()[0], 1)
+    store, job = Store(shutil.copytree(under_way, tmp_path / "out")), tiny_job()
     place = store.workspace(job) / file
     for path in [path for path in place.rglob("*/*/*") if path.is_file()] if place.is_dir() else [place]:
         path.unlink() if content is None else path.write_bytes(content)
@@ -276,7 +261,7 @@ def test_a_run_under_way_that_is_damaged_says_what_to_do(
 def test_a_run_that_another_process_is_making_says_so(tmp_path: Path, under_way: Path) -> None:
     from storage.database import Database
 
-    store, job = Store(shutil.copytree(under_way, tmp_path / "out")), Job(tiny().cells()[0], 1)
+    store, job = Store(shutil.copytree(under_way, tmp_path / "out")), tiny_job()
     database = Database.open(f"sqlite:///{store.workspace(job)}/coordinator.db")
     database.lock_exclusive()
     assert made(store, job).reason == f"another process is making this run, in {store.workspace(job)}"
@@ -285,8 +270,8 @@ def test_a_run_that_another_process_is_making_says_so(tmp_path: Path, under_way:
 
 
 def test_a_run_that_fails_says_why_its_updates_were_not_accepted_and_keeps_its_record(tmp_path: Path) -> None:
-    text = TINY.replace("rounds = 3", "rounds = 3, limits.skipped_rounds = 2, train.learning_rate = 1e30")
-    store, job = Store(tmp_path), Job(parse("tiny", text).cells()[0], 1)
+    diverging = "rounds = 3, limits.skipped_rounds = 2, train.learning_rate = 1e30"
+    store, job = Store(tmp_path), tiny_job(1, "rounds = 3", diverging)
     for _ in range(2):  # neither is it made again by itself
         event = made(store, job)
         assert (event.kind, event.done) == ("failed", 2)
@@ -298,10 +283,7 @@ def test_a_run_that_fails_says_why_its_updates_were_not_accepted_and_keeps_its_r
 
 def of_a_parent_that_is_killed(directory: Path, pids: "multiprocessing.Queue[int]") -> None:
     """Makes two runs beside each other, one of them without an end, and tells the ids of its children."""
-    jobs = [
-        Job(parse("tiny", TINY.replace("rounds = 3", f"rounds = {rounds}")).cells()[0], seed)
-        for seed, rounds in enumerate((1, 1_000_000))
-    ]
+    jobs = [tiny_job(0, "rounds = 3", "rounds = 1"), tiny_job(1, "rounds = 3", "rounds = 1000000")]
     seen: set[tuple[int, str]] = set()
 
     def tell(event: Event) -> None:
@@ -330,16 +312,8 @@ def test_children_whose_parent_is_killed_end_and_so_do_those_that_are_told_to(tm
             os.kill(child, signal.SIGTERM)
     wait_for(lambda: not any(map(is_running, children)), "the end of the children", 30)
     parent.join()
-    endless = Job(parse("tiny", TINY.replace("rounds = 3", "rounds = 1000000")).cells()[0], 1)
-    runner = ExperimentRunner(Store(tmp_path), RunnerSettings())
-    events: list[Event] = []
-
-    def stop(event: Event) -> None:
-        events.append(event)
-        runner.stop()
-
-    runner.run([endless], stop)
-    assert [event.kind for event in events] == ["round", "stopped"]
+    endless = tiny_job(1, "rounds = 3", "rounds = 1000000")
+    assert begun(Store(tmp_path), endless) == ["round", "stopped"]
 
 
 def is_running(pid: int) -> bool:
@@ -352,10 +326,8 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.full
 def test_runs_beside_each_other_are_processes_that_fail_finish_and_stop_by_themselves(tmp_path: Path) -> None:
-    jobs = [
-        Job(parse("tiny", TINY.replace(*change)).cells()[0], seed)
-        for seed, change in enumerate((("clients = 4", "clients = 5000"), ("", ""), ("rounds = 3", "rounds = 1000000")))
-    ]
+    endless = tiny_job(2, "rounds = 3", "rounds = 1000000")
+    jobs = [tiny_job(0, "clients = 4", "clients = 5000"), tiny_job(1), endless]
     store = Store(tmp_path)
     runner = ExperimentRunner(store, RunnerSettings(parallel=2))
     last: dict[int, Event] = {}
@@ -375,10 +347,7 @@ def test_runs_beside_each_other_are_processes_that_fail_finish_and_stop_by_thems
 @pytest.mark.full
 def test_a_run_whose_process_is_killed_fails_alone(tmp_path: Path) -> None:
     others = set(multiprocessing.active_children())
-    jobs = [
-        Job(parse("tiny", TINY.replace("rounds = 3", f"rounds = {rounds}")).cells()[0], seed)
-        for seed, rounds in enumerate((1, 1_000_000))
-    ]
+    jobs = [tiny_job(0, "rounds = 3", "rounds = 1"), tiny_job(1, "rounds = 3", "rounds = 1000000")]
     ends: dict[int, Event] = {}
 
     def kill_what_is_left(event: Event) -> None:
