@@ -1,5 +1,6 @@
 """What a trainer computes, asked as tests ask for it."""
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,15 @@ def train(
     work: LocalSgd,
     *,
     targets: Targets | None = None,
-    from_jacobian: bool = False,
-    measure: bool = True,
-    idle: bool = False,
     **given: Any,
 ) -> Result:
-    """Local SGD on these targets; on the mean of the client's objectives where none are given."""
+    """Local SGD on these targets; on the mean of the client's objectives where none are given.
+
+    `given` are fields of the work and what a computation is asked with.
+    """
     wanted = joint_target(trainer.objectives) if targets is None else targets
-    descend = Descend(sgd=work, targets=wanted, from_jacobian=from_jacobian, measure=measure, idle=idle)
-    return trainer.compute(base, descend, **{**ASKED, **given})
+    more = {field.name: given.pop(field.name) for field in fields(Descend) if field.name in given}
+    return trainer.compute(base, Descend(sgd=work, targets=wanted, **more), **{**ASKED, **given})
 
 
 def jacobian(

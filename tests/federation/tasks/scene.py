@@ -2,14 +2,17 @@
 
 import gzip
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
+from torch.optim import Optimizer
 
-from federation.tasks import DataError, DataSource, task
+from federation.tasks import DataError, Dataset, DataSource, Task, task
 from tests.paths import PUBLIC_DATA
 
 packed_or_not = pytest.mark.parametrize("packed", [True, False], ids=["packed", "unpacked"])
@@ -28,6 +31,18 @@ def refused(name: str, root: Path, says: str = "") -> str:
     with pytest.raises(DataError, match=says or None) as caught:
         task(name).pool(DataSource(root))
     return str(caught.value)
+
+
+def descended(learned: Task, model: nn.Module, batches: Iterable[Dataset], descent: Optimizer) -> list[float]:
+    """The means of the losses on minibatches, each before a step on it."""
+    means = []
+    for batch in batches:
+        loss = torch.stack(list(learned.losses(model(batch.x), batch.y).values())).mean()
+        means.append(loss.item())
+        descent.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        descent.step()
+    return means
 
 
 def write(path: Path, content: bytes | str, *, packed: bool = False) -> Path:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from federation.tasks import DataError, DataSource, Part, parameters, task
+from federation.tasks import DataError, Dataset, DataSource, Part, task
 from federation.tasks.celeba import ATTRIBUTES, GROUPS
 from federation.tasks.partition import split
-from tests.federation.tasks.scene import refused, write
+from tests.federation.tasks.scene import descended, refused, write
 
 SIZE = (178, 218)  # of the published images
 COUNT = 34
@@ -94,22 +94,6 @@ def test_an_image_is_made_smaller_with_a_bilinear_filter(made: Path, tmp_path: P
     assert (image - wanted).abs().max() < 4
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "heads"),
-    [("celeba", 11_209_872, 40), ("celeba-5", 11_189_352, 5)],
-)
-def test_the_models_have_the_published_number_of_parameters(name: str, size: int, heads: int) -> None:
-    with torch.device("meta"):  # shapes without numbers
-        layout = parameters.layout(task(name).model())
-    assert layout.size == size
-    encoder = [tensor for tensor in layout.tensors if not tensor.name.startswith("heads.")]
-    assert sum(tensor.size for tensor in encoder) == 11_168_832
-    assert layout.tensors[: len(encoder)] == tuple(encoder)
-    names = [tensor.name for tensor in layout.tensors[len(encoder) :]]
-    assert names == [f"heads.{name}.{kind}" for name in task(name).objectives for kind in ("weight", "bias")]
-    assert len(names) == 2 * heads
-
-
 def test_pixels_lose_the_means_in_the_order_of_fedcmoo() -> None:
     pixels: Any = task("celeba").model().get_submodule("encoder.pixels")
     grey = pixels(torch.full((1, 3, 1, 1), 100, dtype=torch.uint8)).flatten() * 255
@@ -158,17 +142,11 @@ def test_five_objectives_are_groups_of_eight_attributes() -> None:
 def test_a_step_of_training_lowers_the_losses_of_both(made: Path) -> None:
     for name in ("celeba", "celeba-5"):
         faces = task(name)
-        x, y = (values[:8] for values in (faces.pool(DataSource(made)).x, faces.pool(DataSource(made)).y))
+        pool = faces.pool(DataSource(made))
         torch.manual_seed(0)
         model = faces.model()
         descent = torch.optim.SGD(model.parameters(), lr=0.05)
-        means = []
-        for _ in range(3):
-            loss = torch.stack(list(faces.losses(model(x), y).values())).mean()
-            means.append(loss.item())
-            descent.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            descent.step()
+        means = descended(faces, model, [Dataset(pool.x[:8], pool.y[:8])] * 3, descent)
         assert means[2] < means[0]
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from federation.spec.computation import LocalSgd
 from federation.tasks import Dataset, Splits, initial_model, task
+from federation.tasks import parameters as flat
 from federation.tasks.networks import CharacterLstm, LocalResponseNorm, cifar_cnn, fedfv_linear, fedfv_mnist_cnn
 from federation.training.torch_trainer import TorchTrainer
 from tests.federation.training.scene import DEVICES
@@ -50,6 +51,28 @@ def test_the_models_have_the_papers_sizes(
     model = task(name).model()
     assert [tensor.name for tensor in layout.tensors] == [name for name, _ in model.named_parameters()]
     assert model(samples(shape, kind, 2, classes).x).shape == (2, outputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "encoder", "heads", "first"),
+    [
+        ("celeba", 11_209_872, 11_168_832, 40, "5-o-clock-shadow"),
+        ("celeba-5", 11_189_352, 11_168_832, 5, "group-1"),
+        ("river-flow", 2816, 2744, 8, "chsi2"),
+        ("qm9", 617_675, 616_960, 11, "mu"),
+    ],
+)
+def test_the_models_of_many_objectives_have_the_published_sizes_and_a_linear_head_for_each_after_the_encoder(
+    name: str, size: int, encoder: int, heads: int, first: str
+) -> None:
+    with torch.device("meta"):  # shapes without numbers
+        layout = flat.layout(task(name).model())
+    shared = [tensor for tensor in layout.tensors if tensor.name.startswith("encoder.")]
+    assert (layout.size, sum(tensor.size for tensor in shared)) == (size, encoder)
+    objectives = task(name).objectives
+    assert (len(objectives), objectives[0]) == (heads, first)
+    names = [tensor.name for tensor in layout.tensors[len(shared) :]]
+    assert names == [f"heads.{objective}.{kind}" for objective in objectives for kind in ("weight", "bias")]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -21,6 +21,7 @@ from fedpareto import Metric, simulate
 from tests.few import few_of
 from tests.paths import EXAMPLES
 
+PRIVATE = 'algorithm.name = "fedavg-n"\nprivacy.secure = "sum"\n'
 AUC, ERROR = MetricKind("auc"), MetricKind("error", better="lower", largest=4.0)
 SPEC = """
 name = "metrics"
@@ -167,6 +168,11 @@ def test_a_run_ends_when_its_target_is_reached_or_nothing_gets_better() -> None:
     assert history.reason.startswith("no better validation error/odd (mean) in 2 evaluations")
 
 
+def submitted(keys: str, metrics: tuple[MetricKind, ...] = (AUC, ERROR)) -> Submission:
+    document = f'name = "x"\ntask = "digits"\nrounds = 2\n{keys}\n'
+    return Submission.parse(document.encode(), ("loss",), metrics)
+
+
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
@@ -177,42 +183,32 @@ def test_a_run_ends_when_its_target_is_reached_or_nothing_gets_better() -> None:
         ('stop.metric = "auc"\nstop.patience = 1\nevaluate.every = 0', "evaluate.every = 0"),
         ("evaluate.metrics = { other = {} }", "evaluate.metrics.other"),
         ('evaluate.metrics = { auc = { better = "lower" } }', "evaluate.metrics.auc"),
+        (f'{PRIVATE}stop = {{ metric = "auc", of = "worst", patience = 1 }}', "a private round shows only the mean"),
         (
-            'algorithm.name = "fedavg-n"\nprivacy.secure = "sum"\n'
-            'stop = { metric = "auc", of = "worst", patience = 1 }',
-            "a private round shows only the mean",
-        ),
-        (
-            'algorithm.name = "fedavg-n"\nprivacy.secure = "sum"\n'
-            'stop = { metric = "accuracy", of = "weighted", patience = 1 }',
+            f'{PRIVATE}stop = {{ metric = "accuracy", of = "weighted", patience = 1 }}',
             'a private round shows only the mean of a metric: use of = "mean", or',
         ),
         (
-            'algorithm.name = "fedavg-n"\nprivacy.secure = "sum"\nstop = { metric = "error/odd", patience = 1 }',
+            f'{PRIVATE}stop = {{ metric = "error/odd", patience = 1 }}',
             'a private round shows only the mean of a metric: use of = "mean" and no class',
         ),
     ],
 )
 def test_what_submit_refuses(keys: str, why: str) -> None:
-    document = f'name = "x"\ntask = "digits"\nrounds = 2\n{keys}\n'.encode()
     with pytest.raises(Refusal, match=why, check=lambda error: error.reason == "spec"):
-        Submission.parse(document, ("loss",), (AUC, ERROR))
+        submitted(keys)
 
 
 def test_a_private_run_may_be_stopped_by_what_it_discloses() -> None:
-    private = 'name = "x"\ntask = "digits"\nrounds = 2\nalgorithm.name = "fedavg-n"\nprivacy.secure = "sum"\n'
     for keys in (
         'stop = { metric = "auc", patience = 1 }',
         'stop = { metric = "auc", of = "worst", patience = 1 }\nprivacy.disclose = ["evaluation"]',
     ):
-        assert Submission.parse((private + keys).encode(), ("loss",), (AUC, ERROR)).spec.stop.metric == "auc"
+        assert submitted(PRIVATE + keys).spec.stop.metric == "auc"
 
 
 def test_a_specification_may_name_the_metrics_of_a_task_that_is_not_installed() -> None:
-    document = (
-        b'name = "x"\ntask = "digits"\nrounds = 2\nevaluate.metrics = { rmse = { better = "lower", largest = 9.0 } }'
-    )
-    found = Submission.parse(document, ("loss",), ())
+    found = submitted('evaluate.metrics = { rmse = { better = "lower", largest = 9.0 } }', ())
     assert found.metrics == (MetricKind("rmse", better="lower", largest=9.0),)
 
 

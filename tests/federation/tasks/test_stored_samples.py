@@ -13,7 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
 
 from federation.attacks import AttackError, parse_attack
-from federation.spec.computation import Descend, LocalSgd, MeasureAlong, PrivateSgd
+from federation.spec.computation import LocalSgd, MeasureAlong, PrivateSgd
 from federation.spec.run_spec import RunSpec
 from federation.tasks import DataError, Dataset, DataSource, Loading, Part, Splits, Task, TaskError, initial_model, task
 from federation.tasks.census import census
@@ -95,11 +95,8 @@ def stored(request: pytest.FixtureRequest) -> Iterator[TorchTrainer]:
 def test_results_are_those_of_samples_in_memory_to_the_last_byte(
     stored: TorchTrainer, held: TorchTrainer, base: Vector
 ) -> None:
-    for work in (
-        WORK,
-        LocalSgd(steps=3, batch_size=10**6, learning_rate=0.1),
-        LocalSgd(steps=13, batch_size=24, learning_rate=0.1),
-    ):
+    more = (LocalSgd(steps=steps, batch_size=size, learning_rate=0.1) for steps, size in ((3, 10**6), (13, 24)))
+    for work in (WORK, *more):
         found, expected = (train(trainer, base, work) for trainer in (stored, held))
         assert found.rows["loss"].tobytes() == expected.rows["loss"].tobytes()
         assert (found.losses, found.metrics, found.samples) == (expected.losses, expected.metrics, expected.samples)
@@ -189,14 +186,8 @@ def test_a_minibatch_of_the_whole_split_is_declined(base: Vector) -> None:
 
 def test_samples_that_are_not_in_memory_are_trained_with_noise(base: Vector) -> None:
     pytest.importorskip("opacus", reason="needs fedpareto[dp]")
-    trainer = made()
-    descend = Descend(
-        sgd=LocalSgd(steps=2, batch_size=20, learning_rate=0.1),
-        targets={"loss": {"loss": 1.0}},
-        private=PrivateSgd(noise=1.0, clip=1.0),
-        measure=False,
-    )
-    assert trainer.compute(base, descend, seed=0, round=0, client_id="a").rows["loss"].any()
+    work = LocalSgd(steps=2, batch_size=20, learning_rate=0.1)
+    assert train(made(), base, work, private=PrivateSgd(noise=1.0, clip=1.0), measure=False).rows["loss"].any()
 
 
 def test_a_worker_offers_a_task_with_such_data_and_reads_it_as_its_owner_wants(base: Vector) -> None:

@@ -16,6 +16,7 @@ from federation import tasks
 from federation.tasks import parameters as flat
 from federation.tasks.digits import Digits, write_parts
 from fedpareto.processes.forked import completed
+from tests.federation.tasks.scene import refused
 from tests.harness import python
 from tests.paths import DOCS, EXAMPLES, ROOT
 
@@ -125,9 +126,7 @@ def test_a_file_of_digits_can_be_shared_in_parts_too(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_of_digits_is_named_with_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(tasks.DataError, match="write_parts") as caught:
-        tasks.task("digits").load(tasks.DataSource(tmp_path))
-    assert str(tmp_path / "digits.npz") in str(caught.value)
+    assert str(tmp_path / "digits.npz") in refused("digits", tmp_path, "write_parts")
 
 
 GOOD_X, GOOD_Y = np.zeros((4, 64)), np.zeros(4, dtype=int)
@@ -151,15 +150,13 @@ def test_a_file_that_does_not_hold_digits_is_refused_with_its_path(
     tmp_path: Path, arrays: dict[str, np.ndarray]
 ) -> None:
     np.savez(tmp_path / "digits.npz", allow_pickle=True, **arrays)
-    with pytest.raises(tasks.DataError, match=r"digits\.npz"):
-        tasks.task("digits").load(tasks.DataSource(tmp_path))
+    refused("digits", tmp_path, r"digits\.npz")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not a zip", b"x" * 1000, np.lib.format.magic(1, 0)])
 def test_a_broken_file_of_digits_is_refused_with_its_path(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "digits.npz").write_bytes(content)
-    with pytest.raises(tasks.DataError, match=r"digits\.npz"):
-        tasks.task("digits").load(tasks.DataSource(tmp_path))
+    refused("digits", tmp_path, r"digits\.npz")
 
 
 class _Trap:
@@ -180,8 +177,7 @@ def test_a_pickle_in_the_place_of_digits_is_not_run(tmp_path: Path, wrapped: boo
         np.savez(file, x=trap, y=trap)
     else:
         file.write_bytes(pickle.dumps(_Trap(str(sprung))))
-    with pytest.raises(tasks.DataError, match=r"digits\.npz"):
-        tasks.task("digits").load(tasks.DataSource(tmp_path))
+    refused("digits", tmp_path, r"digits\.npz")
     assert not sprung.exists()
 
 
