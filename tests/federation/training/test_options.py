@@ -15,7 +15,7 @@ from torch.nn.utils import vector_to_parameters
 from coordinator.aggregation.phase_kinds import TrainingPhase
 from coordinator.aggregation.phases import Asked
 from coordinator.rounds.runs.specification import cautions, parse_run
-from federation.spec.computation import Descend, LocalSgd, PrivateSgd
+from federation.spec.computation import LocalSgd, PrivateSgd
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.schedules import Schedule
 from federation.tasks import Dataset, DataSource, Splits, Task, initial_model, task
@@ -152,10 +152,8 @@ def test_adam_adds_the_proximal_term_and_leaves_frozen_columns_alone() -> None:
     _, base, trainer = curve()
     free, near = (trained(sgd(optimiser="adam", proximal_mu=mu)) for mu in (0.0, 100.0))
     assert np.linalg.norm(near - base) < np.linalg.norm(free - base) / 1.5
-    descend = Descend(
-        sgd=sgd(optimiser="adamw", weight_decay=0.1), targets={"loss": {"loss": 1.0}}, frozen=(slice(0, 96),)
-    )
-    update = trainer.compute(base, descend, seed=0, round=0, client_id="a").rows["loss"]
+    work = sgd(optimiser="adamw", weight_decay=0.1)
+    update = train(trainer, base, work, frozen=(slice(0, 96),)).rows["loss"]
     assert not update[:96].any()
     assert update[96:].all()
 
@@ -168,10 +166,7 @@ def test_adam_adds_the_proximal_term_and_leaves_frozen_columns_alone() -> None:
             {"step_schedule": "decay", "step_decay": 0.5, "step_decay_every": 2},
             lambda moves: torch.optim.lr_scheduler.StepLR(moves, 2, 0.5),
         ),
-        (
-            {"step_warm_up": 4},
-            lambda moves: torch.optim.lr_scheduler.LinearLR(moves, start_factor=0.2, total_iters=4),
-        ),
+        ({"step_warm_up": 4}, lambda moves: torch.optim.lr_scheduler.LinearLR(moves, start_factor=0.2, total_iters=4)),
     ],
 )
 @pytest.mark.parametrize("name", ["sgd", "adam"])
@@ -247,9 +242,8 @@ def test_an_option_travels_and_one_that_is_not_there_keeps_its_default() -> None
         step_schedule="decay", step_warm_up=3, step_decay=0.7, step_decay_every=4,
     )  # fmt: skip
     for work in (sgd(), full):
-        message = TrainWork.FromString(
-            wire.to_proto(Train(sgd=work, targets={"loss": {"loss": 1.0}})).SerializeToString()
-        )
+        sent = wire.to_proto(Train(sgd=work, targets={"loss": {"loss": 1.0}}))
+        message = TrainWork.FromString(sent.SerializeToString())
         assert wire.from_proto(message, shape).sgd == work
     bare = TrainWork(epochs=3, batch_size=10, learning_rate=0.05)
     assert wire.from_proto(bare, shape).sgd == sgd()
@@ -382,7 +376,6 @@ def test_private_training_takes_steps_of_adam() -> None:
     trainer = TorchTrainer(digits, digits.load(DataSource()), "cpu", 1)
     base = initial_model(digits, 0)[1]
     work = LocalSgd(steps=1, batch_size=50, learning_rate=0.01, optimiser="adam")
-    descend = Descend(sgd=work, targets={"loss": {"loss": 1.0}}, private=PrivateSgd(noise=1.0, clip=1.0), measure=False)
-    rows = trainer.compute(base, descend, seed=0, round=0, client_id="a").rows
+    rows = train(trainer, base, work, private=PrivateSgd(noise=1.0, clip=1.0), measure=False).rows
     moved = np.abs(rows["loss"])
     assert moved.max() == pytest.approx(0.01, rel=1e-3)  # the first step of Adam: the rate in each coordinate

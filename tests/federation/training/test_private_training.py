@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from scipy import stats
 
 from coordinator.rounds.runs.specification import parse_run
 from federation.spec.accounting import COARSE, DELTA, Mechanism, epsilon, gaussian_epsilon
-from federation.spec.computation import Descend, LocalSgd, PrivateSgd
+from federation.spec.computation import LocalSgd, PrivateSgd
 from federation.spec.noise import Noise
 from federation.spec.run_spec import SpecError
 from federation.tasks import Dataset, DataSource, Part, Task, initial_model, task
@@ -23,11 +24,12 @@ from federation.training.dp_sgd import PrivateGradients, must_suit
 from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import TrainWork
 from federation.vectors import Vector
-from federation.work.base import Result, WorkError
+from federation.work.base import WorkError
 from federation.work.train import wire
 from federation.work.train.work import Train
 from fedpareto.notebook import simulate
 from tests.few import few
+from tests.trained import train
 
 pytestmark = pytest.mark.skipif(
     find_spec("dp_accounting") is None or find_spec("opacus") is None, reason="needs fedpareto[dp]"
@@ -68,9 +70,9 @@ class Chosen(Noise):
         return np.zeros(count)
 
 
-def gradient(of: Task, data: Dataset, private: PrivateSgd = PRIVATE, sgd: LocalSgd = SGD, drawn: float = 0.0) -> Vector:
-    """The gradient without noise of a fresh model, (d,)."""
-    source = PrivateGradients(flat.build(of).train(), of, data, sgd, private, Chosen(drawn))
+def gradient(of: Task, data: Dataset, sgd: LocalSgd = SGD, noise: Noise | None = None) -> Vector:
+    """The gradient of a fresh model, (d,); without noise, of every sample, unless `noise` says otherwise."""
+    source = PrivateGradients(flat.build(of).train(), of, data, sgd, PRIVATE, noise or Chosen())
     return torch.cat([part.reshape(-1) for part in source.next(LOSS)]).numpy()
 
 
@@ -80,9 +82,8 @@ def alone(of: Task, data: Dataset) -> list[NDArray[np.float64]]:
     for x, y in zip(data.x, data.y, strict=True):
         model.zero_grad()
         of.losses(model(x[None]), y[None])["loss"].backward()  # type: ignore[no-untyped-call]
-        found.append(
-            torch.cat([part.grad.reshape(-1) for part in model.parameters() if part.grad is not None]).double().numpy()
-        )
+        rows = [part.grad.reshape(-1) for part in model.parameters() if part.grad is not None]
+        found.append(torch.cat(rows).double().numpy())
     return found
 
 
@@ -127,23 +128,20 @@ def test_a_loss_that_is_no_mean_over_samples_is_still_taken_one_sample_at_a_time
 
 
 def test_an_empty_sample_gives_noise_alone(digits: Task, data: Dataset) -> None:
-    assert not gradient(digits, data, drawn=1.0).any()
+    assert not gradient(digits, data, noise=Chosen(1.0)).any()
 
     class Nobody(Noise):
         def uniform(self, count: int) -> NDArray[np.float64]:
             return np.ones(count) if count == len(data) else super().uniform(count)
 
-    source = PrivateGradients(flat.build(digits).train(), digits, data, SGD, PRIVATE, Nobody())
-    drawn = torch.cat([part.reshape(-1) for part in source.next(LOSS)]).numpy()
-    assert drawn.std() == pytest.approx(PRIVATE.noise * PRIVATE.clip / 10, rel=0.1)
+    assert gradient(digits, data, noise=Nobody()).std() == pytest.approx(PRIVATE.noise * PRIVATE.clip / 10, rel=0.1)
 
 
 def test_a_batch_of_the_whole_split_draws_every_sample(digits: Task, data: Dataset) -> None:
     whole = LocalSgd(steps=1, batch_size=0, learning_rate=0.1)
     assert PRIVATE.mechanism(whole, len(data), 1) == Mechanism(1.0, 1.0, 1)
-    np.testing.assert_allclose(
-        gradient(digits, data, sgd=whole, drawn=1.0) * len(data), gradient(digits, data) * 10, atol=1e-6
-    )
+    every = gradient(digits, data, whole, Chosen(1.0)) * len(data)
+    np.testing.assert_allclose(every, gradient(digits, data) * 10, atol=1e-6)
 
 
 def test_samples_are_drawn_independently_with_the_rate_of_the_batch(digits: Task, data: Dataset) -> None:
@@ -174,33 +172,29 @@ def test_noise_is_standard_normal_and_samples_come_with_their_probability() -> N
     assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.03
 
 
-def test_no_seed_leads_to_the_noise(digits: Task) -> None:
+@pytest.fixture
+def update(digits: Task) -> Callable[[PrivateSgd | None], Vector]:
+    """Makes the same update again, with this noise."""
     trainer = TorchTrainer(digits, digits.load(DataSource(part=Part(0, 40))), "cpu", 1)
     base = initial_model(digits, 3)[1]
 
-    def update() -> Vector:
+    def made(private: PrivateSgd | None) -> Vector:
         torch.manual_seed(0)
         np.random.seed(0)
-        descend = Descend(sgd=SGD, targets={"loss": LOSS}, measure=False, private=PRIVATE)
-        row = trainer.compute(base, descend, seed=5, round=0, client_id="a").rows["loss"]
-        return np.asarray(row, dtype=np.float32)
+        return np.asarray(train(trainer, base, SGD, measure=False, private=private, seed=5).rows["loss"])
 
-    one, other = update(), update()
+    return made
+
+
+def test_no_seed_leads_to_the_noise(update: Callable[[PrivateSgd | None], Vector]) -> None:
     # Three steps of rate 0.1, each with noise of standard deviation 0.5 / 10: independent in both.
-    assert (one - other).std() == pytest.approx(math.sqrt(2 * 3) * 0.1 * 0.05, rel=0.2)
+    assert (update(PRIVATE) - update(PRIVATE)).std() == pytest.approx(math.sqrt(2 * 3) * 0.1 * 0.05, rel=0.2)
 
 
-def test_without_noise_training_is_as_it_was(digits: Task) -> None:
-    trainer = TorchTrainer(digits, digits.load(DataSource(part=Part(0, 40))), "cpu", 1)
-    base = initial_model(digits, 3)[1]
-
-    def update(private: PrivateSgd | None) -> Result:
-        descend = Descend(sgd=SGD, targets={"loss": LOSS}, measure=False, private=private)
-        return trainer.compute(base, descend, seed=5, round=0, client_id="a")
-
-    before = update(None).rows["loss"]
+def test_without_noise_training_is_as_it_was(update: Callable[[PrivateSgd | None], Vector]) -> None:
+    before = update(None)
     update(PRIVATE)
-    assert np.array_equal(update(None).rows["loss"], before)
+    assert np.array_equal(update(None), before)
 
 
 # --- models and specifications that do not suit

@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from federation.spec.computation import Ability, Descend, LocalSgd
+from federation.spec.computation import Ability, LocalSgd
 from federation.tasks import DataSource, Loading, Part, Task, initial_model, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.external import ExternalTrainer
@@ -53,9 +54,8 @@ def alone(digits: Task) -> Trainer:
 @pytest.fixture(scope="module", params=["forks", pytest.param("torchrun", marks=pytest.mark.full)])
 def two(request: pytest.FixtureRequest, digits: Task) -> Iterator[ExternalTrainer]:
     command = FORKS if request.param == "forks" else torchrun(2, "", ())
-    started = ExternalTrainer(digits, SOURCE, "cpu", 1, command=command)
-    yield started
-    started.close()
+    with closing(ExternalTrainer(digits, SOURCE, "cpu", 1, command=command)) as started:
+        yield started
 
 
 def ranks(trainer: ExternalTrainer) -> list[psutil.Process]:
@@ -103,10 +103,8 @@ def test_schedules_decay_and_frozen_parameters_hold_in_two_processes(
         steps=6, batch_size=25, learning_rate=0.01, optimiser="adamw", epsilon=1e-2, weight_decay=0.1, proximal_mu=0.5,
         step_schedule="cosine", step_warm_up=2, precision=precision,
     )  # fmt: skip
-    work = Descend(sgd=sgd, targets={"loss": {"loss": 1.0}}, frozen=(slice(4096, 4160),))  # hidden.bias
-    found, expected = (
-        trainer.compute(base, work, seed=0, round=0, client_id="a").rows["loss"] for trainer in (two, alone)
-    )
+    frozen = (slice(4096, 4160),)  # hidden.bias
+    found, expected = (train(trainer, base, sgd, frozen=frozen).rows["loss"] for trainer in (two, alone))
     same(found, expected, close)
     assert not found[4096:4160].any()
     assert found[:4096].any()
@@ -121,11 +119,8 @@ def test_the_statistics_of_the_first_process_are_kept_and_samples_may_be_read_wh
     learned, source = task("normed_task:Normed"), replace(SOURCE, loading=Loading(1))
     start, rows = initial_model(learned, 1)[1], []
     for given in (SOURCE, source):
-        trainer = ExternalTrainer(learned, given, "cpu", 1, command=torchrun(2, "", ()))
-        try:
+        with closing(ExternalTrainer(learned, given, "cpu", 1, command=torchrun(2, "", ()))) as trainer:
             rows.append(train(trainer, start, WORK).rows["loss"])
-        finally:
-            trainer.close()
     assert rows[0].tobytes() == rows[1].tobytes()
     layout = initial_model(learned, 1)[0]
     after = layout.split(start - rows[0])
@@ -158,7 +153,7 @@ def test_noise_on_samples_is_for_one_process(two: ExternalTrainer) -> None:
 
 # The last test of the shared processes: it ends them. In the long tests it also starts them again.
 @pytest.mark.full
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.full)])
+@pytest.mark.parametrize("rank", [1, 0])
 def test_a_process_that_dies_ends_the_training_with_a_reason_and_the_next_one_starts_anew(
     two: ExternalTrainer, base: Vector, rank: int
 ) -> None:
@@ -182,9 +177,7 @@ def test_a_process_that_dies_ends_the_training_with_a_reason_and_the_next_one_st
 def test_the_devices_of_the_processes_are_a_gpu_each_or_the_cpu() -> None:
     second = Ranks(1, 2)
     assert second.device("cpu") == "cpu"
-    with pytest.raises(
-        ValueError, match=r"device 'cuda:1' is for one process: with 2 processes, use auto, cpu or cuda"
-    ):
+    with pytest.raises(ValueError, match="device 'cuda:1' is for one process: with 2 processes, use auto, cpu or cuda"):
         second.device("cuda:1")
     if torch.cuda.device_count() < 2:
         with pytest.raises(ValueError, match="2 processes need a GPU each, and there are"):

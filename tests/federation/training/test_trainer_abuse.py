@@ -9,15 +9,17 @@ import numpy as np
 import psutil
 import pytest
 
-from federation.spec.computation import Descend, LocalSgd
+from federation.spec.computation import LocalSgd
 from federation.training import TrainingStopped
 from federation.training.external import ExternalTrainer
 from federation.training.reasons import reason_of
 from tests.federation.training.scene import Start, starting
 from tests.few import few_of
 from tests.harness import wait_for
+from tests.trained import train
 
 BASE = np.zeros(3, dtype=np.float32)
+SGD = LocalSgd(epochs=1, learning_rate=1.0)
 
 
 @pytest.fixture
@@ -26,9 +28,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def trained(trainer: ExternalTrainer, stopped: Callable[[], bool] = lambda: False) -> list[float]:
-    work = Descend(sgd=LocalSgd(epochs=1, learning_rate=1.0), targets={"loss": {"loss": 1.0}}, measure=False)
     shares: list[float] = []
-    trainer.compute(BASE, work, seed=0, round=0, client_id="a", progress=shares.append, stopped=stopped)
+    train(trainer, BASE, SGD, measure=False, progress=shares.append, stopped=stopped)
     return shares
 
 
@@ -232,8 +233,7 @@ def test_bytes_that_are_no_message_end_the_process(start: Start, writes: str, ex
 def test_a_score_that_is_no_number_is_refused_and_one_that_is_not_finite_is_a_divergence(start: Start) -> None:
     def loss(value: Any) -> str:
         trainer = start(f"say(type='scores', id=id, scores={{'loss': {value}}}) if kind == 'evaluate' else answer()")
-        work = Descend(sgd=LocalSgd(epochs=1, learning_rate=1.0), targets={"loss": {"loss": 1.0}})
-        return reason(lambda: trainer.compute(BASE, work, seed=0, round=0, client_id="a"))
+        return reason(lambda: train(trainer, BASE, SGD))
 
     values = ("10 ** 400", "'1'", "[1.0]", "True", "float('nan')", "float('inf')", "None")
     assert [loss(value) for value in values] == [

@@ -29,7 +29,7 @@ from fedpareto import simulate
 from simulation import SimulationError
 from tests.harness import Federation, federation, python
 from tests.paths import EXAMPLES, ROOT
-from tests.trained import train
+from tests.trained import jacobian, train
 
 SGD = LocalSgd(epochs=2, batch_size=4, learning_rate=0.25)
 BASE = np.array([1.0, 2.0, 3.0], dtype=np.float32)
@@ -42,10 +42,8 @@ class Numbers(Task):
         return {"a": np.full((1, 2), float(seed)), "b": np.zeros(())}
 
     def load(self, source: DataSource) -> Splits:
-        empty = Dataset(np.zeros((0, 2)), np.zeros(0))
-        return Splits(
-            Dataset(np.arange(20.0).reshape(10, 2), np.arange(10)), empty, Dataset(np.ones((3, 2)), np.ones(3))
-        )
+        ten, none = Dataset(np.arange(20.0).reshape(10, 2), np.arange(10)), Dataset(np.zeros((0, 2)), np.zeros(0))
+        return Splits(ten, none, Dataset(np.ones((3, 2)), np.ones(3)))
 
 
 class Halving(Trainer):
@@ -182,7 +180,7 @@ def test_work_that_a_trainer_cannot_do_is_not_begun_and_the_reason_names_the_abi
         def gradients(self, model: Vector, batch_size: int, seed: int) -> Mapping[str, Array]:
             return {"loss": model}
 
-    found = halving(Gradients).compute(BASE, Differentiate(batch_size=0), seed=0, round=0, client_id="a")
+    found = jacobian(halving(Gradients), BASE, 0)
     np.testing.assert_array_equal(found.rows["loss"], BASE)
     assert reason(halving(Gradients), Differentiate(batch_size=0, again=True)) == "ability:repeatable"
 
@@ -414,12 +412,7 @@ def test_operators_see_what_the_trainer_of_each_member_can_do(running: Federatio
         for offered in client["tasks"]
         if offered["task"] == "scikit:Tumours"
     }
-    assert shown == {
-        "ann": ["repeatable"],
-        "ben": ["repeatable"],
-        "dan": ["repeatable"],
-        "eve": [],
-    }
+    assert shown == {"ann": ["repeatable"], "ben": ["repeatable"], "dan": ["repeatable"], "eve": []}
     shown_of_eve = running.fedpareto("admin", "--home", str(running.home / "admin"), "client", "eve")
     lines = [line.split(maxsplit=1) for line in shown_of_eve.splitlines()]
     assert ["cannot", ", ".join(Ability)[:60]] in [[line[0], line[-1][:60]] for line in lines if line]
@@ -450,7 +443,6 @@ def test_a_run_that_needs_more_than_the_trainers_can_do_is_declined_and_submit_w
     (run,) = running.query("select run_id from runs where name = 'proximal'")[0]
     assert running.wait_ended(run) == "FAILED", "no step was made"
     declined = running.query("select client_id, state, reason, message from assignments where reason != ''")
-    assert {row[:3] for row in map(tuple, declined)} == {
-        (name, "DECLINED", "ability:proximal") for name in ("ann", "ben", "dan", "eve")
-    }
-    assert {row[3] for row in declined} == {"the trainer of this worker cannot add a proximal term (train.proximal_mu)"}
+    why = "the trainer of this worker cannot add a proximal term (train.proximal_mu)"
+    names = ("ann", "ben", "dan", "eve")
+    assert set(map(tuple, declined)) == {(name, "DECLINED", "ability:proximal", why) for name in names}
