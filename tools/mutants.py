@@ -33,8 +33,6 @@ LEFT = ("# no mutant: ", "frozen=True", "if TYPE_CHECKING:")  # in lines that ar
 SAME = re.compile("_(Is_Eq|Eq_Is|IsNot_NotEq|NotEq_IsNot|BitOr_BitXor|BitOr_Add|BitAnd_Mul)$")
 DELETABLE = {"expr_stmt", "atom_expr", "raise_stmt", "del_stmt", "return_stmt", "assert_stmt"}
 
-TRUST = ("identity", "proofs", "join_string", "member_files")
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -89,8 +87,11 @@ SUBJECTS = {
         ),
     ),
     "identity": Subject(
-        tuple(f"federation/trust/{name}.py" for name in TRUST),
-        tuple(f"tests/federation/trust/test_{name}.py" for name in TRUST),
+        tuple(f"federation/trust/{name}.py" for name in ("identity", "proofs", "join_string", "member_files")),
+        tuple(
+            f"tests/federation/trust/test_{name}.py"
+            for name in ("certificates", "proofs", "join_string", "member_files")
+        ),
     ),
     "blobs": Subject(
         ("storage/blob_directory.py", "storage/blobs.py"),
