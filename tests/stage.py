@@ -1,6 +1,5 @@
 """A stage for the engine: a real coordinator in this process, and clients that a test plays by hand."""
 
-import math
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2 import SubmitRunRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, ReceiptManifest, SignedEnvelope, StepManifest
-from federation.v1.federation_pb2 import AttendRequest, AttendResponse
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest
 from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes, update_layout
 from storage.blob_directory import DirectoryStore
 from storage.models import Assignment, Client, Evaluation, Phase, Reply, Round, Run
@@ -41,6 +40,7 @@ LAYOUT = Layout((Tensor("layer.weight", (8, 5)), Tensor("layer.bias", (5,))))
 MODEL = to_bytes(LAYOUT, np.linspace(-1, 1, LAYOUT.size, dtype=np.float32))
 LONG = timedelta(seconds=1000)  # the deadlines of `spec` are shorter, the clock is moved by this
 OVER = (RunState.COMPLETED, RunState.FAILED, RunState.STOPPED)
+ALL = 1_000_000  # phases or rounds: more than any run has
 
 
 def spec(name: str, task: str, rounds: int = 1, *, seed: int = 3, algorithm: str = "fedmgda+", more: str = "") -> bytes:
@@ -161,6 +161,11 @@ class Player:
         """Submits an update without a direction, which is refused."""
         with refused("INVALID_ARGUMENT", "zero"):
             self.submit(order, np.zeros(sum(row.length for row in order.rows), np.float32))
+
+    def fetch(self, name: str, offset: int = 0) -> bytes:
+        """The bytes of a blob from this place on."""
+        request = FetchBlobRequest(digest=name, offset=offset)
+        return b"".join(part.chunk for part in self.member.stub.FetchBlob(request, timeout=SECONDS))
 
     def decline(self, order: AssignmentManifest, reason: str, message: str = "") -> None:
         self.say(decline=self.member.declined(order.assignment_id, reason, message))
@@ -444,15 +449,20 @@ class Stage:
         )
 
     def play(
-        self, run: str, *players: Player, until: Callable[[], object] | None = None, phases: float = math.inf
+        self,
+        run: str,
+        *players: Player,
+        until: Callable[[], object] | None = None,
+        phases: int = ALL,
+        rounds: int = ALL,
     ) -> None:
         """The players answer what they are asked until the run has ended, with a step or not, or until what is given.
 
-        Orders of a phase from `phases` on are kept for later.
+        Orders of a phase from `phases` on, and those of a round from `rounds` on, are kept for later.
         """
 
         def over() -> object:
-            reply_to(players, lambda order: order.phase < phases)
+            reply_to(players, lambda order: order.phase < phases and order.round < rounds)
             row = self.run(run)
             if until is not None and until():
                 return True

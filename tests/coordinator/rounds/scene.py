@@ -188,10 +188,3 @@ def answer(players: Mapping[str, Player], *names: str) -> None:
     """These clients do the one thing that they are asked next."""
     for name in names:
         players[name].answer()
-
-
-# --- what clients send that they should not
-
-
-def jacobian_phase(stage: Stage, more: str = EXACT, rounds: int = 1) -> tuple[str, dict[str, Player]]:
-    return begin(stage, "fedcmoo", more, rounds=rounds)

@@ -19,23 +19,14 @@ def waiting(bell: Bell, replies: int) -> threading.Event:
     return over
 
 
-def test_replies_wake_a_conductor_once_there_are_enough() -> None:
-    bell = Bell()
-    over = waiting(bell, 3)
-    bell.count_reply()
-    bell.count_reply()
-    assert not over.wait(0.05)
-    bell.count_reply()
-    assert over.wait(SECONDS)
-
-
-def test_a_ring_wakes_it_before_they_have_come() -> None:
-    bell = Bell()
-    over = waiting(bell, 3)
-    bell.count_reply()
-    assert not over.wait(0.05)
-    bell.ring()
-    assert over.wait(SECONDS)
+def test_enough_replies_wake_a_conductor_and_so_does_a_ring_before_they_have_come() -> None:
+    for wakes in (Bell.count_reply, Bell.ring):
+        bell = Bell()
+        over = waiting(bell, 2 if wakes is Bell.count_reply else 3)
+        bell.count_reply()
+        assert not over.wait(0.05)
+        wakes(bell)
+        assert over.wait(SECONDS)
 
 
 def test_what_comes_before_a_wait_ends_it_and_each_wait_counts_anew() -> None:

@@ -15,8 +15,7 @@ from storage.retention import collect
 from storage.states import RoundState, RunState
 from tests.coordinator.aggregation.scene import coefficients_of
 from tests.few import few_of
-from tests.running import wait_for
-from tests.stage import MODEL, Player, Stage, answer, reply_to, spec, vector
+from tests.stage import MODEL, Player, Stage, answer, spec, vector
 from tests.storage.scene import blob_file, stored
 
 NAMES = ("ann", "ben", "cleo", "dan", "eve")
@@ -39,12 +38,7 @@ def models(stage: Stage, run: str) -> list[str | None]:
 
 def stepped(stage: Stage, run: str, players: list[Player], number: int) -> None:
     """Plays all rounds before this one, which has begun, and whose orders are kept for later."""
-
-    def begun() -> bool:
-        reply_to(players, lambda order: order.round < number)
-        return len(stage.rounds(run)) > number
-
-    wait_for(begun, f"round {number} of {run}")
+    stage.play(run, *players, until=lambda: len(stage.rounds(run)) > number, rounds=number)
 
 
 def entries(stage: Stage, run: str) -> dict[str, dict[str, object]]:

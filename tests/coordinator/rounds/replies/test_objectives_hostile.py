@@ -6,19 +6,26 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from federation.v1.common_pb2 import AssignmentManifest
+from federation.v1.common_pb2 import AssignmentManifest, Row
 from federation.vectors import Layout, Tensor, to_bytes
-from storage.states import RoundState, RunState
-from tests.coordinator.rounds.scene import EXACT, answer, begin, jacobian_phase, weights_of
+from storage.states import RoundState
+from tests.coordinator.rounds.scene import EXACT, answer, begin, weights_of
 from tests.few import few_of
-from tests.running import refused, wait_for
+from tests.running import refused
 from tests.stage import LONG, Player, Stage
 
 
+def jacobian_phase(
+    stage: Stage, name: str, more: str = EXACT, rounds: int = 1
+) -> tuple[str, dict[str, Player], Player, AssignmentManifest, int]:
+    """A run that asks for gradients; of this client the player, its order, and how many numbers it is to send."""
+    run, players = begin(stage, "fedcmoo", more, rounds=rounds)
+    order = players[name].order()
+    return run, players, players[name], order, sum(row.length for row in order.rows)
+
+
 def test_sketches_that_are_not_what_was_asked_are_refused_and_harm_nobody_else(stage: Stage) -> None:
-    run, players = jacobian_phase(stage)
-    ann, order = players["ann"], players["ann"].order()
-    size = sum(row.length for row in order.rows)
+    run, players, ann, order, size = jacobian_phase(stage, "ann")
     values = np.ones(size, np.float32)
     # These leave the assignment open: somebody else may have sent them.
     wrong: list[tuple[str, str, dict[str, Any]]] = [
@@ -46,20 +53,16 @@ def test_sketches_that_are_not_what_was_asked_are_refused_and_harm_nobody_else(s
 
 def forged(player: Player, order: AssignmentManifest, values: NDArray[np.float32], **changes: Any) -> None:
     """Hands in a well-formed payload of these values under a manifest of which some fields are changed."""
-    changed = AssignmentManifest()
+    changed, rows = AssignmentManifest(), changes.pop("rows", None)
     changed.CopyFrom(order)
-    rows = changes.pop("rows", None)
     if rows is not None:
         del changed.rows[:]
-        for name, length in rows:
-            changed.rows.add(name=name, dtype="F32", length=length)
+        changed.rows.extend(Row(name=name, dtype="F32", length=length) for name, length in rows)
     player.submit(changed, values[: sum(row.length for row in changed.rows)], **changes)
 
 
 def test_a_payload_with_other_tensors_than_the_signed_rows_say_is_refused_for_good(stage: Stage) -> None:
-    run, players = jacobian_phase(stage)
-    ann, order = players["ann"], players["ann"].order()
-    size = sum(row.length for row in order.rows)
+    run, players, ann, order, size = jacobian_phase(stage, "ann")
     payload = to_bytes(Layout((Tensor("jacobiam", (size,)),)), np.ones(size, np.float32))
     manifest = ann.member.manifest(order, payload)
     with refused("INVALID_ARGUMENT", "layout"):
@@ -69,19 +72,15 @@ def test_a_payload_with_other_tensors_than_the_signed_rows_say_is_refused_for_go
 
 
 def test_gradients_may_be_zero_an_update_may_not(stage: Stage) -> None:
-    run, players = jacobian_phase(stage)
-    ann = players["ann"]
-    order = ann.order()
-    ann.reply(order, np.zeros(sum(row.length for row in order.rows), np.float32))
+    run, players, ann, order, size = jacobian_phase(stage, "ann")
+    ann.reply(order, np.zeros(size, np.float32))
     answer(players, "ben", "cleo")
     ann.submit_zeros(ann.order())
     stage.play(run, *players.values())
 
 
 def test_a_reply_counts_in_its_own_phase_and_round_alone(stage: Stage) -> None:
-    run, players = jacobian_phase(stage, rounds=2)
-    ben, first = players["ben"], players["ben"].order()
-    size = sum(row.length for row in first.rows)
+    run, players, ben, first, size = jacobian_phase(stage, "ben", rounds=2)
     values = np.ones(size, np.float32)
     payload = to_bytes(Layout((Tensor("jacobian", (size,)),)), values)
     envelope = ben.member.seal(ben.member.manifest(first, payload))
@@ -115,22 +114,19 @@ def test_a_reply_counts_in_its_own_phase_and_round_alone(stage: Stage) -> None:
 
 @pytest.mark.parametrize("sketch", few_of(["count", "svd", "svd-two-way", "top-k", "gram"], "svd-two-way"))
 def test_gradients_of_absurd_size_end_no_run(stage: Stage, sketch: str) -> None:
-    run, players = jacobian_phase(stage, f'algorithm.sketch = "{sketch}"\nlimits.skipped_rounds = 5', rounds=2)
+    run, players = begin(stage, "fedcmoo", f'algorithm.sketch = "{sketch}"\nlimits.skipped_rounds = 5', rounds=2)
 
     def absurd(size: int) -> NDArray[np.float32]:
         return np.random.default_rng(1).choice(np.array([3e38, -3e38, 0.0], np.float32), size)
 
-    def over() -> bool:
+    def act() -> None:
         for player in players.values():
             for _, order in player.orders():
                 gradients = order.kind in ("jacobian", "residual") and order.round == 0
                 size = sum(row.length for row in order.rows)
                 player.reply(order, absurd(size) if gradients and player.name == "ann" else None)
-        row = stage.run(run)
-        assert row.state in (RunState.PENDING, RunState.RUNNING, RunState.COMPLETED), row.reason
-        return row.state is RunState.COMPLETED
 
-    wait_for(over, "the run to end")
+    stage.play(run, until=act)
     assert stage.rounds(run)[1].state is RoundState.COMPLETED
     assert sum(weights_of(stage, run, 1).values()) == pytest.approx(1.0)
 

@@ -44,17 +44,17 @@ def lines(made: Stage) -> Iterator[Stage]:
 class Reply:
     """A reply that is handed in by hand."""
 
+    lines: Stage
     player: Player
     order: AssignmentManifest
     payload: bytes
     envelope: SignedEnvelope
 
     @classmethod
-    def to(cls, player: Player, order: AssignmentManifest, *, sign: float = 1.0) -> "Reply":
+    def to(cls, lines: Stage, player: Player, order: AssignmentManifest, *, sign: float = 1.0) -> "Reply":
         layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows])
         payload = to_bytes(layout, sign * vector(player.name, order))
-        envelope = player.member.seal(player.member.manifest(order, payload))
-        return cls(player, order, payload, envelope)
+        return cls(lines, player, order, payload, player.member.seal(player.member.manifest(order, payload)))
 
     def send(self, start: int, end: int, *, envelope: SignedEnvelope | None = None, step: int = 500) -> Handing:
         """Sends a part of the payload; the call stays open."""
@@ -63,17 +63,22 @@ class Reply:
             requests.append(SubmitRequest(chunk=self.payload[place : min(place + step, end)], offset=place))
         return Handing(self.player.member.stub, requests, goes_on=True)
 
-    def break_off(self, lines: Stage, start: int, end: int) -> None:
+    def break_off(self, start: int, end: int) -> None:
         """Sends a part, and breaks off when it has arrived."""
         call = self.send(start, end)
-        wait_for(lambda: end in partial(lines).values() and call.windows, "the part to arrive")
+        wait_for(lambda: end in partial(self.lines).values() and call.windows, "the part to arrive")
         assert call.windows[0].offset == start
         call.call.cancel()
-        calls = lines.served.coordinator._access._calls
+        calls = self.lines.served.coordinator._access._calls
         wait_for(lambda: len(calls[f"fedpareto://test/client/{self.player.name}"]) == 1, "the call to end")
 
     def hand_in(self) -> bool:
         return self.player.member.submit(self.envelope, self.payload, chunk_bytes=500).accepted
+
+    def counts(self, run: str) -> None:
+        """It is handed in, and its member plays the run to the end."""
+        assert self.hand_in()
+        self.lines.play(run, self.player)
 
 
 def partial(lines: Stage) -> dict[str, int]:
@@ -94,34 +99,34 @@ def ended(lines: Stage, assignment_id: str) -> bool:
 def begin(lines: Stage, *names: str, model: bytes = MODEL) -> tuple[str, list[Reply]]:
     """A run that waits for these clients."""
     run, players = lines.begin(*names, more=f"selection.minimum = {len(names)}", model=model)
-    return run, [Reply.to(player, player.order()) for player in players]
+    return run, [Reply.to(lines, player, player.order()) for player in players]
+
+
+def broken_off(lines: Stage) -> tuple[str, Reply]:
+    """A run that waits for ann, and her reply, of which a part has arrived."""
+    run, (reply,) = begin(lines, "ann")
+    reply.break_off(0, 1500)
+    return run, reply
 
 
 def test_an_upload_goes_on_where_it_broke_and_counts_once(lines: Stage) -> None:
-    run, (reply,) = begin(lines, "ann")
-    reply.break_off(lines, 0, 1500)
-    reply.break_off(lines, 1500, 3000)
-    call = reply.send(3000, len(reply.payload))
-    wait_for(lambda: call.windows, "the word of the coordinator")
-    assert call.windows[0].offset == 3000
-    call.call.cancel()
+    run, reply = broken_off(lines)
+    reply.break_off(1500, 3000)
+    reply.break_off(3000, 3500)
     assert reply.hand_in()
     assert partial(lines) == {}
     lines.play(run, reply.player)
 
 
 def test_an_upload_goes_on_after_a_restart_of_the_coordinator(lines: Stage) -> None:
-    run, (reply,) = begin(lines, "ann")
-    reply.break_off(lines, 0, 1500)
+    run, reply = broken_off(lines)
     lines.restart()
-    reply.break_off(lines, 1500, 2000)  # the bytes from before are in the digest, which the coordinator makes anew
-    assert reply.hand_in()
-    lines.play(run, reply.player)
+    reply.break_off(1500, 2000)  # the bytes from before are in the digest, which the coordinator makes anew
+    reply.counts(run)
 
 
 def test_bytes_that_were_damaged_during_a_restart_are_refused_and_the_upload_begins_anew(lines: Stage) -> None:
-    run, (reply,) = begin(lines, "ann")
-    reply.break_off(lines, 0, 1500)
+    run, reply = broken_off(lines)
 
     def damage() -> None:
         (path,) = (lines.blobs.root / "partial").iterdir()
@@ -131,24 +136,21 @@ def test_bytes_that_were_damaged_during_a_restart_are_refused_and_the_upload_beg
     with refused("INVALID_ARGUMENT", "payload-digest"):
         reply.hand_in()
     assert partial(lines) == {}
-    assert reply.hand_in()
-    lines.play(run, reply.player)
+    reply.counts(run)
 
 
 @few(1499, 2**63)
 @pytest.mark.parametrize("start", [0, 1499, 1501, 2**63])
 def test_a_chunk_for_another_place_is_refused_and_harms_nothing(lines: Stage, start: int) -> None:
-    run, (reply,) = begin(lines, "ann")
-    reply.break_off(lines, 0, 1500)
+    run, reply = broken_off(lines)
     wrong = [SubmitRequest(reply=reply.envelope), SubmitRequest(chunk=b"wrong", offset=start)]
     before = recorded(lines)
     with refused("OUT_OF_RANGE", "offset") as messages:
         Handing(reply.player.member.stub, wrong).result(60)
     assert messages == [f"a chunk for byte {start}; 1500 bytes have arrived: go on from there"]
     assert recorded(lines) == before + 1
-    reply.break_off(lines, 1500, 2000)
-    assert reply.hand_in()
-    lines.play(run, reply.player)
+    reply.break_off(1500, 2000)
+    reply.counts(run)
 
 
 def recorded(lines: Stage) -> int:
@@ -159,16 +161,14 @@ def recorded(lines: Stage) -> int:
 
 
 def test_too_many_bytes_are_refused_and_what_arrived_before_them_stays(lines: Stage) -> None:
-    run, (reply,) = begin(lines, "ann")
+    run, reply = broken_off(lines)
     size = len(reply.payload)
-    reply.break_off(lines, 0, 1500)
     reply.payload += bytes(1000)
     with refused("INVALID_ARGUMENT", "payload-length"):
         reply.send(1500, size + 1000, step=size).result(60)
     assert list(partial(lines).values()) == [1500]
     reply.payload = reply.payload[:size]
-    assert reply.hand_in()
-    lines.play(run, reply.player)
+    reply.counts(run)
 
 
 def test_a_chunk_beyond_the_window_is_refused_and_harms_nothing(lines: Stage) -> None:
@@ -182,13 +182,12 @@ def test_a_chunk_beyond_the_window_is_refused_and_harms_nothing(lines: Stage) ->
         Handing(reply.player.member.stub, requests).result(60)
     assert messages == [f"a chunk beyond byte {1 << 20}, the limit of the last window"]
     assert "limit:window" in {entry.outcome for entry in lines.served.refusals("Submit")}
-    assert reply.hand_in()
-    lines.play(run, reply.player)
+    reply.counts(run)
 
 
 def test_nobody_but_its_own_member_goes_on_with_an_upload(lines: Stage) -> None:
     run, (reply, other) = begin(lines, "ann", "ben")
-    reply.break_off(lines, 0, 1500)
+    reply.break_off(0, 1500)
     forged = seal(reply.player.member.manifest(reply.order, reply.payload), other.player.member.files.signing_key)
     with refused("PERMISSION_DENIED", "assignment-client"):
         Handing(other.player.member.stub, [SubmitRequest(reply=reply.envelope)]).result(60)
@@ -200,26 +199,24 @@ def test_nobody_but_its_own_member_goes_on_with_an_upload(lines: Stage) -> None:
     with refused("UNAUTHENTICATED", "signature"):
         reply.send(1500, 2000, envelope=altered).result(60)
     assert list(partial(lines).values()) == [1500]
-    reply.break_off(lines, 1500, 2000)
+    reply.break_off(1500, 2000)
     assert reply.hand_in()
     assert other.hand_in()
     lines.play(run, reply.player, other.player)
 
 
 def test_another_payload_for_the_same_assignment_takes_the_place_of_the_first(lines: Stage) -> None:
-    run, (reply,) = begin(lines, "ann")
-    reply.break_off(lines, 0, 1500)
-    another = Reply.to(reply.player, reply.order, sign=-1.0)
-    another.break_off(lines, 0, 2000)
+    run, reply = broken_off(lines)
+    another = Reply.to(lines, reply.player, reply.order, sign=-1.0)
+    another.break_off(0, 2000)
     assert list(partial(lines).values()) == [2000]
-    assert another.hand_in()
-    lines.play(run, reply.player)
+    another.counts(run)
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
 def test_an_upload_ends_with_its_assignment(lines: Stage, restarted: bool) -> None:
     run, (late, prompt) = begin(lines, "ann", "ben")
-    late.break_off(lines, 0, 1500)
+    late.break_off(0, 1500)
     assert prompt.hand_in()
     if restarted:
         lines.restart()
@@ -233,11 +230,8 @@ def test_an_upload_ends_with_its_assignment(lines: Stage, restarted: bool) -> No
 
 
 def test_uploads_of_a_member_have_a_quota_together_and_one_alone_has_none(lines: Stage) -> None:
-    task, (ann, ben) = lines.crew("ann", "ben")
-    runs = [lines.submit(spec(f"{task}-{i}", task, more="selection.minimum = 2"), model=MODEL) for i in range(2)]
-    first, second = replies(ann)
-    others = replies(ben)
-    first.break_off(lines, 0, 3000)
+    [(first, second), others] = two_each(lines, "ann", "ben")
+    first.break_off(0, 3000)
     with refused("RESOURCE_EXHAUSTED", "limit:uploads") as messages:
         second.hand_in()
     assert messages == [
@@ -250,35 +244,32 @@ def test_uploads_of_a_member_have_a_quota_together_and_one_alone_has_none(lines:
         second.hand_in()
     assert first.hand_in()
     assert second.hand_in()
-    for run in runs:
-        lines.stop_run(run)
 
 
-def replies(player: Player) -> list[Reply]:
-    """To two assignments."""
+def two_each(lines: Stage, *names: str) -> list[list[Reply]]:
+    """The replies of these clients to two runs, which wait for all of them."""
+    task, players = lines.crew(*names)
+    for i in range(2):
+        lines.submit(spec(f"{task}-{i}", task, more=f"selection.minimum = {len(names)}"), model=MODEL)
 
     def both() -> bool:
-        player.kept = player.orders()
-        return len(player.kept) == 2
+        for player in players:
+            player.kept = player.orders()
+        return all(len(player.kept) == 2 for player in players)
 
-    wait_for(both, "two assignments")
-    return [Reply.to(player, order) for _, order in player.orders()]
+    wait_for(both, "two assignments each")
+    return [[Reply.to(lines, player, order) for _, order in player.orders()] for player in players]
 
 
 def test_a_payload_in_one_chunk_needs_no_quota_and_leaves_no_upload(lines: Stage) -> None:
-    task, (ann,) = lines.crew("ann")
-    runs = [lines.submit(spec(f"{task}-{i}", task, more="selection.minimum = 1"), model=MODEL) for i in range(2)]
-    first, second = replies(ann)
-    first.break_off(lines, 0, 3000)
-    assert ann.member.submit(second.envelope, second.payload).accepted
+    [(first, second)] = two_each(lines, "ann")
+    first.break_off(0, 3000)
+    assert second.player.member.submit(second.envelope, second.payload).accepted
     assert list(partial(lines)) == [first.order.assignment_id]
-    for run in runs:
-        lines.stop_run(run)
 
 
 def test_uploads_of_a_run_that_was_stopped_are_removed(lines: Stage) -> None:
-    run, (reply,) = begin(lines, "ann")
-    reply.break_off(lines, 0, 1500)
+    run, reply = broken_off(lines)
     lines.stop_run(run)
     with pytest.raises(grpc.RpcError, match="is CANCELLED: run-ended"):
         reply.hand_in()

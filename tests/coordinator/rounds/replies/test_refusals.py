@@ -23,13 +23,12 @@ from federation.refusals import Refusal
 from federation.trust.envelope import envelope_digest, seal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, SignedEnvelope
-from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Heartbeat, SubmitRequest
+from federation.v1.federation_pb2 import AttendRequest, Heartbeat, SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes
 from storage.models import Assignment, AuditEntry, Reply
 from storage.states import AssignmentState
 from tests.coordinator.rounds.replies.scene import Scene, set_scene
 from tests.few import few
-from tests.harness import Member
 from tests.running import SECONDS, refused
 from tests.stage import LAYOUT, LONG, Player, Stage
 
@@ -106,22 +105,16 @@ def test_an_absurd_number_is_refused_for_good(scene: Scene, changes: dict[str, A
     assert scene.outcome == ("REFUSED", reason)
 
 
-def fetched(member: Member, name: str, offset: int = 0) -> bytes:
-    request = FetchBlobRequest(digest=name, offset=offset)
-    return b"".join(piece.chunk for piece in member.stub.FetchBlob(request, timeout=SECONDS))
-
-
 def test_a_blob_that_nobody_offered_to_this_client_is_not_given(scene: Scene) -> None:
-    model, member = scene.order.base_model, scene.mallory.member
-    assert digest(fetched(member, model)) == model
-    assert fetched(member, model, len(MODEL) // 2) == MODEL[len(MODEL) // 2 :]
-    with refused("PERMISSION_DENIED", "blob-not-offered"):
-        fetched(scene.stage.player("stranger").member, model)
-    for name in ("blake3:" + "0" * 64, "../../coordinator.db", "", "\0"):
+    model, mallory, stranger = scene.order.base_model, scene.mallory, scene.stage.player("stranger")
+    assert digest(mallory.fetch(model)) == model
+    assert mallory.fetch(model, len(MODEL) // 2) == MODEL[len(MODEL) // 2 :]
+    names = ("blake3:" + "0" * 64, "../../coordinator.db", "", "\0")
+    for player, name in ((stranger, model), *((mallory, name) for name in names)):
         with refused("PERMISSION_DENIED", "blob-not-offered"):
-            fetched(member, name)
+            player.fetch(name)
     with refused("OUT_OF_RANGE", "offset"):
-        fetched(member, model, len(MODEL) + 1)
+        mallory.fetch(model, len(MODEL) + 1)
 
 
 def test_a_stream_that_does_not_begin_with_hello_is_refused(scene: Scene) -> None:
@@ -251,9 +244,8 @@ def test_what_the_client_has_not_signed_is_no_evidence_against_it(stage: Stage) 
             ann.member.submit(envelope, payload)
     assert not entries(stage, order.assignment_id)
     (own,) = recorded(stage, order)
-    assert ann.member.submit(
-        SignedEnvelope.FromString(own.envelope), payload
-    ).accepted  # the very same one gets its receipt again
+    again = ann.member.submit(SignedEnvelope.FromString(own.envelope), payload)
+    assert again.accepted  # the very same one gets its receipt again
 
 
 # --- replies that are admitted at the same time; the intake is called without gRPC
@@ -265,23 +257,21 @@ def intake_of(stage: Stage, changed: Callable[[str], None] = lambda _: None) -> 
     return Intake(database, signing, clock=stage.clock, signatures=SignatureMemory(), **told)
 
 
-def admitted(stage: Stage, player: Player, order: AssignmentManifest, *seeds: int) -> tuple[Intake, list[Admission]]:
-    """An intake that has admitted a reply for each seed."""
-    intake = intake_of(stage)
-    found = []
+def admitted(stage: Stage, *seeds: int) -> tuple[str, AssignmentManifest, Intake, list[Admission]]:
+    """A run that has asked ann, and an intake that has admitted a reply of hers for each seed."""
+    run, (ann,) = stage.begin("ann", algorithm="fedavg")
+    order, intake, found = ann.order(), intake_of(stage), []
     for seed in seeds:
-        envelope, payload = player.member.signed(order, seed)
+        envelope, payload = ann.member.signed(order, seed)
         stage.blobs.put(payload)
-        admission = intake.admit(player.name, envelope)
+        admission = intake.admit("ann", envelope)
         assert isinstance(admission, Admission)
         found.append(admission)
-    return intake, found
+    return run, order, intake, found
 
 
 def test_of_two_replies_that_were_admitted_the_first_counts_and_the_second_is_evidence(stage: Stage) -> None:
-    _, (ann,) = stage.begin("ann", algorithm="fedavg")
-    order = ann.order()
-    intake, (first, again, second) = admitted(stage, ann, order, 0, 0, 1)
+    _, order, intake, (first, again, second) = admitted(stage, 0, 0, 1)
     receipt = intake.record(first, None)
     assert intake.record(again, None) == receipt
     with pytest.raises(Refusal, match="assignment-fulfilled"):
@@ -291,9 +281,7 @@ def test_of_two_replies_that_were_admitted_the_first_counts_and_the_second_is_ev
 
 
 def test_a_reply_that_was_admitted_before_its_run_was_stopped_is_refused_and_no_evidence(stage: Stage) -> None:
-    run, (ann,) = stage.begin("ann", algorithm="fedavg")
-    order = ann.order()
-    intake, (admission,) = admitted(stage, ann, order, 0)
+    run, order, intake, (admission,) = admitted(stage, 0)
     stage.stop_run(run)
     with pytest.raises(Refusal, match="assignment-closed"):
         intake.record(admission, None)
@@ -301,8 +289,7 @@ def test_a_reply_that_was_admitted_before_its_run_was_stopped_is_refused_and_no_
 
 
 def test_a_reply_that_was_admitted_before_the_deadline_comes_too_late_after_it(stage: Stage) -> None:
-    _, (ann,) = stage.begin("ann", algorithm="fedavg")
-    intake, (admission,) = admitted(stage, ann, ann.order(), 0)
+    _, _, intake, (admission,) = admitted(stage, 0)
     admission.must_be_in_time(admission.deadline)
     with pytest.raises(Refusal, match=r"^deadline"):
         admission.must_be_in_time(admission.deadline + timedelta(microseconds=1))
@@ -312,8 +299,7 @@ def test_a_reply_that_was_admitted_before_the_deadline_comes_too_late_after_it(s
 
 
 def test_a_reply_of_a_client_that_was_absent_too_long_is_not_called_late(stage: Stage) -> None:
-    _, (ann,) = stage.begin("ann", algorithm="fedavg")
-    intake, (admission,) = admitted(stage, ann, ann.order(), 0)
+    _, _, intake, (admission,) = admitted(stage, 0)
     with stage.served.database.begin() as session:
         assignment = session.get_one(Assignment, admission.manifest.assignment_id)
         end_assignment(assignment, AssignmentState.EXPIRED, stage.clock(), "absent")

@@ -9,8 +9,8 @@ from federation.v1.common_pb2 import AssignmentManifest
 from storage.records import RunMemory
 from storage.retention import collect
 from storage.states import RoundState
-from tests.running import refused, wait_for
-from tests.stage import Player, Stage
+from tests.running import refused
+from tests.stage import Player, Stage, reply
 from tests.verification.scene import Edited, checked
 from tests.verification.test_bundle import exported
 
@@ -24,19 +24,8 @@ def forget(stage: Stage, client: str) -> dict[str, int]:
 
 def lead(stage: Stage, run: str, number: int, *players: Player) -> list[AssignmentManifest]:
     """Plays until each player is asked to train in a round, and returns what they are asked."""
-    asked: dict[str, AssignmentManifest] = {}
-
-    def over() -> bool:
-        for player in players:
-            for _, order in player.orders():
-                if order.round < number:
-                    player.reply(order)
-                else:
-                    asked[player.name] = order
-        return len(asked) == len(players)
-
-    wait_for(over, f"round {number} of {run}")
-    return [asked[player.name] for player in players]
+    stage.play(run, *players, until=lambda: all(player.kept for player in players), rounds=number)
+    return [player.order() for player in players]
 
 
 def kept(stage: Stage, run: str, client: str, number: int) -> bool:
@@ -84,8 +73,7 @@ def test_what_the_algorithm_of_a_run_still_reads_is_kept_until_the_run_ends(stag
     forget(stage, "ann")
     tidy(stage)
     assert kept(stage, run, "ann", 1)
-    for player, order in zip((ann, ben), third, strict=True):
-        player.reply(order)
+    reply(dict(zip((ann, ben), third, strict=True)))
     stage.play(run, ann, ben)
     tidy(stage)
     assert not kept(stage, run, "ann", 1)
