@@ -20,24 +20,14 @@ def test_a_fraction_is_rounded_up_and_never_below_one(fraction: float, pool: int
     assert SelectionSpec(method="fraction", fraction=fraction).wanted(pool) == expected
 
 
-def test_a_count_is_at_most_the_pool() -> None:
-    assert SelectionSpec(method="count", count=5).wanted(3) == 3
-
-
-def test_over_selection_asks_more_clients_than_it_wants() -> None:
+def test_a_count_is_at_most_the_pool_and_over_selection_asks_more_clients_than_it_wants() -> None:
     spec = SelectionSpec(method="count", count=5, over_selection=1.5)
-    assert spec.wanted(100) == 5
-    assert spec.asked(100) == 8
-    assert spec.asked(6) == 6
+    assert (spec.wanted(3), spec.wanted(100)) == (3, 5)
+    assert (spec.asked(6), spec.asked(100)) == (6, 8)
 
 
-def test_a_quorum_is_at_least_one_reply() -> None:
-    assert replies_needed(0.0, 10) == 1
-    assert replies_needed(0.5, 5) == 3
-    assert replies_needed(1.0, 5) == 5
-
-
-def test_a_majority_is_more_than_half_and_so_at_least_two_of_two() -> None:
+def test_a_quorum_is_at_least_one_reply_and_a_majority_more_than_half_and_so_at_least_two_of_two() -> None:
+    assert [replies_needed(quorum, want) for quorum, want in ((0.0, 10), (0.5, 5), (1.0, 5))] == [1, 3, 5]
     assert [replies_needed("majority", want) for want in range(1, 7)] == [1, 2, 2, 3, 3, 4]
 
 

@@ -13,7 +13,7 @@ from federation.digests import digest
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import to_bytes
-from storage.models import Model
+from storage.models import Model, Round, Run
 from storage.records import canonical
 from storage.retention import collect
 from storage.states import RoundState
@@ -44,6 +44,18 @@ def first_round(players: list[Player]) -> list[AssignmentManifest]:
     for _ in ("train", "evaluate"):
         answer(*players)
     return [player.order() for player in players]
+
+
+def cancelling(stage: Stage, name: str, more: str, factors: tuple[int, ...]) -> tuple[Run, Run, Round]:
+    """A run before and after a round in which everybody sends this much of one update, and the round."""
+    run, players = begin(stage, name, rounds=2, more=more)
+    orders = first_round(players)
+    before = stage.run(run)
+    u = np.random.default_rng(0).standard_normal(LAYOUT.size).astype(np.float32)
+    for player, order, factor in zip(players, orders, factors, strict=True):
+        player.reply(order, factor * u)
+    stage.play(run, *players)
+    return before, stage.run(run), stage.rounds(run)[1]
 
 
 def collected(stage: Stage) -> None:
@@ -85,16 +97,9 @@ def test_an_optimisers_vectors_are_kept_committed_to_and_collected_when_they_are
 
 
 def test_a_stationary_round_changes_nothing_and_says_so(stage: Stage) -> None:
-    run, players = begin(stage, "fedmgda", rounds=2, more='server.optimiser = "momentum"')
-    orders = first_round(players)
-    before = stage.run(run)
+    before, after, last = cancelling(stage, "fedmgda", 'server.optimiser = "momentum"', (1, -1, 1))
     assert set(before.state_data["vectors"]) == {"momentum"}
-    u = np.random.default_rng(0).standard_normal(LAYOUT.size).astype(np.float32)
-    for player, order, sign in zip(players, orders, (1, -1, 1), strict=True):
-        player.reply(order, sign * u)
-    stage.play(run, *players)
-    last, after = stage.rounds(run)[1], stage.run(run)
-    assert (last.reason, last.metrics["stationary"], stage.step(run, last.number).rate) == ("stationary", 1.0, 0.0)
+    assert (last.reason, last.metrics["stationary"], stage.step(last.run_id, 1).rate) == ("stationary", 1.0, 0.0)
     assert (after.model, after.state_data) == (before.model, before.state_data)
 
 
@@ -144,14 +149,7 @@ def test_a_round_that_was_skipped_leaves_the_mean_as_it_was(stage: Stage) -> Non
 
 
 def test_a_stationary_round_counts_its_model_once_more_in_the_mean(stage: Stage) -> None:
-    run, players = begin(stage, "afl", rounds=2, more="algorithm.gamma_lambda = 1e-300")
-    orders = first_round(players)
-    u = np.random.default_rng(0).standard_normal(LAYOUT.size).astype(np.float32)
-    before = stage.run(run)
-    for player, order, factor in zip(players, orders, (1, 1, -2), strict=True):
-        player.reply(order, factor * u)
-    stage.play(run, *players)
-    last, after = stage.rounds(run)[1], stage.run(run)
+    before, after, last = cancelling(stage, "afl", "algorithm.gamma_lambda = 1e-300", (1, 1, -2))
     assert (last.reason, after.model, after.state_data["averaged"]) == ("stationary", before.model, 2)
     # The first model is counted twice: the mean stays.
     first, second = (stage.parameters(row.state_data["vectors"]["average"]) for row in (before, after))
