@@ -30,6 +30,7 @@ CLIENTS = {
 @pytest.mark.parametrize("to", RunState)
 @pytest.mark.parametrize("now", RunState)
 def test_a_run_goes_only_where_the_table_says(now: RunState, to: RunState) -> None:
+    assert (now in transitions.RUN_ENDED) == (now not in RUNS)
     run = Run(run_id="r", state=now, reason="before", started=None)
     if to in RUNS.get(now, set()):
         transitions.move_run(run, to, NOW, "why")
@@ -91,16 +92,3 @@ def test_a_phase_closes_once() -> None:
     assert (phase.state, phase.ended) == (PhaseState.CLOSED, NOW)
     with pytest.raises(transitions.IllegalTransition, match="phase 1 cannot go from CLOSED to CLOSED"):
         transitions.close_phase(phase, NOW)
-
-
-def test_every_state_is_in_its_table_and_nothing_leaves_an_end() -> None:
-    for table, kind in (
-        (transitions.CLIENT_TRANSITIONS, ClientState),
-        (transitions.RUN_TRANSITIONS, RunState),
-        (transitions.ROUND_TRANSITIONS, RoundState),
-        (transitions.PHASE_TRANSITIONS, PhaseState),
-        (transitions.ASSIGNMENT_TRANSITIONS, AssignmentState),
-    ):
-        assert set(table) == set(kind)
-        assert all(now not in ways for now, ways in table.items())
-    assert {state for state, ways in transitions.RUN_TRANSITIONS.items() if not ways} == transitions.RUN_ENDED
