@@ -23,19 +23,10 @@ SPEC = """
 task = "digits"
 rounds = 2
 seed = 11
-[algorithm]
-name = "fedmgda+"
-epsilon = 0.2
-[train]
-epochs = 2
-batch_size = 20
-deadline_seconds = 300
-[selection]
-minimum = 3
-pool = "{pool}"
-quorum = 1.0
-[evaluate]
-deadline_seconds = 300
+algorithm = { name = "fedmgda+", epsilon = 0.2 }
+train = { epochs = 2, batch_size = 20, deadline_seconds = 300 }
+selection = { minimum = 3, pool = "{pool}", quorum = 1.0 }
+evaluate.deadline_seconds = 300
 """
 
 

@@ -90,8 +90,8 @@ def _damage(path: Path) -> None:
     path.write_bytes(b"something else")
 
 
-def _schema(home: Path, revision: str) -> None:
-    _edit(home, f"update alembic_version set version_num = '{revision}'")
+def _schema(revision: str) -> Callable[[Path], None]:
+    return lambda home: _edit(home, f"update alembic_version set version_num = '{revision}'")
 
 
 def _edit(home: Path, *statements: str) -> None:
@@ -112,12 +112,8 @@ CUT = "delete from audit_log where number > 3", "delete from audit_checkpoints"
         (lambda home: (home / "log-checkpoint.envelope").write_bytes(b"x"), "audit log", "no signed envelope"),
         (lambda home: (home / "ca.key").chmod(0o644), "keys", "others can read ca.key: chmod 600"),
         (lambda home: (home / "coordinator.db").unlink(), "database", "is missing"),
-        (lambda home: _schema(home, "9999"), "database", "revision 9999, which fedpareto"),
-        (
-            lambda home: _schema(home, "0001"),
-            "database",
-            "revision 0001, which an unreleased version of fedpareto made",
-        ),
+        (_schema("9999"), "database", "revision 9999, which fedpareto"),
+        (_schema("0001"), "database", "revision 0001, which an unreleased version of fedpareto made"),
         (lambda home: _damage(_blob(home)), "blobs", "1 of 1 blobs are missing or damaged"),
         (lambda home: _blob(home).unlink(), "blobs", "1 of 1 blobs are missing or damaged"),
         (lambda home: shutil.rmtree(home / "blobs"), "blobs", "is missing: restore it from a backup"),

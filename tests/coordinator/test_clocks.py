@@ -2,7 +2,7 @@
 
 import logging
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -19,6 +19,7 @@ from federation.v1.admin_pb2 import WatchRunRequest
 from federation.v1.federation_pb2 import FetchBlobRequest, SubmitRequest
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
+from tests.coordinator.scene import begun
 from tests.harness import Handing
 from tests.running import refused
 from tests.stage import MODEL, Stage
@@ -28,12 +29,11 @@ def test_certificates_that_a_set_clock_ends_end_their_calls_with_the_reason_and_
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "CLOCK_LOOK_SECONDS", 0.05)
-    run, (ann, ben) = stage.begin("ann", "ben", more="selection.minimum = 2")
-    order = ann.order()
-    ben.order()
+    run, orders = begun(stage)
+    ann, ben = orders
     with caplog.at_level(logging.INFO):
         # Calls of every kind are under way: a stream, a download, an upload that is half done, an operator's watch.
-        envelope, payload = ann.member.signed(order)
+        envelope, payload = ann.member.signed(orders[ann])
         half = [SubmitRequest(reply=envelope), SubmitRequest(chunk=payload[:10])]
         upload = Handing(ann.member.stub, half, goes_on=True)
         download = ben.member.stub.FetchBlob(FetchBlobRequest(digest=digest(MODEL)), timeout=60)
@@ -70,23 +70,13 @@ def test_a_deadline_that_a_set_clock_has_passed_ends_the_phase(stage: Stage, mon
 
 @pytest.mark.parametrize("set_by", [timedelta(days=100), timedelta(days=-100)])
 def test_a_clock_that_is_set_makes_no_blob_old(
-    database: Database, tmp_path: Path, set_by: timedelta, caplog: pytest.LogCaptureFixture
+    database: Database, blobs: DirectoryStore, set_by: timedelta, caplog: pytest.LogCaptureFixture
 ) -> None:
-    blobs = DirectoryStore(tmp_path / "blobs")
-    passed = [0.0]
-    ahead = [timedelta(0)]
-    began = datetime.now(UTC)
-    keeper = Housekeeper(
-        database,
-        blobs,
-        Presence(),
-        Uploads(database, blobs, quota=1 << 30),
-        Condition(),
-        end_revoked=lambda: None,
-        keep_rounds=None,
-        clock=lambda: began + timedelta(seconds=passed[0]) + ahead[0],
-        monotonic=lambda: passed[0],
-    )
+    passed, ahead, began = [0.0], [timedelta(0)], datetime.now(UTC)
+    uploads = Uploads(database, blobs, quota=1 << 30)
+    given: dict[str, Any] = {"end_revoked": lambda: None, "keep_rounds": None, "monotonic": lambda: passed[0]}
+    given["clock"] = lambda: began + timedelta(seconds=passed[0]) + ahead[0]
+    keeper = Housekeeper(database, blobs, Presence(), uploads, Condition(), **given)
     under_way = blobs.put(b"an upload whose row is not written yet")
     keeper.tidy()
     ahead[0] = set_by

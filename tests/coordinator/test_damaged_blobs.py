@@ -10,26 +10,19 @@ import pytest
 from coordinator.lookup import _listed
 from federation.digests import digest
 from federation.v1 import admin_pb2 as admin
-from federation.v1.federation_pb2 import FetchBlobRequest
 from storage import blob_directory
 from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobCorrupt
-from storage.models import AuditEntry
 from storage.retention import collect
 from storage.states import RunState
 from tests.coordinator.rounds.scene import cut, flip, lose
 from tests.coordinator.scene import begun
 from tests.few import few
 from tests.running import SECONDS, refused
-from tests.stage import MODEL, Player, Stage, reply, stage
+from tests.stage import MODEL, Stage, reply, stage
 from tests.storage.scene import blob_file
 
 Damage = Callable[[Path], Callable[[], None]]
-
-
-def fetch(player: Player, name: str) -> bytes:
-    chunks = player.member.stub.FetchBlob(FetchBlobRequest(digest=name), timeout=60)
-    return b"".join(response.chunk for response in chunks)
 
 
 @few(flip, lose)
@@ -40,14 +33,14 @@ def test_a_damaged_model_is_not_served_and_the_run_pauses_until_it_is_restored(s
     repair = damage(blob_file(stage.blobs, name))
     for player in orders:
         with refused("DATA_LOSS", "blob-damaged") as messages:
-            fetch(player, name)
+            player.fetch(name)
         assert name in messages[0]
     assert stage.wait_state(run, RunState.PAUSED).reason.startswith("storage: ")
     assert name in stage.run(run).reason
     repair()
     stage.resume(run)
     for player, order in orders.items():
-        assert fetch(player, name) == MODEL
+        assert player.fetch(name) == MODEL
         player.reply(order)
     stage.play(run, *orders)
     assert not [entry for entry in stage.served.refusals("FetchBlob") if entry.outcome == "internal"]
@@ -72,7 +65,7 @@ def test_a_damaged_model_that_is_submitted_again_is_whole(stage: Stage) -> None:
     flip(blob_file(stage.blobs, digest(MODEL)))
     _, orders = begun(stage)
     for player in orders:
-        assert fetch(player, digest(MODEL)) == MODEL
+        assert player.fetch(digest(MODEL)) == MODEL
 
 
 def test_a_blob_of_another_process_is_checked_when_it_is_opened_first_and_each_blob_when_its_file_has_changed(
@@ -132,8 +125,7 @@ def export(short: Stage, run: str, number: int | None = None) -> str:
 
 
 def exports(short: Stage) -> int:
-    entries = short.look(lambda session: session.query(AuditEntry).filter_by(action="model.exported").count())
-    return int(entries)
+    return len(short.served.entries(action="model.exported"))
 
 
 def test_the_export_of_a_removed_model_is_refused_with_the_rounds_that_can_be_exported(short: Stage, run: str) -> None:
@@ -157,7 +149,7 @@ def test_the_export_of_a_removed_model_is_refused_with_the_rounds_that_can_be_ex
 def test_a_client_that_asks_for_a_removed_model_is_told_that_it_was_removed(short: Stage, run: str) -> None:
     row = next(row for row in short.rounds(run) if not short.blobs.exists(row.base_model))
     with refused("NOT_FOUND", "blob-removed") as messages:
-        list(short.players["ann"].member.stub.FetchBlob(FetchBlobRequest(digest=row.base_model), timeout=SECONDS))
+        short.players["ann"].fetch(row.base_model)
     assert messages[0].startswith(f"{row.base_model} of assignment ")
     asked = {n for n in range(ROUNDS) if f"was removed: round {n} of run {run} has ended" in messages[0]}
     assert asked < {row.number - 1, row.number}  # the one that evaluated the model, or the one that began with it

@@ -58,22 +58,22 @@ def small(_small: Stage, disk: Path) -> Iterator[Stage]:
     _small.clear()
 
 
-def until_refused(disk: Path, orders: dict[Player, AssignmentManifest]) -> None:
-    """Members hand in until the disk is so full that one is turned away."""
+def paused(small: Stage, disk: Path) -> tuple[str, dict[Player, AssignmentManifest], str]:
+    """A run whose members hand in until the disk is so full that one is turned away; with the reason of its pause."""
+    run, orders = begun(small)
     fill(disk)
     assert not all(replied(player, order, unless="disk") for player, order in orders.items()), "it took everything"
+    return run, orders, small.wait_state(run, RunState.PAUSED).reason
 
 
 def test_a_full_disk_pauses_the_run_with_the_reason_and_it_goes_on_when_there_is_space(
     small: Stage, disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        run, orders = begun(small)
         assert (disk / "coordinator" / "reserve").stat().st_size == RESERVE_BYTES
-        until_refused(disk, orders)
-        paused = small.wait_state(run, RunState.PAUSED)
-        assert paused.reason.startswith("disk: "), paused.reason
-        assert "free some space" in paused.reason
+        run, orders, reason = paused(small, disk)
+        assert reason.startswith("disk: "), reason
+        assert "free some space" in reason
         assert not (disk / "coordinator" / "reserve").exists()
         wait_for(lambda: health(small) == NOT_SERVING, "the health to tell")
         assert health(small, "federation.v1.Federation") == NOT_SERVING
@@ -97,12 +97,10 @@ def test_a_full_disk_pauses_the_run_with_the_reason_and_it_goes_on_when_there_is
 
 
 def test_resume_makes_the_coordinator_look_at_the_disk_at_once(small: Stage, disk: Path) -> None:
-    run, orders = begun(small)
     monitor = small.served.coordinator._monitor
     assert monitor is not None
     monitor._looks[StorageFault.DISK].pause = 3600.0  # as after disks that were full again and again
-    until_refused(disk, orders)
-    small.wait_state(run, RunState.PAUSED)
+    run, orders, _ = paused(small, disk)
     small.resume(run)
     small.wait_state(run, RunState.PAUSED)  # it is as full as before
     (disk / "ballast").unlink()
@@ -120,9 +118,7 @@ def replayed(made: Stage, run: str, orders: dict[Player, AssignmentManifest]) ->
 
 
 def test_a_run_that_an_operator_pauses_while_the_disk_is_full_stays_paused(small: Stage, disk: Path) -> None:
-    run, orders = begun(small)
-    until_refused(disk, orders)
-    small.wait_state(run, RunState.PAUSED)
+    run, orders, _ = paused(small, disk)
     small.pause(run)
     (disk / "ballast").unlink()
     wait_for(lambda: health(small) == SERVING, "the health to tell")

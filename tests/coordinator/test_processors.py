@@ -105,12 +105,9 @@ def test_coefficients_of_another_direction_void_the_attempt(mode: Mode) -> None:
         asked_with({0: -(2**12), 1: 2**12}, mode)
 
 
-def test_coefficients_that_members_refuse_void_the_attempt() -> None:
+def test_coefficients_that_members_refuse_and_those_of_other_members_void_the_attempt() -> None:
     with pytest.raises(Voided, match="add up to"):
         asked_with({0: 1})
-
-
-def test_coefficients_of_other_members_void_the_attempt() -> None:
     members = cast(8, assumed=1)
     agreed = replace(setting(members, Mode.PRIVATE), asked=(ONE // 9,) * 9)
     with pytest.raises(Voided, match="8 members were asked with 9 coefficients"):
@@ -121,15 +118,10 @@ SPEC = """\
 task = "two-digits"
 rounds = 1
 algorithm.name = "fedmgda+"
-[selection]
-minimum = 8
-[train]
-steps = 2
-batch_size = 20
-[evaluate]
-every = 0
-[privacy]
-secure = "private"
+selection.minimum = 8
+train = { steps = 2, batch_size = 20 }
+evaluate.every = 0
+privacy.secure = "private"
 """
 MASK = 4  # the phase, after READY, DEAL and two openings
 

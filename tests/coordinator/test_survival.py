@@ -48,12 +48,8 @@ def test_a_killed_coordinator_goes_on_where_it_was(scene: Scene, undisturbed: st
     scene.completes(scene.survives(point, pool="attending"), undisturbed)
 
 
-REMEMBERING = """[algorithm]
-name = "afl"
-[server]
-optimiser = "yogi"
-learning_rate = 0.02
-""".join([SPEC.partition("[algorithm]")[0], "[train]" + SPEC.partition("[train]")[2]])
+SERVER = 'server = { optimiser = "yogi", learning_rate = 0.02 }\n'
+REMEMBERING = SPEC.replace('name = "fedmgda+", epsilon = 0.2', 'name = "afl"') + SERVER
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +65,10 @@ def test_what_a_run_remembers_survives(scene: Scene, remembered: tuple[str, str]
     assert all(name in remembered[1] for name in ("first", "second", "average", "lambda"))
 
 
-LOOKING_BACK = REMEMBERING.replace('name = "afl"', 'name = "fedfv"\ntau = 2\nalpha = 0').replace(
-    "rounds = 2", "rounds = 4"
+LOOKING_BACK = REMEMBERING.replace('name = "afl"', 'name = "fedfv", tau = 2, alpha = 0')
+LOOKING_BACK = LOOKING_BACK.replace("rounds = 2", "rounds = 4").replace(
+    "minimum", 'method = "count", count = 2, minimum'
 )
-LOOKING_BACK = LOOKING_BACK.replace("[selection]", '[selection]\nmethod = "count"\ncount = 2')
 
 
 @pytest.mark.full
@@ -125,15 +121,21 @@ def next_front(coordinator: Process, ended: int) -> int:
     return wait_for(found, "another front listener")
 
 
+def listened(scene: Scene, **constants: float) -> tuple[Process, int, str]:
+    """A coordinator with other values of its front listener's constants, that listener, and a run under way."""
+    scene.fed.serving.kill()
+    coordinator = scene.fed.serve(program=with_constants("coordinator.front.listener", **constants))
+    scene.fed.attending(*CLIENTS)
+    front, run = front_of(coordinator), scene.submit()
+    under_way(scene, run)
+    return coordinator, front, run
+
+
 @pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.full)])
 def test_a_front_listener_that_hangs_or_dies_is_replaced(
     scene: Scene, undisturbed: str, number: signal.Signals
 ) -> None:
-    scene.fed.serving.kill()
-    coordinator = scene.fed.serve(program=with_constants("coordinator.front.listener", BEAT_SECONDS=0.2))
-    scene.fed.attending(*CLIENTS)
-    front, run = front_of(coordinator), scene.submit()
-    under_way(scene, run)
+    coordinator, front, run = listened(scene, BEAT_SECONDS=0.2)
     os.kill(front, number)
     next_front(coordinator, front)
     scene.completes(run, undisturbed)
@@ -178,11 +180,7 @@ def test_a_front_listener_that_is_stopped_ends_with_a_killed_coordinator_and_lea
 def test_a_front_listener_leaves_a_coordinator_that_hangs_and_is_there_again_when_it_goes_on(
     scene: Scene, undisturbed: str
 ) -> None:
-    scene.fed.serving.kill()
-    coordinator = scene.fed.serve(program=with_constants("coordinator.front.listener", UNHEARD_SECONDS=1.0))
-    scene.fed.attending(*CLIENTS)
-    front, run = front_of(coordinator), scene.submit()
-    under_way(scene, run)
+    coordinator, front, run = listened(scene, UNHEARD_SECONDS=1.0)
     os.kill(coordinator.popen.pid, signal.SIGSTOP)
     wait_for(lambda: front_of(coordinator) == 0, "the front listener to end")
     os.kill(coordinator.popen.pid, signal.SIGCONT)
@@ -200,8 +198,6 @@ def test_a_stopped_coordinator_ends_cleanly_and_its_workers_come_back(scene: Sce
 
 
 def test_a_worker_that_is_told_to_stop_ends_with_0(scene: Scene) -> None:
-    worker = scene.fed.workers[CLIENTS[0]]
-    os.kill(worker.popen.pid, signal.SIGTERM)
-    assert worker.popen.wait(60) == 0
+    assert scene.fed.workers[CLIENTS[0]].stop() == 0
     scene.work(CLIENTS[0])
     wait_for(lambda: scene.fed.workers[CLIENTS[0]].text, "the worker's first word")

@@ -1,5 +1,4 @@
-import subprocess
-import sys
+from tests.harness import python
 
 # Prints how many heaps of threads there are: glibc places each at a multiple of 64 MiB, in a reserved range of that
 # size, whose used part is the mapping that starts there.
@@ -22,9 +21,6 @@ print(sum(int(start, 16) % (1 << 26) == 0 for start, _ in maps))
 
 
 def test_threads_of_a_coordinator_share_one_heap() -> None:
-    heaps = []
-    for call in ("", "share_heap()"):
-        program = [sys.executable, "-c", _PROGRAM.replace("SHARE", call)]
-        heaps.append(int(subprocess.run(program, capture_output=True, check=True).stdout))
+    heaps = [int(python("-c", _PROGRAM.replace("SHARE", call)).stdout) for call in ("", "share_heap()")]
     assert heaps[0] > 0
     assert heaps[1] == 0
