@@ -3,9 +3,9 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,10 +41,18 @@ def wait_rest(run: str) -> None:
     wait_for(lambda: not conducting(run), f"the conductor of {run} to come to rest")
 
 
+def compared(stage: Stage) -> tuple[str, str, Player, Player]:
+    """A run of ann and ben that has begun, and the model that such a run comes to when nothing disturbs it."""
+    keys: dict[str, Any] = {"rounds": 2, "seed": 23, "more": "selection.minimum = 2\nalgorithm.epsilon = 0.3"}
+    undisturbed, (ann, ben) = stage.begin("ann", "ben", **keys)
+    stage.play(undisturbed, ann, ben)
+    run, _ = stage.begin("ann", "ben", **keys)
+    return run, stage.run(undisturbed).model, ann, ben
+
+
 # --- algorithms of tests
 
 
-@dataclass(frozen=True, kw_only=True)
 class Averaging(Algorithm):
     """The step is the plain average of what its round gives it."""
 

@@ -36,7 +36,6 @@ class SecondThoughts(Averaging):
         return Step(replies, self.combine(replies.rows(context)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Hesitant(SecondThoughts):
     """Every attempt is given up but the last; the second one waits for an operator."""
 
@@ -51,7 +50,6 @@ class Hesitant(SecondThoughts):
         return Step(replies, self.combine(replies.rows(context)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Decoded(SecondThoughts):
     """The step is a vector that is combined already."""
 
@@ -67,7 +65,6 @@ class Decoded(SecondThoughts):
         return Step(replies, answer, combined=vector)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Careless(SecondThoughts):
     """It says that it has private rounds, and asks for updates in the clear."""
 
@@ -75,7 +72,6 @@ class Careless(SecondThoughts):
     private: ClassVar[Opened] = "sum"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Corrected(SecondThoughts):
     """The step names a member whose wrong answers were corrected."""
 

@@ -13,25 +13,13 @@ from coordinator.rounds.fleets.remote import RemoteFleet
 from coordinator.rounds.supervisor import RECONNECT_GRACE
 from federation.line.channels import refusal_from_rpc_error
 from storage.states import RoundState, RunState
-from tests.coordinator.rounds.scene import at, conducting, wait_rest
+from tests.coordinator.rounds.scene import at, compared, conducting, wait_rest
 from tests.few import few
 from tests.running import refused, wait_for
-from tests.stage import Player, Stage, answer, reply, spec
+from tests.stage import Stage, answer, reply, spec
 from tests.stage import stage as make_stage
 
-MORE = "selection.minimum = 2\nalgorithm.epsilon = 0.3"
-
-
-def document(name: str, task: str, rounds: int = 2) -> bytes:
-    return spec(name, task, rounds, seed=23, more=MORE)
-
-
-def compared(stage: Stage) -> tuple[str, str, Player, Player]:
-    """A run of ann and ben that has begun, and the model that such a run comes to when nothing disturbs it."""
-    undisturbed, (ann, ben) = stage.begin("ann", "ben", rounds=2, seed=23, more=MORE)
-    stage.play(undisturbed, ann, ben)
-    run, _ = stage.begin("ann", "ben", rounds=2, seed=23, more=MORE)
-    return run, stage.run(undisturbed).model, ann, ben
+MORE = "selection.minimum = 2"
 
 
 # --- the pool
@@ -48,7 +36,7 @@ def test_clients_that_leave_while_a_round_is_opened_are_selected_or_none_is(
         return pool(self, session) if next(calls) < 2 else {}
 
     monkeypatch.setattr(RemoteFleet, "pool", leaving)
-    run = stage.submit(document("leaving", task))
+    run = stage.submit(spec("leaving", task, more=MORE))
     assert stage.wait_round(run, 0, RoundState.OPEN).selected == ["ann", "ben"]
     monkeypatch.undo()
     stage.stop_run(run)
@@ -90,8 +78,7 @@ def test_deadlines_go_on_while_a_run_is_paused(stage: Stage) -> None:
 
 
 def test_a_run_that_is_submitted_paused_asks_nobody_before_it_is_resumed(stage: Stage) -> None:
-    task, (ann, ben) = stage.crew("ann", "ben")
-    run = stage.submit(document("held", task), paused=True)
+    run, (ann, ben) = stage.begin("ann", "ben", rounds=2, more=MORE, paused=True)
     stage.nudge()
     row = stage.run(run)
     assert (row.state, row.started, stage.rounds(run), conducting(run)) == (RunState.PAUSED, None, [], False)
@@ -102,8 +89,7 @@ def test_a_run_that_is_submitted_paused_asks_nobody_before_it_is_resumed(stage: 
 
 
 def test_a_stop_cancels_what_is_open_and_keeps_the_last_model(stage: Stage) -> None:
-    task, (ann, ben) = stage.crew("ann", "ben")
-    run = stage.submit(document("stopped", task, rounds=3))
+    run, (ann, ben) = stage.begin("ann", "ben", rounds=3, more=MORE)
     for _ in ("train", "evaluate"):
         answer(ann, ben)
     first, second = ann.order(), ben.order()
@@ -124,8 +110,7 @@ def test_a_stop_cancels_what_is_open_and_keeps_the_last_model(stage: Stage) -> N
 
 
 def test_what_cannot_be_is_refused_with_the_ways_that_there_are(stage: Stage) -> None:
-    task = stage.task()
-    run = stage.submit(document("ways", task), paused=True)
+    run, _ = stage.begin(more=MORE, paused=True)
     with refused("FAILED_PRECONDITION", "run-state") as message:
         stage.pause(run)
     assert message == [f"run {run} is PAUSED and cannot become PAUSED; possible now: RUNNING, STOPPED"]
@@ -145,7 +130,7 @@ def test_a_name_is_given_once_at_a_time_however_many_ask_for_it(stage: Stage) ->
     def submit() -> None:
         ready.wait()
         try:
-            reasons.append(stage.submit(document("popular", task), paused=True) and "")
+            reasons.append(stage.submit(spec("popular", task), paused=True) and "")
         except grpc.RpcError as error:
             reasons.append(refusal_from_rpc_error(error).reason)
 
@@ -262,8 +247,7 @@ def test_a_coordinator_that_stops_in_the_evaluation_and_between_rounds_goes_on_t
 def test_a_round_begins_with_those_who_come_back_after_a_restart_also_if_the_clock_is_set_back(
     stage: Stage, passes: timedelta
 ) -> None:
-    task, (ann, ben, _) = stage.crew("ann", "ben", f"latecomer-{stage.count}")
-    run = stage.submit(spec(task, task), paused=True)
+    run, (ann, ben, _) = stage.begin("ann", "ben", f"latecomer-{stage.count}", paused=True)
     stage.stop()
     stage.start()
     stage.resume(run)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from storage.states import RoundState, RunState
-from tests.coordinator.rounds.scene import Repair, cut, flip, lose
+from tests.coordinator.rounds.scene import Repair, compared, cut, flip, lose
 from tests.few import few_of
-from tests.stage import Player, Stage, reply, spec
+from tests.stage import Stage, reply, spec
 from tests.storage.scene import blob_file
 
 Damage = Callable[[Path], Repair]
@@ -17,17 +17,9 @@ Damage = Callable[[Path], Repair]
 WORDS: dict[Damage, str] = {flip: "the bytes of blob", cut: "the bytes of blob", lose: "there is no blob"}
 
 
-def begin(stage: Stage) -> tuple[str, list[Player], str]:
-    """A run whose first phase lacks one reply, its players, and the model that it comes to when all is well."""
-    whole, players = stage.begin("ann", "ben", more="selection.minimum = 2")
-    stage.play(whole, *players)
-    damaged, players = stage.begin("ann", "ben", more="selection.minimum = 2")
-    return damaged, players, stage.run(whole).model
-
-
 @pytest.mark.parametrize("damage", few_of(WORDS, lose))
 def test_a_damaged_update_holds_the_run_until_it_is_repaired(stage: Stage, damage: Damage) -> None:
-    run, (ann, ben), expected = begin(stage)
+    run, expected, ann, ben = compared(stage)
     second = ben.order()
     ann.answer()
     payload = stage.replies(run)["ann"].payload
@@ -46,7 +38,7 @@ def test_a_damaged_update_holds_the_run_until_it_is_repaired(stage: Stage, damag
 
 @pytest.mark.parametrize("damage", few_of(WORDS, cut))
 def test_a_damaged_model_holds_the_run_until_it_is_repaired(stage: Stage, damage: Damage) -> None:
-    run, (ann, ben), expected = begin(stage)
+    run, expected, ann, ben = compared(stage)
     orders = {player: player.order() for player in (ann, ben)}
     model = stage.rounds(run)[0].base_model
     repair = damage(blob_file(stage.blobs, model))
@@ -60,7 +52,7 @@ def test_a_damaged_model_holds_the_run_until_it_is_repaired(stage: Stage, damage
 
 
 def test_a_run_beside_a_damaged_one_goes_on(stage: Stage) -> None:
-    run, (ann, ben), _ = begin(stage)
+    run, _, ann, ben = compared(stage)
     beside = stage.submit(spec("beside", stage.task(), more="selection.minimum = 1"))
     (cleo,) = stage.cast(f"task-{stage.count}", "cleo")
     second = ben.order()

@@ -19,6 +19,7 @@ from federation.vectors import to_bytes
 from storage.models import Assignment, Model, Phase, Round
 from storage.states import AssignmentState, RoundState, RunState
 from tests.coordinator.rounds.scene import at, fail, once, wait_rest
+from tests.coordinator.scene import begun
 from tests.few import few
 from tests.running import wait_for
 from tests.stage import LAYOUT, MODEL, Player, Stage, reply, vector
@@ -142,16 +143,14 @@ def test_descriptors_that_run_out_for_a_moment_neither_pause_nor_fail_a_run(
 
 
 def test_a_database_that_fails_while_a_failure_is_recorded_leaves_no_run_without_a_conductor(stage: Stage) -> None:
-    run, players = begin(stage)
-    stage.resume(run)
-    orders = {player: player.order() for player in players}
+    run, orders = begun(stage, seed=stage.count)
     blob_file(stage.blobs, digest(MODEL)).rename(stage.served.home.directory / "lost")
     with at(f"run-{run}", "INSERT INTO audit_log", once(fail)) as seen:
         reply(orders)
         assert digest(MODEL) in stage.wait_state(run, RunState.PAUSED).reason
     assert seen
     (stage.served.home.directory / "lost").rename(stage.blobs.root / "blake3" / digest(MODEL)[7:9] / digest(MODEL)[9:])
-    stage.resume(run, *players)
+    stage.resume(run, *orders)
 
 
 def test_a_coordinator_stops_while_its_database_fails(stage: Stage) -> None:
@@ -179,10 +178,7 @@ def test_a_watcher_that_breaks_harms_no_run(stage: Stage) -> None:
 
 
 def test_an_update_that_is_accepted_while_its_run_is_stopped_stays_accepted(stage: Stage) -> None:
-    run, players = begin(stage)
-    stage.resume(run)
-    for player in players:
-        player.order()
+    run, _ = begun(stage, seed=stage.count)
     stopped = threading.Thread(target=stage.stop_run, args=(run,))
     with stage.served.database.begin() as session:  # as the intake does it
         held = select(Assignment).where(Assignment.assignment_id == stage.assignments(run)["ann"].assignment_id)
@@ -214,9 +210,7 @@ def test_a_client_that_is_revoked_while_a_phase_is_opened_is_not_waited_for(stag
 
 
 def test_a_model_that_two_runs_make_at_the_same_time_is_recorded_once(stage: Stage) -> None:
-    run, (ann, ben) = begin(stage)
-    stage.resume(run)
-    orders = {player: player.order() for player in (ann, ben)}
+    run, orders = begun(stage, seed=stage.count)
     base = np.frombuffer(MODEL[-4 * LAYOUT.size :], np.float32).astype(np.float64)
     step = np.array([0.5, 0.5]) @ np.array([vector(p.name, o) for p, o in orders.items()], dtype=np.float64)
     made = digest(to_bytes(LAYOUT, (base - step).astype(np.float32)))
@@ -229,19 +223,17 @@ def test_a_model_that_two_runs_make_at_the_same_time_is_recorded_once(stage: Sta
                 wait_for(lambda: inserting and blocked(stage), "the run to make it too")
         if not inserting:
             reply(orders)
-        stage.play(run, ann, ben)
+        stage.play(run, *orders)
     assert stage.run(run).model == made
 
 
 def test_an_evaluation_waits_for_those_who_come_back_after_a_restart(stage: Stage) -> None:
-    run, players = begin(stage)
-    stage.resume(run)
-    orders = {player: player.order() for player in players}
+    run, orders = begun(stage, seed=stage.count)
     with at(f"run-{run}", "INSERT INTO phases", fail) as seen:
         reply(orders)
         wait_for(lambda: seen, "the evaluation to be opened, in vain")
         stage.stop()
     stage.start()
     stage.come_back()
-    stage.play(run, *players)
+    stage.play(run, *orders)
     assert {client for client, _ in stage.evaluations(run)} == {"ann", "ben"}

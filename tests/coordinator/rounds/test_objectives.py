@@ -89,19 +89,16 @@ def test_the_step_names_the_replies_that_its_weights_were_found_from(stage: Stag
 def test_an_objective_that_nobody_serves_is_left_out_until_somebody_does(stage: Stage, algorithm: str) -> None:
     more = {"fedcmoo": EXACT, "fsmgda": "", "scalarised": "algorithm.weights = [1, 2, 1]"}[algorithm]
     run, players = begin(stage, algorithm, f"{more}\nselection.minimum = 2", rounds=3)
-    others = [players["ann"], players["ben"]]
     train = 1 if algorithm == "fedcmoo" else 0
 
     def asked(number: int) -> bool:
         return len(stage.rounds(run)) > number and train < len(stage.phases(run, number))
 
     stage.play(run, *players.values(), until=lambda: asked(0), phases=train)
-    orders = {name: player.order() for name, player in players.items()}
-    players["cleo"].reply(orders["cleo"])
+    answer(players, "cleo")
     stage.hang_up(players["cleo"])
-    for name in ("ann", "ben"):
-        players[name].reply(orders[name])
-    stage.play(run, *others, until=lambda: asked(1), phases=train)
+    answer(players, "ann", "ben")
+    stage.play(run, players["ann"], players["ben"], until=lambda: asked(1), phases=train)
     players["cleo"].attend(**players["cleo"].tasks)
     stage.play(run, *players.values())
 
@@ -125,11 +122,9 @@ def test_the_share_of_an_objective_that_is_left_out_is_kept_for_it(stage: Stage)
     more = 'algorithm.sketch = "exact"\nalgorithm.beta = 0.01\nalgorithm.steps = 3\nselection.minimum = 2'
     run, players = begin(stage, "fedcmoo", more, rounds=2)
     stage.play(run, *players.values(), until=lambda: len(stage.phases(run)) > 1, phases=1)
-    orders = {name: player.order() for name, player in players.items()}
-    players["cleo"].reply(orders["cleo"])
+    answer(players, "cleo")
     stage.hang_up(players["cleo"])
-    for name in ("ann", "ben"):
-        players[name].reply(orders[name])
+    answer(players, "ann", "ben")
     stage.play(run, players["ann"], players["ben"])
     first, second = (weights_of(stage, run, number) for number in (0, 1))
     known = stage.run(run).state_data["rule"]["weights"]
@@ -200,10 +195,9 @@ def test_each_phase_has_its_own_deadline(stage: Stage) -> None:
 def test_a_client_that_dies_between_the_phases_counts_in_the_weights_alone(stage: Stage) -> None:
     run, players = begin(stage, "fedcmoo", EXACT)
     answer(players, *players)
-    orders = {name: player.order() for name, player in players.items()}
+    players["ben"].order()
     stage.hang_up(players["ben"])
-    for name in ("ann", "cleo"):
-        players[name].reply(orders[name])
+    answer(players, "ann", "cleo")
     stage.pass_deadline()
     stage.wait_round(run, 0, RoundState.STEPPED)
     stage.play(run, players["ann"], players["cleo"])
@@ -233,7 +227,7 @@ def test_a_client_that_missed_the_gradients_trains_if_latecomers_may(stage: Stag
         players["ben"].submit(late)
     stage.play(run, *players.values())
     assert set(stage.outcomes(run, 0, 1)) == ({*players} if latecomers else {"ann", "cleo"})
-    assert {client for client, _ in stage.replies(run, 0, 0).items()} == {"ann", "cleo"}
+    assert set(stage.replies(run)) == {"ann", "cleo"}
     counts = stage.rounds(run)[0].objectives["clients"]
     assert counts == {"left": 2 if latecomers else 1, "mid": 1, "right": 2}
     if latecomers:  # its part of what weighs something: the mean over those who are asked is of lambda
@@ -300,11 +294,9 @@ def test_with_over_selection_the_first_to_send_gradients_train(stage: Stage, lat
 def test_a_client_that_is_revoked_before_the_weights_are_found_counts_in_neither_phase(stage: Stage) -> None:
     name = f"leaver-{stage.count}"
     run, players = begin(stage, "fedcmoo", EXACT, serves={}, names=("ann", "ben", name))
-    orders = {one: player.order() for one, player in players.items()}
-    for one in ("ann", name):
-        players[one].reply(orders[one])
+    answer(players, "ann", name)
     stage.revoke(name)
-    players["ben"].reply(orders["ben"])
+    answer(players, "ben")
     stage.play(run, players["ann"], players["ben"])
     assert stage.outcomes(run)[name] == ("FULFILLED", "client-revoked")
     assert set(stage.outcomes(run, 0, 1)) == {"ann", "ben"}
@@ -342,31 +334,26 @@ def test_a_restart_between_any_two_phases_leads_to_the_same_bytes(stage: Stage, 
     assert len(stage.phases(expected)) == count
     run, players = begin(stage, "fedcmoo", more, rounds=2)
     for phase in range(count):
-
-        def reached(phase: int = phase) -> bool:
-            return len(stage.rounds(run)) > 0 and len(stage.phases(run)) > phase
-
-        stage.play(run, *players.values(), until=reached, phases=phase)
+        stage.play(run, *players.values(), until=lambda: len(stage.phases(run)) > phase, phases=phase)  # noqa: B023
         before = ids(stage, run)
         stage.restart()
         assert before.items() <= ids(stage, run).items()  # nobody was asked twice
     stage.play(run, *players.values())
-    for number in (0, 1):
-        rounds = [stage.rounds(one)[number] for one in (expected, run)]
-        assert rounds[0].result_model == rounds[1].result_model != rounds[0].base_model
-        assert rounds[0].objectives == rounds[1].objectives
+    made = [[(one.result_model, one.objectives) for one in stage.rounds(each)] for each in (expected, run)]
+    assert made[0] == made[1]
+    for number, round_ in enumerate(stage.rounds(run)):
+        assert round_.result_model != round_.base_model
         wanted = [[phase.wanted for phase in stage.phases(one, number)] for one in (expected, run)]
         assert wanted[0] == wanted[1]
     assert stage.run(run).state_data == stage.run(expected).state_data
 
 
-def ids(stage: Stage, run: str) -> dict[str, tuple[int, int]]:
-    return {
-        a.assignment_id: (number, phase.number)
-        for number in range(len(stage.rounds(run)))
-        for phase in stage.phases(run, number)
-        for a in stage.assignments(run, number, phase.number).values()
-    }
+def ids(stage: Stage, run: str) -> dict[tuple[int, int], set[str]]:
+    """The assignments of each phase."""
+    phases = [
+        (round_.number, phase.number) for round_ in stage.rounds(run) for phase in stage.phases(run, round_.number)
+    ]
+    return {(number, phase): stage.assignment_ids(run, number, phase) for number, phase in phases}
 
 
 def test_independent_choices_are_made_of_whoever_was_there_when_the_round_began(stage: Stage) -> None:

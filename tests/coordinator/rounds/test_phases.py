@@ -24,7 +24,6 @@ from tests.stage import MODEL, Player, Stage, vector
 from tests.works import work_of
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rehearsed(Algorithm):
     """Everybody trains; the longest updates are asked for once more, their makers' losses measured; those are averaged.
 
@@ -48,7 +47,6 @@ class Rehearsed(Algorithm):
         return Step(again, self.combine(again.rows(context)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class FirstThoughts(Averaging):
     """Everybody trains twice, and the step is made of the first replies."""
 
@@ -60,7 +58,6 @@ class FirstThoughts(Averaging):
         return Step(first, self.combine(first.rows(context)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class DrawnAnew(Averaging):
     """Clients that are drawn for the purpose train; the step is their average."""
 
@@ -71,7 +68,6 @@ class DrawnAnew(Averaging):
         return Step(trained, self.combine(trained.rows(context)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class NobodyFirst(Averaging):
     """A phase that asks nobody, as when all its clients were revoked meanwhile; then everybody trains."""
 
@@ -102,7 +98,6 @@ class Interrupted(Averaging):
         return Step(trained, self.combine(trained.rows(context)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainingWithInput(TrainingPhase):
     """Training for which every client needs a word besides the model."""
 
@@ -110,7 +105,6 @@ class TrainingWithInput(TrainingPhase):
         return {"word": b"a word"}
 
 
-@dataclass(frozen=True, kw_only=True)
 class WithInputs(Averaging):
     """Everybody trains, with an input besides the model."""
 

@@ -146,15 +146,13 @@ def test_the_scores_of_a_round_are_those_that_the_clients_measured(stage: Stage)
     before = {"ann": 1.0, "ben": 2.0, "cleo": 3.0}
     after = {"ann": 1.0, "ben": 2.5, "cleo": 0.5, "dan": 0.1}  # as it was, worse, better; dan did not train
     test = {"ann": 0.9, "ben": 0.8, "cleo": 0.1, "dan": 0.6}
+    *_, dan = players
+    for player in players[:3]:
+        player.reply(player.order(), metrics={"train/loss": before[player.name]})
+    dan.decline(dan.order(), "busy")
     for player in players:
-        order = player.order()
-        if player.name == "dan":
-            player.decline(order, "busy")
-        else:
-            player.reply(order, metrics={"train/loss": before[player.name]})
-    for player in players:
-        order = player.order()
-        player.reply(order, metrics={"train/loss": after[player.name], "test/accuracy": test[player.name]})
+        told = {"train/loss": after[player.name], "test/accuracy": test[player.name]}
+        player.reply(player.order(), metrics=told)
     round_ = stage.wait_round(run, 0)
     accuracies = np.array(list(test.values()))
     expected = {

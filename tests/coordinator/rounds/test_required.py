@@ -13,10 +13,8 @@ from tests.stage import LONG, Stage, answer, spec
 
 
 def tag(stage: Stage, client: str, *tags: str) -> list[str]:
-    response = stage._admin.TagClient(
-        admin.TagClientRequest(client_id=client, tags=admin.Tags(tags=tags)), timeout=SECONDS
-    )
-    return list(response.client.tags)
+    request = admin.TagClientRequest(client_id=client, tags=admin.Tags(tags=tags))
+    return list(stage._admin.TagClient(request, timeout=SECONDS).client.tags)
 
 
 def begun(stage: Stage, task: str, more: str, rounds: int = 1) -> str:
@@ -48,9 +46,8 @@ def test_a_round_asks_members_of_the_run_with_its_tags_and_nobody_who_is_exclude
     ],
 )
 def test_a_selection_of_clients_that_do_not_exist_is_refused(stage: Stage, more: str, words: str) -> None:
-    task, _ = stage.crew("ann")
     with refused("INVALID_ARGUMENT", "spec") as messages:
-        begun(stage, task, more)
+        stage.begin("ann", more=more)
     assert words in messages[0]
 
 
@@ -135,10 +132,8 @@ SIMULATED = b"""
 name = "selected"
 task = "digits"
 rounds = 1
-[train]
-steps = 1
-[simulation]
-clients = 4
+train.steps = 1
+simulation.clients = 4
 [selection]
 """
 

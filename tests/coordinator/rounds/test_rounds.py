@@ -49,26 +49,24 @@ def test_models_are_evaluated_every_so_many_rounds_and_in_the_last_one_and_the_e
 
 def test_over_selection_takes_the_first_answers_and_tells_the_others_to_stop(stage: Stage) -> None:
     more = 'selection = { method = "count", count = 2, over_selection = 2.0, minimum = 4 }\nevaluate.every = 0'
-    run, cast = stage.begin("ann", "ben", "cleo", "dan", rounds=2, more=more)
-    players = {player.name: player for player in cast}
-    orders = {name: player.order() for name, player in players.items()}
+    run, (ann, ben, cleo, dan) = stage.begin("ann", "ben", "cleo", "dan", rounds=2, more=more)
+    orders = {player: player.order() for player in (ann, ben, cleo, dan)}
     first = stage.rounds(run)[0]
     assert (first.selected, first.wanted, stage.phases(run)[0].wanted) == (["ann", "ben", "cleo", "dan"], 2, 2)
-    players["dan"].reply(orders["dan"])
-    players["ben"].reply(orders["ben"])
+    dan.reply(orders[dan])
+    ben.reply(orders[ben])
     stage.wait_round(run, 0)
     needless = dict.fromkeys(("ann", "cleo"), ("CANCELLED", "not-needed"))
     assert stage.outcomes(run) == needless | dict.fromkeys(("ben", "dan"), ("FULFILLED", ""))
     assert {name for name, update in stage.replies(run).items() if update.weight is not None} == {"ben", "dan"}
-    for late in ("ann", "cleo"):
+    for late in (ann, cleo):
         with refused("FAILED_PRECONDITION", "assignment-closed") as message:
-            players[late].submit(orders[late])
+            late.submit(orders[late])
         assert "not-needed" in message[0]
-        player = players[late]
-        wait_for(lambda player=player: player.orders() or player.cancelled, f"a word to {late}")  # type: ignore[misc]
-        (cancelled,) = players[late].cancelled
+        wait_for(lambda: late.orders() or late.cancelled, f"a word to {late.name}")  # noqa: B023
+        (cancelled,) = late.cancelled
         assert (cancelled.assignment_id, cancelled.reason) == (orders[late].assignment_id, "not-needed")
-    assert not players["ben"].cancelled
+    assert not ben.cancelled
 
 
 def test_a_round_without_its_quorum_is_skipped_and_the_next_one_goes_on_from_the_same_model(stage: Stage) -> None:
@@ -201,14 +199,13 @@ def test_selection_is_seeded_and_recorded(stage: Stage, rule: str, asked: int) -
     run, players = stage.begin(*names, rounds=3, samples=samples, seed=17, more=more)
     rules = RunSpec.parse(stage.run(run).spec).selection
 
-    def over() -> bool:
+    def act() -> None:
         for player in players:
             for _, order in player.orders():
                 with suppress(grpc.RpcError):  # enough others were quicker
                     player.reply(order)
-        return stage.run(run).state is RunState.COMPLETED
 
-    wait_for(over, "the run to complete")
+    stage.play(run, until=act)
     for number, round_ in enumerate(stage.rounds(run)):
         expected = selection.select(rules, dict(zip(names, samples, strict=True)), seed=17, round_number=number)
         assert round_.selected == expected

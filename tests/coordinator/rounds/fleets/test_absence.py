@@ -14,11 +14,10 @@ from tests.stage import Player, Stage
 GRACE = timedelta(seconds=60)  # as in `begin`; the deadlines are 900 seconds
 
 
-def begin(stage: Stage, pool: str = "attending") -> tuple[str, dict[str, Player], dict[str, AssignmentManifest]]:
+def begin(stage: Stage, pool: str = "attending") -> tuple[str, list[Player], list[AssignmentManifest]]:
     more = f'selection.minimum = 3\nselection.pool = "{pool}"\nselection.grace_seconds = 60'
-    run, cast = stage.begin("ann", "ben", "cleo", algorithm="fedavg", more=more)
-    players = {player.name: player for player in cast}
-    return run, players, {name: player.order() for name, player in players.items()}
+    run, players = stage.begin("ann", "ben", "cleo", algorithm="fedavg", more=more)
+    return run, players, [player.order() for player in players]
 
 
 def after(stage: Stage, time: timedelta) -> None:
@@ -29,55 +28,53 @@ def after(stage: Stage, time: timedelta) -> None:
 @few("attending")
 @pytest.mark.parametrize("pool", ["attending", "enrolled"])
 def test_a_member_that_hangs_up_is_waited_for_during_the_grace_and_not_to_the_deadline(stage: Stage, pool: str) -> None:
-    run, players, orders = begin(stage, pool)
-    stage.hang_up(players["cleo"])
-    players["ann"].reply(orders["ann"])
+    run, (ann, ben, cleo), orders = begin(stage, pool)
+    stage.hang_up(cleo)
+    ann.reply(orders[0])
     after(stage, 2 * GRACE)
     assert stage.outcomes(run)["cleo"] == ("OPEN", "")  # ben still works, so nothing is lost by waiting
-    players["ben"].reply(orders["ben"])
+    ben.reply(orders[1])
     stage.wait_outcome(run, "cleo", "EXPIRED")
     assert stage.outcomes(run)["cleo"] == ("EXPIRED", "absent")
     with refused("FAILED_PRECONDITION", "assignment-closed"):
-        players["cleo"].reply(orders["cleo"])
+        cleo.reply(orders[2])
     if pool == "enrolled":  # it is asked to evaluate, though it does not attend
-        players["cleo"].attend(**players["cleo"].tasks)
-        stage.play(run, *players.values())
-    else:
-        stage.play(run, players["ann"], players["ben"])
+        cleo.attend(**cleo.tasks)
+    stage.play(run, ann, ben, cleo)
     assert stage.rounds(run)[0].state is RoundState.COMPLETED
 
 
 def test_a_member_that_is_back_within_the_grace_replies_and_counts(stage: Stage) -> None:
-    run, players, orders = begin(stage)
-    stage.hang_up(players["cleo"])
-    for name in ("ann", "ben"):
-        players[name].reply(orders[name])
+    run, (ann, ben, cleo), orders = begin(stage)
+    stage.hang_up(cleo)
+    ann.reply(orders[0])
+    ben.reply(orders[1])
     after(stage, GRACE / 2)
     assert stage.outcomes(run)["cleo"] == ("OPEN", "")
-    players["cleo"].attend(**players["cleo"].tasks)
+    cleo.attend(**cleo.tasks)
     after(stage, 2 * GRACE)  # it attends, so the grace is nothing to it
     assert stage.outcomes(run)["cleo"] == ("OPEN", "")
-    players["cleo"].reply(orders["cleo"])
-    stage.play(run, *players.values())
+    cleo.reply(orders[2])
+    stage.play(run, ann, ben, cleo)
     assert set(stage.replies(run)) == {"ann", "ben", "cleo"}
 
 
 def test_a_member_that_does_not_come_back_after_a_restart_of_the_coordinator_is_given_the_grace_too(
     stage: Stage,
 ) -> None:
-    run, players, orders = begin(stage)
-    for name in ("ann", "ben"):
-        players[name].reply(orders[name])
-    players["cleo"].leave()
+    run, (ann, ben, cleo), orders = begin(stage)
+    ann.reply(orders[0])
+    ben.reply(orders[1])
+    cleo.leave()
     stage.stop()
     stage.start()
-    for name in ("ann", "ben"):
-        players[name].attend(**players[name].tasks)
+    for player in (ann, ben):
+        player.attend(**player.tasks)
     assert stage.outcomes(run)["cleo"] == ("OPEN", "")
     after(stage, 2 * GRACE)
     stage.wait_outcome(run, "cleo", "EXPIRED")
     assert stage.outcomes(run)["cleo"] == ("EXPIRED", "absent")
-    stage.play(run, players["ann"], players["ben"])
+    stage.play(run, ann, ben)
 
 
 def test_the_grace_is_five_minutes_unless_the_specification_sets_it() -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -102,16 +103,9 @@ def site(url: str, loop: asyncio.AbstractEventLoop, *, deaf: bool = False) -> It
     database, condition, name = Database.open(url), Condition(), secrets.token_hex(16)
     announcements = announcements_of(database, name, condition)
     presence = Presence(announcements)
-    attendances = attendances_of(
-        database,
-        presence,
-        announcements,
-        Offers("test", Ed25519PrivateKey.generate()),
-        condition,
-        coordinator=name,
-        clock=utc_now,
-        lease_seconds=600.0,
-    )
+    offers = Offers("test", Ed25519PrivateKey.generate())
+    given: dict[str, Any] = {"coordinator": name, "clock": utc_now, "lease_seconds": 600.0}
+    attendances = attendances_of(database, presence, announcements, offers, condition, **given)
     assert isinstance(attendances, SharedAttendances)
     made = Site(name, database, announcements, presence, attendances, loop)
     made.sign()

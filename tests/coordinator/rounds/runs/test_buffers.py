@@ -32,7 +32,7 @@ from tests.coordinator.rounds.runs.test_personal_parameters import GIVEN, SGD, S
 from tests.harness import Federation, federation
 from tests.paths import OWNERS_CODE
 from tests.running import refused
-from tests.stage import LAYOUT, Stage, spec
+from tests.stage import LAYOUT, MODEL, Stage, spec
 from worker.work.attacker import Attacker
 
 
@@ -111,7 +111,8 @@ def test_frozen_buffers_are_used_in_training_and_do_not_change() -> None:
     result = compute(trained, base, descend(trained), other, **GIVEN)
     assert result.personal is None
     assert np.abs(result.rows["loss"]).min() > 0
-    assert trained.train(values, _plan(other)).tolist()[-5:] == [3.0, -3.0, 0.5, 2.0, 0.0]
+    plan = TrainingPlan(sgd=SGD, weights={"loss": 1.0}, seed=0, samples=12, frozen=other.sharing.frozen)
+    assert trained.train(values, plan).tolist()[-5:] == [3.0, -3.0, 0.5, 2.0, 0.0]
     plain = compute(trained, base, descend(trained), chosen, **GIVEN)
     assert not np.allclose(plain.rows["loss"], result.rows["loss"])
 
@@ -160,10 +161,6 @@ def test_averaged_buffers_are_refused_where_updates_are_protected(section: str, 
     parse_run(document)
     with pytest.raises(SpecError, match=says):
         parse_run(document + 'parameters.buffers = "averaged"\n')
-
-
-def _plan(own_: Own) -> TrainingPlan:
-    return TrainingPlan(sgd=SGD, weights={"loss": 1.0}, seed=0, samples=12, frozen=own_.sharing.frozen)
 
 
 @pytest.mark.parametrize(
@@ -264,11 +261,10 @@ def text(treatment: str) -> str:
     return RUN.replace("TREATMENT", treatment)
 
 
-PARTS = {client: ["--part", f"{number}/2"] for number, client in enumerate(CLIENTS, 1)}
 COMMON = ["--partition", "shards:2", "--code", str(OWNERS_CODE)]
+OPTIONS = {client: ["--part", f"{number}/2", *COMMON] for number, client in enumerate(CLIENTS, 1)}
 # The samples of one are not in memory; the results are the same to the last byte.
-LOADING = {CLIENTS[0]: [], CLIENTS[1]: ["--loader-workers", "1", "--pin-memory"]}
-OPTIONS = {client: [*part, *COMMON, *LOADING[client]] for client, part in PARTS.items()}
+OPTIONS[CLIENTS[1]] += ["--loader-workers", "1", "--pin-memory"]
 
 
 def blob(fed: Federation, digest: str) -> Path:
@@ -305,10 +301,9 @@ def test_local_buffers_outlive_their_worker_and_a_simulation_makes_the_same(scen
         dying = scene.work(CLIENTS[0], crash)
     assert last_model(scene.fed, run).tobytes() == simulated.model.tobytes()
     for client in CLIENTS:
-        exported = scene.fed.directory / "exported.safetensors"
-        exported.write_bytes(scene.exported(client, run)[1])
-        buffers, values = read_vector(exported)
-        layout, state = read_vector(tmp_path / "home" / "kept" / client / "2.safetensors")
+        scene.exported(client, run)
+        buffers, values = read_vector(scene.fed.directory / f"{client}.safetensors")
+        layout, state = read_vector(kept_file(tmp_path / "home", client, 2))
         assert [tensor.name for tensor in layout.tensors] == [*(one.name for one in buffers.tensors), "residual/loss"]
         assert values.tobytes() == state[: len(values)].tobytes()
         assert values[-1] == 18  # batches that were counted
@@ -418,8 +413,7 @@ def test_an_update_of_zeros_has_no_direction_whatever_its_buffers_are(stage: Sta
 
 def test_an_initial_model_without_the_buffers_of_its_run_is_refused(stage: Stage) -> None:
     document = spec("without", stage.task(), more=AVERAGED)
-    with refused("INVALID_ARGUMENT", "spec"):
-        stage.submit(document)
     first = Layout((*WITH_BUFFERS.tensors[2:], *LAYOUT.tensors))
-    with refused("INVALID_ARGUMENT", "spec"):
-        stage.submit(document, model=to_bytes(first, np.ones(48, np.float32)))
+    for model in (MODEL, to_bytes(first, np.ones(48, np.float32))):
+        with refused("INVALID_ARGUMENT", "spec"):
+            stage.submit(document, model=model)

@@ -11,14 +11,12 @@ from coordinator.aggregation import aggregate
 from coordinator.aggregation.registry import algorithm
 from coordinator.rounds.runs.client_noise import affordable, spent
 from coordinator.rounds.runs.specification import cautions, parse_run
-from federation.digests import digest
 from federation.spec.accounting import gaussian_epsilon
 from federation.spec.run_sections import PrivacySpec
 from federation.spec.run_spec import SpecError
 from federation.v1 import admin_pb2 as messages
-from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
-from federation.vectors import model_row, to_bytes, update_layout, update_rows
+from federation.vectors import model_row, read_vector, update_rows
 from fedpareto.cli.show import round_tables, tables
 from fedpareto.notebook import simulate
 from fedpareto.report.page import page
@@ -198,18 +196,12 @@ def test_after_a_crash_the_same_noise_is_used_and_nothing_was_given_with_it_befo
     with federation(tmp_path) as fed:
         fed.serve(crash="model-written")
         members = [fed.enroll(name) for name in NAMES[:2]]
-        text = 'name = "a"\ntask = "toy"\nrounds = 1\nselection.minimum = 2\nprivacy.client_noise = 1.0\n'
-        header = messages.RunHeader(spec=text.encode(), model=digest(MODEL), model_bytes=len(MODEL))
+        text = 'task = "toy"\nrounds = 1\nselection.minimum = 2\nprivacy.client_noise = 1.0\n'
+        (tmp_path / "model").write_bytes(MODEL)
         streams = [member.attend(toy=10) for member in members]
-        requests = [messages.SubmitRunRequest(header=header), messages.SubmitRunRequest(chunk=MODEL)]
-        AdminStub(fed.administrator()).SubmitRun(iter(requests), timeout=60)
-        rows = []
-        for member, stream in zip(members, streams, strict=True):
-            assert stream.next()
-            order = member.open(stream.assignment())
-            rows.append(vector(member.files.client_id, order))
-            payload = to_bytes(update_layout([("loss", len(rows[-1]))]), rows[-1])
-            member.submit(member.seal(member.manifest(order, payload)), payload)
+        fed.submit("a", text, "--model", str(tmp_path / "model"))
+        for seed, (member, stream) in enumerate(zip(members, streams, strict=True)):
+            member.answer(stream.assignment(), seed)
         fed.serving.wait_killed()
         [(noise, result, _)] = rounds_of(fed)
         assert noise
@@ -221,7 +213,9 @@ def test_after_a_crash_the_same_noise_is_used_and_nothing_was_given_with_it_befo
         assert step.noise == noise == again
         blobs = DirectoryStore(fed.home / "blobs")
         base, made = (model_row(blobs.local(one)).read() for one in (step.base_model, result))
-        np.testing.assert_allclose(made, recomputed(blobs, step, base, np.array(rows)), rtol=0, atol=1e-5)
+        payloads = fed.query("SELECT payload FROM replies ORDER BY client_id")
+        U = np.array([read_vector(blobs.local(payload))[1] for (payload,) in payloads])
+        np.testing.assert_allclose(made, recomputed(blobs, step, base, U), rtol=0, atol=1e-5)
         for stream in streams:
             stream.close()
 

@@ -33,23 +33,19 @@ def fold(*rounds: participation.EndedRound) -> participation.Participation:
 
 def asked(number: int, *outcomes: participation.RoundOutcome) -> participation.EndedRound:
     """A round that asked the members a, b, c, ... to train."""
-    return participation.EndedRound(
-        number,
-        tuple(
-            participation.MemberRound(name, training=outcome, reason=f"why-{number}" if outcome.failed else "")
-            for name, outcome in zip("abcdef", outcomes, strict=False)
-        ),
-    )
+    members = [
+        participation.MemberRound(name, training=outcome, reason=f"why-{number}" if outcome.failed else "")
+        for name, outcome in zip("abcdef", outcomes, strict=False)
+    ]
+    return participation.EndedRound(number, tuple(members))
 
 
 # --- the summary as a function of rounds
 
 
 def test_each_part_of_each_member_is_counted_and_the_last_reason_kept() -> None:
-    made = fold(
-        asked(0, REPLIED, DECLINED), asked(1, REFUSED, MISSING), asked(2, NOT_NEEDED, REPLIED), asked(3, REPLIED)
-    )
-    a, b = made.members
+    rounds = asked(0, REPLIED, DECLINED), asked(1, REFUSED, MISSING), asked(2, NOT_NEEDED, REPLIED), asked(3, REPLIED)
+    a, b = fold(*rounds).members
     assert a.outcomes == {REPLIED: 2, REFUSED: 1, NOT_NEEDED: 1}
     assert b.outcomes == {DECLINED: 1, MISSING: 1, REPLIED: 1}
     assert (a.asked, a.last_round, a.last_outcome, a.last_reason, a.last_reason_round) == (4, 3, REPLIED, "why-1", 1)
@@ -57,24 +53,14 @@ def test_each_part_of_each_member_is_counted_and_the_last_reason_kept() -> None:
 
 
 def test_rounds_that_did_not_ask_a_member_or_did_not_need_it_neither_end_its_failures_nor_add_to_them() -> None:
-    made = fold(
-        asked(0, REPLIED, DECLINED),
-        asked(1, REPLIED),
-        asked(2, REPLIED, NOT_NEEDED),
-        asked(3, REPLIED, DECLINED),
-        asked(4, REPLIED, DECLINED),
-    )
+    outcomes = [(REPLIED, DECLINED), (REPLIED,), (REPLIED, NOT_NEEDED), (REPLIED, DECLINED), (REPLIED, DECLINED)]
+    made = fold(*(asked(number, *given) for number, given in enumerate(outcomes)))
     assert made.members[1].failed_in_a_row == 3
 
 
 def test_missed_evaluations_count_though_the_training_went_well() -> None:
-    rounds = [
-        participation.EndedRound(
-            n, (participation.MemberRound("a", training=REPLIED, evaluation=MISSING, reason="evaluate: deadline"),)
-        )
-        for n in range(3)
-    ]
-    (a,) = fold(*rounds).members
+    missed = participation.MemberRound("a", training=REPLIED, evaluation=MISSING, reason="evaluate: deadline")
+    (a,) = fold(*(participation.EndedRound(number, (missed,)) for number in range(3))).members
     assert (a.outcomes[REPLIED], a.evaluations_missed, a.failed_in_a_row, a.last_outcome) == (3, 3, 3, MISSING)
     assert a.last_reason == "evaluate: deadline"
 
@@ -122,17 +108,14 @@ def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
     more = "selection.minimum = 5\nselection.quorum = 0.2"
     with caplog.at_level(logging.WARNING, logger="coordinator.alerts.maker"):
         run = stage.submit(spec(f"seen-{stage.count}", task, 4, algorithm="fedavg", more=more))
-        play(
-            stage,
-            run,
-            {
-                ann: against(ann, 1.0),
-                ben: against(ben, 1.0),
-                cleo: lambda order: cleo.decline(order, "failed", "IndexError: Target 12 is \x1b[31mout of bounds."),
-                dora: dora.submit_zeros,
-                emil: against(emil, -0.5),
-            },
-        )
+        parts = {
+            ann: against(ann, 1.0),
+            ben: against(ben, 1.0),
+            cleo: lambda order: cleo.decline(order, "failed", "IndexError: Target 12 is \x1b[31mout of bounds."),
+            dora: dora.submit_zeros,
+            emil: against(emil, -0.5),
+        }
+        play(stage, run, parts)
     *_, last_message = stage._admin.WatchRun(WatchRunRequest(run=run), timeout=SECONDS)
     found = stage._admin.GetRun(GetRunRequest(run=run)).run
     assert last_message.run.alerts == found.alerts  # the stream ends after the last alert
@@ -171,10 +154,8 @@ def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
     with pytest.raises(CommandFailure):
         runs.follow(stage._admin, run, as_json=True)
     last = json.loads(capsys.readouterr().out.splitlines()[-1])["run"]
-    assert [member["client_id"] for member in last["members"] if member["last_outcome"] in ("DECLINED", "REFUSED")] == [
-        "cleo",
-        "dora",
-    ]
+    failed = [one["client_id"] for one in last["members"] if one["last_outcome"] in ("DECLINED", "REFUSED")]
+    assert failed == ["cleo", "dora"]
 
 
 def test_a_run_whose_last_round_everybody_answered_ends_well_whatever_was_before(
