@@ -115,11 +115,6 @@ def run(short: Stage) -> str:
     return run
 
 
-def left(short: Stage, run: str) -> list[int]:
-    """The rounds whose models are there."""
-    return [row.number for row in short.rounds(run) if short.blobs.exists(row.deployed_model or "")]
-
-
 def export(short: Stage, run: str, number: int | None = None) -> str:
     return next(short._admin.ExportModel(admin.ExportModelRequest(run=run, round=number), timeout=SECONDS)).digest
 
@@ -129,7 +124,7 @@ def exports(short: Stage) -> int:
 
 
 def test_the_export_of_a_removed_model_is_refused_with_the_rounds_that_can_be_exported(short: Stage, run: str) -> None:
-    there = left(short, run)
+    there = [row.number for row in short.rounds(run) if short.blobs.exists(row.deployed_model or "")]
     (gone, *_) = set(range(ROUNDS)) - set(there)
     before = exports(short)
     with refused("NOT_FOUND", "blob-removed") as messages:

@@ -37,12 +37,10 @@ def points(*always: str, full: tuple[str, ...]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("point", [*always, *(pytest.param(point, marks=pytest.mark.full) for point in full)])
 
 
-POINTS = (
-    "dispatching model-written before-dispatch all-updates-in aggregating one-evaluation-in evaluated between-rounds"
-)
+POINTS = "dispatching model-written before-dispatch all-updates-in aggregating one-evaluation-in evaluated stored"
 
 
-@points("one-update-in", full=("stored", *POINTS.split()))
+@points("one-update-in", full=(*POINTS.split(), "between-rounds"))
 def test_a_killed_coordinator_goes_on_where_it_was(scene: Scene, undisturbed: str, point: str) -> None:
     # A pool of those who attend is the harder case: after the restart nobody does, at first.
     scene.completes(scene.survives(point, pool="attending"), undisturbed)

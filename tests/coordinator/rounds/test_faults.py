@@ -16,12 +16,12 @@ from sqlalchemy import select, text
 
 from federation.digests import digest
 from federation.vectors import to_bytes
-from storage.models import Assignment, Model, Phase, Round
-from storage.states import AssignmentState, RoundState, RunState
+from storage.models import Assignment, Client, Model, Phase, Round
+from storage.states import AssignmentState, ClientState, RoundState, RunState
 from tests.coordinator.rounds.scene import at, fail, once, wait_rest
 from tests.coordinator.scene import begun
 from tests.few import few
-from tests.running import wait_for
+from tests.running import refused, wait_for
 from tests.stage import LAYOUT, MODEL, Player, Stage, reply, vector
 from tests.storage.scene import blob_file
 
@@ -207,6 +207,25 @@ def test_a_client_that_is_revoked_while_a_phase_is_opened_is_not_waited_for(stag
     stage.wait_outcome(run, gone.name, "CANCELLED")
     ann.reply(order)
     stage.play(run, ann)
+
+
+def test_assignments_that_a_failed_revocation_left_open_are_cancelled_by_the_housekeeper(stage: Stage) -> None:
+    leaver = f"leaver-{stage.count}"
+    more = "selection.minimum = 2\nselection.quorum = 0.5\nevaluate.every = 0"
+    run, (ann, gone) = stage.begin("ann", leaver, more=more)
+    mine, _ = ann.order(), gone.order()
+    with at("", "UPDATE assignments", once(fail)) as seen, refused("UNAVAILABLE", "database"):
+        stage.revoke(leaver)
+    assert seen
+    assert stage.look(lambda session: session.get_one(Client, leaver).state) is ClientState.REVOKED
+    ann.reply(mine)
+    keeper = stage.supervisor._housekeeper
+    keeper.tidy()
+    assert stage.outcomes(run) == {"ann": ("FULFILLED", ""), leaver: ("CANCELLED", "client-revoked")}
+    ended = stage.assignments(run)[leaver].ended
+    stage.play(run, ann)
+    keeper.tidy()
+    assert stage.assignments(run)[leaver].ended == ended
 
 
 def test_a_model_that_two_runs_make_at_the_same_time_is_recorded_once(stage: Stage) -> None:

@@ -14,6 +14,7 @@ from storage.records import canonical
 from storage.retention import collect
 from storage.states import RoundState, RunState
 from tests.coordinator.aggregation.scene import coefficients_of
+from tests.coordinator.rounds.scene import lose
 from tests.few import few_of
 from tests.stage import MODEL, Player, Stage, answer, spec, vector
 from tests.storage.scene import blob_file, stored
@@ -130,12 +131,11 @@ def test_an_earlier_update_that_is_lost_holds_the_run_until_it_is_back(stage: St
     stepped(stage, run, players, 1)
     (asked,) = (set(round_.selected) for round_ in stage.rounds(run)[1:])
     lost = next(str(entry["payload"]) for client, entry in entries(stage, run).items() if client not in asked)
-    good = blob_file(stage.blobs, lost).read_bytes()
-    blob_file(stage.blobs, lost).unlink()
+    repair = lose(blob_file(stage.blobs, lost))
     answer(*(player for player in players if player.name in asked))
     assert stage.wait_state(run, RunState.PAUSED).reason.startswith(f"storage: there is no blob {lost} ")
     assert stage.rounds(run)[1].state is RoundState.OPEN
-    stage.blobs.put(good)
+    repair()
     stage.resume(run, *players)
     assert models(stage, run) == undisturbed(stage, "dual-cone")
 

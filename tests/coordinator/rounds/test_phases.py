@@ -1,14 +1,12 @@
 """The engine knows phases, not algorithms: it carries any sequence that an algorithm asks for."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.interface import Combination, Rows, TooFewUpdatesError
 from coordinator.aggregation.phase_kinds import EvaluationPhase, TrainingPhase
 from coordinator.aggregation.phases import Replies, RoundContext, RoundGenerator, Step, Voided
@@ -24,7 +22,7 @@ from tests.stage import MODEL, Player, Stage, vector
 from tests.works import work_of
 
 
-class Rehearsed(Algorithm):
+class Rehearsed(Averaging):
     """Everybody trains; the longest updates are asked for once more, their makers' losses measured; those are averaged.
 
     A made-up algorithm with three phases, the later ones for a part of the clients that depends on the replies.
@@ -33,9 +31,8 @@ class Rehearsed(Algorithm):
     name: ClassVar[str] = "rehearsed"
 
     def combine(self, rows: Rows) -> Combination:
-        """The plain average."""
-        state = {"rounds": int(rows.state.get("rounds", 0)) + 1}
-        return Combination(rows.prior, rows.prior, state, describe(rows.gram, rows.prior, rows.prior))
+        """The plain average, and how many there were."""
+        return replace(super().combine(rows), state={"rounds": int(rows.state.get("rounds", 0)) + 1})
 
     def round(self, context: RoundContext) -> RoundGenerator:
         first = yield TrainingPhase()

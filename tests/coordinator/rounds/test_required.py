@@ -9,7 +9,7 @@ from simulation import SimulationError
 from simulation.simulate import Simulation
 from storage.states import RoundState, RunState
 from tests.running import SECONDS, refused
-from tests.stage import LONG, Stage, answer, spec
+from tests.stage import Stage, answer, spec
 
 
 def tag(stage: Stage, client: str, *tags: str) -> list[str]:
@@ -78,8 +78,7 @@ def test_a_round_is_skipped_after_its_patience_and_three_in_a_row_end_the_run(st
     for number in range(3):
         stage.wait_reason(run, "waiting for required clients: ben")
         assert len(stage.rounds(run)) == number
-        stage.clock.ahead += LONG
-        stage.nudge()
+        stage.pass_deadline()
         skipped = stage.wait_round(run, number, RoundState.SKIPPED)
         assert skipped.reason == "required: ben does not attend, or does not offer the task"
         assert (skipped.selected, skipped.metrics["required/missing"]) == ([], 1.0)

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -134,26 +134,27 @@ def start(url: str, loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., S
 Start = Callable[..., Site]
 
 
+def all_see(sites: Sequence[Site], *clients: str, left: Mapping[str, datetime]) -> None:
+    """Each of these coordinators sees that just these clients attend, and when others have left."""
+    for each in sites:
+        each.sees(*clients)
+        assert each.presence.left() == left
+
+
 def test_every_coordinator_sees_who_attends_where_who_is_closed_and_who_has_left(start: Start) -> None:
-    first, second, third = start(), start(), start()
+    first, second, third = sites = start(), start(), start()
     stream = first.attend("client-1")
     second.attend("client-2")
-    for each in (first, second, third):
-        each.sees("client-1", "client-2")
-        assert each.presence.left() == {}
+    all_see(sites, "client-1", "client-2", left={})
     assert set(first.presence.streams()) == {"client-1"}
     until = utc_now() + LONG
     first.presence.heartbeat(stream, utc_now(), "", 0.0, until)
     wait_for(lambda: third.presence.attending()["client-1"].closed_until == until, "the closing time")
     at = utc_now()
     first.presence.leave(stream, at)
-    for each in (first, second, third):
-        each.sees("client-2")
-        assert each.presence.left() == {"client-1": at}
+    all_see(sites, "client-2", left={"client-1": at})
     third.attend("client-1")
-    for each in (first, second, third):
-        each.sees("client-1", "client-2")
-        assert each.presence.left() == {}
+    all_see(sites, "client-1", "client-2", left={})
 
 
 def test_a_member_that_attends_at_another_coordinator_ends_its_older_stream_and_has_not_left(start: Start) -> None:

@@ -37,10 +37,8 @@ def test_a_round_records_mean_weighted_worst_and_best() -> None:
         {"train/auc": 0.1},
     )
     found = model_metrics.scores(replies, ("loss",), KINDS)
-    auc, rmse = (
-        {"mean": 0.7, "weighted": 0.6, "worst": 0.5, "best": 0.9},
-        {"mean": 2, "weighted": 2.5, "worst": 3, "best": 1},
-    )
+    auc = {"mean": 0.7, "weighted": 0.6, "worst": 0.5, "best": 0.9}
+    rmse = {"mean": 2, "weighted": 2.5, "worst": 3, "best": 1}
     expected = {f"metric/{metric}/{of}": v for metric, by in (("auc", auc), ("rmse", rmse)) for of, v in by.items()}
     recorded = {name: value for name, value in found.items() if name.startswith("metric/")}
     assert recorded == pytest.approx(expected)

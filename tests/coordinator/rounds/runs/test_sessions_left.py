@@ -56,10 +56,9 @@ def test_a_run_is_refused_when_too_few_members_allow_as_many_private_rounds(
     assert "missing are: ann (3 of training), ben (1 of training and 4 of evaluation)." in messages[0]
     assert "A round needs 5 members, and 3 have enough" in messages[0]
     shown = run(7, f'{PRIVATE}\nprivacy.disclose = ["evaluation"]')
-    with pytest.raises(grpc.RpcError, match=re.escape("ben (1 of training). A round")):
-        warnings(stage, shown)
-    with pytest.raises(grpc.RpcError, match=re.escape("missing are: ben (2 of evaluation). A round")):
-        warnings(stage, run(4))
+    for document, words in ((shown, "ben (1 of training)"), (run(4), "missing are: ben (2 of evaluation)")):
+        with pytest.raises(grpc.RpcError, match=re.escape(f"{words}. A round")):
+            warnings(stage, document)
     assert "missing" not in warnings(stage, run(7, "evaluate.every = 2")), "an open run needs none"
 
 
