@@ -114,12 +114,15 @@ class Presence:
         self._listeners.append(listener)
 
     def join(self, attendance: AttendanceStream) -> None:
-        """Takes in a stream; an older one of the same client ends with `superseded`."""
+        """Takes in a stream. Of two of one client the older one ends with `superseded`: that with the lower number."""
         with self._lock:
             older = self._streams.get(attendance.client_id)
-            self._streams[attendance.client_id] = attendance
-            self._seen[attendance.client_id] = attendance.last_seen
-            self._left.pop(attendance.client_id, None)
+            if older is not None and older.number > attendance.number:  # that one was numbered later and came first
+                older = attendance
+            else:
+                self._streams[attendance.client_id] = attendance
+                self._seen[attendance.client_id] = attendance.last_seen
+                self._left.pop(attendance.client_id, None)
         if older is not None:
             older.say(superseded())
         self._changed()

@@ -68,13 +68,18 @@ class Site:
     loop: asyncio.AbstractEventLoop
     changes: int = 0
 
-    def attend(self, client: str, *, closed_until: datetime | None = None) -> AttendanceStream:
-        """A stream begins, as in `Attend`."""
+    def entered(self, client: str, closed_until: datetime | None = None) -> AttendanceStream:
+        """A stream that has its number."""
         stream = AttendanceStream(
             client_id=client, tasks={}, objectives={}, loop=self.loop, last_seen=utc_now(), closed_until=closed_until
         )
         with self.database.begin() as session:
             self.attendances.enter(session, stream)
+        return stream
+
+    def attend(self, client: str, *, closed_until: datetime | None = None) -> AttendanceStream:
+        """A stream begins, as in `Attend`."""
+        stream = self.entered(client, closed_until)
         self.presence.join(stream)
         return stream
 
@@ -189,6 +194,19 @@ def test_of_two_streams_that_begin_at_the_same_time_the_one_with_the_higher_numb
         return [stream for each in (first, second) for stream in each.presence.streams().values()] == [newest]
 
     wait_for(only_newest, "the older ones to end")
+
+
+def test_a_stream_that_is_taken_in_after_one_with_a_higher_number_ends_and_the_other_one_stays(start: Start) -> None:
+    first = start()
+    older, newer = first.entered("client-1"), first.attend("client-1")
+    first.presence.join(older)
+    end = first.said(older)
+    assert isinstance(end, Refusal)
+    assert end.reason == "superseded"
+    first.presence.leave(older, utc_now())  # its call ends
+    assert first.presence.streams() == {"client-1": newer}
+    assert first.presence.left() == {}
+    assert newer.outbox.empty()
 
 
 def test_without_any_announcement_a_look_each_second_sees_the_same(start: Start) -> None:
