@@ -1,6 +1,12 @@
 """Commands that must fail; and command lines in documents and container files, checked against the real one."""
 
+import os
+import pty
+import re
 import shlex
+import subprocess
+import sys
+import threading
 from functools import cache
 from typing import Any
 
@@ -67,3 +73,38 @@ def problem(line: str, *, complete: bool = True) -> str | None:
         if missing or (getattr(command, "commands", None) and not command.invoke_without_command):
             return f"{path} lacks {missing or 'a command'}"
     return None
+
+
+def at_a_terminal(*arguments: str, answer: str) -> tuple[int, str, str]:
+    """Runs the command with a terminal as its standard input, and types an answer once it asks.
+
+    Returns:
+        The exit code, what it wrote, and what the terminal showed of the answer.
+    """
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedpareto", *arguments],
+        stdin=end,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    kill = threading.Timer(60, process.kill)
+    kill.start()
+    written = b""
+    while not re.search(rb"(: |\]: )$", written) and (piece := os.read(process.stdout.fileno(), 1000)):
+        written += piece
+    os.write(terminal, f"{answer}\n".encode())
+    written += process.stdout.read()
+    code = process.wait()
+    kill.cancel()
+    os.set_blocking(terminal, False)
+    try:
+        echo = os.read(terminal, 10_000)
+    except BlockingIOError:
+        echo = b""
+    process.stdout.close()
+    os.close(end)
+    os.close(terminal)
+    return code, written.decode(), echo.decode()

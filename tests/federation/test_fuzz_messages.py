@@ -37,7 +37,7 @@ from federation.work.registry import decode, decode_statement, encode, statement
 from federation.work.secure.wire import read_terms, terms_bytes
 from federation.work.site import Site
 from federation.work.train.work import Train
-from tests.federation.test_fuzz_parsers import KEY, MEMBER
+from tests.federation.scene import KEY, MEMBER
 from tests.fuzzing import CORPUS, Parser, corpus, fuzz, messages
 from tests.scripted import CLIENT, FEDERATION, ScriptedLog
 from tests.worker.scene import ALLOWED, LAYOUT

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.front.hello import server_name
 from coordinator.ownership import CoordinatorHomeError
@@ -26,32 +25,18 @@ from federation.spec.run_spec import RunSpec, SpecError
 from federation.trust.certificates import csr_public_key, issuer_in
 from federation.trust.identity import parse_peer
 from federation.trust.join_string import JoinStringFields
-from federation.trust.key_chain import CoordinatorKeys
-from federation.trust.keys import IdentityError, new_tls_key
-from federation.trust.member_files import MemberFiles
+from federation.trust.keys import IdentityError
 from federation.vectors import DTYPES, Layout, Tensor, model_layout, parse_header, to_bytes
+from tests.federation.scene import MEMBER
 from tests.fuzzing import Parser, documents, fuzz
-from tests.scripted import CLIENT, FEDERATION
 from tests.stage import Stage
-from tests.verification.test_bundle import exported
+from tests.verification.scene import exported
 from verification.errors import Verified, Wrong
 from verification.replay import parse_gram
 from verification.run import verify
 from worker.receipts import ReceiptsError, read_receipts
 from worker.site.policy import Policy, PolicyError
 from worker.site.roster import Roster, RosterError, read_roster
-
-KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)  # of the member and of the coordinator in the corpus
-MEMBER = MemberFiles(
-    federation_id=FEDERATION,
-    addresses=("localhost:1",),
-    ca=b"",
-    certificate=b"",
-    tls_key=new_tls_key(),
-    client_id=CLIENT,
-    signing_key=KEY,
-    coordinator=CoordinatorKeys(FEDERATION, KEY.public_key()),
-)
 
 
 def text(data: bytes) -> str:

@@ -11,7 +11,7 @@ import yaml
 
 from coordinator.home import CoordinatorHome
 from fedpareto import __version__
-from tests.coordinator.backups.test_home_keys import NOWHERE, source
+from tests.coordinator.backups.scene import NOWHERE, source
 from tests.paths import ROOT
 from tests.project.scene import ended
 from tests.running import command

@@ -22,3 +22,8 @@ def test_a_linter_of_make_lint_finds_nothing(linter: str) -> None:
 
 def test_make_lint_runs_formatting_lint_types_and_import_rules() -> None:
     assert [linter.split(maxsplit=1)[0] for linter in LINTERS] == ["ruff", "ruff", "mypy", "lint-imports"]
+
+
+def test_no_test_file_imports_another_one() -> None:
+    for path in (ROOT / "tests").rglob("*.py"):
+        assert not re.search(r"^from tests\.(\S*\.)?test_\w+ import", path.read_text(), re.MULTILINE), path

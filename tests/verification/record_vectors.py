@@ -8,14 +8,21 @@ Keys and ids are drawn anew each time. `edits.json` is written by hand, and hold
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf import json_format
+from google.protobuf.message import Message
 
 import tests.conftest  # noqa: F401 - it requires TLS 1.3, before gRPC is imported
 from federation.record.bundle import BundleReader
+from federation.v1 import common_pb2
+from federation.v1.common_pb2 import SignedEnvelope
 from storage.states import RunState
 from tests.coordinator.rounds.scene import begin
 from tests.paths import VECTORS
 from tests.stage import Stage, stage
-from tests.verification.test_bundle import exported
+from tests.verification.scene import exported, log_signed_again, signed_again
 from verification.run import OpenedRun
 
 DIRECTORY = VECTORS / "record"
@@ -107,3 +114,73 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+OUTCOMES = json.loads((DIRECTORY / "outcomes.json").read_text())
+KEYS = {
+    name: Ed25519PrivateKey.from_private_bytes(bytes.fromhex(raw))
+    for name, raw in json.loads((DIRECTORY / "keys.json").read_text()).items()
+}
+
+
+def vector(name: str) -> Path:
+    return DIRECTORY / f"{name}.fedpareto"
+
+
+def change(message: Any, edit: dict[str, Any]) -> None:
+    """Makes an edit of a round or of the log; `edits.json` has them."""
+    path = edit.get("path", [])
+    if "sign" in edit:
+        log_signed_again(message, KEYS[edit["sign"]])
+    elif "find" in edit:  # the first entry of an action
+        entry = next(one for one in message.entries if one.action == edit["find"])
+        put(entry, edit.get("set", {}))
+        if "exchange_with" in edit:  # all that two entries tell, of the same subject if any, except their places
+            others = [one for one in message.entries if one.action == edit["exchange_with"]]
+            other = next((one for one in others if one.subject == entry.subject), others[0])
+            exchange(entry, other)
+            for name in ("number", "entry_id", "at", "previous"):
+                value = getattr(entry, name)
+                setattr(entry, name, getattr(other, name))
+                setattr(other, name, value)
+    elif "metrics" in edit:
+        for name, value in edit["metrics"].items():
+            message.metrics.pop(name, None)
+            if value is not None:
+                message.metrics[name] = float(value)
+    elif "remove" in edit:
+        del at(message, path[:-1])[path[-1]]
+    elif "double" in edit:
+        at(message, path[:-1]).append(at(message, path))
+    elif "exchange" in edit:
+        exchange(at(message, path), at(message, edit["exchange"]))
+    elif "manifest" in edit:
+        envelope, kind = at(message, path), getattr(common_pb2, edit["manifest"])
+        before = SignedEnvelope(key_id=envelope.key_id, signature=envelope.signature)
+        signed_again(envelope, kind, KEYS[edit.get("key", "ann")], lambda found: put(found, edit["set"]))
+        if "key" not in edit:
+            envelope.key_id, envelope.signature = before.key_id, before.signature
+    else:
+        put(at(message, path), edit["set"])
+
+
+def at(message: Any, path: list[str | int]) -> Any:
+    """The message at a path of fields and places."""
+    for step in path:
+        message = getattr(message, step) if isinstance(step, str) else message[step]
+    return message
+
+
+def put(message: Message, values: dict[str, Any]) -> None:
+    """Gives fields other values, in protobuf's JSON form; null clears a field."""
+    for name, value in values.items():
+        message.ClearField(name)  # a field of this type
+        if value is not None:
+            json_format.ParseDict({name: value}, message)
+
+
+def exchange(one: Message, other: Message) -> None:
+    kept = type(one)()
+    kept.CopyFrom(one)
+    one.CopyFrom(other)
+    other.CopyFrom(kept)

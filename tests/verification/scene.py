@@ -19,9 +19,11 @@ from federation.record.bundle import BundleError, BundleReader
 from federation.record.log_entries import EPOCH, LogEntry
 from federation.record.merkle import root_from
 from federation.trust.envelope import seal
+from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import CheckpointManifest, SignedEnvelope
 from federation.v1.record_pb2 import Bundle, LoggedEntry, LogRecord, RoundRecord
 from fedpareto.cli.main import app
+from tests.stage import MODEL, Stage
 from verification.errors import Verified, Wrong
 from verification.run import verify
 
@@ -144,3 +146,33 @@ def leaf(entry: LoggedEntry) -> bytes:
     at = EPOCH + timedelta(microseconds=entry.at)
     told = LogEntry(number=entry.number, entry_id=entry.entry_id, at=at, times=entry.times, **texts)
     return told.leaf(entry.previous)
+
+
+NAMES = ("ann", "ben", "cleo", "dan", "eve")
+
+
+def played(stage: Stage, algorithm: str, more: str, rounds: int = 3, model: bytes = MODEL) -> str:
+    """A run that has ended."""
+    more, samples = f"selection.minimum = {len(NAMES)}\n{more}", (10, 20, 30, 40, 50)
+    run, players = stage.begin(*NAMES, rounds=rounds, samples=samples, algorithm=algorithm, more=more, model=model)
+    for place, player in enumerate(players):
+        player.losses.update({"loss": 1.0 + place / 7})
+    stage.complete(run, *players)
+    return run
+
+
+def exported(stage: Stage, run: str, path: Path, *, payloads: bool = True) -> Path:
+    """The bundle of a run, as an administrator gets it."""
+    request = admin.ExportBundleRequest(run=run, payloads=payloads)
+    pieces = list(stage._admin.ExportBundle(request, timeout=120))
+    assert [piece.end for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    path.write_bytes(b"".join(piece.chunk for piece in pieces))
+    return path
+
+
+def verified(stage: Stage, run: str, path: Path) -> list[Verified]:
+    """What was verified of each round; everything was."""
+    with BundleReader(exported(stage, run, path / "run.fedpareto")) as bundle:
+        found = list(verify(bundle))
+    assert [one.missing for one in found] == [()] * len(found)
+    return found

@@ -8,15 +8,15 @@ import pytest
 
 from coordinator.aggregation import HyperparameterError, aggregate
 from federation.record.bundle import BundleReader
-from federation.v1 import admin_pb2 as admin
 from federation.vectors import Layout, Tensor, to_bytes, update_rows
 from storage.states import RunState
 from tests.compared_metrics import differences
 from tests.coordinator.rounds.scene import EXACT, begin
 from tests.few import few, few_of
-from tests.stage import MODEL, Stage
+from tests.stage import Stage
+from tests.verification.scene import NAMES, exported, played, verified
 from verification.counterfactual import Replayed, counterfactual
-from verification.errors import Verified, Wrong
+from verification.errors import Wrong
 from verification.noise_size import CHOSEN
 from verification.run import verify
 
@@ -55,36 +55,6 @@ FORMS = {
         "train.round_schedule = 'decay'\ntrain.round_warm_up = 2",
     ),
 }
-
-
-NAMES = ("ann", "ben", "cleo", "dan", "eve")
-
-
-def played(stage: Stage, algorithm: str, more: str, rounds: int = 3, model: bytes = MODEL) -> str:
-    """A run that has ended."""
-    more, samples = f"selection.minimum = {len(NAMES)}\n{more}", (10, 20, 30, 40, 50)
-    run, players = stage.begin(*NAMES, rounds=rounds, samples=samples, algorithm=algorithm, more=more, model=model)
-    for place, player in enumerate(players):
-        player.losses.update({"loss": 1.0 + place / 7})
-    stage.complete(run, *players)
-    return run
-
-
-def exported(stage: Stage, run: str, path: Path, *, payloads: bool = True) -> Path:
-    """The bundle of a run, as an administrator gets it."""
-    request = admin.ExportBundleRequest(run=run, payloads=payloads)
-    pieces = list(stage._admin.ExportBundle(request, timeout=120))
-    assert [piece.end for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    path.write_bytes(b"".join(piece.chunk for piece in pieces))
-    return path
-
-
-def verified(stage: Stage, run: str, path: Path) -> list[Verified]:
-    """What was verified of each round; everything was."""
-    with BundleReader(exported(stage, run, path / "run.fedpareto")) as bundle:
-        found = list(verify(bundle))
-    assert [one.missing for one in found] == [()] * len(found)
-    return found
 
 
 @pytest.mark.parametrize("form", few_of(FORMS, "fedmgda+", "krum", "fedmgda+ with adam", [*FORMS][-1]))

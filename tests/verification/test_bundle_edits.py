@@ -18,8 +18,7 @@ from fedpareto.cli.main import app
 from tests.few import few
 from tests.stage import Stage, spec
 from tests.verification.every_value import other
-from tests.verification.scene import Edited, checked, log_signed_again, refusal, signed_again
-from tests.verification.test_bundle import NAMES, exported, played
+from tests.verification.scene import NAMES, Edited, checked, exported, log_signed_again, played, refusal, signed_again
 from verification.errors import Wrong
 from verification.holders import read_keys
 from verification.run import OpenedRun, verify

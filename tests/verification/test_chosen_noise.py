@@ -20,8 +20,7 @@ from federation.vectors import Layout, Tensor, to_bytes, update_layout, update_r
 from storage.models import Round
 from tests.stage import Stage
 from tests.storage.scene import blob_file
-from tests.verification.scene import Edited, command, log_signed_again, signed_again
-from tests.verification.test_bundle import exported, played
+from tests.verification.scene import Edited, command, exported, log_signed_again, played, signed_again
 
 Doubles = NDArray[np.float64]
 SAID = "the coordinator chose the noise; the model is not verified"

@@ -14,8 +14,7 @@ from federation.v1 import admin_pb2 as admin
 from federation.vectors import Layout, Tensor, read_vector
 from fedpareto.cli.admin import download
 from tests.stage import LAYOUT, MODEL, Stage
-from tests.verification.scene import command
-from tests.verification.test_bundle import exported, played
+from tests.verification.scene import command, exported, played
 from verification.errors import Wrong
 from verification.exported import CheckedModel, check_model
 from verification.run import OpenedRun

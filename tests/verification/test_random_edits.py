@@ -23,9 +23,9 @@ from fedpareto.cli.verify import verify_command
 from tests.fuzzing import bounded_memory
 from tests.verification.every_value import Edit
 from tests.verification.random_edits import FORGED, Editor
+from tests.verification.record_vectors import OUTCOMES, vector
+from tests.verification.recorded import FREE, NAMED, SIGNED, Recorded, by, eventful, frozen, private
 from tests.verification.scene import MOST, forget_peak, peak
-from tests.verification.test_every_value import FREE, NAMED, SIGNED, Recorded, by, eventful, frozen, private
-from tests.verification.test_record_vectors import OUTCOMES, vector
 
 LINE = 1100  # characters: 1000 of a text of others, and its length
 

@@ -13,9 +13,8 @@ from federation.record.merkle import ranges_around, root_from
 from federation.v1.common_pb2 import CheckpointManifest
 from federation.v1.record_pb2 import LogNode, LogRecord, RoundRecord
 from tests.stage import Stage, spec
-from tests.verification.scene import Edited, checked, leaf
-from tests.verification.test_bundle import exported
-from tests.verification.test_record_vectors import change, vector
+from tests.verification.record_vectors import change, vector
+from tests.verification.scene import Edited, checked, exported, leaf
 from verification.errors import Wrong
 
 

@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from federation.record.bundle import BundleError, BundleReader
-from federation.v1 import common_pb2
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.v1.record_pb2 import LogRecord, RoundRecord
 from tests.few import every, few
@@ -21,22 +18,14 @@ from tests.verification import record_vectors
 from tests.verification.every_value import is_map, opened
 from tests.verification.independent_verifier import Wrong as AlsoWrong
 from tests.verification.independent_verifier import verify as verify_independently
-from tests.verification.scene import Edited, log_signed_again, signed_again
+from tests.verification.record_vectors import OUTCOMES, at, change, put, vector
+from tests.verification.scene import Edited
 from verification.errors import Wrong
 from verification.own_replies import fates
 from verification.run import OpenedRun
 
 VECTORS = record_vectors.DIRECTORY
-OUTCOMES = json.loads((VECTORS / "outcomes.json").read_text())
 EDITS = json.loads((VECTORS / "edits.json").read_text())
-KEYS = {
-    name: Ed25519PrivateKey.from_private_bytes(bytes.fromhex(raw))
-    for name, raw in json.loads((VECTORS / "keys.json").read_text()).items()
-}
-
-
-def vector(name: str) -> Path:
-    return VECTORS / f"{name}.fedpareto"
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
@@ -65,65 +54,6 @@ def test_the_independent_verifier_imports_nothing_of_ours_but_the_stubs() -> Non
 
 
 # --- edits
-
-
-def at(message: Any, path: list[str | int]) -> Any:
-    """The message at a path of fields and places."""
-    for step in path:
-        message = getattr(message, step) if isinstance(step, str) else message[step]
-    return message
-
-
-def put(message: Message, values: dict[str, Any]) -> None:
-    """Gives fields other values, in protobuf's JSON form; null clears a field."""
-    for name, value in values.items():
-        message.ClearField(name)  # a field of this type
-        if value is not None:
-            json_format.ParseDict({name: value}, message)
-
-
-def exchange(one: Message, other: Message) -> None:
-    kept = type(one)()
-    kept.CopyFrom(one)
-    one.CopyFrom(other)
-    other.CopyFrom(kept)
-
-
-def change(message: Any, edit: dict[str, Any]) -> None:
-    """Makes an edit of a round or of the log; `edits.json` has them."""
-    path = edit.get("path", [])
-    if "sign" in edit:
-        log_signed_again(message, KEYS[edit["sign"]])
-    elif "find" in edit:  # the first entry of an action
-        entry = next(one for one in message.entries if one.action == edit["find"])
-        put(entry, edit.get("set", {}))
-        if "exchange_with" in edit:  # all that two entries tell, of the same subject if any, except their places
-            others = [one for one in message.entries if one.action == edit["exchange_with"]]
-            other = next((one for one in others if one.subject == entry.subject), others[0])
-            exchange(entry, other)
-            for name in ("number", "entry_id", "at", "previous"):
-                value = getattr(entry, name)
-                setattr(entry, name, getattr(other, name))
-                setattr(other, name, value)
-    elif "metrics" in edit:
-        for name, value in edit["metrics"].items():
-            message.metrics.pop(name, None)
-            if value is not None:
-                message.metrics[name] = float(value)
-    elif "remove" in edit:
-        del at(message, path[:-1])[path[-1]]
-    elif "double" in edit:
-        at(message, path[:-1]).append(at(message, path))
-    elif "exchange" in edit:
-        exchange(at(message, path), at(message, edit["exchange"]))
-    elif "manifest" in edit:
-        envelope, kind = at(message, path), getattr(common_pb2, edit["manifest"])
-        before = SignedEnvelope(key_id=envelope.key_id, signature=envelope.signature)
-        signed_again(envelope, kind, KEYS[edit.get("key", "ann")], lambda found: put(found, edit["set"]))
-        if "key" not in edit:
-            envelope.key_id, envelope.signature = before.key_id, before.signature
-    else:
-        put(at(message, path), edit["set"])
 
 
 def edited(bundle: Edited, edit: dict[str, Any]) -> Edited:

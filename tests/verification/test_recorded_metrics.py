@@ -25,9 +25,8 @@ from storage.states import RunState
 from tests.compared_metrics import MEASURED, Compared, differences, must_be_exact, watched
 from tests.running import wait_for
 from tests.stage import Player, Stage, measurements, spec
-from tests.verification.scene import Edited, checked, refusal, signed_again
-from tests.verification.test_bundle import NAMES, exported, played, verified
-from tests.verification.test_record_vectors import KEYS, OUTCOMES, change, vector
+from tests.verification.record_vectors import KEYS, OUTCOMES, change, vector
+from tests.verification.scene import NAMES, Edited, checked, exported, played, refusal, signed_again, verified
 from verification.run import verify
 
 

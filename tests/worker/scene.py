@@ -30,7 +30,7 @@ from federation.vectors import Layout, Tensor, to_bytes
 from federation.work.base import Result, Shape
 from federation.work.site import Site
 from fedpareto.cli.main import app
-from tests.harness import wait_for
+from tests.harness import Process, wait_for
 from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator, assignment, files_in, opened, scripted
 from tests.trained import train
 from tests.works import set_train, set_work
@@ -362,3 +362,8 @@ def files_of_at_most(count: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def events(worker: Process) -> list[dict[str, Any]]:
+    lines = worker.text.splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]

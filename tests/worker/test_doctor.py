@@ -30,7 +30,7 @@ from fedpareto.cli.main import app
 from fedpareto.processes.forked import completed
 from tests.command_lines import failure
 from tests.federation.line.connect_proxy import connect_proxy
-from tests.federation.training.test_trainers import Halving
+from tests.federation.training.scene import Halving
 from tests.federation.trust.scene import Authority
 from tests.running import SECONDS, Running, running
 from worker.doctor import check_disk

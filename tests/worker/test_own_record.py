@@ -11,8 +11,7 @@ from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, StepManifest
 from federation.v1.record_pb2 import Exchange, RoundRecord
 from tests.stage import Stage
-from tests.verification.scene import Edited, signed_again
-from tests.verification.test_bundle import exported, played
+from tests.verification.scene import Edited, exported, played, signed_again
 from verification.own_replies import Fate, MemberReceipt, fates
 from worker.receipts import append, read_receipts, receipt_line
 

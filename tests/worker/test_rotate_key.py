@@ -18,8 +18,7 @@ from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import SignedEnvelope
 from tests.harness import Federation, Process, federation, wait_for
 from tests.scripted import FEDERATION, scripted
-from tests.worker.line.test_running_renewal import events
-from tests.worker.scene import LAYOUT, Scene, serving
+from tests.worker.scene import LAYOUT, Scene, events, serving
 from verification.run import verify
 from worker.home import WorkerHome
 from worker.site.roster import Card, Roster, changes

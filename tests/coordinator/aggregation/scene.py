@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from coordinator.aggregation.base import Rule
 from coordinator.aggregation.interface import Objectives, Rows
 from coordinator.aggregation.phases import PhaseReply, Replies, RoundGenerator, Step
 from coordinator.aggregation.registry import algorithm
+from coordinator.aggregation.secure.settled import Cohort
 from coordinator.aggregation.streaming import Row
+from federation.secure.thresholds import Mode, Thresholds
 from federation.vectors import update_layout, update_rows, write_vectors
 from tests.paths import REFERENCES
 
@@ -170,3 +173,10 @@ def need_gpu() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device on this machine")
+
+
+def cohort(m: int, W: int, mode: Mode, samples: Sequence[int] | None = None) -> Cohort:
+    """W of m members that are ready, with their samples."""
+    counts = samples or [100] * W
+    replies = [reply(f"silo-{i:03}", samples=counts[i]) for i in range(W)]
+    return Cohort(thresholds=Thresholds(m, mode), replies=Replies(replies), gram=None)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from coordinator.aggregation.base import Rule
 from coordinator.aggregation.interface import TooFewUpdatesError, Vector
-from coordinator.aggregation.phases import Replies
 from coordinator.aggregation.registry import ALGORITHMS, algorithm
 from coordinator.aggregation.secure.covered import covered, refusal
 from coordinator.aggregation.secure.settled import Cohort
@@ -22,14 +21,7 @@ from federation.secure.bounds import BoundKind, Bounds
 from federation.secure.cover import least_covered
 from federation.secure.thresholds import Mode, Thresholds, truncated
 from federation.work.secure.allowed import least_cover
-from tests.coordinator.aggregation.scene import reply, rows_of
-
-
-def cohort(m: int, W: int, mode: Mode, samples: Sequence[int] | None = None) -> Cohort:
-    """W of m members that are ready, with their samples."""
-    counts = samples or [100] * W
-    replies = [reply(f"silo-{i:03}", samples=counts[i]) for i in range(W)]
-    return Cohort(thresholds=Thresholds(m, mode), replies=Replies(replies), gram=None)
+from tests.coordinator.aggregation.scene import cohort, rows_of
 
 
 def losses(names: Sequence[str], most: int, rng: np.random.Generator) -> list[tuple[str, ...]]:

@@ -3,12 +3,13 @@
 import json
 import re
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from coordinator.home import CoordinatorHome
 from storage.blob_directory import DirectoryStore
-from tests.running import command
+from tests.running import command, made_home
 
 
 def run(*arguments: object, code: int = 0) -> str:
@@ -52,3 +53,19 @@ def lose_disk(home: CoordinatorHome) -> None:
 
 def kept_blobs(directory: Path) -> set[str]:
     return {blob.digest for blob in DirectoryStore(directory).scan()}
+
+
+NOWHERE = "postgresql://nobody@localhost:1/none"  # copy-keys does not ask the database
+
+
+def source(directory: Path, **settings: object) -> Path:
+    """The directory of a coordinator, as far as copy-keys reads it; `settings` replace those of `coordinator init`."""
+    made_home(directory, now=datetime.now(UTC), federation_id="fed", federation_port=7443, enrollment_port=7444)
+    change(directory, **settings)
+    return directory
+
+
+def change(directory: Path, **settings: object) -> None:
+    path = directory / "coordinator.toml"
+    values = CoordinatorHome.load(directory).settings.model_copy(update=settings)
+    path.write_text(values.render())

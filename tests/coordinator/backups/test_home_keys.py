@@ -20,25 +20,12 @@ from federation.trust.join_string import JoinStringFields
 from federation.v1.admin_pb2 import ListAdministratorsRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.failure import USAGE, CommandFailure
+from tests.coordinator.backups.scene import NOWHERE, source
 from tests.running import SECONDS, Clock, Running, command, made_home, running
 from worker.home import WorkerHome
 from worker.line.enroll import enroll
 
-NOWHERE = "postgresql://nobody@localhost:1/none"  # copy-keys does not ask the database
 KEYS = ("ca.key", "ca.pem", "signing.key", "log.key")
-
-
-def source(directory: Path, **settings: object) -> Path:
-    """The directory of a coordinator, as far as copy-keys reads it; `settings` replace those of `coordinator init`."""
-    made_home(directory, now=datetime.now(UTC), federation_id="fed", federation_port=7443, enrollment_port=7444)
-    change(directory, **settings)
-    return directory
-
-
-def change(directory: Path, **settings: object) -> None:
-    path = directory / "coordinator.toml"
-    values = CoordinatorHome.load(directory).settings.model_copy(update=settings)
-    path.write_text(values.render())
 
 
 def copied(*arguments: object) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
 from coordinator.members.access.call_limits import RATES, Buckets, Rate
@@ -18,15 +19,24 @@ from federation.trust.admin_files import load_admin_key
 from federation.trust.certificates import make_csr
 from federation.trust.envelope import key_id, seal
 from federation.trust.identity import Role
+from federation.trust.key_chain import rotate
 from federation.trust.keys import new_tls_key
 from federation.trust.member_files import MemberFiles
 from federation.trust.proofs import prove_renewal
 from federation.v1 import admin_pb2 as messages
+from federation.v1 import common_pb2 as common
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import DecisionManifest, LoginManifest, RequestManifest, SignedEnvelope
 from federation.v1.enrollment_pb2 import LoginRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
-from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello, RenewRequest
+from federation.v1.federation_pb2 import (
+    AttendRequest,
+    FetchBlobRequest,
+    Hello,
+    RenewRequest,
+    RotateKeyRequest,
+    RotateKeyResponse,
+)
 from federation.v1.federation_pb2_grpc import FederationStub
 from storage.models import Certificate, Client
 from tests.harness import Member
@@ -174,3 +184,33 @@ def end_of(call: Iterator[object]) -> str:
         for _ in call:
             pass
     return refusal_from_rpc_error(caught.value).reason
+
+
+AGE = timedelta(days=80)  # of the certificates that are to be renewed
+
+
+class Change:
+    """The request of a member for a new signing key."""
+
+    def __init__(self, member: Member, number: int = 1, key: Ed25519PrivateKey | None = None, csr: bytes = b"") -> None:
+        self.member, self.number = member, number
+        self.key, self.tls_key = key or Ed25519PrivateKey.generate(), new_tls_key()
+        self.csr = csr or make_csr(self.tls_key)
+        self.rotation = self.signed()
+
+    def signed(self, old: Ed25519PrivateKey | None = None, **changes: Any) -> common.KeyRotation:
+        files = self.member.files
+        facts = {"federation_id": files.federation_id, "client_id": files.client_id, "number": self.number}
+        return rotate(old or files.signing_key, self.key, **{**facts, "now": files.not_after, **changes})
+
+    def ask(self, proof: bytes | None = None, **changes: Any) -> RotateKeyResponse:
+        """The answer to the request; `changes` are of what is signed."""
+        rotation = self.signed(**changes) if changes else self.rotation
+        proof = prove_renewal(self.key, self.csr) if proof is None else proof
+        request = RotateKeyRequest(rotation=rotation, csr=self.csr, proof=proof)
+        return self.member.stub.RotateKey(request, timeout=SECONDS)
+
+    def done(self) -> Member:
+        """The member with its new keys."""
+        certificate = self.ask().certificate
+        return Member(replace(self.member.files, signing_key=self.key, tls_key=self.tls_key, certificate=certificate))

@@ -31,7 +31,7 @@ from federation.v1.federation_pb2_grpc import FederationStub
 from storage.database import Database
 from storage.models import Certificate, Client
 from storage.states import ClientState
-from tests.coordinator.members.scene import attends, certificates, client, knocks
+from tests.coordinator.members.scene import AGE, attends, certificates, client, knocks
 from tests.running import SECONDS, Applicant, Clock, Running, add_join_string, command, refused, running
 from worker.home import WorkerHome
 
@@ -176,9 +176,6 @@ def test_a_stranger_finds_the_ca_on_the_enrollment_port_by_its_fingerprint(serve
     with server_verified_channel(served.enrollment_address, ca) as channel:
         request = Applicant().request(served.join_secret("stranger"))
         assert EnrollmentStub(channel).Enroll(request, timeout=SECONDS).client_id == "stranger"
-
-
-AGE = timedelta(days=80)  # of the certificates that are to be renewed
 
 
 def test_the_command_renews_and_the_old_certificate_ends_when_the_new_one_attends(

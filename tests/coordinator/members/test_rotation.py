@@ -15,55 +15,25 @@ from coordinator.members.rotation import OVERLAP
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.checks.record_check import record_problems
 from federation.record.bundle import BundleReader
-from federation.trust.certificates import make_csr
 from federation.trust.envelope import envelope_digest, key_id, seal, unseal
 from federation.trust.identity import parse_peer
 from federation.trust.key_chain import moment, rotate
-from federation.trust.keys import new_tls_key
 from federation.trust.proofs import prove_renewal
 from federation.v1 import common_pb2 as common
-from federation.v1.federation_pb2 import RotateKeyRequest, RotateKeyResponse
 from federation.v1.record_pb2 import LogRecord
 from storage.models import Client, Rotation
 from storage.states import RunState
+from tests.coordinator.members.scene import Change
 from tests.few import few
-from tests.harness import SECONDS, Member
+from tests.harness import Member
 from tests.running import refused
 from tests.stage import Player, Stage, spec
-from tests.verification.scene import Edited, checked, log_signed_again, refusal, signed_again
-from tests.verification.test_bundle import exported, verified
+from tests.verification.scene import Edited, checked, exported, log_signed_again, refusal, signed_again, verified
 from verification.errors import Wrong
 from verification.run import verify
 
 LONG_DEADLINE = b"train.deadline_seconds = 1000000"
 Pair = tuple[Player, Player]
-
-
-class Change:
-    """The request of a member for a new signing key."""
-
-    def __init__(self, member: Member, number: int = 1, key: Ed25519PrivateKey | None = None, csr: bytes = b"") -> None:
-        self.member, self.number = member, number
-        self.key, self.tls_key = key or Ed25519PrivateKey.generate(), new_tls_key()
-        self.csr = csr or make_csr(self.tls_key)
-        self.rotation = self.signed()
-
-    def signed(self, old: Ed25519PrivateKey | None = None, **changes: Any) -> common.KeyRotation:
-        files = self.member.files
-        facts = {"federation_id": files.federation_id, "client_id": files.client_id, "number": self.number}
-        return rotate(old or files.signing_key, self.key, **{**facts, "now": files.not_after, **changes})
-
-    def ask(self, proof: bytes | None = None, **changes: Any) -> RotateKeyResponse:
-        """The answer to the request; `changes` are of what is signed."""
-        rotation = self.signed(**changes) if changes else self.rotation
-        proof = prove_renewal(self.key, self.csr) if proof is None else proof
-        request = RotateKeyRequest(rotation=rotation, csr=self.csr, proof=proof)
-        return self.member.stub.RotateKey(request, timeout=SECONDS)
-
-    def done(self) -> Member:
-        """The member with its new keys."""
-        certificate = self.ask().certificate
-        return Member(replace(self.member.files, signing_key=self.key, tls_key=self.tls_key, certificate=certificate))
 
 
 def registered(stage: Stage, name: str) -> tuple[bytes, int]:

@@ -17,7 +17,7 @@ from storage.states import RoundState, RunState
 from tests.coordinator.rounds.scene import Averaging, at, fail, once, register
 from tests.running import refused
 from tests.stage import Player, Stage
-from tests.verification.test_bundle import verified
+from tests.verification.scene import verified
 
 NAMES = ("ann", "ben", "cleo")
 

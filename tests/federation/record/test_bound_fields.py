@@ -44,15 +44,14 @@ from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import read_terms, terms_bytes
 from federation.work.site import PeerReply
 from storage import models
-from tests.coordinator.rounds.replies.test_evidence import edit
+from tests.coordinator.rounds.replies.scene import edit
 from tests.federation.work.scene import cast, setting
 from tests.few import every
 from tests.harness import refused
 from tests.stage import LAYOUT, Player
 from tests.stage import Stage as Coordinator
 from tests.verification.every_value import other
-from tests.verification.scene import Edited, signed_again
-from tests.verification.test_bundle import exported
+from tests.verification.scene import Edited, exported, signed_again
 from verification.errors import Wrong
 from verification.run import verify
 from worker.receipts import ReceiptsError, read_receipts, receipt_line

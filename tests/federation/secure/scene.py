@@ -1,8 +1,11 @@
 """A session of the private round, played with the functions of `federation.secure` alone: no messages, no refusals."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -215,3 +218,11 @@ def triangle(G: Reals) -> list[int]:
 def refused(fault: Fault) -> "pytest.RaisesExc[Malformed]":
     """What is inside must be refused for this fault."""
     return pytest.raises(Malformed, check=lambda error: error.fault is fault)
+
+
+def by_definition(coefficients: Mapping[str, int], me: str, t: int) -> Fraction | float:
+    """1 + the sum of A_j^2 / A_i^2 over the others, without the t others whose absence leaves the least."""
+    own = coefficients[me] ** 2
+    others = [a * a for name, a in coefficients.items() if name != me]
+    rests = [sum(others) - sum(gone) for gone in combinations(others, min(t, len(others)))]
+    return 1 + Fraction(min(rests), own) if own else math.inf

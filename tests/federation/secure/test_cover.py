@@ -1,9 +1,7 @@
 """The cover of a member's vector by the others', and the coefficients that a run's algorithm allows."""
 
-import math
 from collections.abc import Mapping
 from fractions import Fraction
-from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -14,19 +12,12 @@ from federation.secure import bounds
 from federation.secure.bounds import EVALUATION, SOLVER_TOLERANCE, BoundKind, Bounds, problem
 from federation.secure.cover import cover, covers, least_covered
 from federation.secure.thresholds import ONE, Mode, Thresholds, truncated
+from tests.federation.secure.scene import by_definition
 
 NAMES = "abcdefg"
 
 
 # --- the cover
-
-
-def by_definition(coefficients: Mapping[str, int], me: str, t: int) -> Fraction | float:
-    """1 + the sum of A_j^2 / A_i^2 over the others, without the t others whose absence leaves the least."""
-    own = coefficients[me] ** 2
-    others = [a * a for name, a in coefficients.items() if name != me]
-    rests = [sum(others) - sum(gone) for gone in combinations(others, min(t, len(others)))]
-    return 1 + Fraction(min(rests), own) if own else math.inf
 
 
 NEAR = st.sampled_from([0, 1, -1, 2**11, 2**12, 2**30, 2**32])

@@ -1,8 +1,9 @@
 """Small tasks for trainers: a line that is fitted, and a model with dropout; and external trainers, told what to do."""
 
+import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from federation.spec.computation import LocalSgd
 from federation.tasks import Dataset, DataSource, Splits, Task
 from federation.tasks.networks import cifar_cnn, mnist_cnn
 from federation.training.external import ExternalTrainer
+from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
+from federation.vectors import Array, Vector
 from federation.work.base import Result
 from tests.trained import train
 
@@ -166,3 +169,14 @@ def starting(directory: Path) -> Iterator[Start]:
     yield started
     for trainer in made:
         trainer.close()
+
+
+class Halving(Trainer):
+    """Halves the model, whatever the data is."""
+
+    def train(self, model: Vector, plan: TrainingPlan) -> Array:
+        plan.progress(0.5)
+        return model / 2
+
+    def evaluate(self, model: Vector, plan: EvaluationPlan) -> Mapping[str, float]:
+        return {"loss": float(np.abs(model).sum()), "accuracy": 0.5, "auc": 0.75, "recall/0": math.nan, "recall/1": 1.0}

@@ -27,6 +27,7 @@ from federation.vectors import Array, Vector
 from federation.work.base import WorkError
 from fedpareto import simulate
 from simulation import SimulationError
+from tests.federation.training.scene import Halving
 from tests.harness import Federation, federation, python
 from tests.paths import EXAMPLES, ROOT
 from tests.trained import jacobian, train
@@ -44,17 +45,6 @@ class Numbers(Task):
     def load(self, source: DataSource) -> Splits:
         ten, none = Dataset(np.arange(20.0).reshape(10, 2), np.arange(10)), Dataset(np.zeros((0, 2)), np.zeros(0))
         return Splits(ten, none, Dataset(np.ones((3, 2)), np.ones(3)))
-
-
-class Halving(Trainer):
-    """Halves the model, whatever the data is."""
-
-    def train(self, model: Vector, plan: TrainingPlan) -> Array:
-        plan.progress(0.5)
-        return model / 2
-
-    def evaluate(self, model: Vector, plan: EvaluationPlan) -> Mapping[str, float]:
-        return {"loss": float(np.abs(model).sum()), "accuracy": 0.5, "auc": 0.75, "recall/0": math.nan, "recall/1": 1.0}
 
 
 def halving(kind: type[Trainer] = Halving, made: Task | None = None) -> Trainer:

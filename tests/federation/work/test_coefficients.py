@@ -30,9 +30,21 @@ from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy
 from simulation.simulated_members import SimulatedMembers
-from tests.federation.secure.test_cover import by_definition
-from tests.federation.work.scene import ORIGIN, TRAIN, Cast, Inputs, Member, cast, document, names, play, setting
-from tests.federation.work.test_refusals import VICTIM, tried
+from tests.federation.secure.scene import by_definition
+from tests.federation.work.scene import (
+    ORIGIN,
+    TRAIN,
+    VICTIM,
+    Cast,
+    Inputs,
+    Member,
+    cast,
+    document,
+    names,
+    play,
+    setting,
+    tried,
+)
 from tests.few import few
 
 # --- a coordinator that wants one member's vector

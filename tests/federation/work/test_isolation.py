@@ -31,8 +31,21 @@ from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy
 from federation.work.train.work import Train
-from tests.federation.work.scene import ORIGIN, TRAIN, Cast, Inputs, Member, Question, cast, names, play, setting
-from tests.federation.work.test_refusals import VICTIM, Liar, tried
+from tests.federation.work.scene import (
+    ORIGIN,
+    TRAIN,
+    VICTIM,
+    Cast,
+    Inputs,
+    Liar,
+    Member,
+    Question,
+    cast,
+    names,
+    play,
+    setting,
+    tried,
+)
 from tests.few import few
 from worker.site.assignments import Order
 from worker.work.memory import WorkerMemory

@@ -13,58 +13,27 @@ from federation.secure.thresholds import Mode
 from federation.trust.envelope import seal
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.v1.secure_pb2 import SecureStatement
-from federation.work.base import Work, WorkError
+from federation.work.base import Work
 from federation.work.secure.ready import Ready
 from federation.work.secure.sum import Unmask
 from federation.work.secure.terms import Invited, SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy, SessionEntry
-from tests.federation.work.scene import ORIGIN, Cast, Inputs, Killed, Member, Question, cast, play, setting
+from tests.federation.work.scene import (
+    ORIGIN,
+    VICTIM,
+    Cast,
+    Inputs,
+    Killed,
+    Liar,
+    Member,
+    Question,
+    cast,
+    play,
+    setting,
+    tried,
+)
 from tests.few import few
-
-VICTIM = "silo-02"
-
-
-def tried(member: Member, question: Question) -> str:
-    """The reason for which a member declines a question, which leaves no trace; "answers" when it does not decline."""
-    values, asked = dict(member.memory.values), dict(member.asked)
-    try:
-        member.do(*question)
-    except WorkError as error:
-        return error.reason
-    finally:
-        member.memory.values, member.asked = values, asked
-    return "answers"
-
-
-class Liar:
-    """A coordinator that tries wrong questions on one member before it asks the right ones."""
-
-    def __init__(self, mode: Mode, m: int = 8) -> None:
-        self.scene = cast(m, assumed=1, change=self.change)
-        self.mode = mode
-        self.questions: dict[str, Question] = {}
-        self.tries: dict[str, dict[str, Any]] = {}
-        self.reasons: dict[str, dict[str, str]] = {}
-
-    def change(self, stage: str, member: Member, work: Work, inputs: Inputs) -> None:
-        name = f"{stage}/{getattr(work, 'opening', 0)}"
-        if member.name == VICTIM:
-            self.questions[name] = (work, inputs)
-            for what, wrong in self.tries.get(name, {}).items():
-                self.reasons.setdefault(name, {})[what] = tried(member, wrong(work, inputs))
-
-    def hears(self, **tries: dict[str, tuple[str, Any]]) -> None:
-        """Plays a session; each wrong question, by stage and name, must be declined for its reason."""
-        by_stage = {name.replace("_", "-").replace("--", "/"): questions for name, questions in tries.items()}
-        self.tries = {
-            stage: {what: wrong for what, (_, wrong) in questions.items()} for stage, questions in by_stage.items()
-        }
-        play(self.scene, self.mode)
-        assert not self.scene.declined
-        assert self.reasons == {
-            stage: {what: reason for what, (reason, _) in questions.items()} for stage, questions in by_stage.items()
-        }
 
 
 def but(**fields: Any) -> Any:

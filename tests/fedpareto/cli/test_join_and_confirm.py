@@ -1,57 +1,16 @@
 """What the command line asks for at a terminal and never takes as an argument: join strings, and a yes."""
 
-import os
-import pty
-import re
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 from fedpareto.cli.failure import USAGE, CommandFailure
 from storage.models import Client
 from storage.states import ClientState
-from tests.command_lines import failure
+from tests.command_lines import at_a_terminal, failure
 from tests.running import Running, command
 
 
 def state(served: Running, client: str) -> ClientState:
     return served.look(lambda session: session.get_one(Client, client)).state
-
-
-def at_a_terminal(*arguments: str, answer: str) -> tuple[int, str, str]:
-    """Runs the command with a terminal as its standard input, and types an answer once it asks.
-
-    Returns:
-        The exit code, what it wrote, and what the terminal showed of the answer.
-    """
-    terminal, end = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedpareto", *arguments],
-        stdin=end,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    kill = threading.Timer(60, process.kill)
-    kill.start()
-    written = b""
-    while not re.search(rb"(: |\]: )$", written) and (piece := os.read(process.stdout.fileno(), 1000)):
-        written += piece
-    os.write(terminal, f"{answer}\n".encode())
-    written += process.stdout.read()
-    code = process.wait()
-    kill.cancel()
-    os.set_blocking(terminal, False)
-    try:
-        echo = os.read(terminal, 10_000)
-    except BlockingIOError:
-        echo = b""
-    process.stdout.close()
-    os.close(end)
-    os.close(terminal)
-    return code, written.decode(), echo.decode()
 
 
 def test_a_join_string_comes_from_standard_input_or_from_a_file(served: Running, tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
 """A worker that runs renews its own certificate: no stop, no work lost, and a failure is told."""
 
-import json
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -15,11 +13,11 @@ from federation.trust.certificates import CLIENT_LIFETIME, pem
 from federation.trust.keys import load_tls_key, new_tls_key
 from federation.trust.member_files import MemberFiles, save_renewal
 from tests import running
-from tests.coordinator.members.scene import certificates
-from tests.coordinator.members.test_enrollment import AGE
+from tests.coordinator.members.scene import AGE, certificates
 from tests.few import few
-from tests.harness import Federation, Process, wait_for
+from tests.harness import Federation, wait_for
 from tests.worker.scene import Running as Worker
+from tests.worker.scene import events
 from worker.home import WorkerHome
 
 SPEC = """
@@ -44,11 +42,6 @@ renewal.renewal_due, renewal.LOOK_SECONDS = now_or_when_due, 0.02
 from fedpareto.cli.main import main
 main()
 """
-
-
-def events(worker: Process) -> list[dict[str, Any]]:
-    lines = worker.text.splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
 
 def age(fed: Federation, client: str, days: float) -> MemberFiles:

@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from federation.trust.member_files import MemberFiles
 from federation.work.site import SessionEntry
 from fedpareto.cli.failure import USAGE
-from tests.command_lines import failure
-from tests.fedpareto.cli.test_join_and_confirm import at_a_terminal
+from tests.command_lines import at_a_terminal, failure
 from tests.scripted import CLIENT, FEDERATION, scripted
 from tests.worker.scene import command as worker_command
 from worker.home import WorkerHome

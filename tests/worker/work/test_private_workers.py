@@ -31,8 +31,8 @@ from federation.work.site import SessionEntry
 from tests.compared_metrics import must_be_exact, watched
 from tests.few import few_of
 from tests.harness import Federation, federation, wait_for
+from tests.verification.recorded import Recorded, first_of, must_be_listed
 from tests.verification.scene import Edited, signed_again
-from tests.verification.test_every_value import Recorded, first_of, must_be_listed
 from tests.worker.work.scene import STAGES, Members
 from verification.errors import Wrong
 from verification.run import verify

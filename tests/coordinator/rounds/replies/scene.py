@@ -1,13 +1,16 @@
 """A round that asks a hostile member and an honest one to train."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy import Table, update
 
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.v1.federation_pb2 import SubmitRequest
 from federation.vectors import to_bytes, update_layout
+from storage import models
 from storage.states import RunState
 from tests.running import SECONDS
 from tests.stage import MODEL, Player, Stage, vector
@@ -78,3 +81,11 @@ def set_scene(stage: Stage, model: bytes = MODEL) -> Scene:
     order = mallory.order()
     signed = stage.assignments(run)["mallory"].envelope
     return Scene(stage, run, mallory, honest, SignedEnvelope.FromString(signed), order, theirs)
+
+
+def edit(stage: Stage, kind: type[models.Base], key: object, values: dict[str, Any]) -> None:
+    table = kind.__table__
+    assert isinstance(table, Table)
+    (column,) = table.primary_key.columns
+    with stage.served.database.begin() as session:
+        session.execute(update(kind).where(column == key).values(values))

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import Table, update
 
 from coordinator.rounds.replies.evidence import SignatureMemory
 from federation.digests import digest
@@ -18,6 +17,7 @@ from federation.vectors import to_bytes, update_layout
 from storage import models
 from storage.models import Run
 from storage.states import RunState
+from tests.coordinator.rounds.replies.scene import edit
 from tests.stage import LAYOUT, MODEL, Player, Stage, answer, reply
 
 CLIENTS = ("ann", "ben", "cleo")
@@ -72,14 +72,6 @@ EDITS: dict[str, tuple[type[models.Base], Edit, str]] = {
     "what the run remembers": (RUN, lambda *_: {"state_data": {"rule": {"x": 1}}}, "state_data: the record says"),
     "the specification": (RUN, lambda _, rows: {"spec": rows.run.spec + b"\n"}, "spec: its digest is not"),
 }  # fmt: skip
-
-
-def edit(stage: Stage, kind: type[models.Base], key: object, values: dict[str, Any]) -> None:
-    table = kind.__table__
-    assert isinstance(table, Table)
-    (column,) = table.primary_key.columns
-    with stage.served.database.begin() as session:
-        session.execute(update(kind).where(column == key).values(values))
 
 
 def ready(stage: Stage, name: str) -> tuple[str, list[Player]]:

@@ -4,8 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from federation.trust.envelope import seal, unseal
+from federation.v1.common_pb2 import ConsentManifest, RunManifest
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse
 from simulation.simulate import Simulation, SimulationProgress
-from tests.harness import Federation, Process, federation
+from tests.harness import Attending, Federation, Process, federation
+from tests.stage import Player
 
 PRIVATE = """\
 name = "private"
@@ -64,3 +70,33 @@ def halted(document: bytes, home: Path) -> None:
 def kept_file(home: Path, client: str, number: int) -> Path:
     """What a simulated client has kept of a round."""
     return home / "kept" / client / f"{number}.safetensors"
+
+
+def attends(player: Player, task: str) -> Attending:
+    """The stream of a client that answers each run."""
+    player.leave()
+    stream = Attending(player.member, {task: 10}, consents=True)
+    assert isinstance(stream.next(), AttendResponse)
+    return stream
+
+
+def asked(player: Player, stream: Attending) -> RunManifest:
+    """The run that asks it to take part."""
+    while True:
+        message = stream.next()
+        assert isinstance(message, AttendResponse)
+        if message.WhichOneof("message") == "run":
+            return unseal(message.run, RunManifest, player.member.files.coordinator.chain.present)
+
+
+def answer(player: Player, run: RunManifest, said: str, **changes: str) -> ConsentManifest:
+    made = ConsentManifest(
+        federation_id=run.federation_id, client_id=player.name, run_id=run.run_id, spec=run.spec, answer=said
+    )
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def say(player: Player, stream: Attending, said: ConsentManifest, key: Ed25519PrivateKey | None = None) -> None:
+    stream.say(AttendRequest(consent=seal(said, key or player.member.files.signing_key)))

@@ -28,7 +28,7 @@ from fedpareto.notebook import simulate
 from simulation.simulate import Simulation
 from storage.states import RunState
 from tests.coordinator.rounds.runs.scene import Scene, halted, kept_file, serving
-from tests.coordinator.rounds.runs.test_personal_parameters import GIVEN, SGD, Small, descend
+from tests.coordinator.rounds.runs.small_task import GIVEN, SGD, Small, descend
 from tests.harness import Federation, federation
 from tests.paths import OWNERS_CODE
 from tests.running import refused

@@ -14,50 +14,19 @@ from coordinator.members.access import control
 from coordinator.members.access.call_limits import CONSENT, RATES, Buckets, Rate
 from federation.digests import digest
 from federation.record.bundle import CONSENTS, BundleReader
-from federation.trust.envelope import seal, unseal
+from federation.trust.envelope import seal
 from federation.v1 import admin_pb2 as admin
-from federation.v1.common_pb2 import ConsentManifest, RunManifest
-from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Heartbeat
+from federation.v1.federation_pb2 import FetchBlobRequest, Heartbeat
 from federation.v1.record_pb2 import Consents
 from storage.models import AuditEntry, Consent
 from storage.states import Answer
-from tests.harness import Attending, refused
+from tests.coordinator.rounds.runs.scene import answer, asked, attends, say
+from tests.harness import refused
 from tests.running import SECONDS, wait_for
 from tests.stage import Player, Stage, spec
-from tests.verification.scene import Edited
-from tests.verification.test_bundle import exported
+from tests.verification.scene import Edited, exported
 from verification.errors import Verified, Wrong
 from verification.run import OpenedRun
-
-
-def attends(player: Player, task: str) -> Attending:
-    """The stream of a client that answers each run."""
-    player.leave()
-    stream = Attending(player.member, {task: 10}, consents=True)
-    assert isinstance(stream.next(), AttendResponse)
-    return stream
-
-
-def asked(player: Player, stream: Attending) -> RunManifest:
-    """The run that asks it to take part."""
-    while True:
-        message = stream.next()
-        assert isinstance(message, AttendResponse)
-        if message.WhichOneof("message") == "run":
-            return unseal(message.run, RunManifest, player.member.files.coordinator.chain.present)
-
-
-def answer(player: Player, run: RunManifest, said: str, **changes: str) -> ConsentManifest:
-    made = ConsentManifest(
-        federation_id=run.federation_id, client_id=player.name, run_id=run.run_id, spec=run.spec, answer=said
-    )
-    for name, value in changes.items():
-        setattr(made, name, value)
-    return made
-
-
-def say(player: Player, stream: Attending, said: ConsentManifest, key: Ed25519PrivateKey | None = None) -> None:
-    stream.say(AttendRequest(consent=seal(said, key or player.member.files.signing_key)))
 
 
 def command(stage: Stage, *arguments: str) -> str:

@@ -11,8 +11,7 @@ from storage.retention import collect
 from storage.states import RoundState
 from tests.running import refused
 from tests.stage import Player, Stage, reply
-from tests.verification.scene import Edited, checked
-from tests.verification.test_bundle import exported
+from tests.verification.scene import Edited, checked, exported
 
 
 def forget(stage: Stage, client: str) -> dict[str, int]:

@@ -6,21 +6,17 @@ import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from federation.spec.computation import Ability, Descend, LocalSgd, Measure, MeasureAlong
-from federation.spec.objective_names import joint_target
+from federation.spec.computation import Ability, Descend, Measure, MeasureAlong
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.sharing import Sharing, SharingError
-from federation.tasks import Dataset, DataSource, Splits, Task, initial_model, task
+from federation.tasks import DataSource, initial_model, task
 from federation.training.own import KeptState, Own, compute
 from federation.training.torch_trainer import TorchTrainer
-from federation.training.trainer import Trainer
 from federation.trust.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes
@@ -30,6 +26,7 @@ from fedpareto.processes.forked import completed
 from simulation import SimulationError
 from simulation.simulate import Simulation
 from tests.coordinator.rounds.runs.scene import Scene, halted, kept_file, serving
+from tests.coordinator.rounds.runs.small_task import GIVEN, SGD, Small, descend
 from tests.trained import train
 from worker.events import Events
 from worker.home import WorkerHome
@@ -39,28 +36,6 @@ from worker.work.spool import Spool
 LAYOUT = Layout(
     (Tensor("body.weight", (2, 3)), Tensor("body.bias", (2,)), Tensor("head.weight", (1, 2)), Tensor("head.bias", (1,)))
 )
-SGD = LocalSgd(steps=3, batch_size=4, learning_rate=0.1, momentum=0.5, weight_decay=0.1, proximal_mu=0.1)
-GIVEN: dict[str, Any] = {"seed": 0, "round": 0, "client_id": "a"}
-
-
-class Small(Task):
-    """A body and a head, in one of which nothing may be trained."""
-
-    def __init__(self, fixed: str = "") -> None:
-        self.name, self._fixed = "small", fixed
-
-    def model(self) -> torch.nn.Module:
-        made = torch.nn.Sequential()
-        made.add_module("body", torch.nn.Linear(3, 2))
-        made.add_module("head", torch.nn.Linear(2, 2))
-        for name, parameter in made.named_parameters():
-            parameter.requires_grad_(not (self._fixed and name.startswith(self._fixed)))
-        return made
-
-    def load(self, source: DataSource) -> Splits:
-        torch.manual_seed(1)
-        data = Dataset(torch.randn(12, 3), torch.arange(12) % 2)
-        return Splits(data, data, data)
 
 
 def trainer(fixed: str = "") -> TorchTrainer:
@@ -71,10 +46,6 @@ def trainer(fixed: str = "") -> TorchTrainer:
 def own(personal: tuple[str, ...] = (), frozen: tuple[str, ...] = ()) -> Own:
     layout, values = initial_model(Small(), 0)
     return Own(Sharing.of(layout, personal, frozen), values)
-
-
-def descend(trained: Trainer) -> Descend:
-    return Descend(sgd=SGD, targets=joint_target(trained.objectives))
 
 
 # ---- which parameters

@@ -12,7 +12,7 @@ from federation.secure.bounds import BoundKind, Bounds
 from federation.secure.thresholds import Mode
 from federation.v1.federation_pb2 import SessionsLeft
 from storage.models import Client
-from tests.coordinator.aggregation.test_covered import cohort
+from tests.coordinator.aggregation.scene import cohort
 from tests.harness import wait_for
 from tests.running import refused
 from tests.stage import Player, Stage, spec
