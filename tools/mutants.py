@@ -11,10 +11,10 @@ what mypy checks: frozen dataclasses and imports for annotations.
 
 import argparse
 import difflib
-import json
 import os
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT = ("# no mutant: ", "frozen=True", "if TYPE_CHECKING:")  # in lines that are not changed
@@ -210,94 +210,55 @@ def draw(files: Sequence[str], count: int, seed: int) -> list[Mutant]:
     return mutants
 
 
-class Copy:
-    """A copy of the working tree, and a process that runs tests in it.
-
-    Args:
-        root: where the copy is made.
-        python: the interpreter with what the tests import.
-    """
-
-    def __init__(self, root: Path, python: Path) -> None:
-        self._root = root
-        self._time = time.time() - 1_000_000  # modification time; Python compiles a file again if it differs
-        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-        for name in filter(None, listed.split("\0")):
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            if (ROOT / name).is_file():
-                shutil.copy(ROOT / name, root / name)
-        self._process = subprocess.Popen(
-            [str(python), str(root / "tools/warm_tests.py")],
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._to, self._back = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
-
-    def write(self, file: str, text: str) -> None:
-        """Replaces a file of the copy."""
-        self._time += 10
-        (self._root / file).write_text(text)
-        os.utime(self._root / file, (self._time, self._time))
-
-    def run(self, subject: Subject, limit: float) -> int | str:
-        """Runs a subject's tests up to the first that fails: pytest's exit code, or "late"."""
-        options = ["-x", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", f"--basetemp={self._root}/.temporary"]
-        left_out = " or ".join(("postgresql", *subject.without))
-        arguments = [*options, "-k", f"not ({left_out})", *subject.tests]
-        self._to.write(json.dumps({"arguments": arguments, "limit": limit}) + "\n")
-        self._to.flush()
-        answer: int | str = json.loads(self._back.readline())
-        return answer
-
-    def last_output(self) -> str:
-        """The output of the last run of pytest."""
-        return (self._root / "warm-tests.log").read_text()
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._process.kill()
-        self._process.wait()
+def copy_tree(root: Path) -> None:
+    """Copies the working tree."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, listed.split("\0")):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_file():
+            shutil.copy(ROOT / name, root / name)
 
 
-def judge(name: str, count: int, seed: int, seconds: float, python: Path, out: IO[str]) -> int:
+def judge(name: str, count: int, seed: int, seconds: float, python: Path) -> int:
     """Tries mutants of a subject, prints the outcomes and the diff of each survivor, and returns how many survived."""
+    from cosmic_ray.testing import run_tests  # noqa: PLC0415
+    from cosmic_ray.work_item import TestOutcome  # noqa: PLC0415
+
     subject = SUBJECTS[name]
+    outcomes: dict[str, int] = {"killed": 0, "late": 0, "survived": 0}
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as directory:
-        copy = Copy(Path(directory).resolve(), python)
-        try:
-            copy.run(subject, 600)  # compiles the copy, so that the next run shows the usual time
-            began = time.monotonic()
-            if copy.run(subject, 600) != 0:
-                raise SystemExit(f"the tests fail before any change:\n{copy.last_output()}")
-            usual = time.monotonic() - began
-            for file in subject.files:
-                text = (ROOT / file).read_text()
-                copy.write(file, "raise ImportError('this module was changed')\n")
-                if copy.run(subject, 600) == 0:
-                    raise SystemExit(f"the tests do not import {file}")
-                copy.write(file, text)
-            print(f"{name}: the tests take {usual:.1f} s", file=out, flush=True)
-            outcomes: dict[str, int] = {"killed": 0, "late": 0, "survived": 0}
-            for mutant in draw(subject.files, count, seed):
-                if time.monotonic() > end:
-                    break
-                copy.write(mutant.file, mutant.after)
-                code = copy.run(subject, 20 + 3 * usual)
-                copy.write(mutant.file, mutant.before)
-                outcome = "survived" if code == 0 else "late" if code == "late" else "killed"
-                outcomes[outcome] += 1
-                diff = "" if outcome == "killed" else f"\n{mutant.diff()}\n"
-                print(f"{outcome}: {mutant.operator} at {mutant.file}:{mutant.line}{diff}", file=out, flush=True)
-        finally:
-            copy.close()
-    total = sum(outcomes.values())
+        copy_tree(Path(directory))
+        os.chdir(directory)
+        os.environ["PYTHONPATH"] = directory  # for processes of the tests
+        left_out = " or ".join(("postgresql", *subject.without))
+        options = f"-x -q -p no:xdist -p no:cacheprovider --basetemp={directory}/.temporary".split()
+        tests = [str(python), "-m", "pytest", *options, "-k", f"not ({left_out})", *subject.tests]
+        began = time.monotonic()
+        first = subprocess.run(tests, check=False, stdout=subprocess.PIPE, text=True)  # compiles the copy
+        if first.returncode:
+            raise SystemExit(f"the tests fail before any change:\n{first.stdout}")
+        usual, command = time.monotonic() - began, shlex.join(tests)
+        for file in subject.files:
+            text = Path(file).read_text()
+            Path(file).write_text("raise ImportError('this module was changed')\n")
+            if run_tests(command, 600)[0] == TestOutcome.SURVIVED:
+                raise SystemExit(f"the tests do not import {file}")
+            Path(file).write_text(text)
+        print(f"{name}: the tests take {usual:.1f} s", flush=True)
+        for mutant in draw(subject.files, count, seed):
+            if time.monotonic() > end:
+                break
+            Path(mutant.file).write_text(mutant.after)
+            outcome, output = run_tests(command, 20 + 3 * usual)
+            Path(mutant.file).write_text(mutant.before)
+            told = "late" if output == "timeout" else outcome.value
+            outcomes[told] += 1
+            diff = "" if told == "killed" else f"\n{mutant.diff()}\n"
+            print(f"{told}: {mutant.operator} at {mutant.file}:{mutant.line}{diff}", flush=True)
     summary = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
-    print(f"\n{name}: {total} mutants with seed {seed}: {summary}", file=out, flush=True)
+    print(f"\n{name}: {sum(outcomes.values())} mutants with seed {seed}: {summary}")
     return outcomes["survived"]
 
 
@@ -311,7 +272,7 @@ def main() -> None:
     parser.add_argument("--python", type=Path, default=ROOT / ".venv/bin/python", help="runs the tests (%(default)s)")
     options = parser.parse_args()
     python = options.python.absolute()
-    survivors = judge(options.module, options.count, options.seed, options.seconds, python, sys.stdout)
+    survivors = judge(options.module, options.count, options.seed, options.seconds, python)
     sys.exit(survivors > 0)
 
 
