@@ -10,19 +10,17 @@ front listener. 0 members, or 0 gigabytes, leave a part out.
 """
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import statistics
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from multiprocessing.connection import Connection
 from typing import Any
 
 import grpc
 import psutil
+from bare import bare_server, pieces
 from measuring import Document, cpu_seconds, lone_coordinator, progress, ratio, temporary_federation
 
 from coordinator.front.connection_limits import ConnectionLimits, raise_descriptor_limit
@@ -43,7 +41,6 @@ FORMS = {
     "quick": {"members": 100, "seconds": 10.0, "gigabytes": 0.5, "calls": 300, "turns": 1},
     "smallest": {"members": 2, "seconds": 0.1, "gigabytes": 1 / 128, "calls": 5, "turns": 1},
 }
-CHUNK = bytes(1 << 18)
 WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 20))
 LOCAL = (("grpc.use_local_subchannel_pool", 1),)
 NO_PROXY = ("grpc.enable_http_proxy", 0)
@@ -178,43 +175,19 @@ def coordinator_alone(pid: int) -> float:
 # --- the front listener
 
 
-def take(requests: Any, context: Any) -> bytes:
-    return str(sum(map(len, requests))).encode()
-
-
-def answer(request: bytes, context: Any) -> bytes:
-    return request
-
-
-def serve(addresses: list[str], key: bytes, certificate: bytes, ready: Connection) -> None:
-    """Listens on each address until its process is ended."""
-    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "Take": grpc.stream_unary_rpc_method_handler(take),
-        "Answer": grpc.unary_unary_rpc_method_handler(answer),
-    }
-    server = grpc.server(ThreadPoolExecutor(4), options=WINDOW)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Bench", methods),))
-    credentials = grpc.ssl_server_credentials([(key, certificate)])
-    ports = [server.add_secure_port(address, credentials) for address in addresses]
-    server.start()
-    ready.send(ports)
-    server.wait_for_termination()
-
-
 def costs_of(port: int, ca: bytes, pids: list[int], gigabytes: float, calls: int) -> dict[str, float]:
     credentials = grpc.ssl_channel_credentials(ca)
-    count = int(gigabytes * (1 << 30)) // len(CHUNK)
+    size = int(gigabytes * (1 << 30))
     with grpc.secure_channel(f"localhost:{port}", credentials, options=LOCAL) as channel:
-        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/Bench/Answer")
-        take_all: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary("/Bench/Take")
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/Bare/Answer")
+        take_all: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary("/Bare/Take")
         times = []
         for _ in range(calls):
             began = time.perf_counter()
             call(b"x")
             times.append(time.perf_counter() - began)
         before, began = cpu_seconds(*pids), time.perf_counter()
-        taken = take_all(CHUNK for _ in range(count))
-        assert int(taken) == count * len(CHUNK)
+        assert int(take_all(pieces(size))) == size
         return {
             "cpu_per_gb": (cpu_seconds(*pids) - before) / gigabytes,
             "wall_per_gb": (time.perf_counter() - began) / gigabytes,
@@ -243,27 +216,20 @@ async def compare(gigabytes: float, calls: int, turns: int) -> Document:
     limits = ConnectionLimits(connections=100, unverified=50, verified_seconds=3600, idle_seconds=3600)
     front = Front(limits, fail)
     public = front.listen("127.0.0.1", 0, "members")
-    context = multiprocessing.get_context("forkserver")
-    near, far = context.Pipe()
     inner = os.path.realpath(front.inner("members").removeprefix("unix:"))  # the path in the other process, too
-    addresses = ["127.0.0.1:0", f"unix:{inner}"]
-    server = context.Process(target=serve, args=(addresses, private_key_pem(key), pem(certificate), far), daemon=True)
-    server.start()
-    direct = (await asyncio.to_thread(near.recv))[0]
-    await front.start()
-    assert front._process is not None
-    assert server.pid is not None
-    pids = [server.pid, front._process.pid]
     results: dict[str, list[dict[str, float]]] = {"direct": [], "front": []}
-    try:
-        for turn in range(turns):
-            progress(f"front listener: turn {turn + 1} of {turns}")
-            for name, port in (("direct", direct), ("front", public)):
-                costs = await asyncio.to_thread(costs_of, port, pem(ca), pids, gigabytes, calls)
-                results[name].append(costs)
-    finally:
-        server.terminate()
-        await front.stop()
+    addresses = ["127.0.0.1:0", f"unix:{inner}"]
+    with bare_server(addresses, private_key_pem(key), pem(certificate), WINDOW) as (server, direct):
+        await front.start()
+        assert front._process is not None
+        try:
+            for turn in range(turns):
+                progress(f"front listener: turn {turn + 1} of {turns}")
+                for name, port in (("direct", direct), ("front", public)):
+                    pids = [server, front._process.pid]
+                    results[name].append(await asyncio.to_thread(costs_of, port, pem(ca), pids, gigabytes, calls))
+        finally:
+            await front.stop()
     best = {name: {key: min(turn[key] for turn in found) for key in found[0]} for name, found in results.items()}
     return {
         **best,
