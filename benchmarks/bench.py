@@ -17,6 +17,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -164,17 +165,16 @@ def every(flags: Sequence[str]) -> None:
 
 def shown(document: Mapping[str, Any], indent: str = "") -> Iterator[str]:
     """A document as lines: a list is a table, and any other value a line."""
+    from pandas import DataFrame
+
     for name, value in document.items():
         if isinstance(value, Mapping):
             yield f"{indent}{name}:"
             yield from shown(value, indent + "  ")
         elif isinstance(value, list):
             yield f"{indent}{name}:"
-            columns = list(dict.fromkeys(key for row in value for key in row))
-            cells = [columns, *([text_of(row.get(key)) for key in columns] for row in value)]
-            widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-            for line in cells:
-                yield indent + "".join(f"  {cell:>{width}}" for cell, width in zip(line, widths, strict=True))
+            cells = DataFrame([{f" {key}": text_of(cell) for key, cell in row.items()} for row in value])
+            yield textwrap.indent(cells.to_string(index=False, na_rep=text_of(None)), indent)
         else:
             yield f"{indent}{name}: {text_of(value)}"
 

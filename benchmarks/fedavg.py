@@ -57,13 +57,6 @@ class Case:
     y: list[Tensor]
     seeds: list[list[int]]
 
-    @classmethod
-    def read(cls, path: Path) -> "Case":
-        return cls(**torch.load(path))
-
-    def write(self, path: Path) -> None:
-        torch.save(vars(self), path)
-
 
 @dataclass(frozen=True)
 class Result:
@@ -78,13 +71,6 @@ class Result:
     model: Tensor
     ends: list[float]
     software: str
-
-    @classmethod
-    def read(cls, path: Path) -> "Result":
-        return cls(**torch.load(path))
-
-    def write(self, path: Path) -> None:
-        torch.save(vars(self), path)
 
 
 class Client:
@@ -135,7 +121,7 @@ class Client:
 @cache
 def opened(path: Path) -> Client:
     """The clients of a case, read once per process."""
-    case = Case.read(path)
+    case: Case = torch.load(path, weights_only=False)
     torch.set_num_threads(case.threads)
     return Client(case)
 
@@ -161,4 +147,4 @@ def plain(path: Path, result: Path, *, measure: bool) -> None:
                 mean[name].add_(tensor, alpha=count / sum(samples))
         state = mean
         ends.append(time.monotonic())
-    Result(clients.vector(state), ends, f"PyTorch {torch.__version__}").write(result)
+    torch.save(Result(clients.vector(state), ends, f"PyTorch {torch.__version__}"), result)

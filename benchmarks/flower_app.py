@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import flwr
+import torch
 from fedavg import Result, opened
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -48,7 +49,7 @@ def serve(grid: Grid, context: Context) -> None:
         evaluate_fn=round_ended,
     )
     model = client.vector(done.arrays.to_torch_state_dict())
-    Result(model, ends, f"Flower {flwr.__version__}").write(Path(sys.argv[2]))
+    torch.save(Result(model, ends, f"Flower {flwr.__version__}"), sys.argv[2])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """What scenarios have in common: progress, times, the CPU and memory of processes, and a federation."""
 
+import multiprocessing
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import psutil
 
@@ -14,6 +16,7 @@ from tests.harness import Federation, Process, federation
 from tests.paths import PROGRAMS
 
 Document: TypeAlias = dict[str, Any]
+T = TypeVar("T")
 
 WORKER = PROGRAMS / "resident_worker.py"
 SPEC = """
@@ -57,6 +60,12 @@ def timed(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
+
+
+def in_a_process(work: Callable[..., T], *arguments: Any) -> T:
+    """What a function returns that is called in a process of its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
 
 
 def cpu_seconds(*pids: int) -> float:

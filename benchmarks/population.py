@@ -5,22 +5,19 @@ figures are those of the program and not of PyTorch. Each number of clients has 
 their numbers; ratios are to the first of them.
 """
 
-import multiprocessing
 import os
 import tempfile
 import time
-from contextlib import closing
 from pathlib import Path
 
 import torch
-from measuring import Document, cpu_seconds, peak_memory, progress
+from measuring import Document, cpu_seconds, in_a_process, peak_memory, progress
 from torch import nn
 
 from federation.tasks import DataSource, Pool, Task
 from fedpareto.notebook import simulate
 from fedpareto.processes.forked import completed
 
-HERE = Path(__file__).resolve().parent
 PER_CLIENT = 12  # samples
 CLASSES, INPUTS = 4, 20
 CLIENTS = "FEDPARETO_BENCHMARK_CLIENTS"
@@ -60,7 +57,8 @@ def measure(clients: str, rounds: int) -> Document:
     for count in map(int, clients.split()):
         progress(f"{count} clients")
         with tempfile.TemporaryDirectory() as directory:
-            rows.append({"clients": count, **in_a_process(count, rounds, Path(directory))})
+            figures = in_a_process(simulated, count, rounds, Path(directory, "home"))
+            rows.append({"clients": count, **figures, **commands(Path(directory))})
     first = rows[0]
     for row in rows:
         row["round_ratio"] = row["round_cpu_seconds"] / first["round_cpu_seconds"]
@@ -70,36 +68,24 @@ def measure(clients: str, rounds: int) -> Document:
     return {"population": rows}
 
 
-def in_a_process(count: int, rounds: int, directory: Path) -> Document:
-    """Measures one simulation in another process, and the commands that read its record."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    with closing(ours):
-        process = context.Process(target=simulated, args=(count, rounds, directory / "home", theirs))
-        process.start()
-        theirs.close()
-        try:
-            row: Document = ours.recv()
-        except EOFError:
-            raise SystemExit(f"the simulation of {count} clients failed") from None
-        process.join()
-    admin = str(directory / "home" / "admin")
-    commands = {
+def commands(directory: Path) -> dict[str, float]:
+    """The seconds of the commands that read the record of a simulation."""
+    admin, seconds = str(directory / "home" / "admin"), {}
+    for name, arguments in {
         "rounds": ["admin", "--home", admin, "rounds", "population"],
         "round": ["admin", "--home", admin, "round", "population", "-1"],
         "report": ["report", "population", "--home", admin, "--out", str(directory / "report.html")],
-    }
-    for name, arguments in commands.items():
+    }.items():
         began = time.monotonic()
         done = completed(["-m", "fedpareto", *arguments])
         if done.returncode:
             raise SystemExit(f"fedpareto {' '.join(arguments)} failed:\n{done.stderr}")
-        row[f"{name}_seconds"] = time.monotonic() - began
-    return row
+        seconds[f"{name}_seconds"] = time.monotonic() - began
+    return seconds
 
 
-def simulated(count: int, rounds: int, home: Path, result: "multiprocessing.connection.Connection") -> None:
-    """Simulates, and sends the figures."""
+def simulated(count: int, rounds: int, home: Path) -> dict[str, float]:
+    """Simulates in this process, whose memory counts."""
     os.environ[CLIENTS] = str(count)
     began, ends = cpu_seconds(os.getpid()), list[float]()
     spec = SPEC.format(rounds=rounds, clients=count)
@@ -108,5 +94,4 @@ def simulated(count: int, rounds: int, home: Path, result: "multiprocessing.conn
     if done.state != "COMPLETED":
         raise RuntimeError(f"the run ended as {done.state}")
     per_round, peak = (ends[-1] - ends[0]) / (len(ends) - 1), peak_memory(os.getpid())
-    result.send({"start_cpu_seconds": ends[0] - began, "round_cpu_seconds": per_round, "peak_megabytes": peak / 1e6})
-    result.close()
+    return {"start_cpu_seconds": ends[0] - began, "round_cpu_seconds": per_round, "peak_megabytes": peak / 1e6}

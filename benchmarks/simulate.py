@@ -8,23 +8,24 @@ the small and of the large model; 0 leaves the latter out. `--flower` is the Pyt
 docs/operate/benchmarks.md). `--apart 0` runs PyTorch and fedpareto's loop only, with two clients, in this process.
 """
 
-import multiprocessing
 import os
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from shutil import which
 
 import numpy as np
 import torch
 from fedavg import Case, Client, Result, plain
-from measuring import Document, cases, progress
+from measuring import Document, cases, in_a_process, progress
+from torch import Tensor
 from torch.nn.utils import vector_to_parameters
 
 from federation.spec.run_spec import RunSpec
@@ -100,7 +101,7 @@ def measure(flower: str, threads: int, repeats: int, rounds: str, apart: int) ->
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent)])  # for processes of Ray and Flower
     result: Document = {}
     for setting in settings:
-        choice = contenders(setting, flower) if apart else in_this_process(setting)
+        choice = contenders(setting, flower, apart=bool(apart))
         with tempfile.TemporaryDirectory() as directory:
             result[setting.task] = compare(setting, choice, repeats, Path(directory))
         for row in result[setting.task]:
@@ -110,26 +111,17 @@ def measure(flower: str, threads: int, repeats: int, rounds: str, apart: int) ->
 
 
 def ours(case: Path, result: Path, *, backend: str, spec: str) -> None:
-    threads, ends = Case.read(case).threads, list[float]()
+    threads, ends = torch.load(case, weights_only=False).threads, list[float]()
     told = lambda _: ends.append(time.monotonic())  # noqa: E731
     done = simulate(spec, device="cpu", backend=backend, threads=threads, progress=told)
     if done.state != "COMPLETED":
         raise RuntimeError(f"the run ended as {done.state}")
-    Result(torch.from_numpy(np.array(done.model)), ends, f"fedpareto {version('fedpareto')}").write(result)
-
-
-def in_a_process(work: Contender, case: Path, result: Path) -> None:
-    """Calls a contender in another process."""
-    process = multiprocessing.get_context("spawn").Process(target=work, args=(case, result))
-    process.start()
-    process.join()
-    if process.exitcode:
-        raise SystemExit(f"{work} failed with {process.exitcode}")
+    torch.save(Result(torch.from_numpy(np.array(done.model)), ends, f"fedpareto {version('fedpareto')}"), result)
 
 
 def flower(case: Path, result: Path, *, python: str) -> None:
     one_thread = case.with_suffix(".one")
-    Case(**{**vars(Case.read(case)), "threads": 1}).write(one_thread)
+    torch.save(replace(torch.load(case, weights_only=False), threads=1), one_thread)
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(
         [python, HERE / "flower_app.py", one_thread, result, str(CORES)],
@@ -142,80 +134,60 @@ def flower(case: Path, result: Path, *, python: str) -> None:
         raise SystemExit(f"Flower failed:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
 
 
-def contenders(setting: Setting, python: str) -> dict[str, Contender | None]:
+def contenders(setting: Setting, python: str, *, apart: bool) -> dict[str, Contender | None]:
     """The contenders by name; None if the software is not installed."""
-    backends = {"loop": True, "stacked": True, "ray": find_spec("ray") is not None}
-    if setting.task != PHOTOGRAPHS:  # with long steps it is not faster
-        backends["compiled"] = which("g++") is not None
-    choice: dict[str, Contender | None] = {
-        "PyTorch": partial(plain, measure=False),
+
+    def mine(backend: str, there: object = True, *, measure: bool = False) -> Contender | None:
+        return partial(ours, backend=backend, spec=setting.spec(measure=measure)) if there else None
+
+    choice: dict[str, Contender | None] = {"PyTorch": partial(plain, measure=False), "fedpareto loop": mine("loop")}
+    if not apart:
+        return {**choice, "Flower": None}
+    choice |= {
         "PyTorch, measuring too": partial(plain, measure=True),
-        **{
-            f"fedpareto {name}": partial(ours, backend=name, spec=setting.spec()) if there else None
-            for name, there in backends.items()
-        },
-        "fedpareto loop, measuring too": partial(ours, backend="loop", spec=setting.spec(measure=True)),
+        "fedpareto loop, measuring too": mine("loop", measure=True),
+        "fedpareto stacked": mine("stacked"),
+        "fedpareto ray": mine("ray", find_spec("ray")),
     }
-    apart = {name: work and partial(in_a_process, work) for name, work in choice.items()}
-    return {**apart, "Flower": partial(flower, python=python) if python else None}
-
-
-def in_this_process(setting: Setting) -> dict[str, Contender | None]:
-    """The contenders of the smallest form, which all run in this process."""
-    mine = partial(ours, backend="loop", spec=setting.spec())
-    return {"PyTorch": partial(plain, measure=False), "fedpareto loop": mine, "Flower": None}
+    if setting.task != PHOTOGRAPHS:  # with long steps it is not faster
+        choice["fedpareto compiled"] = mine("compiled", which("g++"))
+    separate = {name: work and partial(in_a_process, work) for name, work in choice.items()}
+    return {**separate, "Flower": partial(flower, python=python) if python else None}
 
 
 def compare(setting: Setting, measured: dict[str, Contender | None], repeats: int, directory: Path) -> list[Document]:
-    """Every contender's best rate, and the quality of its last model."""
+    """Every contender's best rate, with the start of its process up to the end of the first round, and its model."""
     case = setting.case()
-    path = directory / "case"
-    case.write(path)
-    runs: dict[str, list[Run]] = {}
-    for turn in range(repeats):
-        for name, contender in measured.items():
-            runs.setdefault(name, [])
-            if contender is not None:
-                progress(f"{setting.task}: {name}, run {turn + 1}")
-                result, began = directory / f"{name} {turn}", time.monotonic()
-                contender(path, result)
-                runs[name].append(Run(began, Result.read(result), setting.clients))
-    peer = max(runs["PyTorch"], key=lambda run: run.rate)
-    return [
-        {"contender": name, **(row(case, max(some, key=lambda run: run.rate), peer) if some else {"software": None})}
-        for name, some in runs.items()
-    ]
+    path, rate = directory / "case", "client_rounds_per_second"
+    torch.save(case, path)
+    runs: dict[str, list[tuple[Document, Tensor]]] = {name: [] for name in measured}
+    for turn, (name, contender) in product(range(repeats), measured.items()):
+        if contender is not None:
+            progress(f"{setting.task}: {name}, run {turn + 1}")
+            written, began = directory / f"{name} {turn}", time.monotonic()
+            contender(path, written)
+            result: Result = torch.load(written, weights_only=False)
+            first, *_, last, _ = result.ends
+            found = {"software": result.software, rate: setting.clients * (len(result.ends) - 2) / (last - first)}
+            runs[name].append(({**found, "start_seconds": first - began}, result.model))
+    best = {name: max(some, key=lambda run: run[0][rate]) for name, some in runs.items() if some}
+    peer, model = best["PyTorch"]
+    rows = {
+        name: {**found, "ratio": found[rate] / peer[rate], **quality(case, own, model)}
+        for name, (found, own) in best.items()
+    }
+    return [{"contender": name, **rows.get(name, {"software": None})} for name in measured]
 
 
-class Run:
-    """One run of a contender.
-
-    Attributes:
-        start: seconds from the start of its process to the end of the first round.
-        rate: client-rounds per second after the first round.
-        result: its result.
-    """
-
-    def __init__(self, began: float, result: Result, clients: int) -> None:
-        first, *_, last, _ = result.ends
-        self.start = first - began
-        self.rate = clients * (len(result.ends) - 2) / (last - first)
-        self.result = result
-
-
-def row(case: Case, run: Run, peer: Run) -> Document:
-    clients, model = Client(case), run.result.model
+def quality(case: Case, model: Tensor, peer: Tensor) -> Document:
+    clients = Client(case)
     vector_to_parameters(model, clients.model.parameters())
     state = clients.model.state_dict()
     samples = [len(y) for y in case.y]
     losses, right = zip(*(clients.measure(state, client) for client in range(len(samples))), strict=True)
     return {
-        "software": run.result.software,
-        "client_rounds_per_second": run.rate,
-        "ratio": run.rate / peer.rate,
-        "start_seconds": run.start,
         "loss": float(np.average(losses, weights=samples)),
         "accuracy": sum(right) / sum(samples),
         "norm": float(model.norm()),
-        "difference": float((model - peer.result.model).norm() / (peer.result.model - case.initial).norm()),
+        "difference": float((model - peer).norm() / (peer - case.initial).norm()),
     }

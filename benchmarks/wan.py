@@ -14,7 +14,6 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from measuring import WORKER, Document, cases, progress, temporary_federation
@@ -72,14 +71,11 @@ def measure(lines: str, parameters: str) -> Document:
     return {"lines": results}
 
 
-def events(log: Path) -> list[dict[str, Any]]:
-    """What a worker has told, each with its time in seconds."""
-    found = []
-    for text in log.read_text(errors="replace").splitlines():
-        if text.startswith('{"event"'):
-            record, _ = json.JSONDecoder().raw_decode(text)  # a line of the log may follow on the same line
-            found.append({**record, "time": datetime.fromisoformat(record["time"]).timestamp()})
-    return found
+def moments(log: Path) -> dict[str, float]:
+    """When a worker told each kind of event first, in seconds."""
+    lines = [text for text in log.read_text(errors="replace").splitlines() if text.startswith('{"event"')]
+    told = [json.JSONDecoder().raw_decode(text)[0] for text in lines]  # a line of the log may follow on the same line
+    return {event["event"]: datetime.fromisoformat(event["time"]).timestamp() for event in reversed(told)}
 
 
 def one_round(fed: Federation, port: int, parameters: int, line: Line, number: int) -> Document:
@@ -98,14 +94,11 @@ def one_round(fed: Federation, port: int, parameters: int, line: Line, number: i
         wait_for(lambda: '"event": "receipt"' in worker.text, f"a receipt: {worker.log}", seconds=LONGEST_SECONDS)
         fed.wait_completed(run)
         worker.kill()
-        told = events(worker.log)
+        told = moments(worker.log)
         carried_up, carried_down = proxy.up.carried, proxy.down.carried
 
-    def when(name: str) -> float:
-        return float(next(event["time"] for event in told if event["event"] == name))
-
     size = layout.file_bytes
-    upload, download = when("receipt") - when("submitting"), when("training") - when("attending")
+    upload, download = told["receipt"] - told["submitting"], told["training"] - told["attending"]
     return {
         "line": line.name,
         "bytes": size,

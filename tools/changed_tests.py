@@ -39,6 +39,11 @@ def module_name(path: str) -> str:
     return ".".join(parts[: -1 if parts[-1] == "__init__" else None])
 
 
+def is_test(path: str) -> bool:
+    """Whether a file in `tests` has tests, and is no helper."""
+    return Path(path).name.startswith("test_")
+
+
 def imported_modules(file: Path) -> set[str]:
     """The names of the modules that a file imports; of `from a import b` both `a` and `a.b`."""
     names = set()
@@ -55,24 +60,12 @@ def concerned_files(changed: list[str], root: Path = ROOT) -> list[str]:
     modules = {module_name(path) for path in changed if path.endswith(".py")}
     paths = [str(path.relative_to(root)) for path in (root / "tests").rglob("*.py")]
     imports = {path: imported_modules(root / path) for path in paths if not path.startswith(PEERS)}
-    helpers = {module_name(path): path for path in imports if not Path(path).name.startswith("test_")}
-
-    def distance(path: str) -> int | None:
-        """0 for a changed file, 1 for one that imports a change, 2 and more through helpers; None for the others."""
-        if path in changed:
-            return 0
-        seen: set[str] = set()
-        names, steps = imports[path], 1
-        while not names & modules:
-            seen |= names
-            names = set().union(*(imports[helpers[name]] for name in names if name in helpers)) - seen
-            steps += 1
-            if not names:
-                return None
-        return steps
-
-    distances = {path: distance(path) for path in imports if path not in helpers.values()}
-    return [path for _, path in sorted((steps, path) for path, steps in distances.items() if steps is not None)]
+    distances = dict.fromkeys(imports.keys() & set(changed), 0)
+    while modules:
+        importing = {path for path, names in imports.items() if names & modules} - distances.keys()
+        distances |= dict.fromkeys(importing, 1 + max(distances.values(), default=0))
+        modules = {module_name(path) for path in importing if not is_test(path)}  # helpers
+    return sorted(filter(is_test, distances), key=lambda path: (distances[path], path))
 
 
 def main() -> None:

@@ -5,28 +5,20 @@ A line of code has a token other than a comment. Blank lines, comments, docstrin
 
 import argparse
 import ast
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
+from tokenize import COMMENT, DEDENT, ENCODING, ENDMARKER, INDENT, NEWLINE, NL, tokenize
 
 ROOT = Path(__file__).resolve().parent.parent
 HOUSE = ("coordinator", "federation", "fedpareto", "worker", "storage", "simulation", "verification")
 GENERATED = ROOT / "federation" / "v1"
-_NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-    tokenize.ENCODING,
-}
+_NO_CODE = {COMMENT, NL, NEWLINE, INDENT, DEDENT, ENDMARKER, ENCODING}
 
 
 def code_lines(file: Path) -> int:
     """The number of lines of code of a Python file."""
     with file.open("rb") as source:
-        tokens = [token for token in tokenize.tokenize(source.readline) if token.type not in _NO_CODE]
+        tokens = [token for token in tokenize(source.readline) if token.type not in _NO_CODE]
     lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
     return len(lines - set(_docstrings(ast.parse(file.read_text()))))
 
