@@ -26,7 +26,7 @@ from measuring import Document, cases, progress
 
 from coordinator.aggregation.gram import combine, gram
 from coordinator.aggregation.phase_kinds import TrainingPhase
-from coordinator.aggregation.phases import AlgorithmPhase, Asked, PhaseReply, Replies, Step
+from coordinator.aggregation.phases import AlgorithmPhase, Asked, PhaseReply, Step
 from coordinator.aggregation.qp import min_norm
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.streaming import one_thread
@@ -55,12 +55,10 @@ def measure(sizes: str, flower: str) -> Document:
 class Measured(Cast):
     """A cast that measures what each member sends, receives and computes."""
 
-    def ask(self, phase: AlgorithmPhase) -> Replies:
-        for name in phase.clients or ():
-            member: Any = self.members[name]
-            if not hasattr(member, "cpu"):
-                count(member)
-        return super().ask(phase)
+    def __init__(self, made: Cast, **fields: Any) -> None:
+        super().__init__(made.members, **fields)
+        for member in self.members.values():
+            count(member)
 
     def reply(self, member: Any, phase: AlgorithmPhase, result: Result) -> PhaseReply:
         start = time.process_time()
@@ -97,7 +95,6 @@ def count(member: Any) -> None:
 def open_round(scene: Measured) -> dict[str, float]:
     """What a member and the coordinator compute in an open round of FedMGDA+."""
     member: Any = next(iter(scene.members.values()))
-    count(member)
     scene.reply(member, TrainingPhase(), Result({"loss": member.vector}, {}, {}, 100))
     rows = [member.vector for member in scene.members.values()]
     start = time.process_time()
@@ -144,7 +141,7 @@ def measured(m: int, d: int, mode: Mode, *, lost: bool) -> dict[str, float]:
     """One private round."""
     gc.collect()  # a member refers to itself
     gone = {(SessionStage.DEAL.value, 0): ["silo-01"], (SessionStage.MASK.value, 0): ["silo-02"]} if lost else {}
-    scene = Measured(cast(m, d, assumed=1).members, lost=gone)
+    scene = Measured(cast(m, d, assumed=1), lost=gone)
     step, seconds = private_round(scene, mode)
     members: list[Any] = list(scene.members.values())
     return {
@@ -174,7 +171,7 @@ def rows(sizes: Sequence[tuple[int, ...]], python: str) -> Iterator[dict[str, An
     for m, d in sizes:
         progress(f"{m} members, {d:,} parameters")
         repeats = 3 if m * d < 10**6 else 1
-        plain = least([open_round(Measured(cast(m, d).members)) for _ in range(repeats)])
+        plain = least([open_round(Measured(cast(m, d))) for _ in range(repeats)])
         for mode in [*(mode.value for mode in Mode), "SecAgg+"]:
             for lost in (False, True) if m >= 10 else (False,):
                 row: dict[str, Any] = {"m": m, "d": d, "mode": mode, "lost": lost}

@@ -226,7 +226,7 @@ class Schemas:
         arguments, origin = get_args(shape), get_origin(shape)
         if shape is object or shape is Any:
             return {}
-        if shape in (float, "number"):
+        if shape is float:
             return {"type": ["number", "null"]}  # NaN is null
         if isinstance(shape, Either) or origin in (Union, UnionType):
             return {"anyOf": [self.of(part) for part in (shape if isinstance(shape, Either) else arguments)]}
@@ -307,21 +307,13 @@ def commands() -> Iterator[str]:
     yield "admin audit verify"
 
 
-def schemas() -> dict[str, Any]:
-    """The whole file: definitions of messages, and one of each command by its name."""
+def text() -> str:
+    """The file, with a line for each definition: those of messages, and one of each command by its name."""
     made = Schemas()
     of_commands = {name: made.of(DOCUMENTS[name]) for name in commands()}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$defs": {**dict(sorted(made.definitions.items())), **of_commands},
-    }
-
-
-def text() -> str:
-    """The file, with a line for each definition."""
-    whole = schemas()
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(schema)}" for name, schema in whole["$defs"].items())
-    return f'{{"$schema": {json.dumps(whole["$schema"])},\n"$defs": {{\n{lines}\n}}}}\n'
+    definitions = {**dict(sorted(made.definitions.items())), **of_commands}
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(schema)}" for name, schema in definitions.items())
+    return f'{{"$schema": "https://json-schema.org/draft/2020-12/schema",\n"$defs": {{\n{lines}\n}}}}\n'
 
 
 def main() -> None:
