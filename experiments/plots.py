@@ -30,7 +30,6 @@ def draw(experiment: Experiment, results: Sequence[RunResult], directory: Path) 
     Returns:
         The files that were written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     kinds = {"curves": _curves, "bars": _bars, "sweep": _sweep, "heat": _heat, "plane": _plane, "radar": _radar}
@@ -38,7 +37,6 @@ def draw(experiment: Experiment, results: Sequence[RunResult], directory: Path) 
     written = []
     for plot in experiment.plots:
         figure = Figure(figsize=(10, 6), layout="constrained")
-        FigureCanvasAgg(figure)
         path = directory / f"{plot.slug}.png"
         axes = figure.add_subplot(projection="polar" if plot.kind == "radar" else None)
         axes.set_title(plot.title)
@@ -57,11 +55,9 @@ def draw_census(census: "Census", names: Sequence[str], title: str, path: Path) 
         OSError, ValueError: matplotlib cannot write such a file.
     """
     from matplotlib import colormaps  # noqa: PLC0415
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(10, 5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     counts = census.counts if len(census.classes) else census.sizes
     labels = census.classes if len(census.classes) else np.array(["train", "validation", "test"])

@@ -4,16 +4,14 @@ import multiprocessing
 import os
 import shutil
 import signal
-import threading
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from queue import Empty
 from typing import Any, Literal
 
 import tomli_w
@@ -41,7 +39,7 @@ from storage.models import Run
 
 Kind = Literal["round", "finished", "failed", "stopped"]
 
-_POLL_SECONDS = 1.0  # between looks at the processes, which do not tell when they are killed
+_POLL_SECONDS = 1.0  # between looks whether a signal has come
 _DAMAGE = (SQLAlchemyError, CoordinatorHomeError, IdentityError, BlobCorrupt, BlobMissing, Refusal)
 
 
@@ -84,13 +82,13 @@ class ExperimentRunner:
     def __init__(self, store: Store, settings: RunnerSettings) -> None:
         self._store = store
         self._settings = settings
-        self._stopping = False
+        self.stopping = False
         self._current: Simulation | None = None
         self._laboratory = Laboratory()
 
     def stop(self) -> None:
         """Ends `run` soon, from any thread or signal handler. The next call continues interrupted runs."""
-        self._stopping = True
+        self.stopping = True
         if self._current is not None:
             self._current.stop()
 
@@ -100,7 +98,7 @@ class ExperimentRunner:
             self._run_in_children(jobs, tell)
             return
         for job in jobs:
-            if self._stopping:
+            if self.stopping:
                 return
             tell(self.run_one(job, tell))
 
@@ -113,7 +111,7 @@ class ExperimentRunner:
         resume = _is_under_way(workspace)
         try:
             with self._simulation(job, workspace, resume) as self._current:
-                if self._stopping:
+                if self.stopping:
                     self._current.stop()
                 history = self._current.run(lambda progress: tell(Event(job, "round", progress.done)))
             return self._ended(job, workspace, history)
@@ -161,31 +159,31 @@ class ExperimentRunner:
     def _run_in_children(self, jobs: Sequence[Job], tell: Tell) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])  # importing PyTorch takes seconds
-        events: multiprocessing.Queue[Event] = context.Queue()
         waiting, children = list(jobs), list[_Child]()
-        while any(child.job for child in children) or (waiting and not self._stopping):
-            while not self._stopping and len(children) < min(self._settings.parallel, len(jobs)):
-                children.append(_Child(context, self._store, self._settings, events))
+        while any(child.job for child in children) or (waiting and not self.stopping):
+            while not self.stopping and len(children) < min(self._settings.parallel, len(jobs)):
+                children.append(_Child(context, self._store, self._settings))
             for child in children:
-                if self._stopping:
+                if self.stopping:
                     child.process.terminate()  # its handler stops the run
-                elif waiting and child.job is None and child.process.is_alive():
+                elif waiting and child.job is None:
                     child.begin(waiting.pop(0))
-            # Before the look at the queue, which then holds all events of these children.
-            ended = [child for child in children if not child.process.is_alive()]
-            with suppress(Empty):
-                event = events.get(timeout=_POLL_SECONDS)
+            told = wait([child.connection for child in children], _POLL_SECONDS)
+            for child in [child for child in children if child.connection in told]:
+                try:
+                    event: Event = child.connection.recv()
+                except (EOFError, OSError):
+                    children.remove(child)
+                    child.process.join()
+                    if child.job is None:
+                        continue
+                    kind: Kind = "stopped" if self.stopping else "failed"
+                    event = Event(child.job, kind, reason=f"its process ended with {child.process.exitcode}")
+                child.job = child.job if event.kind == "round" else None
                 tell(event)
-                if event.kind != "round":
-                    next(child for child in children if child.job == event.job).job = None
-                continue
-            for child in ended:
-                children.remove(child)
-                if child.job is not None:
-                    kind: Kind = "stopped" if self._stopping else "failed"
-                    tell(Event(child.job, kind, reason=f"its process ended with {child.process.exitcode}"))
         for child in children:
-            child.end()
+            child.connection.close()  # it ends after its last job
+            child.process.join()
 
 
 def other(store: Store, job: Job) -> str:
@@ -251,43 +249,34 @@ def _refusals(history: History) -> str:
 class _Child:
     """A process that makes one run after the other; `job` is the current one, None if it waits for one."""
 
-    def __init__(self, context: ForkServerContext, store: Store, settings: RunnerSettings, events: Any) -> None:
+    def __init__(self, context: ForkServerContext, store: Store, settings: RunnerSettings) -> None:
         self.job: Job | None = None
-        self._receiver, self._jobs = context.Pipe(duplex=False)
-        self.process = context.Process(target=_work, args=(self._receiver, store, settings, events), daemon=True)
+        self.connection, far = context.Pipe()
+        self.process = context.Process(target=_work, args=(far, store, settings), daemon=True)
         self.process.start()
+        far.close()
 
     def begin(self, job: Job) -> None:
         """Gives it a job."""
         self.job = job
-        self._jobs.send(job)
-
-    def end(self) -> None:
-        """Ends it after its last job."""
-        self._jobs.close()
-        self.process.join()
+        with suppress(OSError):  # it has ended, which shows when it is listened to
+            self.connection.send(job)
 
 
-def _work(jobs: Connection, store: Store, settings: RunnerSettings, events: Any) -> None:
+def _work(connection: Connection, store: Store, settings: RunnerSettings) -> None:
     """Runs in a child: makes runs until there are no more, a signal arrives, or its parent ends."""
     runner = ExperimentRunner(store, settings)
-    stopping = threading.Event()
 
-    def stop(*_: object) -> None:
-        stopping.set()
-        runner.stop()
-
-    def stop_without_parent() -> None:
-        if (parent := multiprocessing.parent_process()) is not None:
-            parent.join()
-            events.cancel_join_thread()  # nobody reads the queue
-            stop()
+    def tell(event: Event) -> None:
+        try:
+            connection.send(event)
+        except OSError:  # the parent has ended
+            runner.stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    threading.Thread(target=stop_without_parent, daemon=True).start()
+        signal.signal(number, lambda *_: runner.stop())
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.parallel))
     with suppress(EOFError):  # the parent has no more jobs
-        while not stopping.is_set():
-            if jobs.poll(_POLL_SECONDS):
-                events.put(runner.run_one(jobs.recv(), events.put))
+        while not runner.stopping:
+            if connection.poll(_POLL_SECONDS):
+                tell(runner.run_one(connection.recv(), tell))

@@ -30,7 +30,6 @@ CLASSES = 10
 _CHUNK = 50  # clients whose gradients of single samples are in memory at once
 
 Reals = NDArray[np.float64]
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def unit_rows(vectors: Reals) -> Reals:

@@ -1,14 +1,11 @@
 """How much of the attacked member's update is in what a coordinator is left with, from inner products alone."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from experiments.search.members import Reals, SearchMembers
 from experiments.search.plan import Plan
-
-Score = Callable[[Plan], float]
 
 
 @dataclass(frozen=True)
