@@ -11,13 +11,11 @@ database; the time is that of both, one after the other. 0 leaves it out.
 """
 
 import multiprocessing
-import os
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import grpc
@@ -154,33 +152,41 @@ def play(
     return result
 
 
-@cache
-def bare_channel(ca: bytes, port: int) -> grpc.Channel:
-    """The connection of this process."""
-    return grpc.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(ca))
-
-
-def move_bare(ca: bytes, port: int, size: int) -> None:
-    """Downloads and uploads `size` bytes, like a worker in a round."""
-    give: grpc.UnaryStreamMultiCallable[bytes, bytes] = bare_channel(ca, port).unary_stream("/Bare/Give")
-    take: grpc.StreamUnaryMultiCallable[bytes, bytes] = bare_channel(ca, port).stream_unary("/Bare/Take")
-    if sum(map(len, give(str(size).encode()))) != size or int(take(pieces(size))) != size:
-        raise RuntimeError("bytes were lost")
+def move_bare(ca: bytes, port: int, size: int, barrier: Barrier) -> None:
+    """A client that downloads and uploads `size` bytes in each round, as a worker does; all begin and end a round together."""
+    with grpc.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(ca)) as channel:
+        give: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream("/Bare/Give")
+        take: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary("/Bare/Take")
+        while True:
+            barrier.wait()
+            if sum(map(len, give(str(size).encode()))) != size or int(take(pieces(size))) != size:
+                raise RuntimeError("bytes were lost")
+            barrier.wait()
 
 
 def floor(home: Path, size: int, clients: int, rounds: int) -> dict[str, float]:
     """CPU-seconds and wall seconds of moving `size` bytes down and up for each client, with a process for each."""
     key, certificate, ca = ((home / name).read_bytes() for name in ("server.key", "server.pem", "ca.pem"))
-    pool = ProcessPoolExecutor(clients, multiprocessing.get_context("forkserver"))
-    with bare_server(["127.0.0.1:0"], key, certificate) as (_, port), pool:
+    context = multiprocessing.get_context("forkserver")
+    barrier = context.Barrier(clients + 1, timeout=600)  # if one process ends early, the others end after this time
 
-        def one_round() -> list[None]:
-            return list(pool.map(move_bare, *([value] * clients for value in (ca, port, size))))
+    def play(count: int) -> None:
+        for _ in range(count):
+            barrier.wait()
+            barrier.wait()
 
-        one_round()  # starts the processes and opens the connections
-        cpu = cpu_seconds(os.getpid())
-        wall = timed(lambda: [one_round() for _ in range(rounds)])
-        cpu = cpu_seconds(os.getpid()) - cpu
+    with bare_server(["127.0.0.1:0"], key, certificate) as (server, port):
+        given = (ca, port, size, barrier)
+        movers = [context.Process(target=move_bare, args=given, daemon=True) for _ in range(clients)]
+        for mover in movers:
+            mover.start()
+        play(1)  # opens the connections
+        pids = [server, *(mover.pid or 0 for mover in movers)]
+        cpu = cpu_seconds(*pids)
+        wall = timed(lambda: play(rounds))
+        cpu = cpu_seconds(*pids) - cpu
+        for mover in movers:
+            mover.terminate()
     return {"bare_cpu_seconds": cpu / rounds, "bare_wall_seconds": wall / rounds}
 
 
