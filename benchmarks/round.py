@@ -153,7 +153,7 @@ def play(
 
 
 def move_bare(ca: bytes, port: int, size: int, barrier: Barrier) -> None:
-    """A client that downloads and uploads `size` bytes in each round, as a worker does; all begin and end a round together."""
+    """A client that downloads and uploads `size` bytes in each round, which all clients begin and end together."""
     with grpc.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(ca)) as channel:
         give: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream("/Bare/Give")
         take: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary("/Bare/Take")
