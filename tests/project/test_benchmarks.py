@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -119,6 +121,13 @@ def test_the_coordinators_cpu_includes_that_of_processes_that_it_has_started(
         assert import_module("measuring").cpu_seconds(parent.pid) > 0.15
 
 
+@pytest.fixture
+def short_directory() -> Iterator[Path]:
+    """A directory whose path leaves room for the names of sockets, which are limited to 107 bytes."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
 @pytest.mark.parametrize(
     ("name", "number", "processes"),
     [
@@ -130,9 +139,9 @@ def test_the_coordinators_cpu_includes_that_of_processes_that_it_has_started(
     ],
 )
 def test_a_signal_ends_a_scenario_with_every_process_and_file_of_it(
-    tmp_path: Path, name: str, number: signal.Signals, processes: int
+    short_directory: Path, name: str, number: signal.Signals, processes: int
 ) -> None:
-    mark = str(tmp_path)
+    mark = str(short_directory)
     with subprocess.Popen(
         [sys.executable, BENCH, name, "--quick"],
         stdout=subprocess.PIPE,
@@ -149,4 +158,4 @@ def test_a_signal_ends_a_scenario_with_every_process_and_file_of_it(
         bench.stdout.read()  # until the last process has closed it
         assert bench.wait() == 128 + number
     wait_for(lambda: not marked(mark), "the end of every process")
-    assert not list(tmp_path.glob("tmp*"))
+    assert not list(short_directory.glob("tmp*"))
