@@ -14,19 +14,17 @@ import os
 import signal
 import statistics
 import time
-from collections import Counter
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import grpc
 import psutil
 from bare import bare_server, pieces
-from measuring import Document, cpu_seconds, lone_coordinator, progress, ratio, temporary_federation
+from measuring import Document, cpu_seconds, least, lone_coordinator, progress, temporary_federation, timed
 
 from coordinator.front.connection_limits import ConnectionLimits, raise_descriptor_limit
 from coordinator.front.listener import Front
 from federation.line.channels import server_verified_channel
-from federation.trust.certificates import issue_certificate, make_ca, pem
+from federation.trust.certificates import pem
 from federation.trust.join_string import JoinStringFields, fetch_ca
 from federation.trust.keys import new_tls_key, private_key_pem
 from federation.trust.member_files import MemberFiles
@@ -34,6 +32,7 @@ from federation.v1.admin_pb2 import CreateJoinStringRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.federation_pb2 import AttendRequest, Heartbeat, Hello, TaskOffer
 from federation.v1.federation_pb2_grpc import FederationStub
+from tests.federation.trust.scene import Authority
 from tests.harness import Federation, enrolled
 
 FORMS = {
@@ -42,6 +41,7 @@ FORMS = {
     "smallest": {"members": 2, "seconds": 0.1, "gigabytes": 1 / 128, "calls": 5, "turns": 1},
 }
 WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 20))
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 LOCAL = (("grpc.use_local_subchannel_pool", 1),)
 NO_PROXY = ("grpc.enable_http_proxy", 0)
 AT_A_TIME = 32  # handshakes: an address may have 64 connections that have shown no certificate yet
@@ -66,17 +66,9 @@ def idle(fed: Federation, members: int, seconds: float) -> Document:
     pid = lone_coordinator(fed).popen.pid
     alone = memory(pid)
     everyone = enrolled_members(fed, members)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
-
-    async def cancelled_by_signals() -> Document:
-        task = asyncio.current_task()
-        assert task is not None
-        for number in before:  # an exception inside grpc.aio can crash this process
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        return await attended(fed, everyone, pid, alone, seconds)
-
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
-        return asyncio.run(cancelled_by_signals())
+        return asyncio.run(attended(fed, everyone, pid, alone, seconds))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -84,18 +76,21 @@ def idle(fed: Federation, members: int, seconds: float) -> Document:
 
 async def attended(fed: Federation, everyone: list[MemberFiles], pid: int, alone: float, seconds: float) -> Document:
     """All attend; measures the coordinator of this process, which had this memory before."""
-    members = len(everyone)
-    places, welcomes, beats = asyncio.Semaphore(AT_A_TIME), asyncio.Queue[float](), Counter[str]()
+    members, this_task = len(everyone), asyncio.current_task()
+    assert this_task is not None
+    for signal_number in SIGNALS:  # an exception inside grpc.aio can crash this process
+        asyncio.get_running_loop().add_signal_handler(signal_number, this_task.cancel)
+    places, welcomes = asyncio.Semaphore(AT_A_TIME), asyncio.Queue[float]()
     async with asyncio.TaskGroup() as group:  # a member that fails ends all
-        tasks = [group.create_task(attend(files, places, welcomes, beats)) for files in everyone]
+        tasks = [group.create_task(attend(files, places, welcomes)) for files in everyone]
         for number in range(1, members + 1):
             interval = await welcomes.get()
             if number % 100 == 0:
                 progress(f"{number} of {members} members attend")
-        before, own, sent, began = cpu_seconds(pid), coordinator_alone(pid), beats.total(), time.monotonic()
+        before, began = cpu_seconds(pid), time.monotonic()
         await asyncio.sleep(seconds)  # idling is measured
-        elapsed, sent = time.monotonic() - began, beats.total() - sent
-        cpu, own, grown = cpu_seconds(pid) - before, coordinator_alone(pid) - own, memory(pid) - alone
+        share = (cpu_seconds(pid) - before) / (time.monotonic() - began)
+        together = memory(pid)
         clients = (await asyncio.to_thread(fed.admin, "clients"))["clients"]
         for task in tasks:
             task.cancel()
@@ -105,11 +100,9 @@ async def attended(fed: Federation, everyone: list[MemberFiles], pid: int, alone
     return {
         "members": members,
         "heartbeat_seconds": interval,
-        "heartbeats_per_second": sent / elapsed,
-        "cpu_share": cpu / elapsed,
-        "cpu_share_of_front": (cpu - own) / elapsed,
-        "memory_mb": (alone + grown) / 1e6,
-        "bytes_per_member": grown / members,
+        "cpu_share": share,
+        "memory_mb": together / 1e6,
+        "bytes_per_member": (together - alone) / members,
     }
 
 
@@ -131,10 +124,8 @@ def enrolled_members(fed: Federation, count: int) -> list[MemberFiles]:
     return members
 
 
-async def attend(
-    files: MemberFiles, places: asyncio.Semaphore, welcomes: asyncio.Queue[float], beats: Counter[str]
-) -> None:
-    """Attends until it is cancelled; tells the interval of its heartbeats, and counts them.
+async def attend(files: MemberFiles, places: asyncio.Semaphore, welcomes: asyncio.Queue[float]) -> None:
+    """Attends until it is cancelled; tells the interval of its heartbeats.
 
     Raises:
         grpc.RpcError: the coordinator ended the stream with an error.
@@ -151,7 +142,6 @@ async def attend(
         async def beat() -> None:
             while True:
                 await call.write(AttendRequest(heartbeat=Heartbeat()))
-                beats[files.client_id] += 1
                 await asyncio.sleep(interval)
 
         async with asyncio.TaskGroup() as group:
@@ -167,11 +157,6 @@ def memory(pid: int) -> float:
     return float(sum(one.memory_info().rss for one in (process, *process.children(recursive=True))))
 
 
-def coordinator_alone(pid: int) -> float:
-    """CPU-seconds without those of the front listener."""
-    return float(sum(psutil.Process(pid).cpu_times()[:2]))
-
-
 # --- the front listener
 
 
@@ -181,18 +166,10 @@ def costs_of(port: int, ca: bytes, pids: list[int], gigabytes: float, calls: int
     with grpc.secure_channel(f"localhost:{port}", credentials, options=LOCAL) as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/Bare/Answer")
         take_all: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary("/Bare/Take")
-        times = []
-        for _ in range(calls):
-            began = time.perf_counter()
-            call(b"x")
-            times.append(time.perf_counter() - began)
-        before, began = cpu_seconds(*pids), time.perf_counter()
+        latency = statistics.median(timed(lambda: call(b"x")) for _ in range(calls))
+        before = cpu_seconds(*pids)
         assert int(take_all(pieces(size))) == size
-        return {
-            "cpu_per_gb": (cpu_seconds(*pids) - before) / gigabytes,
-            "wall_per_gb": (time.perf_counter() - began) / gigabytes,
-            "latency_us": statistics.median(times) * 1e6,
-        }
+        return {"cpu_per_gb": (cpu_seconds(*pids) - before) / gigabytes, "latency_us": latency * 1e6}
 
 
 async def fail(actor: str, reason: str, times: int) -> None:
@@ -200,39 +177,22 @@ async def fail(actor: str, reason: str, times: int) -> None:
 
 
 async def compare(gigabytes: float, calls: int, turns: int) -> Document:
-    now, ca_key, key = datetime.now(UTC), new_tls_key(), new_tls_key()
-    ca = make_ca(ca_key, "bench", now)
-    certificate = issue_certificate(
-        ca=ca,
-        ca_key=ca_key,
-        public_key=key.public_key(),
-        federation_id="bench",
-        common_name="server",
-        uris=["fedpareto://bench/server"],
-        now=now,
-        lifetime=timedelta(days=1),
-        hosts=["localhost"],
-    )
+    authority, key = Authority("bench"), new_tls_key()
+    certificate = pem(authority.issue(["fedpareto://bench/server"], ("localhost",), key))
     limits = ConnectionLimits(connections=100, unverified=50, verified_seconds=3600, idle_seconds=3600)
     front = Front(limits, fail)
     public = front.listen("127.0.0.1", 0, "members")
     inner = os.path.realpath(front.inner("members").removeprefix("unix:"))  # the path in the other process, too
     results: dict[str, list[dict[str, float]]] = {"direct": [], "front": []}
-    addresses = ["127.0.0.1:0", f"unix:{inner}"]
-    with bare_server(addresses, private_key_pem(key), pem(certificate), WINDOW) as (server, direct):
+    with bare_server(["127.0.0.1:0", f"unix:{inner}"], private_key_pem(key), certificate, WINDOW) as (server, direct):
         await front.start()
         assert front._process is not None
+        given = (pem(authority.ca), [server, front._process.pid], gigabytes, calls)
         try:
             for turn in range(turns):
                 progress(f"front listener: turn {turn + 1} of {turns}")
                 for name, port in (("direct", direct), ("front", public)):
-                    pids = [server, front._process.pid]
-                    results[name].append(await asyncio.to_thread(costs_of, port, pem(ca), pids, gigabytes, calls))
+                    results[name].append(await asyncio.to_thread(costs_of, port, *given))
         finally:
             await front.stop()
-    best = {name: {key: min(turn[key] for turn in found) for key in found[0]} for name, found in results.items()}
-    return {
-        **best,
-        "cpu_ratio": ratio(best["front"]["cpu_per_gb"], best["direct"]["cpu_per_gb"]),
-        "latency_added_us": best["front"]["latency_us"] - best["direct"]["latency_us"],
-    }
+    return {name: least(found) for name, found in results.items()}

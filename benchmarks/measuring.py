@@ -4,7 +4,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,9 +45,9 @@ def cases(text: str) -> list[tuple[int, ...]]:
     return [tuple(map(int, case.split("x"))) for case in text.split()]
 
 
-def ratio(value: float, peer: float) -> float | None:
-    """None if the peer took less CPU time than the kernel counts."""
-    return value / peer if peer else None
+def least(runs: Sequence[Document]) -> Document:
+    """The least of each number: of seconds, what the machine allows; of cosines, the worst."""
+    return {name: min(run[name] for run in runs) for name in runs[0]}
 
 
 def best(work: Callable[[], object], repeats: int) -> float:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import Document, cases, progress
+from measuring import Document, cases, least, progress
 
 from coordinator.aggregation.gram import combine, gram
 from coordinator.aggregation.phase_kinds import TrainingPhase
@@ -159,11 +159,6 @@ def secagg(python: str, m: int, d: int, *, lost: bool) -> dict[str, Any]:
     quiet = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0"}
     found: dict[str, Any] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, env=quiet).stdout)
     return found
-
-
-def least(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The least of each number: of seconds, what the machine allows; of cosines, the worst."""
-    return {name: min(run[name] for run in runs) for name in runs[0]}
 
 
 def rows(sizes: Sequence[tuple[int, ...]], python: str) -> Iterator[dict[str, Any]]:
