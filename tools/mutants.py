@@ -49,25 +49,26 @@ class Subject:
     without: tuple[str, ...] = ()
 
 
+def python_files(beginning: str, *names: str) -> tuple[str, ...]:
+    """The paths of Python files that begin in this way."""
+    return tuple(f"{beginning}{name}.py" for name in names)
+
+
 ROUNDS = "coordinator/rounds"
 MEASURES = "coordinator/aggregation/measures"
 METRICS = "tests/coordinator/aggregation/test_metrics.py"
 SUBJECTS = {
-    "qp": Subject(
-        ("coordinator/aggregation/qp.py",),
-        ("tests/coordinator/aggregation/test_qp.py",),
-    ),
+    "qp": Subject(("coordinator/aggregation/qp.py",), ("tests/coordinator/aggregation/test_qp.py",)),
     "conductor": Subject(
-        tuple(
-            f"{ROUNDS}/{name}.py"
-            for name in ("conductor", "conversation", "opening", "finish", "step", "signed_results", "manifest")
+        python_files(
+            f"{ROUNDS}/", "conductor", "conversation", "opening", "finish", "step", "signed_results", "manifest"
         ),
         (
             METRICS,
-            *(f"tests/{ROUNDS}/test_{name}.py" for name in ("attempts", "required")),
+            *python_files(f"tests/{ROUNDS}/test_", "attempts", "required"),
             f"tests/{ROUNDS}/replies/test_revoked_replies.py",
-            *(f"tests/{ROUNDS}/test_{name}.py" for name in ("record", "phases", "rounds")),
-            *(f"tests/{ROUNDS}/runs/test_{name}.py" for name in ("private_evaluation", "client_noise")),
+            *python_files(f"tests/{ROUNDS}/test_", "record", "phases", "rounds"),
+            *python_files(f"tests/{ROUNDS}/runs/test_", "private_evaluation", "client_noise"),
         ),
         (
             *("before[sqlite-2]", "simulation_honours", "cannot_be_a_tag", "seeded", "client_that_declines"),
@@ -80,18 +81,12 @@ SUBJECTS = {
         (METRICS, f"tests/{ROUNDS}/runs/test_scores.py"),
     ),
     "intake": Subject(
-        tuple(f"{ROUNDS}/replies/{name}.py" for name in ("intake", "content", "recorder")),
-        tuple(
-            f"tests/coordinator/rounds/replies/test_{name}.py"
-            for name in ("content", "claims", "bounds_on_words", "refusals")
-        ),
+        python_files(f"{ROUNDS}/replies/", "intake", "content", "recorder"),
+        python_files(f"tests/{ROUNDS}/replies/test_", "content", "claims", "bounds_on_words", "refusals"),
     ),
     "identity": Subject(
-        tuple(f"federation/trust/{name}.py" for name in ("identity", "proofs", "join_string", "member_files")),
-        tuple(
-            f"tests/federation/trust/test_{name}.py"
-            for name in ("certificates", "proofs", "join_string", "member_files")
-        ),
+        python_files("federation/trust/", "identity", "proofs", "join_string", "member_files"),
+        python_files("tests/federation/trust/test_", "certificates", "proofs", "join_string", "member_files"),
     ),
     "blobs": Subject(
         ("storage/blob_directory.py", "storage/blobs.py"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor as Cpp
 from google.protobuf.message import Message
 from pydantic import BaseModel
 
@@ -40,15 +40,10 @@ from worker.site.roster import Changes
 from worker.work.trial import TrialRound
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "schemas" / "output.json"
-_NAMES = {str: "string", bytes: "string", datetime: "string", Path: "string", bool: "boolean", int: "integer",
-          NoneType: "null"}  # fmt: skip
-
-_CPP = FieldDescriptor
-_CPP_TYPES = {
-    _CPP.CPPTYPE_BOOL: bool,
-    **dict.fromkeys((_CPP.CPPTYPE_DOUBLE, _CPP.CPPTYPE_FLOAT), float),
-    **dict.fromkeys((_CPP.CPPTYPE_STRING, _CPP.CPPTYPE_ENUM, _CPP.CPPTYPE_MESSAGE), str),
-}
+_NAMES: dict[Any, Any] = dict.fromkeys((str, bytes, datetime, Path), "string") | dict.fromkeys((None, NoneType), "null")
+_NAMES |= {bool: "boolean", int: "integer", float: ["number", "null"]}  # NaN is null
+_CPP_TYPES: dict[int, type] = dict.fromkeys((Cpp.CPPTYPE_STRING, Cpp.CPPTYPE_ENUM, Cpp.CPPTYPE_MESSAGE), str)
+_CPP_TYPES |= {Cpp.CPPTYPE_BOOL: bool, Cpp.CPPTYPE_DOUBLE: float, Cpp.CPPTYPE_FLOAT: float}
 
 
 class Open(dict[str, Any]):
@@ -224,28 +219,25 @@ class Schemas:
     def of(self, shape: Any) -> dict[str, Any]:
         """The schema of a class, a message, or a document of `DOCUMENTS`."""
         arguments, origin = get_args(shape), get_origin(shape)
+        kind = origin if isinstance(origin, type) else type(shape)
         if shape is object or shape is Any:
             return {}
-        if shape is float:
-            return {"type": ["number", "null"]}  # NaN is null
         if isinstance(shape, Either) or origin in (Union, UnionType):
-            return {"anyOf": [self.of(part) for part in (shape if isinstance(shape, Either) else arguments)]}
-        if shape is None or (isinstance(shape, type) and shape in _NAMES):
-            return {"type": _NAMES[shape or NoneType]}
+            return {"anyOf": [self.of(part) for part in arguments or shape]}
+        if isinstance(shape, type | NoneType) and shape in _NAMES:
+            return {"type": _NAMES[shape]}
         if origin is Literal:
             return {"enum": list(arguments)}
         if origin is tuple and Ellipsis not in arguments:
             return {"type": "array", "prefixItems": [self.of(part) for part in arguments]}
-        if isinstance(shape, list) or (isinstance(origin, type) and issubclass(origin, Sequence)):
-            return {"type": "array", "items": self.of((arguments or shape)[0])}
-        if isinstance(origin, type) and issubclass(origin, Mapping):
-            return {"type": "object", "additionalProperties": self.of(arguments[1])}
         if isinstance(shape, tuple):
             message, changes = shape
             changed = {name: self.of(change) for name, change in changes.items()}
             return self._object(self._fields(message.DESCRIPTOR) | changed)
-        if isinstance(shape, dict) and str in shape:
-            return {"type": "object", "additionalProperties": self.of(shape[str])}
+        if issubclass(kind, Sequence):
+            return {"type": "array", "items": self.of((arguments or shape)[0])}
+        if issubclass(kind, Mapping) and (arguments or str in shape):
+            return {"type": "object", "additionalProperties": self.of(arguments[1] if arguments else shape[str])}
         if isinstance(shape, dict):
             return self._object({name: self.of(part) for name, part in shape.items()}, further=isinstance(shape, Open))
         return self._class(shape)
@@ -277,16 +269,15 @@ class Schemas:
         return {"$ref": f"#/$defs/{name}"}
 
     def _fields(self, descriptor: Any) -> dict[str, Any]:
-        return dict(self._named(field) for field in descriptor.fields)
+        return {field.name: self._field(field) for field in descriptor.fields}
 
-    def _named(self, field: Any) -> tuple[str, Any]:
+    def _field(self, field: Any) -> dict[str, Any]:
         value = self._value(field)
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            inner = field.message_type.fields_by_name["value"]
-            return field.name, {"type": "object", "additionalProperties": self._value(inner)}
+            return {"type": "object", "additionalProperties": self._value(field.message_type.fields_by_name["value"])}
         if field.is_repeated:
-            return field.name, {"type": "array", "items": value}
-        return field.name, {"anyOf": [value, {"type": "null"}]} if field.has_presence else value
+            return {"type": "array", "items": value}
+        return {"anyOf": [value, {"type": "null"}]} if field.has_presence else value
 
     def _value(self, field: Any) -> dict[str, Any]:
         if field.full_name in MANIFESTS:
