@@ -95,7 +95,7 @@ def one_round(fed: Federation, port: int, parameters: int, line: Line, number: i
         fed.wait_completed(run)
         worker.kill()
         told = moments(worker.log)
-        carried_up, carried_down = proxy.up.carried, proxy.down.carried
+        carried = proxy.up.carried
 
     size = layout.file_bytes
     upload, download = told["receipt"] - told["submitting"], told["training"] - told["attending"]
@@ -104,10 +104,8 @@ def one_round(fed: Federation, port: int, parameters: int, line: Line, number: i
         "bytes": size,
         "upload_seconds": upload,
         "upload_mbit": 8 * size / upload / 1e6,
-        "download_seconds": download,
         "download_mbit": 8 * size / download / 1e6,
         "upload_of_rate": size / upload / line.rate if line.rate < 1e12 else None,
         "breaks": proxy.cuts,
-        "bytes_up_beyond": carried_up - size,
-        "bytes_down_beyond": carried_down - 2 * size,  # of the model, and the new one for the evaluation
+        "bytes_up_beyond": carried - size,
     }
