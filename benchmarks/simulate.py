@@ -23,10 +23,9 @@ from shutil import which
 
 import numpy as np
 import torch
-from fedavg import Case, Client, Result, plain
+from fedavg import Case, Result, plain
 from measuring import Document, cases, in_a_process, progress
 from torch import Tensor
-from torch.nn.utils import vector_to_parameters
 
 from federation.spec.run_spec import RunSpec
 from federation.tasks import DataSource, initial_model, task
@@ -122,14 +121,9 @@ def ours(case: Path, result: Path, *, backend: str, spec: str) -> None:
 def flower(case: Path, result: Path, *, python: str) -> None:
     one_thread = case.with_suffix(".one")
     torch.save(replace(torch.load(case, weights_only=False), threads=1), one_thread)
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    done = subprocess.run(
-        [python, HERE / "flower_app.py", one_thread, result, str(CORES)],
-        env={**os.environ, **quiet},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    quiet = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    command: list[str | Path] = [python, HERE / "flower_app.py", one_thread, result, str(CORES)]
+    done = subprocess.run(command, env=quiet, capture_output=True, text=True, check=False)
     if done.returncode or not result.is_file():
         raise SystemExit(f"Flower failed:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
 
@@ -156,7 +150,7 @@ def contenders(setting: Setting, python: str, *, apart: bool) -> dict[str, Conte
 
 
 def compare(setting: Setting, measured: dict[str, Contender | None], repeats: int, directory: Path) -> list[Document]:
-    """Every contender's best rate, with the start of its process up to the end of the first round, and its model."""
+    """Every contender's best rate, and how far its last model is from PyTorch's, beside what that has moved."""
     case = setting.case()
     path, rate = directory / "case", "client_rounds_per_second"
     torch.save(case, path)
@@ -164,30 +158,17 @@ def compare(setting: Setting, measured: dict[str, Contender | None], repeats: in
     for turn, (name, contender) in product(range(repeats), measured.items()):
         if contender is not None:
             progress(f"{setting.task}: {name}, run {turn + 1}")
-            written, began = directory / f"{name} {turn}", time.monotonic()
+            written = directory / f"{name} {turn}"
             contender(path, written)
             result: Result = torch.load(written, weights_only=False)
             first, *_, last, _ = result.ends
             found = {"software": result.software, rate: setting.clients * (len(result.ends) - 2) / (last - first)}
-            runs[name].append(({**found, "start_seconds": first - began}, result.model))
+            runs[name].append((found, result.model))
     best = {name: max(some, key=lambda run: run[0][rate]) for name, some in runs.items() if some}
     peer, model = best["PyTorch"]
+    moved = (model - case.initial).norm()
     rows = {
-        name: {**found, "ratio": found[rate] / peer[rate], **quality(case, own, model)}
+        name: {**found, "ratio": found[rate] / peer[rate], "difference": float((own - model).norm() / moved)}
         for name, (found, own) in best.items()
     }
     return [{"contender": name, **rows.get(name, {"software": None})} for name in measured]
-
-
-def quality(case: Case, model: Tensor, peer: Tensor) -> Document:
-    clients = Client(case)
-    vector_to_parameters(model, clients.model.parameters())
-    state = clients.model.state_dict()
-    samples = [len(y) for y in case.y]
-    losses, right = zip(*(clients.measure(state, client) for client in range(len(samples))), strict=True)
-    return {
-        "loss": float(np.average(losses, weights=samples)),
-        "accuracy": sum(right) / sum(samples),
-        "norm": float(model.norm()),
-        "difference": float((model - peer).norm() / (peer - case.initial).norm()),
-    }
