@@ -74,17 +74,22 @@ class Release:
         return self.out / "environment" / "bin" / "python"
 
 
+def ended(command: Sequence[str | Path], cwd: Path) -> tuple[int, str, str]:
+    """Runs a command; its exit code, its standard output, and the last line of its error output, or else of that."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    return done.returncode, done.stdout, (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+
+
 def run(command: Sequence[str | Path], *, cwd: Path) -> str:
     """Runs a command and returns its standard output.
 
     Raises:
         StepError: it failed; the message ends with the last line that it printed.
     """
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        raise StepError(f"`{' '.join(map(str, command))}` exited with {done.returncode}: {last}")
-    return done.stdout
+    code, output, last = ended(command, cwd)
+    if code:
+        raise StepError(f"`{' '.join(map(str, command))}` exited with {code}: {last}")
+    return output
 
 
 def check_version(release: Release) -> str:
@@ -105,11 +110,8 @@ def check_version(release: Release) -> str:
 
 def check_changelog(release: Release) -> str:
     """The changelog has dated entries for this version, and none that would miss the release."""
-    text = (release.root / "CHANGELOG.md").read_text()
-    entries = {
-        heading: len(re.findall(r"^- ", body, re.MULTILINE))
-        for heading, body in re.findall(r"^## (.+)\n((?:(?!## ).*\n?)*)", text, re.MULTILINE)
-    }
+    sections = re.findall(r"^## (.+)\n((?:(?!## ).*\n?)*)", (release.root / "CHANGELOG.md").read_text(), re.MULTILINE)
+    entries = {heading: len(re.findall(r"^- ", body, re.MULTILINE)) for heading, body in sections}
     new, version = entries.get("[Unreleased]"), release.version
     heading = next((heading for heading in entries if heading.startswith(f"[{version}]")), "")
     if not heading:
@@ -171,15 +173,14 @@ def install_wheel(release: Release) -> str:
 
 def build_image(release: Release, extras: str = "") -> str:
     """Builds one container image of the Dockerfile, with these extras, if a builder runs here."""
-    for builder in ("docker", "podman"):
-        if shutil.which(builder):
-            info = subprocess.run([builder, "info"], capture_output=True, check=False, stdin=subprocess.DEVNULL)
-            if info.returncode:
-                raise ImpossibleError(f"{builder} is installed, but `{builder} info` fails: does its service run?")
-            tag = f"fedpareto:{release.version}" + (f"-{extras}" if extras else "")
-            run([builder, "build", "--tag", tag, "--build-arg", f"EXTRAS={extras}", "."], cwd=release.root)
-            return f"{tag} by {builder}"
-    raise ImpossibleError("neither docker nor podman is installed")
+    builder = next(filter(shutil.which, ("docker", "podman")), None)
+    if builder is None:
+        raise ImpossibleError("neither docker nor podman is installed")
+    if ended([builder, "info"], release.root)[0]:
+        raise ImpossibleError(f"{builder} is installed, but `{builder} info` fails: does its service run?")
+    tag = f"fedpareto:{release.version}" + (f"-{extras}" if extras else "")
+    run([builder, "build", "--tag", tag, "--build-arg", f"EXTRAS={extras}", "."], cwd=release.root)
+    return f"{tag} by {builder}"
 
 
 def list_parts(release: Release) -> str:
@@ -196,13 +197,10 @@ def audit(release: Release) -> str:
     """Looks for known vulnerabilities of the pinned versions."""
     options = ["--no-deps", "--disable-pip", "--progress-spinner", "off", "--format", "json"]
     command = [sys.executable, "-m", "pip_audit", "--requirement", "constraints.txt", *options]
-    done = subprocess.run(
-        command, cwd=release.root, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
+    _, document, last = ended(command, release.root)
     try:
-        return audited(json.loads(done.stdout)["dependencies"])
+        return audited(json.loads(document)["dependencies"])
     except ValueError:  # it writes no document unless it has asked about every package
-        last = (done.stderr.strip() or "no output").splitlines()[-1]
         raise ImpossibleError(f"pip-audit does not reach its data, or fails: {last}") from None
 
 
