@@ -26,7 +26,7 @@ from measuring import Document, cases, least, progress
 
 from coordinator.aggregation.gram import combine, gram
 from coordinator.aggregation.phase_kinds import TrainingPhase
-from coordinator.aggregation.phases import AlgorithmPhase, Asked, PhaseReply, Step
+from coordinator.aggregation.phases import AlgorithmPhase, Asked, PhaseReply, Replies, Step
 from coordinator.aggregation.qp import min_norm
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.streaming import one_thread
@@ -34,7 +34,7 @@ from federation.secure.thresholds import Mode, Thresholds
 from federation.work.base import Result, payload_layout
 from federation.work.registry import encode
 from federation.work.secure.terms import SessionStage
-from tests.federation.work.scene import Cast, cast, context, document
+from tests.federation.work.scene import Cast, cast, context, document, held
 
 FORMS = {
     "full": {
@@ -53,12 +53,19 @@ def measure(sizes: str, flower: str) -> Document:
 
 
 class Measured(Cast):
-    """A cast that measures what each member sends, receives and computes."""
+    """A cast that measures what each member sends, receives and computes, and how long it is asked."""
 
     def __init__(self, made: Cast, **fields: Any) -> None:
         super().__init__(made.members, **fields)
+        self.asking = 0.0
         for member in self.members.values():
             count(member)
+
+    def ask(self, phase: AlgorithmPhase) -> Replies:
+        start = time.process_time()
+        replies = super().ask(phase)
+        self.asking += time.process_time() - start
+        return replies
 
     def reply(self, member: Any, phase: AlgorithmPhase, result: Result) -> PhaseReply:
         start = time.process_time()
@@ -98,41 +105,34 @@ def open_round(scene: Measured) -> dict[str, float]:
     scene.reply(member, TrainingPhase(), Result({"loss": member.vector}, {}, {}, 100))
     rows = [member.vector for member in scene.members.values()]
     start = time.process_time()
-    K = gram(rows)
-    scale = 1 / np.sqrt(np.diag(K))
-    weights = min_norm(K * np.outer(scale, scale)).weights
-    for _ in combine(weights * scale, rows):
+    for _ in direction(rows):
         pass
     return {"member": member.cpu, "coordinator": time.process_time() - start, "up": member.up}
 
 
-def private_round(scene: Cast, mode: Mode) -> tuple[Step, float]:
+def direction(vectors: Sequence[Any], **bounds: Any) -> Iterator[Any]:
+    """The pieces of the exact direction of FedMGDA+."""
+    K = gram(vectors)
+    scale = 1 / np.sqrt(np.diag(K))
+    return combine(min_norm(K * np.outer(scale, scale), **bounds).weights * scale, vectors)
+
+
+def private_round(scene: Measured, mode: Mode) -> tuple[Step, float]:
     """One private round of FedMGDA+, and the coordinator's CPU seconds."""
     name = "fedavg-n" if mode is Mode.SUM else "fedmgda+"
     scene.specification = document(mode, name)
     conversation = algorithm(name).round(context(scene, mode))
-    replies: Any = None
-    seconds = 0.0
-    while True:
-        start = time.process_time()
-        try:
-            phase = conversation.send(replies)
-        except StopIteration as end:
-            return end.value, seconds + time.process_time() - start
-        seconds += time.process_time() - start
-        replies = scene.ask(phase)
+    start = time.process_time()
+    return held(scene, conversation), time.process_time() - start - scene.asking
 
 
 def cosine(scene: Cast, step: Step, mode: Mode) -> float:
     """Between the step and the direction from the exact Gram matrix, with the same bounds and the same members."""
     names = [reply.client_id for reply in step.replies]
-    vectors = [scene.members[name].vector for name in names]
-    K = gram(vectors)
-    scale = 1 / np.sqrt(np.diag(K))
     numbers, m = Thresholds(len(scene.members), mode), len(names)
-    bounds = np.full(m, max(0.0, 1 / m - 0.5 / m)), np.full(m, min(1 / m + 0.5 / m, max(numbers.cap, 1 / m)))
-    weights = min_norm(K * np.outer(scale, scale), lower=bounds[0], upper=bounds[1]).weights
-    exact = np.concatenate(list(combine(weights * scale, vectors)))
+    upper = np.full(m, min(1 / m + 0.5 / m, max(numbers.cap, 1 / m)))
+    vectors = [scene.members[name].vector for name in names]
+    exact = np.concatenate(list(direction(vectors, lower=np.full(m, 0.5 / m), upper=upper)))
     assert step.combined is not None
     return float(exact @ step.combined / np.linalg.norm(exact) / np.linalg.norm(step.combined))
 
