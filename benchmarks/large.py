@@ -10,13 +10,13 @@ import queue
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from measuring import SPEC, Document, cpu_seconds, lone_coordinator, peak_memory, progress, temporary_federation
 
 from federation.digests import DEFAULT_ALGORITHM, hasher
@@ -38,8 +38,7 @@ LONGEST_SECONDS = 1800.0
 
 
 def measure(members: int, parameters: int) -> Document:
-    needed = 4 * parameters * (members + 3)
-    parent = tempfile.gettempdir()
+    needed, parent = 4 * parameters * (members + 3), tempfile.gettempdir()
     if (free := shutil.disk_usage(parent).free) < 1.1 * needed:
         raise SystemExit(f"{needed / 1e9:.0f} GB of disk are needed in {parent}; {free / 1e9:.0f} are free")
     with temporary_federation() as fed:
@@ -60,8 +59,7 @@ def pieces(order: AssignmentManifest, seed: int) -> Iterator[bytes]:
 def download(member: Member, order: AssignmentManifest) -> None:
     """Downloads the model; raises if it has another digest."""
     state = hasher()
-    request = FetchBlobRequest(digest=order.base_model)
-    for response in member.stub.FetchBlob(request, timeout=LONGEST_SECONDS):
+    for response in member.stub.FetchBlob(FetchBlobRequest(digest=order.base_model), timeout=LONGEST_SECONDS):
         state.update(response.chunk)
     if f"{DEFAULT_ALGORITHM}:{state.hexdigest()}" != order.base_model:
         raise RuntimeError("another model was served")
@@ -69,8 +67,7 @@ def download(member: Member, order: AssignmentManifest) -> None:
 
 def upload(member: Member, order: AssignmentManifest, seed: int) -> None:
     """Hands in an update; raises if it is not accepted."""
-    state = hasher()
-    size = 0
+    state, size = hasher(), 0
     for piece in pieces(order, seed):
         state.update(piece)
         size += len(piece)
@@ -99,17 +96,16 @@ def play(home: Path, seed: int) -> None:
     """One member, for one assignment."""
     member = Member(MemberFiles.load(home))
     attending = member.attend(nothing=10)
-    over = threading.Event()
 
     def beat() -> None:
-        while not over.wait(BEAT_SECONDS):
+        while True:
+            time.sleep(BEAT_SECONDS)
             attending.say(AttendRequest(heartbeat=Heartbeat()))
 
     threading.Thread(target=beat, daemon=True).start()
     order = member.open(attending.assignment())
     download(member, order)
     upload(member, order, seed)
-    over.set()
 
 
 def one_round(fed: Federation, members: int, parameters: int) -> Document:
@@ -125,31 +121,25 @@ def one_round(fed: Federation, members: int, parameters: int) -> Document:
     run = fed.submit(f"large-{members}-{parameters}", spec, "--model", str(model))
     pid = coordinator.popen.pid
     cpu = cpu_seconds(pid)
-    context = multiprocessing.get_context("spawn")
-    players = [context.Process(target=play, args=(home, i), daemon=True) for i, home in enumerate(homes)]
-    for player in players:
-        player.start()
     progress(f"{members} members download the model and send an update of {layout.data_bytes / 1e6:,.0f} MB")
-    for player in players:
-        player.join(LONGEST_SECONDS)
-        if player.exitcode != 0:
-            raise RuntimeError(f"a member ended with {player.exitcode}\n{coordinator.text[-3000:]}")
+    with multiprocessing.get_context("spawn").Pool(members) as pool:  # a process for each, as all attend at once
+        try:
+            pool.starmap_async(play, zip(homes, range(members), strict=True), chunksize=1).get(LONGEST_SECONDS)
+        except Exception as error:
+            raise RuntimeError(f"a member failed: {error}\n{coordinator.text[-3000:]}") from error
 
     def stepped() -> list[Any]:
         return fed.query("select started, stepped from rounds where run_id = :run and stepped is not null", run=run)
 
     started, ended = map(datetime.fromisoformat, wait_for(stepped, "the step", LONGEST_SECONDS)[0])
     last = datetime.fromisoformat(fed.query("select max(received) from replies")[0][0])
-    blobs = sum(path.stat().st_size for path in (fed.home / "blobs").rglob("*") if path.is_file())
     return {
         "members": members,
         "parameters": parameters,
-        "update_bytes": layout.data_bytes,
         "round_seconds": (ended - started).total_seconds(),
         "transfer_seconds": (last - started).total_seconds(),
         "step_seconds": (ended - last).total_seconds(),
         "coordinator_cpu_seconds": cpu_seconds(pid) - cpu,
         "coordinator_peak_mb": peak_memory(pid) / 1e6,
-        "disk_bytes": blobs,
-        "machine_memory_bytes": psutil.virtual_memory().total,
+        "disk_bytes": sum(path.stat().st_size for path in (fed.home / "blobs").rglob("*") if path.is_file()),
     }
