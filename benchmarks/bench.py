@@ -92,15 +92,14 @@ def killed(process: psutil.Process) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--list", action="store_true", help="name every scenario, and what it measures")
     commands = parser.add_subparsers(dest="scenario", metavar="SCENARIO")
     given = next((word for word in sys.argv[1:] if word in SCENARIOS), "")
     scenario: Any = import_module(given) if given else None
     for name, text in {**{name: explained(name) for name in SCENARIOS}, "all": "Every scenario, in turn."}.items():
-        command = commands.add_parser(
-            name, help=first(text), description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        command = commands.add_parser(name, help=first(text), description=text, formatter_class=raw)
         form = command.add_mutually_exclusive_group()
         form.add_argument("--quick", dest="form", action="store_const", const="quick", help="small sizes")
         form.add_argument("--smallest", dest="form", action="store_const", const="smallest", help="to see that it runs")

@@ -12,6 +12,7 @@ from tokenize import COMMENT, DEDENT, ENCODING, ENDMARKER, INDENT, NEWLINE, NL, 
 ROOT = Path(__file__).resolve().parent.parent
 HOUSE = ("coordinator", "federation", "fedpareto", "worker", "storage", "simulation", "verification")
 GENERATED = ROOT / "federation" / "v1"
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _NO_CODE = {COMMENT, NL, NEWLINE, INDENT, DEDENT, ENDMARKER, ENCODING}
 
 
@@ -26,9 +27,7 @@ def code_lines(file: Path) -> int:
 def _docstrings(tree: ast.Module) -> Iterator[int]:
     """The lines of all docstrings."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
-            node, clean=False
-        ):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False):
             yield from range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
 
 

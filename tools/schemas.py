@@ -142,9 +142,7 @@ DOCUMENTS: dict[str, Any] = {
     "worker runs": [ASKED],
     "worker approve": ASKED,
     "worker refuse": ASKED,
-    "worker receipts": Either(
-        ([Receipt], {"compared": int, "disagreements": [{"ours": Receipt, "theirs": Receipt}]})
-    ),
+    "worker receipts": Either(([Receipt], {"compared": int, "disagreements": [{"ours": Receipt, "theirs": Receipt}]})),
     "worker log": [
         {"run": str, "task": str, "kind": str, "rounds": int, "accepted": int, "refused": int, "bytes": int}
     ],
@@ -194,9 +192,7 @@ DOCUMENTS: dict[str, Any] = {
         "entries": int, "rounds": int, "blobs": int, "problems": [str],
         "checkpoint": {"size": int, "root": str, "created": str},
     },
-    "experiment list": {
-        "experiments": [EXPERIMENT], "unusable": [{"name": str, "error": str, "package?": str}]
-    },
+    "experiment list": {"experiments": [EXPERIMENT], "unusable": [{"name": str, "error": str, "package?": str}]},
     "experiment run": RESULTS,
     "experiment compare": RESULTS,
     "data show": {
