@@ -108,13 +108,10 @@ async def attended(fed: Federation, everyone: list[MemberFiles], pid: int, alone
 
 def enrolled_members(fed: Federation, count: int) -> list[MemberFiles]:
     """Enrolls members over one connection."""
-    members = []
+    members, requests = [], [CreateJoinStringRequest(client_id=f"member-{i:04}") for i in range(count)]
     with fed.administrator() as admin:
-        texts = [
-            AdminStub(admin).CreateJoinString(CreateJoinStringRequest(client_id=f"member-{i:04}")).join_string
-            for i in range(count)
-        ]
-    joins = [JoinStringFields.decode(text) for text in texts]
+        stub = AdminStub(admin)
+        joins = [JoinStringFields.decode(stub.CreateJoinString(request).join_string) for request in requests]
     ca = fetch_ca(joins[0].address, joins[0].ca_fingerprint, timeout=10)
     with server_verified_channel(joins[0].address, ca) as channel:
         for join in joins:

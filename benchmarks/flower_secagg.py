@@ -12,6 +12,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import flwr
@@ -80,21 +81,15 @@ class Proxy:
         self.node_id, self.cid = number, str(number)
 
 
-class Everybody:
-    """A client manager that knows all clients."""
-
-    def num_available(self) -> int:
-        return M
-
-    def sample(self, **_: Any) -> list[Proxy]:
-        return [Proxy(number) for number in range(2, M + 2)]
+# A client manager that knows all clients.
+EVERYBODY: Any = SimpleNamespace(num_available=lambda: M, sample=lambda **_: [Proxy(n) for n in range(2, M + 2)])
 
 
 def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # the server, in its messages
     grid = Grid()
-    context: Any = LegacyContext(Context(0, 0, {}, RecordDict(), {}), client_manager=Everybody())
+    context: Any = LegacyContext(Context(0, 0, {}, RecordDict(), {}), client_manager=EVERYBODY)
     context.state.config_records[MAIN_CONFIGS_RECORD] = flwr.app.ConfigRecord({WorkflowKey.CURRENT_ROUND: 1})
     model = compat.parameters_to_arrayrecord(ndarrays_to_parameters([np.zeros(D, np.float32)]), keep_input=False)
     context.state.array_records[MAIN_PARAMS_RECORD] = model

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,7 @@ def pieces(order: AssignmentManifest, seed: int) -> Iterator[bytes]:
     block = np.random.default_rng(seed).standard_normal(CHUNK_BYTES // 4, dtype=np.float32).tobytes()
     yield layout.header
     whole, rest = divmod(layout.data_bytes, CHUNK_BYTES)
-    for _ in range(whole):
-        yield block
+    yield from repeat(block, whole)
     yield block[:rest]
 
 

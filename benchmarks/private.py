@@ -36,11 +36,9 @@ from federation.work.registry import encode
 from federation.work.secure.terms import SessionStage
 from tests.federation.work.scene import Cast, cast, context, document, held
 
+SIZES = " ".join(f"{m}x{d}" for d in (38_000, 800_000, 11_200_000) for m in (10, 20, 50))
 FORMS = {
-    "full": {
-        "sizes": " ".join(f"{m}x{d}" for d in (38_000, 800_000, 11_200_000) for m in (10, 20, 50)),
-        "flower": "",
-    },
+    "full": {"sizes": SIZES, "flower": ""},
     "quick": {"sizes": "10x38000 20x38000"},
     "smallest": {"sizes": "8x1000"},
 }

