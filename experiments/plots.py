@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from federation.tasks.census import Census
 
 _NAMED = 20  # clients or classes with a name of their own in a chart of a partition
-
-
 _SIDE, _INK = 8, 16  # of images: their pixels a side, and the darkest grey level
 
 
@@ -32,15 +30,13 @@ def draw(experiment: Experiment, results: Sequence[RunResult], directory: Path) 
     """
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    kinds = {"curves": _curves, "bars": _bars, "sweep": _sweep, "heat": _heat, "plane": _plane, "radar": _radar}
-    kinds["images"] = _images
     written = []
     for plot in experiment.plots:
         figure = Figure(figsize=(10, 6), layout="constrained")
         path = directory / f"{plot.slug}.png"
         axes = figure.add_subplot(projection="polar" if plot.kind == "radar" else None)
         axes.set_title(plot.title)
-        if kinds[plot.kind](axes, experiment, plot, results):
+        if _KINDS[plot.kind](axes, experiment, plot, results):
             figure.savefig(path, dpi=120)
             written.append(path)
         else:
@@ -59,20 +55,20 @@ def draw_census(census: "Census", names: Sequence[str], title: str, path: Path) 
 
     figure = Figure(figsize=(10, 5), layout="constrained")
     axes = figure.add_subplot()
-    counts = census.counts if len(census.classes) else census.sizes
-    labels = census.classes if len(census.classes) else np.array(["train", "validation", "test"])
+    named = len(census.classes) > 0
+    counts, labels = (census.counts, census.classes) if named else (census.sizes, ["train", "validation", "test"])
     palette = colormaps["tab10" if len(labels) <= 10 else "turbo"]
     edges = np.arange(len(counts) + 1) - 0.5
-    tops = np.cumsum(counts, axis=1)
+    base = np.zeros(len(counts))
     for index, label in enumerate(labels):
-        colour = palette(index if len(labels) <= 10 else index / (len(labels) - 1))
-        base = tops[:, index] - counts[:, index]
-        axes.stairs(tops[:, index], edges, baseline=base, fill=True, color=colour, label=str(label))
+        top, colour = base + counts[:, index], palette(index if len(labels) <= 10 else index / (len(labels) - 1))
+        axes.stairs(top, edges, baseline=base, fill=True, color=colour, label=str(label))
+        base = top
     axes.set(title=title, xlabel="client", ylabel="samples", xlim=(edges[0], edges[-1]))
     if len(names) <= _NAMED:
         axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     if len(labels) <= _NAMED:
-        axes.legend(title="class" if len(census.classes) else None, loc="center left", bbox_to_anchor=(1, 0.5))
+        axes.legend(title="class" if named else None, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=150)
 
 
@@ -101,14 +97,8 @@ def _curves(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[
 
 def _mean_curve(results: Sequence[RunResult], *names: str) -> tuple[NDArray[np.float64], ...]:
     """Measures in the rounds that every seed has evaluated, in their order, each as a mean over the seeds."""
-    curves = [
-        {
-            item["round"]: [item[name] for name in names]
-            for item in result.rounds
-            if all(np.isfinite(item.get(name, np.nan)) for name in names)
-        }
-        for result in results
-    ]
+    seeds = [{item["round"]: [item.get(name, np.nan) for name in names] for item in run.rounds} for run in results]
+    curves = [{t: values for t, values in seed.items() if np.isfinite(values).all()} for seed in seeds]
     rounds = sorted(set.intersection(*map(set, curves))) if curves else []
     values = [np.mean([curve[t] for curve in curves], axis=0) for t in rounds]
     return tuple(np.array(values).reshape(-1, len(names)).T)
@@ -134,18 +124,12 @@ def _sweep(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
     """A line for each condition through the methods with an `x`; a horizontal line for each other method."""
     measured, shown = _measured(experiment, results, plot.measure), False
     for index, condition in enumerate(experiment.conditions):
-        line = [(cell.method.x, spread) for cell, spread in measured if cell.condition == condition]
-        points = sorted(((x, spread) for x, spread in line if x is not None), key=lambda point: point[0])
+        own = [(cell.method.x, spread) for cell, spread in measured if cell.condition == condition]
+        points = sorted((x, spread.mean, spread.deviation) for x, spread in own if x is not None)
         if points:
-            axes.errorbar(
-                [x for x, _ in points],
-                [spread.mean for _, spread in points],
-                np.nan_to_num([spread.deviation for _, spread in points]),
-                marker="o",
-                capsize=3,
-                color=_colour(index),
-                label=condition.name or "ours",
-            )
+            x, means, deviations = np.nan_to_num(points).T
+            label = condition.name or "ours"
+            axes.errorbar(x, means, deviations, marker="o", capsize=3, color=_colour(index), label=label)
             shown = True
     for cell, level in measured:
         if cell.method.x is None:
@@ -185,7 +169,7 @@ def _plane(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
     """
     names = (plot.measure, plot.against)
     alone = {method: name for name, method in experiment.derived.delta_m.items()}
-    ends, rays = list[tuple[float, ...]](), list[tuple[str, tuple[float, ...]]]()
+    ends, rays = [], []
     for index, cell in enumerate(experiment.cells()):
         runs = [item for item in results if item.is_of(cell)]
         end = tuple(ours(runs, cell, name).mean for name in names)
@@ -199,16 +183,15 @@ def _plane(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
         axes.plot(*_mean_curve(runs, *names), color=colour, linewidth=0.7, alpha=0.6)
         axes.plot(*end, "o", color=colour, label=cell.label, zorder=3)
         ends.append(end)
-        if preference := preference_of(cell.document):
-            rays.append((colour, preference))
+        if r := preference_of(cell.document):
+            rays.append((colour, r[0] / r[1]))
     if not ends:
         return False
     # Paths begin far from where they end; the limits show the ends.
     right, top = 1.4 * np.max(ends, axis=0)
-    axes.set_xlim(0, right)
-    axes.set_ylim(0, top)
-    for colour, r in rays:
-        axes.axline((0, 0), slope=r[0] / r[1], color=colour, linestyle="--", linewidth=0.8)
+    axes.set(xlim=(0, right), ylim=(0, top))
+    for colour, slope in rays:
+        axes.axline((0, 0), slope=slope, color=colour, linestyle="--", linewidth=0.8)
     _label(axes, plot.axis, plot.x)
     return True
 
@@ -258,24 +241,24 @@ def _images(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[
     figure: Any = axes.figure
     figure.set_size_inches(4 + 0.05 * canvas.shape[1], 1 + 0.05 * canvas.shape[0])
     axes.imshow(canvas, cmap="gray_r", vmin=0, vmax=_INK)
-    axes.set_xlim(-2, canvas.shape[1] - step)
-    axes.set_ylim(canvas.shape[0], -2)
+    axes.set(xlim=(-2, canvas.shape[1] - step), ylim=(canvas.shape[0], -2), xlabel=plot.axis)
     axes.set_xticks(width * (0.5 + np.arange(len(conditions))) - step / 2, conditions)
     axes.set_yticks(step * np.arange(1 + len(methods)) + _SIDE / 2, ["true", *methods])
-    axes.set_xlabel(plot.axis)
     return True
+
+
+_KINDS = {
+    **{"curves": _curves, "bars": _bars, "sweep": _sweep, "heat": _heat},
+    **{"plane": _plane, "radar": _radar, "images": _images},
+}
 
 
 def _measured(
     experiment: Experiment, results: Sequence[RunResult], measure: str, *, skipped: bool = False
 ) -> list[tuple[Cell, Spread]]:
     """The cells for which a measure is known and, if wanted, those whose runs made no step."""
-    spreads = [(cell, ours(results, cell, measure)) for cell in experiment.cells()]
-    return [
-        (cell, spread)
-        for cell, spread in spreads
-        if np.isfinite(spread.mean) or (skipped and spread.missing == SKIPPED)
-    ]
+    spreads = ((cell, ours(results, cell, measure)) for cell in experiment.cells())
+    return [item for item in spreads if np.isfinite(item[1].mean) or (skipped and item[1].missing == SKIPPED)]
 
 
 def _is_of_another_objective(experiment: Experiment, cell: Cell, measure: str) -> bool:
@@ -292,7 +275,6 @@ def _colour(index: int) -> str:
 
 
 def _label(axes: "Axes", horizontal: str, vertical: str, *, legend: bool = True) -> None:
-    axes.set_xlabel(horizontal)
-    axes.set_ylabel(vertical)
+    axes.set(xlabel=horizontal, ylabel=vertical)
     if legend and axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize="small", ncols=2)

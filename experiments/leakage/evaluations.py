@@ -34,16 +34,8 @@ LARGEST_LOSS = 10.0
 def federation(members: int, seed: int) -> AttackedFederation:
     """Members with equally many digits."""
     colluders = Thresholds(members, Mode.SUM).t
-    return AttackedFederation(
-        LeakageSpecification(
-            name="evaluations",
-            seed=seed,
-            attack="labels",
-            view=View.NOTHING,
-            members=members,
-            colluders_at_most=colluders,
-        )
-    )
+    made = {"name": "evaluations", "seed": seed, "members": members, "colluders_at_most": colluders}
+    return AttackedFederation(LeakageSpecification(attack="labels", view=View.NOTHING, **made))
 
 
 def vectors(made: AttackedFederation) -> Reals:
@@ -61,8 +53,7 @@ def total(values: Reals, cohort: Thresholds, sigma: float, draws: Reals) -> Real
     """The sum of members' vectors as the coordinator unmasks it, (n,); `draws` is the noise of each, (m, n)."""
     bound, a = clip(values.shape[1], sigma), (ONE // len(values)) / ONE
     noisy = (values + deviation(sigma, cohort) * draws) / bound
-    summed: Reals = np.rint(noisy * a * 2.0**SUM_BITS).sum(0) * 2.0**-SUM_BITS * bound / a
-    return summed
+    return np.asarray(np.rint(noisy * a * 2.0**SUM_BITS).sum(0) * 2.0**-SUM_BITS * bound / a)
 
 
 def measured(made: AttackedFederation, sigma: float, pairs: int) -> Reals:

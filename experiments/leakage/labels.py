@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 from torch import Tensor
 
-Reals = NDArray[np.float64]
+from experiments.leakage.federation import CLASSES, Reals, unit_rows
 
-_CLASSES = 10
 _PENALTIES = np.logspace(-6, 3, 28)
 _FITS = 20
 _ITERATIONS = 400
@@ -71,10 +69,7 @@ class RidgeRegression:
         """
         outputs = (features - self.centre) @ self.weights
         _, _, V = np.linalg.svd(outputs - outputs.mean(0), full_matrices=False)
-        chosen = (first + np.arange(count)) % (_CLASSES - 1)
-        directions = (self.weights @ V.T[:, chosen]).T
-        unit: Reals = directions / np.linalg.norm(directions, axis=1, keepdims=True)
-        return unit
+        return unit_rows((self.weights @ V.T[:, (first + np.arange(count)) % (CLASSES - 1)]).T)
 
 
 def from_bias(step: Reals, by_label: Reals) -> Reals:
@@ -85,9 +80,8 @@ def from_bias(step: Reals, by_label: Reals) -> Reals:
         by_label: the mean gradient of the bias on the coordinator's images of each label, (10, 10).
     """
     one = 10 * np.abs(by_label).max()  # the weight of the equation that shares add up to 1
-    A = np.vstack([by_label.T, np.full((1, _CLASSES), one)])
-    solutions = np.stack([nnls(A, np.append(row, one))[0] for row in step])
-    return on_simplex(solutions)
+    A = np.vstack([by_label.T, np.full((1, CLASSES), one)])
+    return on_simplex(np.stack([nnls(A, np.append(row, one))[0] for row in step]))
 
 
 @dataclass(frozen=True)
@@ -121,42 +115,35 @@ def fitted(rounds: Sequence[OpenedSession], members: int, start: tuple[Reals, Re
             taken, each from random histograms: many histograms explain the rounds equally well.
         seed: of these.
     """
-    pairs = np.triu_indices(members, 1)
     generator = torch.Generator().manual_seed(seed)
-    if start is None:
-        logits = torch.randn((_FITS, members, _CLASSES), generator=generator, dtype=torch.float64)
-    else:
+    logits = torch.randn((_FITS, members, CLASSES), generator=generator, dtype=torch.float64)
+    if start is not None:
         logits = torch.log(torch.from_numpy(start[0]) + 1e-3)[None]
-    logits = logits.clone().requires_grad_()
+    logits.requires_grad_()
     optimiser = torch.optim.Adam([logits], lr=0.1)
     for _ in range(_ITERATIONS):
         optimiser.zero_grad()
-        _misfit(logits, rounds, pairs, start).backward()  # type: ignore[no-untyped-call]
+        _misfit(logits, rounds, start).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     result: Reals = torch.softmax(logits.detach(), 2).mean(0).numpy()
     return result
 
 
-def _misfit(
-    logits: Tensor,
-    rounds: Sequence[OpenedSession],
-    pairs: tuple[NDArray[np.int64], ...],
-    start: tuple[Reals, Reals] | None,
-) -> Tensor:
+def _misfit(logits: Tensor, rounds: Sequence[OpenedSession], start: tuple[Reals, Reals] | None) -> Tensor:
     """The sum of the squared standardised errors of all fits."""
     H = torch.softmax(logits, 2)
     members = H.shape[1]
+    i, j = np.triu_indices(members, 1)
+    numbers = torch.from_numpy
     total = torch.zeros((), dtype=H.dtype)
     for item in rounds:
-        explained = (H @ torch.from_numpy(item.metric) @ H.transpose(1, 2))[:, pairs[0], pairs[1]]
-        observed = torch.from_numpy(item.gram[pairs])
-        total = total + ((explained - observed) / item.deviation).square().sum()
+        explained = (H @ numbers(item.metric) @ H.transpose(1, 2))[:, i, j]
+        total = total + ((explained - numbers(item.gram[i, j])) / item.deviation).square().sum()
         if item.mixture is not None:
-            mixture = torch.einsum("i,fic->fc", torch.from_numpy(item.a[:members]), H)
-            errors = (mixture - torch.from_numpy(item.mixture)) / torch.from_numpy(item.spread)
-            total = total + errors.square().sum()
+            mixture = torch.einsum("i,fic->fc", numbers(item.a[:members]), H)
+            total = total + ((mixture - numbers(item.mixture)) / numbers(item.spread)).square().sum()
     if start is not None:
-        total = total + ((H - torch.from_numpy(start[0])) / torch.from_numpy(start[1])).square().sum()
+        total = total + ((H - numbers(start[0])) / numbers(start[1])).square().sum()
     return total
 
 

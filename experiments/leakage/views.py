@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.aggregation.qp import box, min_norm
+from experiments.leakage.federation import Reals, unit_rows
 from federation.secure import openings
 from federation.secure.derivation import count_key, dense_key
-from federation.secure.payloads import pair_count
 from federation.secure.streams import Stream
 from federation.secure.thresholds import S_BITS, SUM_BITS, Mode, Thresholds
-
-Reals = NDArray[np.float64]
 
 _PARTS, _BUCKETS, _INDEX = 4, 4096, 13  # of federation.secure.sketch
 
@@ -38,16 +35,12 @@ def sketch_matrix(session: bytes, length: int, rows: int) -> Reals:
 
 def sketches(S: Reals, units: Reals) -> Reals:
     """The sketches that members deal, (c, k): of length 1, with 14 fractional bits."""
-    X = units @ S.T
-    X /= np.linalg.norm(X, axis=1, keepdims=True)
-    return np.rint(np.ldexp(X, S_BITS)) * 2.0**-S_BITS
+    return np.rint(np.ldexp(unit_rows(units @ S.T), S_BITS)) * 2.0**-S_BITS
 
 
 def opening_noise(secrets: Sequence[bytes], view_open: bytes, rows: int, members: int) -> Reals:
     """The noise on the Gram matrix of |W| members, (|W|, |W|), that members with these secrets add."""
-    total = np.zeros(pair_count(members), np.int64)
-    for secret in secrets:
-        total += openings.noise(secret, view_open, rows, members)
+    total = np.sum([openings.noise(secret, view_open, rows, members) for secret in secrets], axis=0)
     noise = np.zeros((members, members))
     noise[np.triu_indices(members)] = np.ldexp(total.astype(np.float64), -2 * S_BITS)
     return noise + np.triu(noise, 1).T
@@ -101,19 +94,16 @@ def private_round(
         probes: the vectors that colluders deal in place of their sketches, (2 t, k), each of length 1: the first t are
             opened in opening 1, the others, by malformed shares, in opening 2. None without colluders.
     """
-    m = len(units)
-    X = sketches(S, units)
+    m, X = len(units), sketches(S, units)
     if probes is None:
         gram = X @ X.T + opening_noise(secrets, session, len(S), m)
         a = coefficients(gram, m)
         return PrivateRound(gram, a, weighted_sum(units, a), np.empty((targets, 0)))
-    probed = []
-    gram = np.empty((m, m))
+    opened = []
     for opening, dealt in enumerate(np.split(probes, 2)):
         members = np.vstack([X[:targets], dealt])
         noise = opening_noise(secrets[:targets], session + bytes([opening]), len(S), m)
-        opened = members @ members.T + noise
-        probed.append(opened[:targets, targets:])
-        gram = gram if opening else opened
-    a = coefficients(gram, m)
-    return PrivateRound(gram, a, weighted_sum(units[:targets], a[:targets]), np.hstack(probed))
+        opened.append(members @ members.T + noise)
+    a = coefficients(opened[0], m)
+    probed = np.hstack([gram[:targets, targets:] for gram in opened])
+    return PrivateRound(opened[0], a, weighted_sum(units[:targets], a[:targets]), probed)

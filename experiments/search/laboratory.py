@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from experiments.leakage.federation import AttackedFederation
+from experiments.leakage.federation import AttackedFederation, Reals
 from experiments.leakage.specification import LeakageSpecification as Attack
 from experiments.results import Measures
-from experiments.search.members import Reals, SearchMembers
+from experiments.search.members import SearchMembers
 from experiments.search.optimiser import PlanSearch
 from experiments.search.specification import SearchSpecification
 from experiments.search.target import CosineTarget, individual_parts
@@ -30,28 +30,22 @@ def measure(specification: SearchSpecification) -> Measures:
         means over random members. `effective` is E*, `correlation` the mean cosine of two members' updates, `repeated`
         that of a member's updates in two sums; `seconds` of processor time that the four searches took.
     """
-    random = np.random.default_rng([specification.seed, specification.members])
     m = specification.members
+    random = np.random.default_rng([specification.seed, m])
     cohort = Thresholds(m, specification.mode)
     members, level = SearchMembers.of(_rule(specification), cohort), SearchMembers.of(EVALUATION, cohort)
     visits = _updates(specification)
     began = time.process_time()
     gram, parts = _inner(visits), _inner([individual_parts(visit) for visit in visits])
-    largest = {
-        "cosine": CosineTarget(members, gram),
-        "individual": CosineTarget(members, parts),
-        "equal": CosineTarget(level, gram),
-        "equal/individual": CosineTarget(level, parts),
-    }
-    lengths = np.sqrt(np.diag(gram))
-    cosines = gram / np.outer(lengths, lengths)
-    repeated = {"repeated": float(np.diag(cosines[:m, m:]).mean())} if specification.sums > 1 else {}
+    names = {"cosine": (members, gram), "individual": (members, parts)}
+    names |= {"equal": (level, gram), "equal/individual": (level, parts)}
+    cosines = _cosines(gram)
     return {
         "effective": float(members.least),
         "bound": members.bound,
-        **{name: _largest(specification, target, random) for name, target in largest.items()},
+        **{name: _largest(specification, CosineTarget(*pair), random) for name, pair in names.items()},
         "correlation": float((cosines[:m, :m].sum() - m) / (m * (m - 1))),
-        **repeated,
+        **({"repeated": float(np.diag(cosines[:m, m:]).mean())} if specification.sums > 1 else {}),
         "seconds": time.process_time() - began,
     }
 
@@ -80,19 +74,9 @@ def _updates(specification: SearchSpecification) -> list[Reals]:
     """The members' updates in each sum, (m, d)."""
     if specification.updates == "ideal":
         return [np.eye(specification.members)]
-    federation = AttackedFederation(
-        Attack(
-            name=specification.name,
-            seed=specification.seed,
-            attack="labels",
-            view="update",
-            members=specification.members,
-            colluders_at_most=0,
-            alpha=specification.alpha,
-            shadow=20,
-            train=specification.train,
-        )
-    )
+    same = specification.model_dump(include={"name", "seed", "members", "alpha", "train"})
+    attack = Attack(attack="labels", view="update", colluders_at_most=0, shadow=20, **same)
+    federation = AttackedFederation(attack)
     visits = [federation.updates(specification.rounds, visit) for visit in range(specification.sums)]
     return [visit.raw if specification.raw else visit.units for visit in visits]
 
@@ -105,8 +89,11 @@ def _inner(visits: Sequence[Reals]) -> Reals:
 def _uncorrelated(gram: Reals, sums: int) -> Reals:
     """Inner products of updates of length 1 that only resemble those of the same member in another sum."""
     m = len(gram) // sums
-    lengths = np.sqrt(np.diag(gram))
-    repeated = float(np.diag((gram / np.outer(lengths, lengths))[:m, -m:]).mean())
-    between: Reals = np.full((sums, sums), repeated)
+    between = np.full((sums, sums), np.diag(_cosines(gram)[:m, -m:]).mean())
     np.fill_diagonal(between, 1.0)
     return np.kron(between, np.eye(m)).astype(np.float64)
+
+
+def _cosines(gram: Reals) -> Reals:
+    lengths = np.sqrt(np.diag(gram))
+    return np.asarray(gram / np.outer(lengths, lengths))

@@ -7,12 +7,12 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.leakage.federation import Reals
 from federation.secure import bounds
 from federation.secure.bounds import BoundKind, Bounds
 from federation.secure.cover import covers
 from federation.secure.thresholds import Thresholds, truncated
 
-Reals = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 

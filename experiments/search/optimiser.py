@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from experiments.search.members import Reals, SearchMembers
+from experiments.leakage.federation import Reals
+from experiments.search.members import SearchMembers
 from experiments.search.plan import Plan, changed, extremal, within
 from experiments.search.target import CosineTarget
 from federation.secure.bounds import BoundKind

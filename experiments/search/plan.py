@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from experiments.search.members import Mask, Reals, SearchMembers
+from experiments.leakage.federation import Reals
+from experiments.search.members import Mask, SearchMembers
 
 _HALVINGS = 8
 
