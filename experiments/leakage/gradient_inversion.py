@@ -1,7 +1,6 @@
 """Gradient inversion: the images that the coordinator reconstructs from one view, and how good they are."""
 
 from collections.abc import Callable
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -26,55 +25,50 @@ class GradientInversion(LeakageAttack):
 
     def measures(self) -> tuple[Measures, list[Measures]]:
         """How good the reconstructions are, and a row for each of the first ones; see `Laboratory.measure`."""
-        federation, targets = self.federation, self.federation.targets
+        x, y = self.federation.pool.x, self.federation.pool.y.long()
         chosen = self._batches("first")
-        x, y = federation.pool.x, federation.pool.y.long()
+        attacked = chosen[: self.federation.targets]
         if self.specification.view is View.NOTHING:
-            found = self._mean_images(y[chosen[:targets]])
+            found = self._mean_images(y[attacked])
         elif self.specification.view is View.RANDOM:
-            found = torch.rand((*chosen[:targets].shape, x.shape[1]), generator=self._generator("images"))
+            found = torch.rand((*attacked.shape, x.shape[1]), generator=self._generator("images"))
         else:
             found = self._invert(chosen)
-        ratios, hits, rows = [], [], list[Measures]()
-        for batch, indices in zip(found, chosen, strict=False):
-            true = x[indices]
-            ordered = images.matched(batch, true, y[indices])
-            ratios.append(images.decibels(ordered, true))
-            hits.append(images.recognised(ordered, indices, x, y))
-            rows += [
-                {
-                    "round": float(number),
-                    "label": float(y[indices[position]]),
-                    "psnr": float(ratios[-1][position]),
-                    "found": float(hits[-1][position]),
-                    **_grey("true", true[position]),
-                    **_grey("pixel", ordered[position]),
-                }
-                for position, number in enumerate(range(len(rows), min(len(rows) + len(indices), _SHOWN)))
-            ]
+        ordered = torch.cat([images.matched(*item) for item in zip(found, x[attacked], y[attacked], strict=True)])
+        indices = attacked.ravel()
+        true, names = x[indices], y[indices]
+        ratios, hits = images.decibels(ordered, true), images.recognised(ordered, indices, x, y)
+        rows = [
+            {
+                **{"round": float(i), "label": float(names[i]), "psnr": float(ratios[i]), "found": float(hits[i])},
+                **_grey("true", true[i]),
+                **_grey("pixel", ordered[i]),
+            }
+            for i in range(min(len(indices), _SHOWN))
+        ]
         final = {"images/psnr": float(np.mean(ratios)), "images/found": 100 * float(np.mean(hits))}
-        return {**final, **self._epsilon_of_a_step}, rows
+        if self.specification.epsilon is not None:
+            final |= {"epsilon": self.specification.epsilon, "noise": self._sigma_of_a_step}
+        return final, rows
 
     def _invert(self, chosen: NDArray[np.int64]) -> Tensor:
         federation, specification = self.federation, self.specification
         w, network, targets = federation.model(self.number), federation.network, federation.targets
-        x, y = federation.pool.x[chosen], federation.pool.y.long()[chosen]
+        pool_x, pool_y = federation.pool.x, federation.pool.y.long()
         clip = None if specification.epsilon is None else specification.train.clip
 
         def explain(images_: Tensor, labels_: Tensor) -> Tensor:
             return images.gradients(network, w, images_, labels_, clip)
 
-        seen = vmap(explain)(x, y)
+        seen = vmap(explain)(pool_x[chosen], pool_y[chosen])
         units = unit_rows(seen.double().numpy())
-        labels_ = y[:targets]
+        labels_ = pool_y[chosen[:targets]]
         explained: Callable[[Tensor, Tensor], Tensor] = explain
-        if specification.epsilon is not None:
-            deviation = self._sigma_of_a_step * specification.train.clip / specification.batch
-            observed = seen[:targets] + deviation * torch.randn(
-                seen[:targets].shape, generator=self._generator("noise")
-            )
-        elif specification.view is View.UPDATE:
+        if specification.view is View.UPDATE:
             observed = seen[:targets]
+            if clip is not None:
+                noise = torch.randn(observed.shape, generator=self._generator("noise"))
+                observed = observed + self._sigma_of_a_step * clip / specification.batch * noise
         elif specification.view is View.SKETCH:
             S = self.sketch_matrix(self.number)
             observed = torch.from_numpy(views.sketches(S, units[:targets])).float()
@@ -86,12 +80,11 @@ class GradientInversion(LeakageAttack):
             honest = len(units) - specification.colluders
             total = views.weighted_sum(units[:honest], seen_by_all.a[:honest])
             a = torch.from_numpy(seen_by_all.a[:honest]).float()
-            observed, labels_ = torch.from_numpy(total).float()[None], y[None, :honest]
+            observed, labels_ = torch.from_numpy(total).float()[None], pool_y[chosen[None, :honest]]
             explained = lambda images_, labels_: a @ _directions(vmap(explain)(images_, labels_))  # noqa: E731
         else:
             again = self._batches("second")
-            second = vmap(explain)(federation.pool.x[again], federation.pool.y.long()[again])
-            others = unit_rows(second.double().numpy())
+            others = unit_rows(vmap(explain)(pool_x[again], pool_y[again]).double().numpy())
             rows = [self.difference(units, others, target)[2] for target in range(targets)]
             observed = torch.from_numpy(np.stack(rows)).float()
         problem = images.Problem(observed, explained, labels_)
@@ -108,20 +101,15 @@ class GradientInversion(LeakageAttack):
         """The mean of the coordinator's images of each label."""
         federation = self.federation
         x, y = federation.pool.x[federation.shadow], federation.pool.y[federation.shadow]
-        means = torch.stack([x[y == label].mean(0) for label in range(CLASSES)])
-        return means[labels_]
-
-    @cached_property
-    def _sigma_of_a_step(self) -> float:
-        assert self.specification.epsilon is not None  # noqa: S101
-        rate = self.specification.batch / self.federation.members.y.shape[1]
-        return noise_multiplier(self.specification.epsilon, rate, 1, self.specification.train.delta)
+        return torch.stack([x[y == label].mean(0) for label in range(CLASSES)])[labels_]
 
     @property
-    def _epsilon_of_a_step(self) -> Measures:
+    def _sigma_of_a_step(self) -> float:
+        """Sigma with which the one step is (epsilon, delta)-private; 0 without epsilon."""
         if self.specification.epsilon is None:
-            return {}
-        return {"epsilon": self.specification.epsilon, "noise": self._sigma_of_a_step}
+            return 0.0
+        rate = self.specification.batch / self.federation.members.y.shape[1]
+        return noise_multiplier(self.specification.epsilon, rate, 1, self.specification.train.delta)
 
     def _generator(self, name: str) -> torch.Generator:
         specification = self.specification
