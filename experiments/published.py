@@ -7,15 +7,13 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationInfo, model_validator
+from pydantic import BaseModel, PrivateAttr, ValidationInfo, model_validator
 
 CATALOGUE: Traversable = files("experiments") / "catalogue"
 
 
-class _Published(BaseModel):
+class _Published(BaseModel, extra="forbid", frozen=True):
     """A CSV file beside the experiment, in the directory `place` of the validation's context."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     file: str
     _directory: Traversable = PrivateAttr(CATALOGUE)

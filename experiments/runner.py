@@ -23,7 +23,7 @@ from coordinator.home import CoordinatorHome
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.settings import SETTINGS_FILE
 from experiments import measures
-from experiments.leakage.laboratory import Laboratory
+from experiments.leakage import laboratory as leakage
 from experiments.leakage.specification import LeakageSpecification
 from experiments.results import Job, Store, difference
 from experiments.search import laboratory as search
@@ -84,7 +84,6 @@ class ExperimentRunner:
         self._settings = settings
         self.stopping = False
         self._current: Simulation | None = None
-        self._laboratory = Laboratory()
 
     def stop(self) -> None:
         """Ends `run` soon, from any thread or signal handler. The next call continues interrupted runs."""
@@ -125,7 +124,7 @@ class ExperimentRunner:
             if isinstance(specification, Search):
                 self._store.keep(job, search.measure(specification), [])
             else:
-                self._store.keep(job, *self._laboratory.measure(specification))
+                self._store.keep(job, *leakage.measure(specification))
         except Exception as error:  # the other runs continue
             return Event(job, "failed", reason=f"{type(error).__name__}: {error}")
         return Event(job, "finished", specification.rounds)

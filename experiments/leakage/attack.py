@@ -13,19 +13,22 @@ class LeakageAttack:
 
     Attributes:
         number: the rounds after which the model is attacked.
+        numbers: the same for each of the consecutive sessions.
+        random: a generator of the coordinator.
     """
 
     def __init__(self, federation: AttackedFederation, specification: LeakageSpecification) -> None:
         self.federation = federation
         self.specification = specification
         self.number = specification.rounds if specification.trained else 0
+        self.numbers = range(self.number, self.number + specification.sessions)
+        self.random = np.random.default_rng([specification.seed, 2])
 
     def session(self, number: int) -> tuple[bytes, list[bytes]]:
         """The digest of the session at a model, and the secrets of its members."""
         random = np.random.default_rng([self.specification.seed, 3, number])
-        return hashing.session(f"{self.specification.seed} {number}".encode()), [
-            random.bytes(32) for _ in range(len(self.federation.members))
-        ]
+        digest = hashing.session(f"{self.specification.seed} {number}".encode())
+        return digest, [random.bytes(32) for _ in range(len(self.federation.members))]
 
     def sketch_matrix(self, number: int) -> Reals:
         """The map S of the session at a model, (k, d)."""

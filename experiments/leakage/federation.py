@@ -6,7 +6,6 @@ C, Gaussian noise of deviation sigma C on their sum, which is divided by the exp
 seeded generator: it serves measurements and protects nobody.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,8 +33,7 @@ Reals = NDArray[np.float64]
 
 def unit_rows(vectors: Reals) -> Reals:
     """The rows divided by their lengths."""
-    divided: Reals = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return divided
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ class Clients:
     def histograms(self) -> Reals:
         """The share of each label, (c, 10)."""
         counts = torch.stack([torch.bincount(y, minlength=CLASSES) for y in self.y])
-        shares: Reals = counts.double().numpy() / self.y.shape[1]
-        return shares
+        return np.asarray(counts.double().numpy() / self.y.shape[1])
 
 
 @dataclass(frozen=True)
@@ -76,15 +73,13 @@ class Network:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._module = Digits().model()
-        self._shapes = [(name, value.shape) for name, value in self._module.named_parameters()]
+        self._shapes = {name: value.shape for name, value in self._module.named_parameters()}
         self.start = torch.cat([value.detach().flatten() for value in self._module.parameters()])
 
     def logits(self, w: Tensor, x: Tensor) -> Tensor:
         """The outputs, (n, 10), for inputs (n, 64)."""
-        sizes = [math.prod(shape) for _, shape in self._shapes]
-        values = {
-            name: part.view(shape) for (name, shape), part in zip(self._shapes, torch.split(w, sizes), strict=True)
-        }
+        parts = torch.split(w, [shape.numel() for shape in self._shapes.values()])
+        values = {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
         output: Tensor = functional_call(self._module, values, (x,))
         return output
 
@@ -95,11 +90,6 @@ class Network:
     def loss_of_one(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The cross-entropy of one sample, x (64,)."""
         return self.loss(w, x[None], y[None])
-
-    def accuracy(self, w: Tensor, x: Tensor, y: Tensor) -> float:
-        """The share of right answers."""
-        with torch.no_grad():
-            return float((self.logits(w, x).argmax(1) == y).float().mean())
 
 
 def local_updates(
@@ -151,10 +141,14 @@ class AttackedFederation:
         shadow: the indices of the coordinator's own images.
         member_indices: the images of each client, (m, n).
         members: the clients.
+        targets: the number of the first members, which are attacked; the others may collude.
+        sampling_rate: the probability with which DP-SGD takes each sample into a batch.
     """
 
     def __init__(self, specification: LeakageSpecification) -> None:
         self.specification = specification
+        self._train = specification.train
+        self.targets = specification.members - specification.colluders_at_most
         self.pool: Pool = Digits().pool(DataSource())
         self.network = Network(self._seed("network"))
         order = np.random.default_rng([specification.seed, 0]).permutation(len(self.pool.y))
@@ -163,29 +157,24 @@ class AttackedFederation:
         size = len(rest) // specification.members
         self.member_indices = np.stack([rest[own[:size]] for own in self._deal(rest, specification.seed)])
         self.members = self._clients(self.member_indices)
+        self.sampling_rate = self._train.batch / size
         self._models: dict[float | None, list[Tensor]] = {}
         self._made: dict[tuple[object, ...], Updates] = {}
 
-    @property
-    def targets(self) -> int:
-        """The first members, which are attacked; the others may collude."""
-        return self.specification.members - self.specification.colluders_at_most
-
     def model(self, number: int, epsilon: float | None = None) -> Tensor:
         """The model after a number of rounds of FedAvg; with epsilon for each round, the members train with DP-SGD."""
-        models = self._models.setdefault(epsilon, [self.network.start])
+        models, sigma = self._models.setdefault(epsilon, [self.network.start]), self.noise_multiplier(epsilon)
         while len(models) <= number:
             generator = self._generator("rounds", len(models), epsilon)
-            updates = local_updates(
-                self.network, models[-1], self.members, self._train, generator, self.noise_multiplier(epsilon)
-            )
+            updates = local_updates(self.network, models[-1], self.members, self._train, generator, sigma)
             models.append(models[-1] - updates.mean(0))
         return models[number]
 
     def accuracy(self, number: int, epsilon: float | None = None) -> float:
         """The share of the coordinator's images that such a model names right."""
-        w = self.model(number, epsilon)
-        return self.network.accuracy(w, self.pool.x[self.shadow], self.pool.y[self.shadow])
+        with torch.no_grad():
+            logits = self.network.logits(self.model(number, epsilon), self.pool.x[self.shadow])
+        return float((logits.argmax(1) == self.pool.y[self.shadow]).float().mean())
 
     def updates(self, number: int, visit: int = 0, epsilon: float | None = None) -> Updates:
         """The members' updates at the model after `number` rounds. Each visit is trained with a seed of its own."""
@@ -216,15 +205,6 @@ class AttackedFederation:
         if epsilon is None:
             return 0.0
         return noise_multiplier(epsilon, self.sampling_rate, self._train.steps, self._train.delta)
-
-    @property
-    def sampling_rate(self) -> float:
-        """The probability with which DP-SGD takes each sample into a batch."""
-        return self._train.batch / self.members.y.shape[1]
-
-    @property
-    def _train(self) -> LocalTraining:
-        return self.specification.train
 
     def _updates(self, kind: str, clients: Clients, number: int, visit: int, epsilon: float | None) -> Updates:
         key = (kind, number, visit, epsilon)

@@ -24,7 +24,7 @@ class GradientInversion(LeakageAttack):
     """Reconstructions of the images of one batch of each member."""
 
     def measures(self) -> tuple[Measures, list[Measures]]:
-        """How good the reconstructions are, and a row for each of the first ones; see `Laboratory.measure`."""
+        """How good the reconstructions are, and a row for each of the first ones; see `laboratory.measure`."""
         x, y = self.federation.pool.x, self.federation.pool.y.long()
         chosen = self._batches("first")
         attacked = chosen[: self.federation.targets]

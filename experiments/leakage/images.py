@@ -58,26 +58,21 @@ def inverted(problem: Problem, restarts: int, iterations: int, generator: torch.
     images = torch.rand((*labels.shape, SIDE * SIDE), generator=generator)
 
     def misfit(x: Tensor, y: Tensor, seen: Tensor) -> Tensor:
-        cosine = torch.nn.functional.cosine_similarity(problem.explain(x, y), seen, dim=0)
-        return 1 - cosine
+        return 1 - torch.nn.functional.cosine_similarity(problem.explain(x, y), seen, dim=0)
 
     def loss(x: Tensor, y: Tensor, seen: Tensor) -> Tensor:
         return misfit(x, y, seen) + _VARIATION * _total_variation(x)
 
     slope = vmap(grad(loss))
-    images.requires_grad_()
     optimiser = torch.optim.Adam([images], lr=_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, iterations)
     for _ in range(iterations):
-        images.grad = slope(images.detach(), labels, observed)
+        images.grad = slope(images, labels, observed)
         optimiser.step()
         schedule.step()
-        with torch.no_grad():
-            images.clamp_(0, 1)
-    found = images.detach()
-    misfits = vmap(misfit)(found, labels, observed).view(restarts, -1)
-    best = misfits.argmin(0)
-    return found.view(restarts, len(problem.observed), *found.shape[1:])[best, torch.arange(len(best))]
+        images.clamp_(0, 1)
+    best = vmap(misfit)(images, labels, observed).view(restarts, -1).argmin(0)
+    return images.view(restarts, len(problem.observed), *images.shape[1:])[best, torch.arange(len(best))]
 
 
 def _total_variation(x: Tensor) -> Tensor:
@@ -87,24 +82,19 @@ def _total_variation(x: Tensor) -> Tensor:
 
 def matched(found: Tensor, true: Tensor, labels: Tensor) -> Tensor:
     """The images of one batch, (n, 64), in the order of the true ones: those of one label in their best order."""
-    errors = (found[:, None] - true[None]).square().mean(2)
-    errors = errors + 1e3 * (labels[:, None] != labels[None])
+    errors = (found[:, None] - true[None]).square().mean(2) + 1e3 * (labels[:, None] != labels[None])
     rows, columns = linear_sum_assignment(errors.numpy())
-    order = torch.from_numpy(rows[np.argsort(columns)])
-    return found[order]
+    return found[torch.from_numpy(rows[np.argsort(columns)])]
 
 
 def decibels(found: Tensor, true: Tensor) -> NDArray[np.float64]:
     """The peak signal-to-noise ratio of each image, (n,), at most 50 dB."""
     errors = (found - true).square().mean(1).clamp(min=_BEST)
-    ratios: NDArray[np.float64] = (-10 * errors.log10()).double().numpy()
-    return ratios
+    return np.asarray((-10 * errors.log10()).double().numpy())
 
 
 def recognised(found: Tensor, indices: NDArray[np.int64], x: Tensor, y: Tensor) -> NDArray[np.bool_]:
     """Whether the true image, x[index], is the nearest of all images of its label, for each found one, (n,)."""
-    labels = y[indices]
     distances = torch.cdist(found, x)
-    distances[labels[:, None] != y[None]] = torch.inf
-    hits: NDArray[np.bool_] = distances.argmin(1).numpy() == indices
-    return hits
+    distances[y[indices][:, None] != y[None]] = torch.inf
+    return np.asarray(distances.argmin(1).numpy() == indices)

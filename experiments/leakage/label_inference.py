@@ -1,7 +1,6 @@
 """Label inference: the histograms that the coordinator guesses from one view, and how good they are."""
 
 from collections.abc import Callable
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,82 +20,64 @@ class LabelInference(LeakageAttack):
     """Guesses of label histograms."""
 
     def measures(self) -> Measures:
-        """How good the guesses are; see `Laboratory.measure`."""
+        """How good the guesses are; see `laboratory.measure`."""
         guess: dict[View, Callable[[], Reals]] = {
             View.NOTHING: lambda: np.tile(self.federation.population, (self.federation.targets, 1)),
             View.BIAS: self._from_bias,
             View.UPDATE: self._from_updates,
-            View.SKETCH: lambda: self._regressed(self._sketches),
+            View.SKETCH: self._from_updates,
             View.GRAM: self._from_gram,
             View.PRIVATE: self._from_private_rounds,
         }
-        view = self.specification.view
+        view, truth = self.specification.view, self.federation.members.histograms[: self.federation.targets]
         if view is View.RANDOM:
-            draws = self._random.dirichlet(
-                np.full(CLASSES, self.specification.alpha), size=(_DRAWS, self.federation.targets)
-            )
-            return labels.scores(draws.reshape(-1, CLASSES), np.tile(self._truth, (_DRAWS, 1)))
+            draws = self.random.dirichlet(np.full(CLASSES, self.specification.alpha), _DRAWS * len(truth))
+            return labels.scores(draws, np.tile(truth, (_DRAWS, 1)))
         if view in (View.DIFFERENCE, View.NEXT):
             guesses, cosine = self._from_differences()
-            return {**labels.scores(guesses, self._truth), "cosine": cosine}
-        final = labels.scores(guess[view](), self._truth)
+            return {**labels.scores(guesses, truth), "cosine": cosine}
+        final = labels.scores(guess[view](), truth)
         if view is View.UPDATE and self.specification.trained:
             final["accuracy"] = 100 * self.federation.accuracy(self.number, self.specification.epsilon)
         return {**final, **self._epsilon_of_sessions}
-
-    @property
-    def _truth(self) -> Reals:
-        return self.federation.members.histograms[: self.federation.targets]
-
-    @property
-    def _numbers(self) -> range:
-        return range(self.number, self.number + self.specification.sessions)
 
     def _from_bias(self) -> Reals:
         federation, train = self.federation, self.specification.train
         x, y = federation.pool.x[federation.shadow], federation.pool.y[federation.shadow]
         guesses = []
-        for number in self._numbers:
+        for number in self.numbers:
             with torch.no_grad():
                 errors = torch.softmax(federation.network.logits(federation.model(number), x), 1)
             errors -= torch.nn.functional.one_hot(y, CLASSES)
             by_label = torch.stack([errors[y == label].mean(0) for label in range(CLASSES)]).double().numpy()
             steps = federation.updates(number).raw[: federation.targets, -CLASSES:]
             guesses.append(labels.from_bias(steps / (train.learning_rate * train.steps), by_label))
-        mean: Reals = np.mean(guesses, axis=0)
-        return mean
+        return np.asarray(np.mean(guesses, axis=0))
 
     def _from_updates(self) -> Reals:
+        """The mean guess over the rounds, from the updates or sketches of members and of shadow clients."""
         federation, spent = self.federation, self.specification.epsilon
-        return self._regressed(
-            lambda number: (
-                federation.updates(number, epsilon=spent).units,
-                federation.shadow_updates(number, epsilon=spent).units,
-            )
-        )
-
-    def _regressed(self, seen: Callable[[int], tuple[Reals, Reals]]) -> Reals:
-        """The mean guess over the rounds, from what is seen of members and of shadow clients in a round."""
         guesses = []
-        for own, shadow in map(seen, self._numbers):
-            regression = RidgeRegression.trained(shadow, self.federation.shadow_members.histograms)
-            guesses.append(regression.raw(own[: self.federation.targets]))
+        for number in self.numbers:
+            seen = [made(number, epsilon=spent).units for made in (federation.updates, federation.shadow_updates)]
+            if self.specification.view is View.SKETCH:
+                S = self.sketch_matrix(number)
+                seen = [views.sketches(S, units) for units in seen]
+            regression = RidgeRegression.trained(seen[1], federation.shadow_members.histograms)
+            guesses.append(regression.raw(seen[0][: federation.targets]))
         return labels.on_simplex(np.mean(guesses, axis=0))
 
     def _from_gram(self) -> Reals:
         federation, probes = self.federation, self.specification.probes
         if not probes:
             rounds = []
-            for number in self._numbers:
+            for number in self.numbers:
                 units, shadow = federation.updates(number).units, federation.shadow_updates(number)
-                metric, deviation = _linear_model(shadow.units, shadow.histograms)
-                rounds.append(
-                    OpenedSession(units @ units.T, metric, deviation, np.zeros(len(units)), None, np.ones(CLASSES))
-                )
+                rounds.append(OpenedSession(units @ units.T, *_linear_model(shadow.units, shadow.histograms)))
             fitted = labels.fitted(rounds, len(federation.members), None, self.specification.seed)
             return fitted[: federation.targets]
         own, shadow_probed = [], []
-        for session, number in enumerate(self._numbers):
+        for session, number in enumerate(self.numbers):
             units, shadow_units = federation.updates(number).units, federation.shadow_updates(number).units
             directions = self._probes(shadow_units, probes, session)
             own.append(units[: federation.targets] @ directions.T)
@@ -119,30 +100,30 @@ class LabelInference(LeakageAttack):
         federation, t = self.federation, self.specification.colluders
         histograms = federation.shadow_members.histograms
         opened, probed, shadow_probed = [], [], []
-        for session, number in enumerate(self._numbers):
+        for session, number in enumerate(self.numbers):
             units, shadow = federation.updates(number).units, federation.shadow_updates(number)
             digest, secrets = self.session(number)
             S = self.sketch_matrix(number)
             X = views.sketches(S, shadow.units)
             probes = self._probes(X, 2 * t, session) if t else None
             seen = views.private_round(units, S, secrets, digest, federation.targets, probes)
-            metric, deviation = _linear_model(shadow.units, histograms, X)
             honest = federation.targets if t else len(units)
             a = seen.a[:honest]
             regression = RidgeRegression.trained(shadow.units, histograms)
             mixture = a.sum() * regression.raw(seen.total[None] / a.sum())[0]
-            spread = np.linalg.norm(a) * regression.deviation
-            opened.append(OpenedSession(seen.gram[:honest, :honest], metric, deviation, a, mixture, spread))
+            total = (a, mixture, np.linalg.norm(a) * regression.deviation)
+            linear = _linear_model(shadow.units, histograms, X)
+            opened.append(OpenedSession(seen.gram[:honest, :honest], *linear, total))
             if probes is not None:
                 probed.append(seen.probed)
                 noise = views.opening_noise(secrets[:honest], digest + b"shadow", len(S), 100)
-                draws = self._random.choice(noise[np.triu_indices(100)], size=(len(X), len(probes)))
+                draws = self.random.choice(noise[np.triu_indices(100)], size=(len(X), len(probes)))
                 shadow_probed.append(X @ probes.T + draws)
         start = None
         if t:
             from_probes = self._regression_on_probes(shadow_probed)
             start = (from_probes.guess(np.hstack(probed)), from_probes.deviation)
-        fitted = labels.fitted(opened, len(opened[0].a), start, self.specification.seed)
+        fitted = labels.fitted(opened, len(opened[0].gram), start, self.specification.seed)
         return fitted[: federation.targets]
 
     def _from_differences(self) -> tuple[Reals, float]:
@@ -155,7 +136,7 @@ class LabelInference(LeakageAttack):
         guesses, cosines = [], []
         for target in range(federation.targets):
             a, b, difference = self.difference(first, second, target)
-            draws = [self._random.choice(len(again), len(a), replace=False) for _ in again]
+            draws = [self.random.choice(len(again), len(a), replace=False) for _ in again]
             rests = np.stack([a @ shadow.units[others] - b @ again[others] for others in draws])
             regression = RidgeRegression.trained(shadow.units + rests, shadow.histograms)
             guesses.append(regression.guess(difference[None])[0])
@@ -174,16 +155,6 @@ class LabelInference(LeakageAttack):
 
         training = {"epsilon/training": total(self.number)} if self.number else {}
         return {"epsilon": total(self.specification.sessions), "noise": sigma, **training}
-
-    def _sketches(self, number: int) -> tuple[Reals, Reals]:
-        """The sketches of members and of shadow clients."""
-        S = self.sketch_matrix(number)
-        own, shadow = self.federation.updates(number), self.federation.shadow_updates(number)
-        return views.sketches(S, own.units), views.sketches(S, shadow.units)
-
-    @cached_property
-    def _random(self) -> np.random.Generator:
-        return np.random.default_rng([self.specification.seed, 2])
 
 
 def _linear_model(units: Reals, histograms: Reals, sketches: Reals | None = None) -> tuple[Reals, float]:

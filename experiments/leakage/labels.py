@@ -92,17 +92,14 @@ class OpenedSession:
         gram: G, (m, m), of which the entries between different honest members are used.
         metric: M M', (10, 10).
         deviation: of an entry of G that the model explains.
-        a: coefficients, (m,); zero for members whose part of the sum is known.
-        mixture: the coordinator's guess of sum_i a_i h_i, (10,), with its deviations; None if there is no sum.
-        spread: see `mixture`, (10,).
+        total: the coefficients a, (m,), and the coordinator's guess of sum_i a_i h_i, (10,), with its deviations,
+            (10,); None if there is no sum.
     """
 
     gram: Reals
     metric: Reals
     deviation: float
-    a: Reals
-    mixture: Reals | None
-    spread: Reals
+    total: tuple[Reals, Reals, Reals] | None = None
 
 
 def fitted(rounds: Sequence[OpenedSession], members: int, start: tuple[Reals, Reals] | None, seed: int) -> Reals:
@@ -132,16 +129,15 @@ def fitted(rounds: Sequence[OpenedSession], members: int, start: tuple[Reals, Re
 def _misfit(logits: Tensor, rounds: Sequence[OpenedSession], start: tuple[Reals, Reals] | None) -> Tensor:
     """The sum of the squared standardised errors of all fits."""
     H = torch.softmax(logits, 2)
-    members = H.shape[1]
-    i, j = np.triu_indices(members, 1)
+    i, j = np.triu_indices(H.shape[1], 1)
     numbers = torch.from_numpy
     total = torch.zeros((), dtype=H.dtype)
     for item in rounds:
         explained = (H @ numbers(item.metric) @ H.transpose(1, 2))[:, i, j]
         total = total + ((explained - numbers(item.gram[i, j])) / item.deviation).square().sum()
-        if item.mixture is not None:
-            mixture = torch.einsum("i,fic->fc", numbers(item.a[:members]), H)
-            total = total + ((mixture - numbers(item.mixture)) / numbers(item.spread)).square().sum()
+        if item.total is not None:
+            a, mixture, spread = map(numbers, item.total)
+            total = total + ((torch.einsum("i,fic->fc", a, H) - mixture) / spread).square().sum()
     if start is not None:
         total = total + ((H - numbers(start[0])) / numbers(start[1])).square().sum()
     return total

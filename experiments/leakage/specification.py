@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 
 class View(StrEnum):
@@ -20,10 +20,8 @@ class View(StrEnum):
     NEXT = "next"
 
 
-class LocalTraining(BaseModel):
+class LocalTraining(BaseModel, extra="forbid", frozen=True):
     """Local training by SGD: `steps` random minibatches of `batch` samples."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     steps: int = Field(9, ge=1)
     batch: int = Field(16, ge=1)
@@ -32,7 +30,7 @@ class LocalTraining(BaseModel):
     delta: float = Field(1e-5, gt=0, lt=1)
 
 
-class LeakageSpecification(BaseModel):
+class LeakageSpecification(BaseModel, extra="forbid", frozen=True):
     """One run. docs/research/experiments.md describes the keys.
 
     Attributes:
@@ -50,8 +48,6 @@ class LeakageSpecification(BaseModel):
         batch: images in the client's one gradient.
         iterations: of gradient inversion.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     seed: int

@@ -2,13 +2,13 @@
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from experiments.leakage.specification import LocalTraining
 from federation.secure.thresholds import Mode
 
 
-class SearchSpecification(BaseModel):
+class SearchSpecification(BaseModel, extra="forbid", frozen=True):
     """One run. docs/research/experiments.md describes the keys.
 
     Attributes:
@@ -24,8 +24,6 @@ class SearchSpecification(BaseModel):
         trials: plans that are tried in each search.
         alpha: of the Dirichlet distribution of labels.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     seed: int

@@ -13,10 +13,9 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from experiments import plots
-from experiments.leakage import labels, views
+from experiments.leakage import labels, laboratory, views
 from experiments.leakage.accounting import epsilon, noise_multiplier
 from experiments.leakage.federation import Clients, Network, local_updates
-from experiments.leakage.laboratory import Laboratory
 from experiments.leakage.specification import LeakageSpecification, LocalTraining
 from experiments.loading import load
 from experiments.results import Measures, RunResult, Store
@@ -35,59 +34,51 @@ from tests.paths import DOCS
 RESULTS = DOCS / "results/leakage-digits"
 
 
-@pytest.fixture(scope="module")
-def laboratory() -> Laboratory:
-    return Laboratory()
-
-
 one_thread = experiment_cases.one_thread  # a fixture
 
 
-def measured(laboratory: Laboratory, attack: str, view: str, **changes: object) -> Measures:
+def measured(attack: str, view: str, **changes: object) -> Measures:
     specification = {"shadow_clients": 60, "restarts": 2, "iterations": 150, **changes}
-    return laboratory.measure(
-        LeakageSpecification.model_validate({"name": "x", "seed": 0, "attack": attack, "view": view, **specification})
-    )[0]
+    named = {"name": "x", "seed": 0, "attack": attack, "view": view, **specification}
+    return laboratory.measure(LeakageSpecification.model_validate(named))[0]
 
 
-def test_labels_are_read_from_an_update_its_bias_its_sketch_or_nine_probes_far_better_than_guessed(
-    laboratory: Laboratory,
-) -> None:
-    guessed = measured(laboratory, "labels", "nothing")["labels/distance"]
+def test_labels_are_read_from_an_update_its_bias_its_sketch_or_nine_probes_far_better_than_guessed() -> None:
+    guessed = measured("labels", "nothing")["labels/distance"]
     for view, changes in (("update", {}), ("bias", {}), ("sketch", {}), ("gram", {"probes": 9})):
-        found = measured(laboratory, "labels", view, **changes)
+        found = measured("labels", view, **changes)
         assert found["labels/distance"] < guessed / 2, view
         assert found["labels/top"] > 80, view
 
 
 @pytest.mark.full
-def test_a_private_round_hides_labels_until_members_collude(laboratory: Laboratory) -> None:
-    guessed = measured(laboratory, "labels", "nothing")["labels/distance"]
-    assert measured(laboratory, "labels", "private")["labels/distance"] > guessed - 0.1
-    assert measured(laboratory, "labels", "private", colluders=3)["labels/distance"] < guessed - 0.1
+def test_a_private_round_hides_labels_until_members_collude() -> None:
+    guessed = measured("labels", "nothing")["labels/distance"]
+    assert measured("labels", "private")["labels/distance"] > guessed - 0.1
+    assert measured("labels", "private", colluders=3)["labels/distance"] < guessed - 0.1
 
 
 @pytest.mark.full
-def test_much_noise_hides_labels(laboratory: Laboratory) -> None:
-    guessed = measured(laboratory, "labels", "nothing")["labels/distance"]
-    hidden = measured(laboratory, "labels", "update", epsilon=0.1)
+def test_much_noise_hides_labels() -> None:
+    guessed = measured("labels", "nothing")["labels/distance"]
+    hidden = measured("labels", "update", epsilon=0.1)
     assert hidden["labels/distance"] > guessed - 0.08
     assert hidden["epsilon"] == pytest.approx(0.1, rel=1e-3)
 
 
-def test_a_difference_of_sums_points_towards_the_member_that_was_missing(laboratory: Laboratory) -> None:
-    found = measured(laboratory, "labels", "difference", equal_weights=True)
+def test_a_difference_of_sums_points_towards_the_member_that_was_missing() -> None:
+    found = measured("labels", "difference", equal_weights=True)
     assert 0.4 < found["cosine"] < 0.95
-    assert measured(laboratory, "labels", "difference", colluders=3, equal_weights=True)["cosine"] > found["cosine"]
+    assert measured("labels", "difference", colluders=3, equal_weights=True)["cosine"] > found["cosine"]
 
 
 @pytest.mark.full
-def test_images_are_found_in_a_gradient_and_not_under_noise(laboratory: Laboratory) -> None:
-    mean = measured(laboratory, "images", "nothing")
-    found = measured(laboratory, "images", "update")
+def test_images_are_found_in_a_gradient_and_not_under_noise() -> None:
+    mean = measured("images", "nothing")
+    found = measured("images", "update")
     assert found["images/found"] > 85 > mean["images/found"]
     assert found["images/psnr"] > mean["images/psnr"] + 10
-    assert measured(laboratory, "images", "update", epsilon=1.0)["images/psnr"] < mean["images/psnr"]
+    assert measured("images", "update", epsilon=1.0)["images/psnr"] < mean["images/psnr"]
 
 
 def test_sketches_are_those_of_the_secure_round() -> None:
