@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
 
 from experiments.leakage.specification import LeakageSpecification
 from experiments.published import CATALOGUE, PublishedCurves, PublishedTable
@@ -23,19 +23,17 @@ from federation.spec.run_spec import RunSpec
 
 Overrides = dict[str, Any]
 Kind = Literal["simulation", "leakage", "search"]
-_SPECIFICATIONS: dict[Kind, type[RunSpec] | type[LeakageSpecification] | type[Search]] = {
-    "simulation": RunSpec,
-    "leakage": LeakageSpecification,
-    "search": Search,
-}
+Specification = RunSpec | LeakageSpecification | Search
+_MODELS: dict[Kind, type[Specification]] = {"simulation": RunSpec, "leakage": LeakageSpecification, "search": Search}
+_PAGE = "docs/research/experiments.md"
 
 
 class ExperimentError(ValueError):
     """An experiment, method or condition does not exist or cannot be used; the message lists what exists."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+class _Section(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
+    """A section of the file."""
 
 
 class Method(_Section):
@@ -154,18 +152,17 @@ class Cell:
         """The specification of one run as it is written, without defaults."""
         return {"name": f"{self.slug}-{seed}", "seed": seed, **self.document}
 
-    def spec(self, seed: int) -> RunSpec | LeakageSpecification | Search:
+    def spec(self, seed: int) -> Specification:
         """The specification of one run.
 
         Raises:
             ExperimentError: it is not valid; the message names each wrong key.
         """
         try:
-            return _SPECIFICATIONS[self.kind].model_validate(self.given(seed))
+            return _MODELS[self.kind].model_validate(self.given(seed))
         except ValidationError as error:
-            page = "docs/reference/run-spec.md" if self.kind == "simulation" else "docs/research/experiments.md"
-            problems = "\n".join(explain(problem, f"see {page}") for problem in error.errors())
-            raise ExperimentError(f"{self.experiment}, {self.label}: {problems}") from error
+            page = "docs/reference/run-spec.md" if self.kind == "simulation" else _PAGE
+            raise _refusal(f"{self.experiment}, {self.label}", error, f"see {page}") from error
 
 
 class Experiment(_Section):
@@ -193,11 +190,12 @@ class Experiment(_Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         methods, conditions = self._names()
-        _must_be_distinct("methods", methods)
-        _must_be_distinct("conditions", conditions)
-        _must_be_distinct("seeds", [str(seed) for seed in self.seeds])
-        _must_be_distinct("methods, as names of files", [cell.slug for cell in self.cells()])
-        _must_be_distinct("plots, as names of files", [plot.slug for plot in self.plots])
+        distinct = {"methods": methods, "conditions": conditions, "seeds": list(map(str, self.seeds))}
+        distinct["methods, as names of files"] = [cell.slug for cell in self.cells()]
+        distinct["plots, as names of files"] = [plot.slug for plot in self.plots]
+        for what, values in distinct.items():
+            if twice := sorted({value for value in values if values.count(value) > 1}):
+                raise ValueError(f"{what}: twice {', '.join(map(repr, twice))}")
         for named in (self.quick.conditions, *(method.conditions for method in self.methods)):
             chosen("condition", conditions, named)
         for named in (self.quick.methods, tuple(self.derived.delta_m.values())):
@@ -224,9 +222,8 @@ class Experiment(_Section):
             self._cell(method, condition)
             for method in self.methods
             for condition in self.conditions
-            if method.name in methods
-            and condition.name in conditions
-            and (not method.conditions or condition.name in method.conditions)
+            if method.name in methods and condition.name in conditions
+            if not method.conditions or condition.name in method.conditions
         )
 
     def grid(self, keys: Collection[tuple[str, str]]) -> tuple[list[str], list[str]]:
@@ -247,19 +244,17 @@ class Experiment(_Section):
 
     def in_quick_form(self) -> "Experiment":
         """The quick form; the published numbers stay those of the whole experiment."""
-        quick = self.quick
-        cells = self.cells(quick.methods, quick.conditions)
-        shorter = self.with_rounds(int(merged(self.spec, quick.spec)["rounds"]))
-        return shorter.model_copy(
-            update={
-                "data": self.data if quick.data is None else quick.data,
-                "seeds": quick.seeds,
-                "methods": tuple(item for item in self.methods if item in [cell.method for cell in cells]),
-                "conditions": tuple(item for item in self.conditions if item in [cell.condition for cell in cells]),
-                "spec": merged(self.spec, quick.spec),
-                "cost": None if self.cost is None else Cost(seconds=self.cost.quick, quick=self.cost.quick),
-            }
-        )
+        quick, spec = self.quick, merged(self.spec, self.quick.spec)
+        methods, conditions = self.grid({cell.key for cell in self.cells(quick.methods, quick.conditions)})
+        changes = {
+            "data": self.data if quick.data is None else quick.data,
+            "seeds": quick.seeds,
+            "methods": tuple(item for item in self.methods if item.name in methods),
+            "conditions": tuple(item for item in self.conditions if item.name in conditions),
+            "spec": spec,
+            "cost": self.cost and Cost(seconds=self.cost.quick, quick=self.cost.quick),
+        }
+        return self.with_rounds(int(spec["rounds"])).model_copy(update=changes)
 
     def core_seconds(self, cells: Sequence[Cell], seeds: int) -> float | None:
         """The estimated time of cells with a number of seeds each on one core; None if it was not measured."""
@@ -298,12 +293,14 @@ def parse(name: str, text: str, place: Traversable = CATALOGUE) -> Experiment:
     try:
         return Experiment.model_validate({**tomllib.loads(text), "name": name}, context={"place": place})
     except ValidationError as error:
-        problems = "\n".join(
-            explain(problem, "docs/research/experiments.md lists the keys") for problem in error.errors()
-        )
-        raise ExperimentError(f"{name}: {problems}") from error
+        raise _refusal(name, error, f"{_PAGE} lists the keys") from error
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, an endless number
         raise ExperimentError(f"{name}: not a TOML document: {error}") from error
+
+
+def _refusal(name: str, error: ValidationError, known: str) -> ExperimentError:
+    problems = "\n".join(explain(problem, known) for problem in error.errors())
+    return ExperimentError(f"{name}: {problems}")
 
 
 def chosen(kind: str, existing: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
@@ -333,9 +330,3 @@ def slug(text: str) -> str:
     """A text as part of the name of a run or file: lower-case letters, digits and hyphens."""
     spelled = text.lower().replace("+", "-plus").replace("%", "-percent")
     return re.sub(r"[^a-z0-9]+", "-", spelled).strip("-")
-
-
-def _must_be_distinct(what: str, values: Sequence[str]) -> None:
-    twice = sorted({value for value in values if values.count(value) > 1})
-    if twice:
-        raise ValueError(f"{what}: twice {', '.join(map(repr, twice))}")

@@ -35,14 +35,11 @@ def load(name: str) -> Experiment:
         return _from_file(name, CATALOGUE / f"{name}.toml", CATALOGUE)
     matching = [offer for offer in plugins() if offer.name == name]
     if not matching:
-        raise ExperimentError(
-            f"no experiment {name!r}: there are {', '.join(names())}; name a file of your own by its path, ./my.toml"
-        )
+        there = f"there are {', '.join(names())}"
+        raise ExperimentError(f"no experiment {name!r}: {there}; name a file of your own by its path, ./my.toml")
     if len(matching) > 1:
-        packages = ", ".join(offer.package for offer in matching)
-        raise ExperimentError(
-            f"experiment {name!r} comes with several packages ({packages}): name its file by its path"
-        )
+        several = f"several packages ({', '.join(offer.package for offer in matching)})"
+        raise ExperimentError(f"experiment {name!r} comes with {several}: name its file by its path")
     module = matching[0].origin.partition(":")[0]
     try:
         place = files(module)

@@ -97,9 +97,8 @@ class ExperimentRunner:
             self._run_in_children(jobs, tell)
             return
         for job in jobs:
-            if self.stopping:
-                return
-            tell(self.run_one(job, tell))
+            if not self.stopping:
+                tell(self.run_one(job, tell))
 
     def run_one(self, job: Job, tell: Tell) -> Event:
         """Makes one run in this process, and returns its last event."""
@@ -150,10 +149,8 @@ class ExperimentRunner:
             if changed := difference(begun[1], job.given, job.given):
                 raise CoordinatorHomeError(f"it is of another specification: {changed}")
             text = begun[0]  # a resumed run needs the same bytes
-        settings = self._settings
-        return Simulation(
-            text, workspace, data=settings.data, device=settings.device, backend=settings.backend, resume=resume
-        )
+        of = self._settings
+        return Simulation(text, workspace, data=of.data, device=of.device, backend=of.backend, resume=resume)
 
     def _run_in_children(self, jobs: Sequence[Job], tell: Tell) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -215,10 +212,8 @@ def _begun(workspace: Path) -> tuple[bytes, dict[str, Any]] | None:
     if not _is_under_way(workspace):
         return None
     try:
-        with (
-            closing(CoordinatorHome.load(workspace).open_database(durable=False)) as database,
-            database.read() as session,
-        ):
+        home = CoordinatorHome.load(workspace)
+        with closing(home.open_database(durable=False)) as database, database.read() as session:
             text = session.scalar(select(Run.spec).order_by(Run.created.desc()).limit(1))
         return None if text is None else (text, tomllib.loads(text.decode()))
     except (OSError, ValueError, SQLAlchemyError):
@@ -239,10 +234,8 @@ def _why(error: Exception, workspace: Path, resume: bool) -> str:
 def _refusals(history: History) -> str:
     """The most frequent reason of refused replies; empty if all were accepted."""
     reasons = Counter(item["reason"] or "without a reason" for item in history.reply_records if not item["accepted"])
-    if not reasons:
-        return ""
     total = f"{reasons.total()} of {len(history.reply_records)} replies not accepted"
-    return f"; {total}: {reasons.most_common(1)[0][0]}"
+    return f"; {total}: {reasons.most_common(1)[0][0]}" if reasons else ""
 
 
 class _Child:

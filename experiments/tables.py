@@ -123,14 +123,10 @@ def grids(experiment: Experiment, results: Sequence[RunResult]) -> tuple[Table, 
     for column in experiment.columns:
         values = {key: str(ours(results, cell, column.measure)) for key, cell in cells.items()}
         methods, conditions = experiment.grid([key for key, value in values.items() if value != UNKNOWN])
-        rows = [
-            (
-                method,
-                *[_rates(item for item in results if item.method == method)] * rates,
-                *(values.get((method, condition), "") for condition in conditions),
-            )
-            for method in methods
-        ]
+        rows = []
+        for method in methods:
+            rate = [_rates(item for item in results if item.method == method)] * rates
+            rows.append((method, *rate, *(values.get((method, condition), "") for condition in conditions)))
         tables.append(Table(column.title, (_METHOD, *[_RATE] * rates, *conditions), tuple(rows)))
     return tuple(tables)
 

@@ -54,27 +54,16 @@ class SearchMembers:
         """
         if survivors.sum() < self.cohort.n_min or not np.abs(weights).sum() > 0:
             return False
-        given = dict(zip(self._names, truncated(self.normed(weights).tolist()), strict=True))
-        samples = dict.fromkeys(self._names, 100)
-        if bounds.problem(self.rule, given, samples, self.cohort):
+        names, t = [f"{slot:03}" for slot in range(self.cohort.m)], self.cohort.t
+        given = dict(zip(names, truncated(self.normed(weights).tolist()), strict=True))
+        if bounds.problem(self.rule, given, dict.fromkeys(names, 100), self.cohort):
             return False
-        honest = [name for name, kept in zip(self._names, survivors, strict=True) if kept and name not in self._collude]
+        left = {name: given[name] for name, kept in zip(names, survivors, strict=True) if kept}
+        honest = [name for name in left if name not in names[1 : 1 + t]]
         largest = max(honest, key=lambda name: abs(given[name]))  # the others have at least its cover
-        left = {name: given[name] for name, kept in zip(self._names, survivors, strict=True) if kept}
-        return covers(given, largest, self.cohort.t, self.least) and not bounds.uncovered(
-            left, self.cohort.t, self.least
-        )
+        return covers(given, largest, t, self.least) and not bounds.uncovered(left, t, self.least)
 
     def normed(self, weights: Reals) -> Reals:
         """The coefficients a of these weights; equal ones for a private evaluation, whatever the weights are."""
         own = np.ones(len(weights)) if self.fixed else weights
-        a: Reals = own / np.abs(own).sum()
-        return a
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(f"{slot:03}" for slot in range(self.cohort.m))
-
-    @property
-    def _collude(self) -> frozenset[str]:
-        return frozenset(self._names[1 : 1 + self.cohort.t])
+        return np.asarray(own / np.abs(own).sum())

@@ -72,9 +72,8 @@ class PlanSearch:
         weights = np.zeros_like(plan.weights)
         weights[0, honest] = b
         weights[0, 1 : 1 + t] = np.abs(b).max()
-        better = within(replace(plan, weights=weights), self.members)
-        score = self.target.cosine
-        return better if better is not None and score(better) > score(plan) else plan
+        better = within(replace(plan, weights=weights), self.members) or plan
+        return max(plan, better, key=self.target.cosine)
 
     def _climbed(self, G: Reals, start: Reals) -> Reals:
         """Weights with a larger cosine with the first vector; G has the inner products, (n, n)."""

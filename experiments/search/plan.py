@@ -35,22 +35,15 @@ def extremal(members: SearchMembers, sums: int, random: np.random.Generator) -> 
     plans = []
     for kept in {n_min, (n_min + m) // 2, m}:
         for others in {1, 2, (n_min - t) // 2, kept - t - 1}:
-            survivors = np.zeros((sums, m), bool)
-            survivors[:, :kept] = True
+            survivors = np.tile(np.arange(m) < kept, (sums, 1))
             weights = np.zeros((sums, m))
-            covering = slice(t + 1, t + 1 + max(1, others))
-            weights[:, covering] = 1.0
-            heavy = np.sqrt(max(float(members.least) - 1, 1e-9) * max(1, min(others, kept - t - 1)))
-            weights[:, : t + 1] = heavy
+            weights[:, t + 1 : t + 1 + max(1, others)] = 1.0
+            weights[:, : t + 1] = np.sqrt(max(float(members.least) - 1, 1e-9) * max(1, min(others, kept - t - 1)))
             weights[1:, 0] = 0.0  # a second sum without the attacked member
-            survivors[1:, 0] = kept == n_min or not members.fixed
-            if members.fixed and kept < m:
-                survivors[1:, 0], survivors[1:, kept] = False, True
-            elif members.fixed:
-                survivors[1:, 0] = False
+            if members.fixed:  # another one is there instead, if one is left
+                survivors[1:, 0], survivors[1:, kept : kept + 1] = False, True
             plans.append(Plan(random.permutation(m), weights, survivors))
-    level = np.ones((sums, m))
-    plans.append(replace(plans[0], weights=level))
+    plans.append(replace(plans[0], weights=np.ones((sums, m))))
     return [plan for plan in (within(plan, members) for plan in plans) if plan is not None]
 
 

@@ -51,5 +51,4 @@ def individual_parts(updates: Reals) -> Reals:
     """Updates from each of which the mean of the other members' updates is projected out, (m, d)."""
     others = (updates.sum(0) - updates) / (len(updates) - 1)
     along = (updates * others).sum(1) / np.square(others).sum(1)
-    parts: Reals = updates - along[:, None] * others
-    return parts
+    return np.asarray(updates - along[:, None] * others)
