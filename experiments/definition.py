@@ -258,9 +258,8 @@ class Experiment(_Section):
 
     def core_seconds(self, cells: Sequence[Cell], seeds: int) -> float | None:
         """The estimated time of cells with a number of seeds each on one core; None if it was not measured."""
-        if self.cost is None:
-            return None
-        return self.cost.seconds * seeds * sum(int(cell.document["rounds"]) for cell in cells)
+        rounds = sum(int(cell.document["rounds"]) for cell in cells)
+        return None if self.cost is None else self.cost.seconds * seeds * rounds
 
     def published_values(self, cell: Cell) -> dict[str, str]:
         """The row of the published table that a cell is compared with; empty if there is none.

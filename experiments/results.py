@@ -259,9 +259,8 @@ def _read(path: Path, _: tuple[int, ...]) -> dict[str, RunResult]:
                 runs[result.name] = result
         except DamagedError as error:
             if number <= len(lines):  # the last one is perhaps being written
-                raise DamagedError(
-                    f"{path}, line {number} cannot be read ({error}): remove the line, and its run is made again"
-                ) from error
+                remedy = "remove the line, and its run is made again"
+                raise DamagedError(f"{path}, line {number} cannot be read ({error}): {remedy}") from error
     return runs
 
 

@@ -149,8 +149,8 @@ class ExperimentRunner:
             if changed := difference(begun[1], job.given, job.given):
                 raise CoordinatorHomeError(f"it is of another specification: {changed}")
             text = begun[0]  # a resumed run needs the same bytes
-        of = self._settings
-        return Simulation(text, workspace, data=of.data, device=of.device, backend=of.backend, resume=resume)
+        how = self._settings
+        return Simulation(text, workspace, data=how.data, device=how.device, backend=how.backend, resume=resume)
 
     def _run_in_children(self, jobs: Sequence[Job], tell: Tell) -> None:
         context = multiprocessing.get_context("forkserver")

@@ -44,17 +44,14 @@ class LeakageAttack:
             The coefficients of the other honest members in the two sums, and the difference,
             u_target + sum_j a_j u_j - sum_j b_j u'_j, (d,).
         """
-        m = len(first)
-        rest = [member for member in range(m) if member != target]
         a = self._coefficients(first)
-        b = np.zeros(m)
-        b[rest] = self._coefficients(second[rest])
-        if self.specification.colluders:
-            a[-self.specification.colluders :] = b[-self.specification.colluders :] = 0.0
+        b = np.insert(self._coefficients(np.delete(second, target, 0)), target, 0.0)
+        honest = len(a) - self.specification.colluders
+        a[honest:] = b[honest:] = 0.0
         b *= (a.sum() - a[target]) / b.sum()
         difference = (views.weighted_sum(first, a) - views.weighted_sum(second, b)) / a[target]
-        honest = [member for member in rest if a[member]]
-        return a[honest] / a[target], b[honest] / a[target], difference
+        others = [member for member in np.flatnonzero(a) if member != target]
+        return a[others] / a[target], b[others] / a[target], difference
 
     def _coefficients(self, units: Reals) -> Reals:
         if self.specification.equal_weights:

@@ -20,8 +20,9 @@ from torch.nn.functional import cross_entropy
 from experiments.leakage import labels
 from experiments.leakage.federation import CLASSES, AttackedFederation, Reals
 from experiments.leakage.specification import LeakageSpecification, View
+from experiments.leakage.views import weighted_sum
 from federation.secure.evaluation import clip, deviation, noise
-from federation.secure.thresholds import ONE, SUM_BITS, Mode, Thresholds
+from federation.secure.thresholds import ONE, Mode, Thresholds
 
 SIGMAS = (0.0, 0.03, 0.1, 0.3, 1.0)
 BLIND = 1e6  # noise that hides everything
@@ -53,7 +54,7 @@ def total(values: Reals, cohort: Thresholds, sigma: float, draws: Reals) -> Real
     """The sum of members' vectors as the coordinator unmasks it, (n,); `draws` is the noise of each, (m, n)."""
     bound, a = clip(values.shape[1], sigma), (ONE // len(values)) / ONE
     noisy = (values + deviation(sigma, cohort) * draws) / bound
-    return np.asarray(np.rint(noisy * a * 2.0**SUM_BITS).sum(0) * 2.0**-SUM_BITS * bound / a)
+    return np.asarray(weighted_sum(noisy, np.full(len(noisy), a)) * bound / a)
 
 
 def measured(made: AttackedFederation, sigma: float, pairs: int) -> Reals:
@@ -70,19 +71,17 @@ def measured(made: AttackedFederation, sigma: float, pairs: int) -> Reals:
     errors, histograms, costs = [], [], []
     spread, mean = values.std(0), values.mean(0)
     for victim in range(made.targets):
-        others = [member for member in range(m) if member != victim]
-        differences = []
+        others, differences = np.delete(values, victim, 0), []
         for _ in range(pairs):
             first, second = _draws(m, random), _draws(m - 1, random)
             costs.append(total(values, whole, sigma, first) / m - mean)
             first[made.targets :] = second[made.targets - 1 :] = 0  # colluders subtract their own
-            both = (total(values, whole, sigma, first), total(values[others], less, sigma, second))
-            differences.append(both[0] - both[1])
+            differences.append(total(values, whole, sigma, first) - total(others, less, sigma, second))
         size = np.sqrt(deviation(sigma, whole) ** 2 * made.targets + deviation(sigma, less) ** 2 * (made.targets - 1))
         share = spread**2 / (spread**2 + size**2 / pairs + 1e-12)
         guess = mean + share * (np.mean(differences, 0) - mean)
         errors.append(guess - values[victim])
-        inverted, shares = guess[2 : 2 + CLASSES], guess[2 + CLASSES :]
+        inverted, shares = np.split(guess[2:], 2)
         histograms.append(((1 - inverted) + shares) / 2)
     scores = labels.scores(labels.on_simplex(np.array(histograms)), values[: made.targets, 2 + CLASSES :])
     (loss, accuracy), (lost, missed) = (np.sqrt(np.mean(np.square(item)[:, :2], 0)) for item in (errors, costs))

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
+from torch.nn.functional import normalize
 
 from experiments.leakage import images, views
 from experiments.leakage.accounting import noise_multiplier
@@ -81,7 +82,7 @@ class GradientInversion(LeakageAttack):
             total = views.weighted_sum(units[:honest], seen_by_all.a[:honest])
             a = torch.from_numpy(seen_by_all.a[:honest]).float()
             observed, labels_ = torch.from_numpy(total).float()[None], pool_y[chosen[None, :honest]]
-            explained = lambda images_, labels_: a @ _directions(vmap(explain)(images_, labels_))  # noqa: E731
+            explained = lambda images_, labels_: a @ normalize(vmap(explain)(images_, labels_))  # noqa: E731
         else:
             again = self._batches("second")
             others = unit_rows(vmap(explain)(pool_x[again], pool_y[again]).double().numpy())
@@ -114,11 +115,6 @@ class GradientInversion(LeakageAttack):
     def _generator(self, name: str) -> torch.Generator:
         specification = self.specification
         return torch.Generator().manual_seed(derived_seed(f"{specification.seed} {name} {specification.batch}"))
-
-
-def _directions(vectors: Tensor) -> Tensor:
-    divided: Tensor = vectors / vectors.norm(dim=1, keepdim=True)
-    return divided
 
 
 def _grey(name: str, image: Tensor) -> Measures:

@@ -69,20 +69,18 @@ class LabelInference(LeakageAttack):
 
     def _from_gram(self) -> Reals:
         federation, probes = self.federation, self.specification.probes
-        if not probes:
-            rounds = []
-            for number in self.numbers:
-                units, shadow = federation.updates(number).units, federation.shadow_updates(number)
-                rounds.append(OpenedSession(units @ units.T, *_linear_model(shadow.units, shadow.histograms)))
-            fitted = labels.fitted(rounds, len(federation.members), None, self.specification.seed)
-            return fitted[: federation.targets]
-        own, shadow_probed = [], []
+        rounds, own, shadow_probed = [], [], []
         for session, number in enumerate(self.numbers):
-            units, shadow_units = federation.updates(number).units, federation.shadow_updates(number).units
-            directions = self._probes(shadow_units, probes, session)
-            own.append(units[: federation.targets] @ directions.T)
-            shadow_probed.append(shadow_units @ directions.T)
-        return self._regression_on_probes(shadow_probed).guess(np.hstack(own))
+            units, shadow = federation.updates(number).units, federation.shadow_updates(number)
+            if probes:
+                directions = self._probes(shadow.units, probes, session)
+                own.append(units[: federation.targets] @ directions.T)
+                shadow_probed.append(shadow.units @ directions.T)
+            else:
+                rounds.append(OpenedSession(units @ units.T, *_linear_model(shadow.units, shadow.histograms)))
+        if probes:
+            return self._regression_on_probes(shadow_probed).guess(np.hstack(own))
+        return labels.fitted(rounds, len(federation.members), None, self.specification.seed)[: federation.targets]
 
     def _probes(self, features: Reals, count: int, session: int) -> Reals:
         """The coordinator's vectors in a session, (count, f), chosen with half of the shadow clients."""
@@ -123,8 +121,7 @@ class LabelInference(LeakageAttack):
         if t:
             from_probes = self._regression_on_probes(shadow_probed)
             start = (from_probes.guess(np.hstack(probed)), from_probes.deviation)
-        fitted = labels.fitted(opened, len(opened[0].gram), start, self.specification.seed)
-        return fitted[: federation.targets]
+        return labels.fitted(opened, len(opened[0].gram), start, self.specification.seed)[: federation.targets]
 
     def _from_differences(self) -> tuple[Reals, float]:
         """Guesses from R minus the R of a session without the member, whose other members trained anew."""

@@ -122,8 +122,7 @@ def fitted(rounds: Sequence[OpenedSession], members: int, start: tuple[Reals, Re
         optimiser.zero_grad()
         _misfit(logits, rounds, start).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
-    result: Reals = torch.softmax(logits.detach(), 2).mean(0).numpy()
-    return result
+    return np.asarray(torch.softmax(logits.detach(), 2).mean(0).numpy())
 
 
 def _misfit(logits: Tensor, rounds: Sequence[OpenedSession], start: tuple[Reals, Reals] | None) -> Tensor:
@@ -148,8 +147,7 @@ def on_simplex(values: Reals) -> Reals:
     ordered = -np.sort(-values, axis=1)
     excess = (np.cumsum(ordered, axis=1) - 1) / np.arange(1, values.shape[1] + 1)
     last = (ordered > excess).sum(1) - 1
-    projected: Reals = np.maximum(values - excess[np.arange(len(values)), last][:, None], 0.0)
-    return projected
+    return np.asarray(np.maximum(values - excess[np.arange(len(values)), last][:, None], 0.0))
 
 
 def scores(guesses: Reals, histograms: Reals) -> dict[str, float]:

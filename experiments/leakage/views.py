@@ -58,8 +58,7 @@ def coefficients(gram: Reals, members: int) -> Reals:
 
 def weighted_sum(units: Reals, a: Reals) -> Reals:
     """R, (d,), as the masked updates add up: each a_i u_i is rounded to 28 fractional bits."""
-    total: Reals = np.rint(units * a[:, None] * 2.0**SUM_BITS).sum(0) * 2.0**-SUM_BITS
-    return total
+    return np.asarray(np.rint(units * a[:, None] * 2.0**SUM_BITS).sum(0) * 2.0**-SUM_BITS)
 
 
 @dataclass(frozen=True)
