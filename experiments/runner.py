@@ -209,8 +209,6 @@ def _is_under_way(workspace: Path) -> bool:
 
 def _begun(workspace: Path) -> tuple[bytes, dict[str, Any]] | None:
     """The specification of an interrupted run as text and document; None if there is none, or it is damaged."""
-    if not _is_under_way(workspace):
-        return None
     try:
         home = CoordinatorHome.load(workspace)
         with closing(home.open_database(durable=False)) as database, database.read() as session:

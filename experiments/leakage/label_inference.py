@@ -21,14 +21,9 @@ class LabelInference(LeakageAttack):
 
     def measures(self) -> Measures:
         """How good the guesses are; see `laboratory.measure`."""
-        guess: dict[View, Callable[[], Reals]] = {
-            View.NOTHING: lambda: np.tile(self.federation.population, (self.federation.targets, 1)),
-            View.BIAS: self._from_bias,
-            View.UPDATE: self._from_updates,
-            View.SKETCH: self._from_updates,
-            View.GRAM: self._from_gram,
-            View.PRIVATE: self._from_private_rounds,
-        }
+        guess: dict[View, Callable[[], Reals]] = dict.fromkeys((View.UPDATE, View.SKETCH), self._from_updates)
+        guess |= {View.BIAS: self._from_bias, View.GRAM: self._from_gram, View.PRIVATE: self._from_private_rounds}
+        guess[View.NOTHING] = lambda: np.tile(self.federation.population, (self.federation.targets, 1))
         view, truth = self.specification.view, self.federation.members.histograms[: self.federation.targets]
         if view is View.RANDOM:
             draws = self.random.dirichlet(np.full(CLASSES, self.specification.alpha), _DRAWS * len(truth))

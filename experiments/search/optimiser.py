@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from experiments.leakage.federation import Reals
-from experiments.search.members import SearchMembers
 from experiments.search.plan import Plan, changed, extremal, within
 from experiments.search.target import CosineTarget
 from federation.secure.bounds import BoundKind
@@ -32,15 +31,10 @@ class PlanSearch:
     trials: int
     random: np.random.Generator
 
-    @property
-    def members(self) -> SearchMembers:
-        """The members of the session."""
-        return self.target.members
-
     def best(self) -> Plan:
         """The best plan."""
         score = self.target.cosine
-        starts = sorted(extremal(self.members, self.sums, self.random), key=score)[-_STARTS:]
+        starts = sorted(extremal(self.target.members, self.sums, self.random), key=score)[-_STARTS:]
         return max((self._from(start, self.trials // len(starts)) for start in starts), key=score)
 
     def _from(self, start: Plan, trials: int) -> Plan:
@@ -49,10 +43,10 @@ class PlanSearch:
     def _ascent(self, start: Plan, trials: int) -> Plan:
         best, value = start, self.target.cosine(start)
         for _ in range(trials):
-            other = changed(best, self.members, self.random)
+            other = changed(best, self.target.members, self.random)
             if self.random.random() < _MOVED:
-                other = within(other, self.members) or best
-            if (new := self.target.cosine(other)) > value and other.accepted(self.members):
+                other = within(other, self.target.members) or best
+            if (new := self.target.cosine(other)) > value and other.accepted(self.target.members):
                 best, value = other, new
         return best
 
@@ -62,9 +56,9 @@ class PlanSearch:
         With b the weights of the honest members of V, colluders whose weights are as large as the largest of these, and
         no other members, E* b_i^2 <= |b|^2 is required.
         """
-        if self.sums > 1 or self.members.rule.kind is not BoundKind.NONE:
+        if self.sums > 1 or self.target.members.rule.kind is not BoundKind.NONE:
             return plan
-        t = self.members.cohort.t
+        t = self.target.members.cohort.t
         slots = np.flatnonzero(plan.survivors[0])
         honest = slots[(slots == 0) | (slots > t)]
         own = plan.places[honest]
@@ -72,19 +66,19 @@ class PlanSearch:
         weights = np.zeros_like(plan.weights)
         weights[0, honest] = b
         weights[0, 1 : 1 + t] = np.abs(b).max()
-        better = within(replace(plan, weights=weights), self.members) or plan
+        better = within(replace(plan, weights=weights), self.target.members) or plan
         return max(plan, better, key=self.target.cosine)
 
     def _climbed(self, G: Reals, start: Reals) -> Reals:
         """Weights with a larger cosine with the first vector; G has the inner products, (n, n)."""
-        least, step = float(self.members.least), 1.0
+        least, step = float(self.target.members.least), 1.0
         b = covered(start, least)
         value = _cosine(G, b)
         for _ in range(_STEPS):
             Gb = G @ b
             gradient = G[0] / max(Gb[0], 1e-12) - Gb / max(float(b @ Gb), 1e-12)
             other = b + step * gradient / max(float(np.linalg.norm(gradient)), 1e-12)
-            other = covered(other if self.members.rule.signed else np.maximum(other, 0.0), least)
+            other = covered(other if self.target.members.rule.signed else np.maximum(other, 0.0), least)
             new = _cosine(G, other)
             b, value, step = (other, new, 2 * step) if new > value else (b, value, step / 2)
         return b
