@@ -54,7 +54,7 @@ def measure(rounds: int, members: int, updates: int, measured: int, tabs: int, s
 
 
 def load(pid: int, seconds: float = 1.0) -> float:
-    """The share of a processor that a process takes in the next time."""
+    """The share of a processor that a process takes in the next seconds."""
     before, began = cpu_seconds(pid), time.monotonic()
     time.sleep(seconds)  # the time that is measured
     return (cpu_seconds(pid) - before) / (time.monotonic() - began)

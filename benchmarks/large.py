@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime
 from itertools import repeat
 from pathlib import Path
@@ -99,7 +100,7 @@ def play(home: Path, seed: int) -> None:
 
     def beat() -> None:
         while True:
-            time.sleep(BEAT_SECONDS)
+            time.sleep(BEAT_SECONDS)  # a worker tells the coordinator as often that it is there
             attending.say(AttendRequest(heartbeat=Heartbeat()))
 
     threading.Thread(target=beat, daemon=True).start()
@@ -122,9 +123,9 @@ def one_round(fed: Federation, members: int, parameters: int) -> Document:
     pid = coordinator.popen.pid
     cpu = cpu_seconds(pid)
     progress(f"{members} members download the model and send an update of {layout.data_bytes / 1e6:,.0f} MB")
-    with multiprocessing.get_context("spawn").Pool(members) as pool:  # a process for each, as all attend at once
+    with ProcessPoolExecutor(members, multiprocessing.get_context("spawn")) as pool:  # a process for each member
         try:
-            pool.starmap_async(play, zip(homes, range(members), strict=True), chunksize=1).get(LONGEST_SECONDS)
+            list(pool.map(play, homes, range(members), timeout=LONGEST_SECONDS))
         except Exception as error:
             raise RuntimeError(f"a member failed: {error}\n{coordinator.text[-3000:]}") from error
 

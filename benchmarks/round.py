@@ -148,8 +148,8 @@ def floor(home: Path, size: int, clients: int, rounds: int) -> dict[str, float]:
     context = multiprocessing.get_context("forkserver")
     barrier = context.Barrier(clients + 1, timeout=600)  # if one process ends early, the others end after this time
 
-    def play(count: int) -> None:
-        for _ in range(count):
+    def move(times: int) -> None:
+        for _ in range(times):
             barrier.wait()
             barrier.wait()
 
@@ -158,10 +158,10 @@ def floor(home: Path, size: int, clients: int, rounds: int) -> dict[str, float]:
         movers = [context.Process(target=move_bare, args=given, daemon=True) for _ in range(clients)]
         for mover in movers:
             mover.start()
-        play(1)  # opens the connections
+        move(1)  # opens the connections
         pids = [server, *(mover.pid or 0 for mover in movers)]
         cpu = cpu_seconds(*pids)
-        wall = timed(lambda: play(rounds))
+        wall = timed(lambda: move(rounds))
         cpu = cpu_seconds(*pids) - cpu
         for mover in movers:
             mover.terminate()

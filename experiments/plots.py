@@ -248,8 +248,13 @@ def _images(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[
 
 
 _KINDS = {
-    **{"curves": _curves, "bars": _bars, "sweep": _sweep, "heat": _heat},
-    **{"plane": _plane, "radar": _radar, "images": _images},
+    "curves": _curves,
+    "bars": _bars,
+    "sweep": _sweep,
+    "heat": _heat,
+    "plane": _plane,
+    "radar": _radar,
+    "images": _images,
 }
 
 

@@ -131,7 +131,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     submit_refusals: list[Refusal | HungUp] = field(default_factory=list)
     serve_blob: Callable[[bytes, int], Iterator[bytes]] | None = None
     receipt: Callable[[Submission, common.ReceiptManifest], common.SignedEnvelope] | None = None
-    receipt_log: Callable[[int], common.LogHead] | None = None  # beside receipts, to a worker with so many entries
+    receipt_log: Callable[[int], common.LogHead] | None = None  # sent with a receipt to a log of this size
     hold_submissions: threading.Event | None = None
     window_bytes: int = 1 << 20
     chunks: list[tuple[int, int]] = field(default_factory=list)  # offset and length of each that came

@@ -321,16 +321,6 @@ class Stage:
         task, players = self.crew(*names, samples=samples)
         return self.submit(spec(name or task, task, rounds, **keys), model=model, paused=paused), players
 
-    def troubled(self, name: str, rounds: int, reason: str, message: str) -> str:
-        """A run in whose first round one member replies, one has its update refused, and one declines."""
-        more = "selection.minimum = 3\nselection.quorum = 0.1"
-        run, (ann, ben, cleo) = self.begin("ann", "ben", "cleo", name=name, rounds=rounds, more=more)
-        ann.reply(ann.order())
-        ben.submit_zeros(ben.order())
-        cleo.decline(cleo.order(), reason, message)
-        self.play(run, ann, ben, cleo)
-        return run
-
     def pause(self, run: str) -> None:
         self._admin.PauseRun(admin.PauseRunRequest(run=run), timeout=SECONDS)
 

@@ -41,7 +41,10 @@ class GradientInversion(LeakageAttack):
         ratios, hits = images.decibels(ordered, true), images.recognised(ordered, indices, x, y)
         rows = [
             {
-                **{"round": float(i), "label": float(names[i]), "psnr": float(ratios[i]), "found": float(hits[i])},
+                "round": float(i),
+                "label": float(names[i]),
+                "psnr": float(ratios[i]),
+                "found": float(hits[i]),
                 **_grey("true", true[i]),
                 **_grey("pixel", ordered[i]),
             }

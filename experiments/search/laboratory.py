@@ -37,13 +37,13 @@ def measure(specification: SearchSpecification) -> Measures:
     visits = _updates(specification)
     began = time.process_time()
     gram, parts = _inner(visits), _inner([individual_parts(visit) for visit in visits])
-    names = {"cosine": (members, gram), "individual": (members, parts)}
-    names |= {"equal": (level, gram), "equal/individual": (level, parts)}
+    pairs = {"cosine": (members, gram), "individual": (members, parts)}
+    pairs |= {"equal": (level, gram), "equal/individual": (level, parts)}
     cosines = _cosines(gram)
     return {
         "effective": float(members.least),
         "bound": members.bound,
-        **{name: _largest(specification, CosineTarget(*pair), random) for name, pair in names.items()},
+        **{name: _largest(specification, CosineTarget(*pair), random) for name, pair in pairs.items()},
         "correlation": float((cosines[:m, :m].sum() - m) / (m * (m - 1))),
         **({"repeated": float(np.diag(cosines[:m, m:]).mean())} if specification.sums > 1 else {}),
         "seconds": time.process_time() - began,

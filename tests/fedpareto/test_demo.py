@@ -78,7 +78,8 @@ def test_an_open_round_tells_which_hospitals_have_another_scanner_and_the_cheate
 ) -> None:
     told = results(played[0])["private"]
     assert told["open"]["picked"] == sorted(TWO)
-    assert told["named"] == {"hospital-1": "share-norm"}
+    # Its vector is five times too long. In 1.4 % of sessions the noise of a projection shows that before the norm does.
+    assert told["named"] in ({"hospital-1": "share-norm"}, {"hospital-1": "share-range"})
     assert told["state"] == "COMPLETED"
     # Of a masked vector the picture is noise: the brightest pixels of an open zero are never those of its centre.
     assert told["masked"]["pictures"].keys() == told["open"]["pictures"].keys()

@@ -25,6 +25,7 @@ from fedpareto.report.page import page
 from fedpareto.report.report_data import RunData
 from storage.states import RoundState
 from tests.browsers import NARROW, WIDE, Scheme, chromium, fits, smallest_text, violations
+from tests.fedpareto.scene import troubled_run
 from tests.few import few
 from tests.stage import LAYOUT, Stage
 
@@ -79,7 +80,7 @@ def must_need_nothing(made: Page) -> None:
 
 
 def test_a_run_becomes_a_page_with_every_figure(stage: Stage) -> None:
-    run = stage.troubled("report", 3, "training", EVIL)
+    run = troubled_run(stage, "report", 3, "training", EVIL)
     data = RunData.read(stage._admin, run)
     assert data.numbers == [0, 1, 2]
     first = data.rounds[0]

@@ -114,10 +114,13 @@ class Presence:
         self._listeners.append(listener)
 
     def join(self, attendance: AttendanceStream) -> None:
-        """Takes in a stream. Of two of one client the older one ends with `superseded`: that with the lower number."""
+        """Takes in a stream. Of two streams of one client the older one ends with `superseded`.
+
+        The older one has the lower number. Streams without numbers are taken in in the order in which they began.
+        """
         with self._lock:
             older = self._streams.get(attendance.client_id)
-            if older is not None and older.number > attendance.number:  # that one was numbered later and came first
+            if older is not None and older.number > attendance.number:  # the newer one was taken in first
                 older = attendance
             else:
                 self._streams[attendance.client_id] = attendance

@@ -39,7 +39,7 @@ def coordinator(url: str) -> Iterator[tuple[Announcements, Heard]]:
         announcements = announcements_of(database, secrets.token_hex(16), Condition())
         announcements.listen(heard.put)
         announcements.start()
-        assert heard.get(timeout=SECONDS) is None  # it listens: what was announced before is to be looked up
+        assert heard.get(timeout=SECONDS) is None  # it listens now; the listener must look up what was announced before
         try:
             yield announcements, heard
         finally:

@@ -158,7 +158,7 @@ def test_renewals_are_a_handful_a_day_and_few_certificates_stay_on_record(
     rated(served, monkeypatch)
     for _ in range(MAX_UNUSED + MAX_ENDED):
         renewed(member)
-    fetches(member.channel)  # the certificate in use is none of those that have ended
+    fetches(member.channel)  # the certificate in use has not ended
     mine = select(func.count()).select_from(Certificate).where(Certificate.client_id == "eager")
     with served.database.read() as session:
         good = session.scalar(mine.where(Certificate.revoked.is_(None)))

@@ -172,7 +172,7 @@ def starting(directory: Path) -> Iterator[Start]:
 
 
 class Halving(Trainer):
-    """Halves the model, whatever the data is."""
+    """Divides each parameter by two, whatever the data is."""
 
     def train(self, model: Vector, plan: TrainingPlan) -> Array:
         plan.progress(0.5)

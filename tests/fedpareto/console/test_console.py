@@ -16,6 +16,7 @@ from fedpareto.console import security, web_server
 from fedpareto.console.application import SCREENS
 from storage.models import AuditEntry
 from tests.fedpareto.console.scene import Served, event, served
+from tests.fedpareto.scene import troubled_run
 from tests.running import wait_for
 from tests.stage import Player, Stage
 
@@ -103,7 +104,7 @@ def test_a_paused_run_needs_the_operator(stage: Stage, console: Served) -> None:
 
 
 def test_a_failure_is_told_with_its_reason_and_what_to_do(stage: Stage, console: Served) -> None:
-    run = stage.troubled("failing", 1, "disk", HTML)
+    run = troubled_run(stage, "failing", 1, "disk", HTML)
     must_say(console.page(f"/runs/{run}?rounds=failed"), "1 of 3 replied", "cleo declined: disk")
     page = console.page(f"/runs/{run}/rounds/0")
     must_say(page, "The update was all zeros", "&lt;script&gt;")

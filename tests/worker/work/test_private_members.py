@@ -303,7 +303,6 @@ MORE_CHEATS = [
     # in the second sketch, too
     Cheat(VERIFIED, "scaled:1.5 shared:1.5", "share-norm of m3", "share-norm"),
     Cheat(VERIFIED, "scaled:2 shared:2", "share-norm of m3", "share-norm"),
-    Cheat(VERIFIED, "scaled:5 shared:5", "share-norm of m3", "share-norm"),
     Cheat(VERIFIED, "scaled:1000 shared:1000", "share-range of m3", "share-range"),
     Cheat(VERIFIED, "shared:0", "sum-sketch"),
     # shares
