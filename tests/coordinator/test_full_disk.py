@@ -4,8 +4,10 @@ import errno
 import logging
 import os
 import resource
+import sqlite3
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -125,6 +127,24 @@ def test_a_run_that_an_operator_pauses_while_the_disk_is_full_stays_paused(small
     assert small.run(run).state is RunState.PAUSED
     assert small.run(run).reason.startswith("paused by ")
     small.resume(run, *replayed(small, run, orders))
+
+
+def test_a_run_goes_on_after_a_fault_that_could_not_be_recorded_because_the_reserve_was_taken_too(
+    small: Stage, disk: Path
+) -> None:
+    run, orders = begun(small)
+    (disk / "coordinator" / "reserve").unlink()
+    with closing(sqlite3.connect(disk / "coordinator" / "coordinator.db")) as record:
+        record.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # no space is left in the log of the database either
+    fill(disk)
+    assert not all(replied(player, order, unless="disk") for player, order in orders.items()), "it took everything"
+    wait_for(lambda: health(small) == NOT_SERVING, "the health to tell")
+    with refused("UNAVAILABLE", "disk"):
+        small.pause(run)
+    assert small.run(run).state is RunState.RUNNING
+    (disk / "ballast").unlink()
+    wait_for(lambda: health(small) == SERVING, "the health to tell")
+    small.play(run, *replayed(small, run, orders))
 
 
 def test_a_coordinator_that_starts_on_a_full_disk_pauses_and_one_that_starts_after_it_goes_on(

@@ -147,12 +147,13 @@ class Inflictor:
 
 
 def fill(directory: Path) -> None:
-    """Takes every byte of a file system that is left, those of a reserve apart."""
+    """Takes every byte of a file system that is free now, and no more: a coordinator may release its reserve meanwhile."""
+    system = os.statvfs(directory)
+    free, size = system.f_bavail * system.f_frsize, 1 << 20
     with (directory / "ballast").open("ab", buffering=0) as file:
-        size = 1 << 20
-        while size:
+        while size and free:
             try:
-                file.write(b"\0" * size)
+                free -= file.write(bytes(min(size, free)))
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
