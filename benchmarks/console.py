@@ -2,7 +2,8 @@
 
 A coordinator serves a record with a paused run of `--rounds` rounds and `--members` members, which is written into its
 database. Chromium shows the run in a console. Then rounds are added one by one: `--updates` of them, the first
-`--measured` with all that they cost. At the end `--tabs` pages are open for `--seconds`. Needs Playwright and chromium.
+`--measured` with all that they cost. At the end `--tabs` pages are open for `--seconds`. Without
+Playwright and chromium, nothing is measured.
 """
 
 import gc
@@ -38,7 +39,7 @@ def measure(rounds: int, members: int, updates: int, measured: int, tabs: int, s
     try:
         chromium_path()
     except pytest.skip.Exception as absent:
-        return {"problem": str(absent)}
+        return {"not measured": str(absent)}
     with temporary_federation() as fed, closing(opened(fed)) as database:
         progress(f"writing a record of {rounds} rounds with {members} members")
         add_members(database, members)

@@ -107,6 +107,11 @@ def test_an_absent_peer_is_shown_as_not_measured() -> None:
     assert text.count("not measured") == 2 * 6  # time and residual, for each kind of matrix
 
 
+def test_without_a_browser_the_console_is_not_measured_and_the_other_scenarios_go_on() -> None:
+    told = run("console", "--smallest", before="import shutil\nshutil.which = lambda name: None").stdout
+    assert told.endswith("not measured: chromium is not installed: apt-get install chromium\n")
+
+
 def test_the_coordinators_cpu_includes_that_of_processes_that_it_has_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

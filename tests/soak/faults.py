@@ -147,7 +147,7 @@ class Inflictor:
 
 
 def fill(directory: Path) -> None:
-    """Takes every byte of a file system that is free now, and no more: a coordinator may release its reserve meanwhile."""
+    """Takes every byte of a file system that is free now, and no more: a coordinator may release its reserve then."""
     system = os.statvfs(directory)
     free, size = system.f_bavail * system.f_frsize, 1 << 20
     with (directory / "ballast").open("ab", buffering=0) as file:
