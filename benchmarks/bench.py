@@ -13,6 +13,7 @@ import argparse
 import ast
 import ctypes
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -55,6 +56,8 @@ def supervised(work: Callable[[], object]) -> None:
     def leave(number: int, frame: FrameType | None) -> None:
         if not received:  # else it is leaving
             received.append(number)
+            for process in multiprocessing.active_children():
+                process.kill()  # else the end of a pool waits for its processes
             sys.exit(128 + number)
 
     def forward(number: int, frame: FrameType | None) -> None:
