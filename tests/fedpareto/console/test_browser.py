@@ -177,7 +177,8 @@ def test_hostile_names_and_reasons_are_text(stage: Stage, browser: "Browser", se
     screen = Screen(browser, NARROW)
     for path in (f"/runs/{run}", f"/runs/{run}/rounds/0", "/members/ben", "/log", "/"):
         screen.page.goto(web_server.entrance(served_here.base, served_here.console.keys, path))
-        screen.page.wait_for_selector("h1")
+        # The entrance's page sends the browser on: goto() returns before the screen has its style sheets.
+        screen.page.wait_for_url(f"{served_here.base}{path}", wait_until="load")
         assert screen.page.locator("img").count() == 0
         text = screen.page.inner_text("body")
         assert "\x1b" not in text
