@@ -95,51 +95,44 @@ def killed(process: psutil.Process) -> bool:
 
 
 def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--list", action="store_true", help="name every scenario, and what it measures")
-    commands = parser.add_subparsers(dest="scenario", metavar="SCENARIO")
     given = next((word for word in sys.argv[1:] if word in SCENARIOS), "")
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=explained(given or "bench"), formatter_class=raw)
+    parser.add_argument("scenario", nargs="?", choices=[*SCENARIOS, "all"], help="'all' is every one, in turn")
+    parser.add_argument("--list", action="store_true", help="name every scenario, and what it measures")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--quick", dest="form", action="store_const", const="quick", help="small sizes")
+    sizes.add_argument("--smallest", dest="form", action="store_const", const="smallest", help="to see that it runs")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
     scenario: Any = import_module(given) if given else None
-    for name, text in {**{name: explained(name) for name in SCENARIOS}, "all": "Every scenario, in turn."}.items():
-        command = commands.add_parser(name, help=first(text), description=text, formatter_class=raw)
-        form = command.add_mutually_exclusive_group()
-        form.add_argument("--quick", dest="form", action="store_const", const="quick", help="small sizes")
-        form.add_argument("--smallest", dest="form", action="store_const", const="smallest", help="to see that it runs")
-        command.add_argument("--json", action="store_true", help="print one JSON document")
-        if name == given:
-            add_options(command, scenario.FORMS)
+    if given:
+        add_options(parser, scenario.FORMS)
     options = vars(parser.parse_args())
-    name, form, as_json = (options.pop(key, None) for key in ("scenario", "form", "json"))
-    if options.pop("list"):
-        print("\n".join(f"{name:<12} {first(explained(name))}" for name in SCENARIOS))
+    name, listed, form, as_json = (options.pop(key) for key in ("scenario", "list", "form", "json"))
+    if listed:
+        print("\n".join(f"{name:<12} {explained(name).splitlines()[0]}" for name in SCENARIOS))
     elif name is None:
         parser.error("name a scenario, or give --list")
     elif name == "all":
         every([word for word in (f"--{form}" if form else "", "--json" if as_json else "") if word])
     else:
-        chosen = {key: value for key, value in options.items() if value is not None}
-        result = scenario.measure(**{**scenario.FORMS["full"], **scenario.FORMS.get(form, {}), **chosen})
+        result = scenario.measure(**{**scenario.FORMS["full"], **scenario.FORMS.get(form, {}), **options})
         print(json.dumps(result, indent=2) if as_json else "\n".join(shown(result)), flush=True)
         if problem := result.get("problem"):
             raise SystemExit(f"bench {name}: {problem}")
 
 
-def add_options(command: argparse.ArgumentParser, forms: Mapping[str, Mapping[str, Any]]) -> None:
-    """An option for each value of the full form, with its values in the other forms."""
+def add_options(parser: argparse.ArgumentParser, forms: Mapping[str, Mapping[str, Any]]) -> None:
+    """An option for each value of the full form, with its values in the other forms; only those given are parsed."""
     for name, value in forms["full"].items():
         values = "; ".join(f"{form}: {forms[form][name]!r}" for form in FORMS if name in forms[form])
-        default = f"default: {value!r}" + (f" ({values})" if values else "")
-        command.add_argument(f"--{name}", type=type(value), metavar=type(value).__name__.upper(), help=default)
+        text, kind = f"default: {value!r}" + (f" ({values})" if values else ""), type(value)
+        parser.add_argument(f"--{name}", type=kind, metavar=kind.__name__.upper(), help=text, default=argparse.SUPPRESS)
 
 
 def explained(name: str) -> str:
     """The docstring of a scenario, which is not imported for it."""
     return ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text())) or ""
-
-
-def first(text: str) -> str:
-    return text.partition("\n")[0]
 
 
 def every(flags: Sequence[str]) -> None:
@@ -153,7 +146,6 @@ def every(flags: Sequence[str]) -> None:
                 output, _ = process.communicate()
             except BaseException:
                 process.terminate()  # it removes its files
-                process.wait()
                 raise
         if process.returncode:
             failed.append(name)
@@ -170,15 +162,12 @@ def shown(document: Mapping[str, Any], indent: str = "") -> Iterator[str]:
     from pandas import DataFrame
 
     for name, value in document.items():
+        yield f"{indent}{name}:" + ("" if isinstance(value, Mapping | list) else f" {text_of(value)}")
         if isinstance(value, Mapping):
-            yield f"{indent}{name}:"
             yield from shown(value, indent + "  ")
         elif isinstance(value, list):
-            yield f"{indent}{name}:"
             cells = DataFrame([{f" {key}": text_of(cell) for key, cell in row.items()} for row in value])
             yield textwrap.indent(cells.to_string(index=False, na_rep=text_of(None)), indent)
-        else:
-            yield f"{indent}{name}: {text_of(value)}"
 
 
 def text_of(value: Any) -> str:
