@@ -23,8 +23,10 @@ def epsilon(sigma: float, rate: float, steps: int, delta: float) -> float:
 
 
 @cache
-def noise_multiplier(target: float, rate: float, steps: int, delta: float) -> float:
-    """The smallest sigma, within 1e-6, with which epsilon is at most `target`."""
+def noise_multiplier(target: float | None, rate: float, steps: int, delta: float) -> float:
+    """The smallest sigma, within 1e-6, with which epsilon is at most `target`; 0 without a target."""
+    if target is None:
+        return 0.0
     import dp_accounting  # noqa: PLC0415 - two seconds
 
     return float(

@@ -24,16 +24,12 @@ class LeakageAttack:
         self.numbers = range(self.number, self.number + specification.sessions)
         self.random = np.random.default_rng([specification.seed, 2])
 
-    def session(self, number: int) -> tuple[bytes, list[bytes]]:
-        """The digest of the session at a model, and the secrets of its members."""
+    def session(self, number: int) -> tuple[Reals, bytes, list[bytes]]:
+        """The map S of the session at a model, (k, d), its digest, and the secrets of its members."""
         random = np.random.default_rng([self.specification.seed, 3, number])
         digest = hashing.session(f"{self.specification.seed} {number}".encode())
-        return digest, [random.bytes(32) for _ in range(len(self.federation.members))]
-
-    def sketch_matrix(self, number: int) -> Reals:
-        """The map S of the session at a model, (k, d)."""
-        digest, _ = self.session(number)
-        return views.sketch_matrix(digest, len(self.federation.network.start), self.specification.rows)
+        S = views.sketch_matrix(digest, len(self.federation.network.start), self.specification.rows)
+        return S, digest, [random.bytes(32) for _ in range(len(self.federation.members))]
 
     def difference(self, first: Reals, second: Reals, target: int) -> tuple[Reals, Reals, Reals]:
         """R minus a multiple of the R of a second session without the target, divided by the target's coefficient.

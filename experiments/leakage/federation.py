@@ -6,10 +6,8 @@ C, Gaussian noise of deviation sigma C on their sum, which is divided by the exp
 seeded generator: it serves measurements and protects nobody.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +19,11 @@ from torch.nn.functional import cross_entropy
 from experiments.leakage.accounting import noise_multiplier
 from experiments.leakage.specification import LeakageSpecification, LocalTraining
 from federation.digests import derived_seed
-from federation.tasks import DataSource, Part, Pool
+from federation.tasks import DataSource, Part, Pool, parameters
 from federation.tasks.digits import Digits
 from federation.tasks.partition import partition
 
 CLASSES = 10
-_CHUNK = 50  # clients whose gradients of single samples are in memory at once
 
 Reals = NDArray[np.float64]
 
@@ -53,26 +50,11 @@ class Clients:
         return np.asarray(counts.double().numpy() / self.y.shape[1])
 
 
-@dataclass(frozen=True)
-class Updates:
-    """Updates of clients at one model, base minus trained, (c, d), and the histograms of their labels, (c, 10)."""
-
-    raw: Reals
-    histograms: Reals
-
-    @cached_property
-    def units(self) -> Reals:
-        """The updates divided by their lengths."""
-        return unit_rows(self.raw)
-
-
 class Network:
     """The task's model as a function of its flat parameters, (d,)."""
 
     def __init__(self, seed: int) -> None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self._module = Digits().model()
+        self._module = parameters.build(Digits(), seed)
         self._shapes = {name: value.shape for name, value in self._module.named_parameters()}
         self.start = torch.cat([value.detach().flatten() for value in self._module.parameters()])
 
@@ -103,7 +85,7 @@ def local_updates(
         else:
             chosen = torch.rand(clients.y.shape, generator=generator).argsort(1)[:, : train.batch]
             x, y = _taken(clients, chosen)
-            gradients = _vmap(grad(network.loss), (0, 0, 0))(values, x, y)
+            gradients = vmap(grad(network.loss))(values, x, y)
         values -= train.learning_rate * gradients
     return w - values
 
@@ -114,23 +96,15 @@ def _private_gradients(
     drawn = torch.rand(clients.y.shape, generator=generator) < train.batch / clients.y.shape[1]
     chosen = drawn.float().argsort(1, descending=True)[:, : max(1, int(drawn.sum(1).max()))]
     x, y = _taken(clients, chosen)
-    gradient_of_each = _vmap(_vmap(grad(network.loss_of_one), (None, 0, 0)), (0, 0, 0))
-    sums = []
-    for part in torch.split(torch.arange(len(clients)), _CHUNK):
-        gradients = gradient_of_each(values[part], x[part], y[part])
-        factors = train.clip / gradients.norm(dim=2).clamp(min=train.clip) * drawn[part].gather(1, chosen[part])
-        sums.append((factors[..., None] * gradients).sum(1))
+    gradients = vmap(vmap(grad(network.loss_of_one), in_dims=(None, 0, 0)))(values, x, y)
+    factors = train.clip / gradients.norm(dim=2).clamp(min=train.clip) * drawn.gather(1, chosen)
     noise = torch.randn(values.shape, generator=generator) * (sigma * train.clip)
-    return (torch.cat(sums) + noise) / train.batch
+    total: Tensor = (factors[..., None] * gradients).sum(1) + noise
+    return total / train.batch
 
 
 def _taken(clients: Clients, chosen: Tensor) -> tuple[Tensor, Tensor]:
     return clients.x.gather(1, chosen[..., None].expand(-1, -1, clients.x.shape[2])), clients.y.gather(1, chosen)
-
-
-def _vmap(function: Any, dimensions: tuple[int | None, ...]) -> Callable[..., Tensor]:
-    mapped: Callable[..., Tensor] = vmap(function, in_dims=dimensions)
-    return mapped
 
 
 class AttackedFederation:
@@ -159,7 +133,7 @@ class AttackedFederation:
         self.members = self._clients(self.member_indices)
         self.sampling_rate = self._train.batch / size
         self._models: dict[float | None, list[Tensor]] = {}
-        self._made: dict[tuple[object, ...], Updates] = {}
+        self._made: dict[tuple[object, ...], Reals] = {}
 
     def model(self, number: int, epsilon: float | None = None) -> Tensor:
         """The model after a number of rounds of FedAvg; with epsilon for each round, the members train with DP-SGD."""
@@ -176,13 +150,18 @@ class AttackedFederation:
             logits = self.network.logits(self.model(number, epsilon), self.pool.x[self.shadow])
         return float((logits.argmax(1) == self.pool.y[self.shadow]).float().mean())
 
-    def updates(self, number: int, visit: int = 0, epsilon: float | None = None) -> Updates:
-        """The members' updates at the model after `number` rounds. Each visit is trained with a seed of its own."""
-        return self._updates("members", self.members, number, visit, epsilon)
+    def updates(self, number: int, visit: int = 0, epsilon: float | None = None, *, shadow: bool = False) -> Reals:
+        """The members' updates at the model after `number` rounds, base minus trained, (c, d).
 
-    def shadow_updates(self, number: int, visit: int = 0, epsilon: float | None = None) -> Updates:
-        """The shadow clients' updates, which the coordinator makes in the same way."""
-        return self._updates("shadow", self.shadow_members, number, visit, epsilon)
+        Each visit is trained with a seed of its own. Shadow clients' updates are made in the same way.
+        """
+        kind, clients = ("shadow", self.shadow_members) if shadow else ("members", self.members)
+        key = (kind, number, visit, epsilon)
+        if key not in self._made:
+            generator, sigma = self._generator(*key), self.noise_multiplier(epsilon)
+            raw = local_updates(self.network, self.model(number), clients, self._train, generator, sigma)
+            self._made[key] = raw.double().numpy()
+        return self._made[key]
 
     @cached_property
     def shadow_members(self) -> Clients:
@@ -202,18 +181,7 @@ class AttackedFederation:
 
     def noise_multiplier(self, epsilon: float | None) -> float:
         """Sigma with which one round is (epsilon, delta)-private; 0 without epsilon."""
-        if epsilon is None:
-            return 0.0
         return noise_multiplier(epsilon, self.sampling_rate, self._train.steps, self._train.delta)
-
-    def _updates(self, kind: str, clients: Clients, number: int, visit: int, epsilon: float | None) -> Updates:
-        key = (kind, number, visit, epsilon)
-        if key not in self._made:
-            generator = self._generator(*key)
-            sigma = self.noise_multiplier(epsilon)
-            raw = local_updates(self.network, self.model(number), clients, self._train, generator, sigma)
-            self._made[key] = Updates(raw.double().numpy(), clients.histograms)
-        return self._made[key]
 
     def _deal(self, indices: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
         """The positions in `indices` of the images of each client, in random order."""

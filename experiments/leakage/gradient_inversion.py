@@ -74,25 +74,24 @@ class GradientInversion(LeakageAttack):
                 noise = torch.randn(observed.shape, generator=self._generator("noise"))
                 observed = observed + self._sigma_of_a_step * clip / specification.batch * noise
         elif specification.view is View.SKETCH:
-            S = self.sketch_matrix(self.number)
+            S, _, _ = self.session(self.number)
             observed = torch.from_numpy(views.sketches(S, units[:targets])).float()
             matrix = torch.from_numpy(S).float()
             explained = lambda images_, labels_: matrix @ explain(images_, labels_)  # noqa: E731
         elif specification.view is View.PRIVATE:
-            digest, secrets = self.session(self.number)
-            seen_by_all = views.private_round(units, self.sketch_matrix(self.number), secrets, digest, targets, None)
+            S, digest, secrets = self.session(self.number)
             honest = len(units) - specification.colluders
-            total = views.weighted_sum(units[:honest], seen_by_all.a[:honest])
-            a = torch.from_numpy(seen_by_all.a[:honest]).float()
-            observed, labels_ = torch.from_numpy(total).float()[None], pool_y[chosen[None, :honest]]
+            own = views.private_round(units, S, secrets, digest, targets, None).a[:honest]
+            observed = torch.from_numpy(views.weighted_sum(units[:honest], own)).float()[None]
+            a, labels_ = torch.from_numpy(own).float(), pool_y[chosen[None, :honest]]
             explained = lambda images_, labels_: a @ normalize(vmap(explain)(images_, labels_))  # noqa: E731
         else:
             again = self._batches("second")
             others = unit_rows(vmap(explain)(pool_x[again], pool_y[again]).double().numpy())
             rows = [self.difference(units, others, target)[2] for target in range(targets)]
             observed = torch.from_numpy(np.stack(rows)).float()
-        problem = images.Problem(observed, explained, labels_)
-        found = images.inverted(problem, specification.restarts, specification.iterations, self._generator("images"))
+        effort = (specification.restarts, specification.iterations)
+        found = images.inverted(observed, explained, labels_, *effort, self._generator("images"))
         return found[0, :targets] if specification.view is View.PRIVATE else found
 
     def _batches(self, name: str) -> NDArray[np.int64]:
@@ -110,8 +109,6 @@ class GradientInversion(LeakageAttack):
     @property
     def _sigma_of_a_step(self) -> float:
         """Sigma with which the one step is (epsilon, delta)-private; 0 without epsilon."""
-        if self.specification.epsilon is None:
-            return 0.0
         rate = self.specification.batch / self.federation.members.y.shape[1]
         return noise_multiplier(self.specification.epsilon, rate, 1, self.specification.train.delta)
 

@@ -8,7 +8,6 @@ g is the weighted sum of all members' unit gradients, and the images of all memb
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -35,30 +34,31 @@ def gradients(network: Network, w: Tensor, x: Tensor, y: Tensor, clip: float | N
     return clipped
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What is inverted.
+def inverted(
+    observed: Tensor,
+    explain: Callable[[Tensor, Tensor], Tensor],
+    labels: Tensor,
+    restarts: int,
+    iterations: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """The images of each problem that explain it best, (p, *shape, 64).
 
-    Attributes:
+    Args:
         observed: what the coordinator saw, (p, f), of p independent problems.
-        shape: of the images of one problem: (n,) images of one member, or (m, n) of all members of a sum.
-        explain: from the images of one problem, (*shape, 64), and labels, `shape`, to what would be seen, (f,).
+        explain: from the images of one problem, (*shape, 64), and labels, `shape`, to what would be seen, (f,). The
+            shape is (n,) for images of one member, (m, n) for those of all members of a sum.
         labels: (p, *shape).
+        restarts: random images from which each problem is solved.
+        iterations: of Adam.
+        generator: of the random images.
     """
-
-    observed: Tensor
-    explain: Callable[[Tensor, Tensor], Tensor]
-    labels: Tensor
-
-
-def inverted(problem: Problem, restarts: int, iterations: int, generator: torch.Generator) -> Tensor:
-    """The images of each problem that explain it best, (p, *shape, 64)."""
-    labels = problem.labels.repeat(restarts, *[1] * (problem.labels.dim() - 1))
-    observed = problem.observed.repeat(restarts, 1)
+    labels = labels.repeat(restarts, *[1] * (labels.dim() - 1))
+    observed = observed.repeat(restarts, 1)
     images = torch.rand((*labels.shape, SIDE * SIDE), generator=generator)
 
     def misfit(x: Tensor, y: Tensor, seen: Tensor) -> Tensor:
-        return 1 - torch.nn.functional.cosine_similarity(problem.explain(x, y), seen, dim=0)
+        return 1 - torch.nn.functional.cosine_similarity(explain(x, y), seen, dim=0)
 
     def loss(x: Tensor, y: Tensor, seen: Tensor) -> Tensor:
         return misfit(x, y, seen) + _VARIATION * _total_variation(x)
@@ -72,7 +72,7 @@ def inverted(problem: Problem, restarts: int, iterations: int, generator: torch.
         schedule.step()
         images.clamp_(0, 1)
     best = vmap(misfit)(images, labels, observed).view(restarts, -1).argmin(0)
-    return images.view(restarts, len(problem.observed), *images.shape[1:])[best, torch.arange(len(best))]
+    return images.view(restarts, -1, *images.shape[1:])[best, torch.arange(len(best))]
 
 
 def _total_variation(x: Tensor) -> Tensor:

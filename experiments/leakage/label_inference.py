@@ -36,6 +36,10 @@ class LabelInference(LeakageAttack):
             final["accuracy"] = 100 * self.federation.accuracy(self.number, self.specification.epsilon)
         return {**final, **self._epsilon_of_sessions}
 
+    def _units(self, number: int, visit: int = 0, epsilon: float | None = None) -> list[Reals]:
+        """The updates of members and of shadow clients, divided by their lengths."""
+        return [unit_rows(self.federation.updates(number, visit, epsilon, shadow=made)) for made in (False, True)]
+
     def _from_bias(self) -> Reals:
         federation, train = self.federation, self.specification.train
         x, y = federation.pool.x[federation.shadow], federation.pool.y[federation.shadow]
@@ -45,18 +49,17 @@ class LabelInference(LeakageAttack):
                 errors = torch.softmax(federation.network.logits(federation.model(number), x), 1)
             errors -= torch.nn.functional.one_hot(y, CLASSES)
             by_label = torch.stack([errors[y == label].mean(0) for label in range(CLASSES)]).double().numpy()
-            steps = federation.updates(number).raw[: federation.targets, -CLASSES:]
+            steps = federation.updates(number)[: federation.targets, -CLASSES:]
             guesses.append(labels.from_bias(steps / (train.learning_rate * train.steps), by_label))
         return np.asarray(np.mean(guesses, axis=0))
 
     def _from_updates(self) -> Reals:
         """The mean guess over the rounds, from the updates or sketches of members and of shadow clients."""
-        federation, spent = self.federation, self.specification.epsilon
-        guesses = []
+        federation, guesses = self.federation, []
         for number in self.numbers:
-            seen = [made(number, epsilon=spent).units for made in (federation.updates, federation.shadow_updates)]
+            seen = self._units(number, epsilon=self.specification.epsilon)
             if self.specification.view is View.SKETCH:
-                S = self.sketch_matrix(number)
+                S, _, _ = self.session(number)
                 seen = [views.sketches(S, units) for units in seen]
             regression = RidgeRegression.trained(seen[1], federation.shadow_members.histograms)
             guesses.append(regression.raw(seen[0][: federation.targets]))
@@ -66,13 +69,14 @@ class LabelInference(LeakageAttack):
         federation, probes = self.federation, self.specification.probes
         rounds, own, shadow_probed = [], [], []
         for session, number in enumerate(self.numbers):
-            units, shadow = federation.updates(number).units, federation.shadow_updates(number)
+            units, shadow = self._units(number)
             if probes:
-                directions = self._probes(shadow.units, probes, session)
+                directions = self._probes(shadow, probes, session)
                 own.append(units[: federation.targets] @ directions.T)
-                shadow_probed.append(shadow.units @ directions.T)
+                shadow_probed.append(shadow @ directions.T)
             else:
-                rounds.append(OpenedSession(units @ units.T, *_linear_model(shadow.units, shadow.histograms)))
+                linear = _linear_model(shadow, federation.shadow_members.histograms, shadow)
+                rounds.append(OpenedSession(units @ units.T, *linear))
         if probes:
             return self._regression_on_probes(shadow_probed).guess(np.hstack(own))
         return labels.fitted(rounds, len(federation.members), None, self.specification.seed)[: federation.targets]
@@ -94,18 +98,17 @@ class LabelInference(LeakageAttack):
         histograms = federation.shadow_members.histograms
         opened, probed, shadow_probed = [], [], []
         for session, number in enumerate(self.numbers):
-            units, shadow = federation.updates(number).units, federation.shadow_updates(number)
-            digest, secrets = self.session(number)
-            S = self.sketch_matrix(number)
-            X = views.sketches(S, shadow.units)
+            units, shadow = self._units(number)
+            S, digest, secrets = self.session(number)
+            X = views.sketches(S, shadow)
             probes = self._probes(X, 2 * t, session) if t else None
             seen = views.private_round(units, S, secrets, digest, federation.targets, probes)
             honest = federation.targets if t else len(units)
             a = seen.a[:honest]
-            regression = RidgeRegression.trained(shadow.units, histograms)
+            regression = RidgeRegression.trained(shadow, histograms)
             mixture = a.sum() * regression.raw(seen.total[None] / a.sum())[0]
             total = (a, mixture, np.linalg.norm(a) * regression.deviation)
-            linear = _linear_model(shadow.units, histograms, X)
+            linear = _linear_model(shadow, histograms, X)
             opened.append(OpenedSession(seen.gram[:honest, :honest], *linear, total))
             if probes is not None:
                 probed.append(seen.probed)
@@ -122,15 +125,13 @@ class LabelInference(LeakageAttack):
         """Guesses from R minus the R of a session without the member, whose other members trained anew."""
         federation = self.federation
         later = self.number + (self.specification.view is View.NEXT)
-        first, second = federation.updates(self.number).units, federation.updates(later, visit=1).units
-        shadow = federation.shadow_updates(self.number)
-        again = federation.shadow_updates(later, visit=1).units
+        (first, shadow), (second, again) = self._units(self.number), self._units(later, visit=1)
         guesses, cosines = [], []
         for target in range(federation.targets):
             a, b, difference = self.difference(first, second, target)
             draws = [self.random.choice(len(again), len(a), replace=False) for _ in again]
-            rests = np.stack([a @ shadow.units[others] - b @ again[others] for others in draws])
-            regression = RidgeRegression.trained(shadow.units + rests, shadow.histograms)
+            rests = np.stack([a @ shadow[others] - b @ again[others] for others in draws])
+            regression = RidgeRegression.trained(shadow + rests, federation.shadow_members.histograms)
             guesses.append(regression.guess(difference[None])[0])
             cosines.append(unit_rows(difference[None])[0] @ first[target])
         return np.stack(guesses), float(np.mean(cosines))
@@ -149,10 +150,9 @@ class LabelInference(LeakageAttack):
         return {"epsilon": total(self.specification.sessions), "noise": sigma, **training}
 
 
-def _linear_model(units: Reals, histograms: Reals, sketches: Reals | None = None) -> tuple[Reals, float]:
-    """M M', (10, 10), for u = h M, and the deviation of inner products of updates, or of their sketches, from it."""
+def _linear_model(units: Reals, histograms: Reals, X: Reals) -> tuple[Reals, float]:
+    """M M', (10, 10), for u = h M, and the deviation from it of inner products of X, the updates or their sketches."""
     M = np.linalg.lstsq(histograms, units, rcond=None)[0]
     metric: Reals = M @ M.T
-    X = units if sketches is None else sketches
     errors = (X @ X.T - histograms @ metric @ histograms.T)[np.triu_indices(len(X), 1)]
     return metric, float(errors.std())

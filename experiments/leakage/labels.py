@@ -14,6 +14,7 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
+from coordinator.aggregation.rules.afl import onto_simplex
 from experiments.leakage.federation import CLASSES, Reals, unit_rows
 
 _PENALTIES = np.logspace(-6, 3, 28)
@@ -144,10 +145,7 @@ def _misfit(logits: Tensor, rounds: Sequence[OpenedSession], start: tuple[Reals,
 
 def on_simplex(values: Reals) -> Reals:
     """The nearest histograms, (n, 10): each row is projected onto the simplex."""
-    ordered = -np.sort(-values, axis=1)
-    excess = (np.cumsum(ordered, axis=1) - 1) / np.arange(1, values.shape[1] + 1)
-    last = (ordered > excess).sum(1) - 1
-    return np.asarray(np.maximum(values - excess[np.arange(len(values)), last][:, None], 0.0))
+    return np.stack([onto_simplex(row) for row in values])
 
 
 def scores(guesses: Reals, histograms: Reals) -> dict[str, float]:

@@ -14,6 +14,7 @@ from coordinator.aggregation.qp import box, min_norm
 from experiments.leakage.federation import Reals, unit_rows
 from federation.secure import openings
 from federation.secure.derivation import count_key, dense_key
+from federation.secure.fields import F_P
 from federation.secure.streams import Stream
 from federation.secure.thresholds import S_BITS, SUM_BITS, Mode, Thresholds
 
@@ -40,10 +41,8 @@ def sketches(S: Reals, units: Reals) -> Reals:
 
 def opening_noise(secrets: Sequence[bytes], view_open: bytes, rows: int, members: int) -> Reals:
     """The noise on the Gram matrix of |W| members, (|W|, |W|), that members with these secrets add."""
-    total = np.sum([openings.noise(secret, view_open, rows, members) for secret in secrets], axis=0)
-    noise = np.zeros((members, members))
-    noise[np.triu_indices(members)] = np.ldexp(total.astype(np.float64), -2 * S_BITS)
-    return noise + np.triu(noise, 1).T
+    noise = (F_P.encode(openings.noise(secret, view_open, rows, members)) for secret in secrets)
+    return openings.gram(noise, members)
 
 
 def coefficients(gram: Reals, members: int) -> Reals:

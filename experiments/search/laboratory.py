@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from experiments.leakage.federation import AttackedFederation, Reals
+from experiments.leakage.federation import AttackedFederation, Reals, unit_rows
 from experiments.leakage.specification import LeakageSpecification as Attack
 from experiments.results import Measures
 from experiments.search.members import SearchMembers
@@ -78,7 +78,7 @@ def _updates(specification: SearchSpecification) -> list[Reals]:
     attack = Attack(attack="labels", view="update", colluders_at_most=0, shadow=20, **same)
     federation = AttackedFederation(attack)
     visits = [federation.updates(specification.rounds, visit) for visit in range(specification.sums)]
-    return [visit.raw if specification.raw else visit.units for visit in visits]
+    return visits if specification.raw else [unit_rows(visit) for visit in visits]
 
 
 def _inner(visits: Sequence[Reals]) -> Reals:
