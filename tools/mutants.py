@@ -10,7 +10,6 @@ what mypy checks: frozen dataclasses and imports for annotations.
 """
 
 import argparse
-import difflib
 import os
 import random
 import re
@@ -20,10 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -99,32 +98,10 @@ SUBJECTS = {
 }
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """A changed file.
-
-    Attributes:
-        file: its path in the tree.
-        operator: Cosmic Ray's name of the change.
-        line: the line of the change, from 1.
-        before: the text of the file.
-        after: the text with the change.
-    """
-
-    file: str
-    operator: str
-    line: int
-    before: str
-    after: str
-
-    def diff(self) -> str:
-        """The change, with the lines around it."""
-        before, after = self.before.splitlines(), self.after.splitlines()
-        return "\n".join(difflib.unified_diff(before, after, self.file, self.file, lineterm="", n=2))
-
-
 class DeleteStatement:
     """Replaces a statement with `pass`; it has the methods of an operator of Cosmic Ray."""
+
+    arguments = tuple  # it takes none
 
     def mutation_positions(self, node: Any) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
         """The place of a statement, unless it is a constant, a field of a class, a docstring or a log line."""
@@ -143,15 +120,6 @@ class DeleteStatement:
         return node
 
 
-def operators() -> dict[str, Any]:
-    """The operators of Cosmic Ray that need no arguments, and `DeleteStatement`."""
-    from cosmic_ray import plugins  # noqa: PLC0415 - not among the dependencies of fedpareto
-
-    kinds = {name.partition("/")[2]: plugins.get_operator(name) for name in plugins.operator_names()}
-    usable = {name: kind() for name, kind in sorted(kinds.items()) if not kind.arguments() and not SAME.search(name)}
-    return {**usable, "DeleteStatement": DeleteStatement()}
-
-
 def in_annotation(node: Any) -> bool:
     """Whether a node of a syntax tree is part of an annotation, which has no effect at run time."""
     while (parent := node.parent) is not None:
@@ -165,44 +133,37 @@ def in_annotation(node: Any) -> bool:
     return False
 
 
-def places(file: str, source: str) -> dict[tuple[str, str, tuple[int, int]], list[tuple[str, int]]]:
-    """Every possible change of a file: operators and occurrences, by file, family of operators and place."""
-    from cosmic_ray import ast  # noqa: PLC0415
+def places(file: str) -> list[list[Any]]:
+    """Every possible change of a file, a `MutationSpec` of Cosmic Ray, by place and family of operators."""
+    from cosmic_ray import plugins  # noqa: PLC0415 - not among the dependencies of fedpareto
+    from cosmic_ray.ast import ast_nodes, get_ast  # noqa: PLC0415
+    from cosmic_ray.work_item import MutationSpec  # noqa: PLC0415
 
-    found: dict[tuple[str, str, tuple[int, int]], list[tuple[str, int]]] = defaultdict(list)
-    nodes, lines = list(ast.ast_nodes(ast.get_ast(source))), source.splitlines()
-    for name, operator in operators().items():
-        occurrence = -1
-        for node in nodes:
-            for start, _ in operator.mutation_positions(node):
-                occurrence += 1
-                abstract = name == "RemoveDecorator" and "abstractmethod" in node.get_code()
-                left = any(words in lines[start[0] - 1] for words in LEFT)
-                if not abstract and not left and not in_annotation(node):
-                    found[file, name.partition("_")[0], start].append((name, occurrence))
-    return found
+    plugins.OPERATOR_PROVIDERS["project"] = {"DeleteStatement": DeleteStatement}
+    found: dict[tuple[str, tuple[int, int]], list[Any]] = defaultdict(list)
+    source = (ROOT / file).read_text()
+    nodes, lines = list(ast_nodes(get_ast(source))), source.splitlines()
+    for name in sorted(plugins.operator_names()):
+        kind = plugins.get_operator(name)
+        if kind.arguments() or SAME.search(name):
+            continue
+        positions = ((node, *ends) for node in nodes for ends in kind().mutation_positions(node))
+        for occurrence, (node, start, end) in enumerate(positions):
+            abstract = name.endswith("/RemoveDecorator") and "abstractmethod" in node.get_code()
+            left = any(words in lines[start[0] - 1] for words in LEFT)
+            if not abstract and not left and not in_annotation(node):
+                found[name.partition("_")[0], start].append(MutationSpec(file, name, occurrence, start, end))
+    return list(found.values())
 
 
-def draw(files: Sequence[str], count: int, seed: int) -> list[Mutant]:
-    """Up to `count` mutants of these files: one at each place before a second one anywhere."""
-    from cosmic_ray.mutating import mutate_code  # noqa: PLC0415
-
-    sources = {file: (ROOT / file).read_text() for file in files}
+def draw(files: Sequence[str], count: int, seed: int) -> list[Any]:
+    """Up to `count` changes of these files: one at each place before a second one anywhere."""
     random_ = random.Random(seed)  # noqa: S311
-    found = [entry for file, source in sources.items() for entry in places(file, source).items()]
-    for _, variants in found:
+    found = [variants for file in files for variants in places(file)]
+    for variants in found:
         random_.shuffle(variants)
     random_.shuffle(found)
-    kinds = operators()
-    mutants: list[Mutant] = []
-    for turn in range(max((len(variants) for _, variants in found), default=0)):
-        for (file, _, start), variants in found:
-            if turn < len(variants) and len(mutants) < count:
-                name, occurrence = variants[turn]
-                with suppress(AttributeError):  # ExceptionReplacer cannot replace a name with a dot
-                    after = mutate_code(sources[file], kinds[name], occurrence)
-                    mutants.append(Mutant(file, name, start[0], sources[file], after))
-    return mutants
+    return list(islice(filter(None, chain.from_iterable(zip_longest(*found))), count))
 
 
 def copy_tree(root: Path) -> None:
@@ -215,21 +176,21 @@ def copy_tree(root: Path) -> None:
             shutil.copy(ROOT / name, root / name)
 
 
-def judge(name: str, count: int, seed: int, seconds: float, python: Path) -> int:
+def judge(name: str, count: int, seed: int) -> int:
     """Tries mutants of a subject, prints the outcomes and the diff of each survivor, and returns how many survived."""
+    from cosmic_ray.mutating import mutate_and_test  # noqa: PLC0415
     from cosmic_ray.testing import run_tests  # noqa: PLC0415
     from cosmic_ray.work_item import TestOutcome  # noqa: PLC0415
 
     subject = SUBJECTS[name]
-    outcomes: dict[str, int] = {"killed": 0, "late": 0, "survived": 0}
-    end = time.monotonic() + seconds
+    outcomes = Counter(killed=0, late=0, survived=0)
     with tempfile.TemporaryDirectory() as directory:
         copy_tree(Path(directory))
         os.chdir(directory)
         os.environ["PYTHONPATH"] = directory  # for processes of the tests
         left_out = " or ".join(("postgresql", *subject.without))
         options = f"-x -q -p no:xdist -p no:cacheprovider --basetemp={directory}/.temporary".split()
-        tests = [str(python), "-m", "pytest", *options, "-k", f"not ({left_out})", *subject.tests]
+        tests = [str(ROOT / ".venv/bin/python"), "-m", "pytest", *options, "-k", f"not ({left_out})", *subject.tests]
         began = time.monotonic()
         first = subprocess.run(tests, check=False, stdout=subprocess.PIPE, text=True)  # compiles the copy
         if first.returncode:
@@ -243,17 +204,13 @@ def judge(name: str, count: int, seed: int, seconds: float, python: Path) -> int
             Path(file).write_text(text)
         print(f"{name}: the tests take {usual:.1f} s", flush=True)
         for mutant in draw(subject.files, count, seed):
-            if time.monotonic() > end:
-                break
-            Path(mutant.file).write_text(mutant.after)
-            outcome, output = run_tests(command, 20 + 3 * usual)
-            Path(mutant.file).write_text(mutant.before)
-            told = "late" if output == "timeout" else outcome.value
+            result = mutate_and_test([mutant], command, 20 + 3 * usual)
+            told = "late" if result.output == "timeout" else result.test_outcome.value
             outcomes[told] += 1
-            diff = "" if told == "killed" else f"\n{mutant.diff()}\n"
-            print(f"{told}: {mutant.operator} at {mutant.file}:{mutant.line}{diff}", flush=True)
+            shown = "" if told == "killed" else f"\n{result.diff or result.output}\n"
+            print(f"{told}: {mutant.operator_name} at {mutant.module_path}:{mutant.start_pos[0]}{shown}", flush=True)
     summary = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
-    print(f"\n{name}: {sum(outcomes.values())} mutants with seed {seed}: {summary}")
+    print(f"\n{name}: {outcomes.total()} mutants with seed {seed}: {summary}")
     return outcomes["survived"]
 
 
@@ -263,12 +220,8 @@ def main() -> None:
     parser.add_argument("module", choices=[*SUBJECTS])
     parser.add_argument("--count", type=int, default=150, help="how many mutants to draw (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=3600, help="begin no mutant after this time (%(default)s)")
-    parser.add_argument("--python", type=Path, default=ROOT / ".venv/bin/python", help="runs the tests (%(default)s)")
     options = parser.parse_args()
-    python = options.python.absolute()
-    survivors = judge(options.module, options.count, options.seed, options.seconds, python)
-    sys.exit(survivors > 0)
+    sys.exit(judge(options.module, options.count, options.seed) > 0)
 
 
 if __name__ == "__main__":
