@@ -2,8 +2,10 @@
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from coordinator.aggregation.measures.metrics import accuracies
@@ -14,21 +16,16 @@ if TYPE_CHECKING:
 
 FEW = 10  # up to this number, clients are shown one by one
 
-_SHARES = ("mean", "std", "worst", "best", "worst5", "best5", "p5", "p95")
 _OF_ROUNDS = (
     *("direction_norm", "stationarity", "stationarity/relative", "stationary", "conflicts", "conflict_depth"),
     *("descent_min", "descent_share", "entropy", "step/rate"),
 )
 _SHARES_OF_ROUNDS = ("improved", "backdoor")
+_NOT_OF_THE_LAST_ROUND = {"round", "steps", "uploaded", "improved", "agreement", *_OF_ROUNDS}
 _OF_OBJECTIVES = r"loss/[a-z]+/.+|(weight|objective|preference)/.+"
-_OF_THE_LAST_ROUND = "|".join(
-    [*_SHARES, "variance", "jain", "pooled", "backdoor", "loss/(train|validation|test)", "accuracy/.+", _OF_OBJECTIVES]
-)
-_OF_MEMBERS = "|".join(
-    [
-        *(*_SHARES[1:], "variance", "jain", "pooled", "client/.+", "improved", "improved_late", "agreement"),
-        *("stationarity(/relative)?", "conflicts", "conflict_depth", "descent_min", "descent_share"),
-    ]
+_OF_MEMBERS = (
+    "std|worst|best|worst5|best5|p5|p95|variance|jain|pooled|client/.+|improved|improved_late|agreement"
+    "|stationarity(/relative)?|conflicts|conflict_depth|descent_min|descent_share"
 )
 _ACCURACY = "accuracy/objective/"
 _MEGABYTE = 1e6
@@ -53,34 +50,34 @@ def final(history: "History", *, exclude: Collection[str] = ()) -> Measures:
         `refusals` of updates; `seconds`. Of private evaluations only means are known.
     """
     evaluated = rounds(history, exclude=exclude)
-    tested = _accuracies(history, exclude)
-    clients = tested[max(tested)] if tested else {}
+    tested = [record for record in history.client_records if _is_tested(record) and record["client"] not in exclude]
+    clients = [record for record in tested if record["round"] == tested[-1]["round"]]
     records = history.round_records
-    improved = [100 * record["improved"] for record in records if _known(record.get("improved"))]
-    rates = [float(record["step/rate"]) for record in records if _known(record.get("step/rate"))]
-    shares = [record["private/rule_share"] for record in records if _known(record.get("private/rule_share"))]
+    improved = [100 * share for share in _values(records, "improved")]
+    rates = _values(records, "step/rate") or [math.nan]
+    shares = _values(records, "private/rule_share")
     last = evaluated[-1] if evaluated else _means_on_record(records)
-    uploads, agreements = _uploads(history).values(), _agreements(history).values()
+    uploads, agreements = _uploads(history).values(), _means(history.reply_records, "cosine", by="round").values()
     optional = {
         "improved": _mean(improved),
         "improved_late": _mean(improved[-math.ceil(len(improved) / 10) :]),
         "uploaded": sum(uploads) / _MEGABYTE if uploads else math.nan,
         "upload/d": _mean(uploads) / (_FLOAT * len(history.model)),
         "agreement": _mean(agreements),
-        "rate/first": rates[0] if rates else math.nan,
-        "rate/last": rates[-1] if rates else math.nan,
+        "rate/first": rates[0],
+        "rate/last": rates[-1],
         "moved": _mean([100.0 * (share < 1) for share in shares]),
         "rule_share": 100 * _mean(shares),
     }
     hidden = sum(bool(record.get("undisclosed")) for record in records)
     return {
-        **{key: value for key, value in last.items() if re.fullmatch(_OF_THE_LAST_ROUND, key)},
-        **{f"client/{name}": 100 * value for name, (value, _) in clients.items() if len(clients) <= FEW},
+        **{key: value for key, value in last.items() if key not in _NOT_OF_THE_LAST_ROUND},
+        **{f"client/{record['client']}": 100 * record["accuracy"] for record in clients if len(clients) <= FEW},
         **{name: value for name, value in optional.items() if _known(value)},
         "rounds": float(len(records)),
         "skipped": float(sum(record["state"] == "SKIPPED" for record in records)),
         **({"undisclosed": float(hidden)} if hidden else {}),
-        "stationary": float(sum(record.get("stationary") or 0.0 for record in records)),
+        "stationary": float(sum(_values(records, "stationary"))),
         "refusals": float(sum(not record["accepted"] for record in history.reply_records)),
         "seconds": float(sum(record["seconds"] or 0.0 for record in records)),
     }
@@ -95,20 +92,21 @@ def rounds(history: "History", *, exclude: Collection[str] = ()) -> list[Measure
     It is small if clients disagree, and also if few steps on minibatches make the updates noisy. Accuracies and losses
     of excluded clients do not count.
     """
-    tested, losses = _accuracies(history, exclude), _losses(history, exclude)
     records = {record["round"]: record for record in history.round_records}
-    uploads, agreements = _uploads(history), _agreements(history)
+    uploads, agreements = _uploads(history), _means(history.reply_records, "cosine", by="round")
     steps = history.spec.train.steps
     evaluated = []
-    for number in sorted({record["round"] for record in history.client_records}):
-        record, clients = records[number], tested.get(number, {})
+    for number, group in groupby(history.client_records, itemgetter("round")):
+        record, clients = records[number], [item for item in group if item["client"] not in exclude]
+        tested = list(filter(_is_tested, clients))
+        samples = sum(item["samples"] for item in tested)
         measures = {
             "round": float(number + 1),
             **({"steps": float((number + 1) * steps)} if steps else {}),
             **({"uploaded": sum(uploads[t] for t in uploads if t <= number) / _MEGABYTE} if uploads else {}),
-            **_percent([value for value, _ in clients.values()]),
-            **({"pooled": 100 * _pooled(clients.values())} if clients else {}),
-            **{f"loss/{split}": _mean(values) for split, values in losses.get(number, {}).items()},
+            **_percent([item["accuracy"] for item in tested]),
+            **({"pooled": 100 * (sum(x["accuracy"] * x["samples"] for x in tested) / samples)} if samples else {}),
+            **{f"loss/{split}": loss for split, loss in _means(clients, "loss", by="split").items()},
             **{name: 100 * record[name] for name in _SHARES_OF_ROUNDS if _known(record.get(name))},
             **{name: float(record[name]) for name in _OF_ROUNDS if _known(record.get(name))},
             **_of_objectives(record),
@@ -121,7 +119,7 @@ def rounds(history: "History", *, exclude: Collection[str] = ()) -> list[Measure
 def _means_on_record(records: Sequence[Mapping[str, Any]]) -> Measures:
     """The means of the last private evaluation."""
     measured = [record for record in records if _known(record.get("evaluated"))]
-    record: Mapping[str, Any] = measured[-1] if measured else {}
+    record = measured[-1] if measured else dict[str, Any]()
     means = {name: float(record[name]) for name in ("loss/train", "loss/validation", "loss/test") if name in record}
     return means | ({"mean": 100 * record["accuracy/mean"]} if "accuracy/mean" in record else {})
 
@@ -146,52 +144,38 @@ def _of_objectives(record: Mapping[str, Any]) -> Measures:
 
 def _uploads(history: "History") -> dict[int, float]:
     """By round: the bytes of all phases, per participant."""
-    participants: dict[int, set[str]] = defaultdict(set)
-    for reply in history.reply_records:
-        participants[reply["round"]].add(reply["client"])
+    pairs = {(reply["round"], reply["client"]) for reply in history.reply_records}
+    participants = Counter(number for number, _ in pairs)
     return {
-        record["round"]: record["bytes/up"] / len(participants[record["round"]])
+        record["round"]: record["bytes/up"] / participants[record["round"]]
         for record in history.round_records
         if participants[record["round"]] and _known(record.get("bytes/up"))
     }
 
 
-def _agreements(history: "History") -> dict[int, float]:
-    """By round: the mean cosine between a participant's update and the direction."""
-    cosines: dict[int, list[float]] = defaultdict(list)
-    for reply in history.reply_records:
-        if _known(reply.get("cosine")):
-            cosines[reply["round"]].append(reply["cosine"])
-    return {number: _mean(values) for number, values in cosines.items()}
-
-
 def _percent(values: Sequence[float]) -> Measures:
-    shares = {name.rpartition("/")[2]: value for name, value in accuracies(values).items()}
-    scale = dict.fromkeys(_SHARES, 100.0) | {"variance": 10_000.0}
-    return {name: scale.get(name, 1.0) * value for name, value in shares.items()}
+    scale = {"variance": 10_000.0, "jain": 1.0}
+    shares = {name.removeprefix("accuracy/"): value for name, value in accuracies(values).items()}
+    return {name: scale.get(name, 100.0) * value for name, value in shares.items()}
 
 
-def _accuracies(history: "History", exclude: Collection[str]) -> dict[int, dict[str, tuple[float, int]]]:
-    """By evaluated round and client: the accuracy on its test split, in [0, 1], and the number of its samples."""
-    found: dict[int, dict[str, tuple[float, int]]] = defaultdict(dict)
-    for record in history.client_records:
-        if record["split"] == "test" and record["client"] not in exclude and _known(record["accuracy"]):
-            found[record["round"]][record["client"]] = record["accuracy"], record["samples"]
-    return found
+def _is_tested(record: Mapping[str, Any]) -> bool:
+    """Whether the record of a client has its accuracy on the test split, in [0, 1]."""
+    return record["split"] == "test" and _known(record["accuracy"])
 
 
-def _losses(history: "History", exclude: Collection[str]) -> dict[int, dict[str, list[float]]]:
-    """By evaluated round and split: the clients' losses."""
-    found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for record in history.client_records:
-        if record["client"] not in exclude and record["loss"] is not None:
-            found[record["round"]][record["split"]].append(record["loss"])
-    return found
+def _values(records: Iterable[Mapping[str, Any]], name: str) -> list[float]:
+    """The values of a column, without unknown ones."""
+    return [float(record[name]) for record in records if _known(record.get(name))]
 
 
-def _pooled(clients: Collection[tuple[float, int]]) -> float:
-    samples = sum(count for _, count in clients)
-    return sum(value * count for value, count in clients) / samples if samples else math.nan
+def _means(records: Iterable[Mapping[str, Any]], name: str, *, by: str) -> dict[Any, float]:
+    """By another column: the mean of the values of a column, without unknown ones."""
+    found: dict[Any, list[float]] = defaultdict(list)
+    for record in records:
+        if record.get(name) is not None:
+            found[record[by]].append(record[name])
+    return {key: _mean(values) for key, values in found.items()}
 
 
 def _mean(values: Collection[float]) -> float:

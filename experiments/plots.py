@@ -57,13 +57,12 @@ def draw_census(census: "Census", names: Sequence[str], title: str, path: Path) 
     axes = figure.add_subplot()
     named = len(census.classes) > 0
     counts, labels = (census.counts, census.classes) if named else (census.sizes, ["train", "validation", "test"])
-    palette = colormaps["tab10" if len(labels) <= 10 else "turbo"]
+    few = len(labels) <= 10
+    colours = colormaps["tab10"](range(10)) if few else colormaps["turbo"](np.linspace(0, 1, len(labels)))
     edges = np.arange(len(counts) + 1) - 0.5
-    base = np.zeros(len(counts))
-    for index, label in enumerate(labels):
-        top, colour = base + counts[:, index], palette(index if len(labels) <= 10 else index / (len(labels) - 1))
-        axes.stairs(top, edges, baseline=base, fill=True, color=colour, label=str(label))
-        base = top
+    tops = np.cumsum(counts, axis=1)
+    for label, top, count, colour in zip(labels, tops.T, counts.T, colours, strict=False):
+        axes.stairs(top, edges, baseline=top - count, fill=True, color=colour, label=str(label))
     axes.set(title=title, xlabel="client", ylabel="samples", xlim=(edges[0], edges[-1]))
     if len(names) <= _NAMED:
         axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
@@ -77,22 +76,21 @@ def _curves(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[
 
     A method that optimises one objective alone is shown only in the figures of this objective.
     """
-    shown = dashed = False
+    alone, own, dashed = _alone(experiment), _objective(plot.measure), False
     for index, cell in enumerate(experiment.cells()):
-        if _is_of_another_objective(experiment, cell, plot.measure):
+        if alone.get(cell.method.name, own) != own:
             continue
         along, values = _mean_curve([item for item in results if item.is_of(cell)], plot.over, plot.measure)
         if len(along) < plot.smooth:
             continue
         smoothed = np.convolve(values, np.full(plot.smooth, 1 / plot.smooth), mode="valid")
         axes.plot(along[plot.smooth - 1 :], smoothed, color=_colour(index), label=cell.label, linewidth=1.5)
-        shown = True
         if experiment.curves is not None and cell.method.curve and plot.over == "round":
             theirs = experiment.curves.curve(cell.method.curve, plot.measure)
             axes.plot(*theirs, color=_colour(index), linestyle="--", linewidth=1)
             dashed = dashed or bool(theirs[0])
     _label(axes, (plot.x or plot.over) + (" (dashed: published)" if dashed else ""), plot.axis)
-    return shown
+    return bool(axes.lines)
 
 
 def _mean_curve(results: Sequence[RunResult], *names: str) -> tuple[NDArray[np.float64], ...]:
@@ -122,7 +120,7 @@ def _bars(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Ru
 
 def _sweep(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[RunResult]) -> bool:
     """A line for each condition through the methods with an `x`; a horizontal line for each other method."""
-    measured, shown = _measured(experiment, results, plot.measure), False
+    measured = _measured(experiment, results, plot.measure)
     for index, condition in enumerate(experiment.conditions):
         own = [(cell.method.x, spread) for cell, spread in measured if cell.condition == condition]
         points = sorted((x, spread.mean, spread.deviation) for x, spread in own if x is not None)
@@ -130,13 +128,12 @@ def _sweep(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
             x, means, deviations = np.nan_to_num(points).T
             label = condition.name or "ours"
             axes.errorbar(x, means, deviations, marker="o", capsize=3, color=_colour(index), label=label)
-            shown = True
     for cell, level in measured:
         if cell.method.x is None:
             axes.axhline(level.mean, linestyle=":", color="grey")
             axes.annotate(cell.label, (1, level.mean), xycoords=("axes fraction", "data"), ha="right", va="bottom")
     _label(axes, plot.x, plot.axis)
-    return shown
+    return bool(axes.containers)
 
 
 def _heat(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[RunResult]) -> bool:
@@ -168,8 +165,7 @@ def _plane(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
     at its value of this objective.
     """
     names = (plot.measure, plot.against)
-    alone = {method: name for name, method in experiment.derived.delta_m.items()}
-    ends, rays = [], []
+    alone, ends, rays = _alone(experiment), [], []
     for index, cell in enumerate(experiment.cells()):
         runs = [item for item in results if item.is_of(cell)]
         end = tuple(ours(runs, cell, name).mean for name in names)
@@ -177,7 +173,7 @@ def _plane(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
             continue
         colour = _colour(index)
         if cell.method.name in alone:
-            first = _objective(alone[cell.method.name]) == _objective(plot.measure)
+            first = alone[cell.method.name] == _objective(plot.measure)
             (axes.axvline if first else axes.axhline)(end[not first], color=colour, linestyle=":", label=cell.label)
             continue
         axes.plot(*_mean_curve(runs, *names), color=colour, linewidth=0.7, alpha=0.6)
@@ -266,9 +262,9 @@ def _measured(
     return [item for item in spreads if np.isfinite(item[1].mean) or (skipped and item[1].missing == SKIPPED)]
 
 
-def _is_of_another_objective(experiment: Experiment, cell: Cell, measure: str) -> bool:
-    alone = [_objective(name) for name, method in experiment.derived.delta_m.items() if method == cell.method.name]
-    return bool(alone) and _objective(measure) not in alone
+def _alone(experiment: Experiment) -> dict[str, str]:
+    """By method that optimises one objective alone: the objective."""
+    return {method: _objective(measure) for measure, method in experiment.derived.delta_m.items()}
 
 
 def _objective(measure: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -45,14 +46,9 @@ def _versions() -> dict[str, str]:
 
 def command(words: Sequence[str]) -> str:
     """A command line with names in place of this machine's directories."""
-    shown = list(words)
-    for option in ("--data", "--out", "--code"):
-        for index, word in enumerate(shown):
-            if word == option and index + 1 < len(shown):
-                shown[index + 1] = option.strip("-").upper()
-            elif word.startswith(f"{option}="):
-                shown[index] = f"{option}={option.strip('-').upper()}"
-    return shlex.join(shown)
+    line = "\0".join(words)  # which no word contains
+    line = re.sub(r"(\0--(data|out|code)[=\0])[^\0]*", lambda found: found[1] + found[2].upper(), line)
+    return shlex.join(line.split("\0"))
 
 
 def _commit() -> str | None:
@@ -66,8 +62,7 @@ def _commit() -> str | None:
 
 
 def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    with suppress(OSError):
+        if model := re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE):
+            return model[1]
+    return platform.processor() or platform.machine()

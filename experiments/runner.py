@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,6 @@ from experiments.results import Job, Store, difference
 from experiments.search import laboratory as search
 from experiments.search.specification import SearchSpecification as Search
 from federation.refusals import Refusal
-from federation.spec.run_spec import RunSpec
 from federation.trust.keys import IdentityError
 from simulation.history import History
 from simulation.simulate import Simulation
@@ -102,12 +101,15 @@ class ExperimentRunner:
 
     def run_one(self, job: Job, tell: Tell) -> Event:
         """Makes one run in this process, and returns its last event."""
-        specification = job.cell.spec(job.seed)
-        if not isinstance(specification, RunSpec):
-            return self._attack(job, specification)
-        workspace = self._store.workspace(job)
+        specification, workspace = job.cell.spec(job.seed), self._store.workspace(job)
         resume = _is_under_way(workspace)
         try:
+            if isinstance(specification, Search):
+                self._store.keep(job, search.measure(specification), [])
+                return Event(job, "finished", specification.rounds)
+            if isinstance(specification, LeakageSpecification):
+                self._store.keep(job, *leakage.measure(specification))
+                return Event(job, "finished", specification.rounds)
             with self._simulation(job, workspace, resume) as self._current:
                 if self.stopping:
                     self._current.stop()
@@ -117,16 +119,6 @@ class ExperimentRunner:
             return Event(job, "failed", reason=_why(error, workspace, resume))
         finally:
             self._current = None
-
-    def _attack(self, job: Job, specification: LeakageSpecification | Search) -> Event:
-        try:
-            if isinstance(specification, Search):
-                self._store.keep(job, search.measure(specification), [])
-            else:
-                self._store.keep(job, *leakage.measure(specification))
-        except Exception as error:  # the other runs continue
-            return Event(job, "failed", reason=f"{type(error).__name__}: {error}")
-        return Event(job, "finished", specification.rounds)
 
     def _ended(self, job: Job, workspace: Path, history: History) -> Event:
         done = len(history.round_records)
@@ -155,31 +147,39 @@ class ExperimentRunner:
     def _run_in_children(self, jobs: Sequence[Job], tell: Tell) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])  # importing PyTorch takes seconds
-        waiting, children = list(jobs), list[_Child]()
-        while any(child.job for child in children) or (waiting and not self.stopping):
+        waiting, under_way, children = list(jobs), dict[Connection, Job](), dict[Connection, ForkServerProcess]()
+        while under_way or (waiting and not self.stopping):
             while not self.stopping and len(children) < min(self._settings.parallel, len(jobs)):
-                children.append(_Child(context, self._store, self._settings))
-            for child in children:
+                connection, far = context.Pipe()
+                process = context.Process(target=_work, args=(far, self._store, self._settings), daemon=True)
+                process.start()
+                far.close()
+                children[connection] = process
+            for connection, process in children.items():
                 if self.stopping:
-                    child.process.terminate()  # its handler stops the run
-                elif waiting and child.job is None:
-                    child.begin(waiting.pop(0))
-            told = wait([child.connection for child in children], _POLL_SECONDS)
-            for child in [child for child in children if child.connection in told]:
+                    process.terminate()  # its handler stops the run
+                elif waiting and connection not in under_way:
+                    under_way[connection] = waiting.pop(0)
+                    with suppress(OSError):  # it has ended, which shows when it is listened to
+                        connection.send(under_way[connection])
+            told = wait(children, _POLL_SECONDS)
+            for connection in [connection for connection in children if connection in told]:
                 try:
-                    event: Event = child.connection.recv()
+                    event: Event = connection.recv()
                 except (EOFError, OSError):
-                    children.remove(child)
-                    child.process.join()
-                    if child.job is None:
+                    process = children.pop(connection)
+                    process.join()
+                    if connection not in under_way:
                         continue
                     kind: Kind = "stopped" if self.stopping else "failed"
-                    event = Event(child.job, kind, reason=f"its process ended with {child.process.exitcode}")
-                child.job = child.job if event.kind == "round" else None
+                    reason = f"its process ended with {process.exitcode}"
+                    event = Event(under_way[connection], kind, reason=reason)
+                if event.kind != "round":
+                    del under_way[connection]
                 tell(event)
-        for child in children:
-            child.connection.close()  # it ends after its last job
-            child.process.join()
+        for connection, process in children.items():
+            connection.close()  # it ends after its last job
+            process.join()
 
 
 def other(store: Store, job: Job) -> str:
@@ -234,23 +234,6 @@ def _refusals(history: History) -> str:
     reasons = Counter(item["reason"] or "without a reason" for item in history.reply_records if not item["accepted"])
     total = f"{reasons.total()} of {len(history.reply_records)} replies not accepted"
     return f"; {total}: {reasons.most_common(1)[0][0]}" if reasons else ""
-
-
-class _Child:
-    """A process that makes one run after the other; `job` is the current one, None if it waits for one."""
-
-    def __init__(self, context: ForkServerContext, store: Store, settings: RunnerSettings) -> None:
-        self.job: Job | None = None
-        self.connection, far = context.Pipe()
-        self.process = context.Process(target=_work, args=(far, store, settings), daemon=True)
-        self.process.start()
-        far.close()
-
-    def begin(self, job: Job) -> None:
-        """Gives it a job."""
-        self.job = job
-        with suppress(OSError):  # it has ended, which shows when it is listened to
-            self.connection.send(job)
 
 
 def _work(connection: Connection, store: Store, settings: RunnerSettings) -> None:

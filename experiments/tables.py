@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from experiments import measures
-from experiments.definition import Cell, Experiment, TableColumn
+from experiments.definition import Cell, Experiment
 from experiments.published import number
 from experiments.results import RunResult
 
@@ -62,14 +62,6 @@ def ours(results: Iterable[RunResult], cell: Cell, measure: str) -> Spread:
     return Spread(float(np.mean(values)), float(np.std(values)) if len(values) > 1 else math.nan)
 
 
-def published(experiment: Experiment, cell: Cell, column: TableColumn) -> Spread:
-    """The published number of a cell."""
-    if not column.published:
-        return Spread(math.nan)
-    row = experiment.published_values(cell)
-    return Spread(number(row, column.published), number(row, f"{column.published}_pm"))
-
-
 def comparison(experiment: Experiment, results: Sequence[RunResult], *, narrow: bool = False) -> Table:
     """A row for each cell with results: the measured number, the published number, and their difference.
 
@@ -85,9 +77,11 @@ def comparison(experiment: Experiment, results: Sequence[RunResult], *, narrow: 
     rows = []
     for cell in _with_results(experiment, results):
         runs = [item for item in results if item.is_of(cell)]
+        theirs = experiment.published_values(cell)
         row = [cell.method.name, *[cell.condition.name] * conditions, *[_rates(runs)] * rates, str(len(runs))]
         for column in experiment.columns:
-            measured, printed = ours(runs, cell, column.measure), published(experiment, cell, column)
+            measured = ours(runs, cell, column.measure)
+            printed = Spread(number(theirs, column.published), number(theirs, f"{column.published}_pm"))
             difference = measured.mean - printed.mean
             delta = f"{difference:+.2f}" if math.isfinite(difference) else UNKNOWN
             if narrow:
@@ -114,9 +108,7 @@ def _rates(results: Iterable[RunResult]) -> str:
 
 
 def grids(experiment: Experiment, results: Sequence[RunResult]) -> tuple[Table, ...]:
-    """For each measure a table of the methods and conditions that have it; empty for a single condition."""
-    if len(experiment.conditions) < 2:
-        return ()
+    """For each measure a table of the methods and conditions that have it."""
     cells = {cell.key: cell for cell in _with_results(experiment, results)}
     rates = _some_rate_changes(results)
     tables = []
@@ -132,10 +124,10 @@ def grids(experiment: Experiment, results: Sequence[RunResult]) -> tuple[Table, 
 
 
 def shown(experiment: Experiment, results: Sequence[RunResult]) -> tuple[Table, ...]:
-    """The main tables: the comparison, or grids of methods and conditions if nothing was published."""
-    if any(column.published for column in experiment.columns):
-        return (comparison(experiment, results),)
-    return grids(experiment, results) or (comparison(experiment, results),)
+    """The main tables: the comparison, or grids of methods and several conditions if nothing was published."""
+    if len(experiment.conditions) > 1 and not any(column.published for column in experiment.columns):
+        return grids(experiment, results)
+    return (comparison(experiment, results),)
 
 
 def page(experiment: Experiment, results: Sequence[RunResult]) -> str:
@@ -165,5 +157,4 @@ def _made(experiment: Experiment, results: Sequence[RunResult]) -> str:
 
 
 def _with_results(experiment: Experiment, results: Sequence[RunResult]) -> list[Cell]:
-    keys = {(item.method, item.condition) for item in results}
-    return [cell for cell in experiment.cells() if cell.key in keys]
+    return [cell for cell in experiment.cells() if any(item.is_of(cell) for item in results)]
