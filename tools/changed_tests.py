@@ -72,7 +72,6 @@ def main() -> None:
     """Exit code 0 also where no long test concerns the change; else pytest's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", default="origin/main", metavar="BASE", help="a commit or branch (%(default)s)")
-    parser.add_argument("--list", action="store_true", help="print the test files, and run nothing")
     parser.add_argument("pytest", nargs="*", help="the beginning of pytest's command line, after --")
     options = parser.parse_args()
     changed = changed_files(options.base)
@@ -81,9 +80,7 @@ def main() -> None:
         return
     files = concerned_files(changed)
     print(f"{len(changed)} files differ from {options.base}; they concern {len(files)} test files.")
-    if options.list:
-        print("\n".join(files))
-    elif files:
+    if files:
         command = [sys.executable, *options.pytest, "-m", "full", "--deadline", str(SECONDS), *files]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
         sys.exit(0 if code == NO_TESTS else code)

@@ -33,7 +33,6 @@ def main() -> None:
         results = json.loads(Path(sys.argv[1]).read_text())
         kept = {name: results[name] for name in _KEPT}
         kept["runs"] = [{name: run[name] for name in _OF_A_RUN} for run in results["runs"]]
-        PICTURES.mkdir(exist_ok=True)
         (PICTURES / "demo.json").write_text(json.dumps(kept, indent=1) + "\n")
     for file, text in drawn().items():
         file.write_text(text)

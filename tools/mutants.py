@@ -10,6 +10,7 @@ what mypy checks: frozen dataclasses and imports for annotations.
 """
 
 import argparse
+import ast
 import os
 import random
 import re
@@ -120,17 +121,11 @@ class DeleteStatement:
         return node
 
 
-def in_annotation(node: Any) -> bool:
-    """Whether a node of a syntax tree is part of an annotation, which has no effect at run time."""
-    while (parent := node.parent) is not None:
-        if (
-            (parent.type == "annassign" and node is parent.children[1])
-            or (parent.type == "tfpdef" and node is parent.children[2])
-            or (parent.type == "funcdef" and node is parent.annotation)
-        ):
-            return True
-        node = parent
-    return False
+def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where annotations begin and end, which have no effect at run time: lines and columns."""
+    nodes = list(ast.walk(ast.parse(source)))
+    found: list[Any] = [getattr(node, name, None) for node in nodes for name in ("annotation", "returns")]
+    return [((one.lineno, one.col_offset), (one.end_lineno, one.end_col_offset)) for one in found if one]
 
 
 def places(file: str) -> list[list[Any]]:
@@ -142,7 +137,7 @@ def places(file: str) -> list[list[Any]]:
     plugins.OPERATOR_PROVIDERS["project"] = {"DeleteStatement": DeleteStatement}
     found: dict[tuple[str, tuple[int, int]], list[Any]] = defaultdict(list)
     source = (ROOT / file).read_text()
-    nodes, lines = list(ast_nodes(get_ast(source))), source.splitlines()
+    nodes, lines, unused = list(ast_nodes(get_ast(source))), source.splitlines(), annotations(source)
     for name in sorted(plugins.operator_names()):
         kind = plugins.get_operator(name)
         if kind.arguments() or SAME.search(name):
@@ -151,7 +146,7 @@ def places(file: str) -> list[list[Any]]:
         for occurrence, (node, start, end) in enumerate(positions):
             abstract = name.endswith("/RemoveDecorator") and "abstractmethod" in node.get_code()
             left = any(words in lines[start[0] - 1] for words in LEFT)
-            if not abstract and not left and not in_annotation(node):
+            if not abstract and not left and not any(first <= start < last for first, last in unused):
                 found[name.partition("_")[0], start].append(MutationSpec(file, name, occurrence, start, end))
     return list(found.values())
 

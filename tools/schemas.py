@@ -18,7 +18,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import FieldDescriptor as Cpp
 from google.protobuf.message import Message
-from pydantic import BaseModel
 
 from coordinator.backups.inventory import Content
 from experiments.tables import Table
@@ -40,7 +39,7 @@ from worker.site.roster import Changes
 from worker.work.trial import TrialRound
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "schemas" / "output.json"
-_NAMES: dict[Any, Any] = dict.fromkeys((str, bytes, datetime, Path), "string") | dict.fromkeys((None, NoneType), "null")
+_NAMES: dict[Any, Any] = dict.fromkeys((str, bytes, datetime), "string") | dict.fromkeys((None, NoneType), "null")
 _NAMES |= {bool: "boolean", int: "integer", float: ["number", "null"]}  # NaN is null
 _CPP_TYPES: dict[int, type] = dict.fromkeys((Cpp.CPPTYPE_STRING, Cpp.CPPTYPE_ENUM, Cpp.CPPTYPE_MESSAGE), str)
 _CPP_TYPES |= {Cpp.CPPTYPE_BOOL: bool, Cpp.CPPTYPE_DOUBLE: float, Cpp.CPPTYPE_FLOAT: float}
@@ -77,7 +76,6 @@ COMPARED = {
 }  # fmt: skip
 BACKUP = {name: kind for name, kind in get_type_hints(Content).items() if name not in ("ca", "server", "restored")}
 BACKUP |= {"ca_fingerprint": str}
-REPLAYED = {"run": str, "algorithm": str, "hyperparameters": Mapping[str, object], "rounds": [Replayed]}
 SQUARE = list[list[float]]
 TWO_OFFICERS = v1.RequestActionResponse
 
@@ -186,7 +184,7 @@ DOCUMENTS: dict[str, Any] = {
     "admin replies": v1.ListRepliesResponse,
     "admin export": {"file": str, "digest": str, "size": int, "initial": bool, "round?": int, "value?": float},
     "admin bundle": {"file": str, "record": str, "size": int, "rounds": int},
-    "admin replay": REPLAYED,
+    "admin replay": {"run": str, "algorithm": str, "hyperparameters": Mapping[str, object], "rounds": [Replayed]},
     "admin audit": v1.AuditEntry,
     "admin audit verify": {
         "entries": int, "rounds": int, "blobs": int, "problems": [str],
@@ -236,18 +234,13 @@ class Schemas:
             return {"type": "object", "additionalProperties": self.of(arguments[1] if arguments else shape[str])}
         if isinstance(shape, dict):
             return self._object({name: self.of(part) for name, part in shape.items()}, further=isinstance(shape, Open))
-        return self._class(shape)
-
-    def _class(self, kind: type) -> dict[str, Any]:
-        if issubclass(kind, Message):
-            return self._message(kind.DESCRIPTOR)
-        if issubclass(kind, Enum):
-            return {"enum": [member.value for member in kind]}
-        if is_dataclass(kind) or issubclass(kind, BaseModel):
-            hints = get_type_hints(kind)
-            fields = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
-            return self.of({name: hints[name] for name in fields})
-        raise TypeError(f"{kind} has no schema")
+        if issubclass(shape, Message):
+            return self._message(shape.DESCRIPTOR)
+        if issubclass(shape, Enum):
+            return {"enum": [member.value for member in shape]}
+        if is_dataclass(shape):
+            return self.of(get_type_hints(shape))
+        raise TypeError(f"{shape} has no schema")
 
     def _object(self, properties: Mapping[str, Any], *, further: bool = False) -> dict[str, Any]:
         return {
@@ -309,7 +302,6 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only compare the file")
     if parser.parse_args().check:
         sys.exit(f"{FILE} is old: python tools/schemas.py" if FILE.read_text() != text() else 0)
-    FILE.parent.mkdir(exist_ok=True)
     FILE.write_text(text())
 
 
