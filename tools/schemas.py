@@ -8,7 +8,7 @@ A schema is made from the class or the protobuf message of the document; for oth
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from datetime import datetime
 from enum import Enum
@@ -24,7 +24,6 @@ from experiments.tables import Table
 from federation.attacks.catalogue import ListedAttack
 from federation.findings import Finding
 from federation.v1 import admin_pb2 as v1
-from fedpareto.cli.commands import TABLE
 from fedpareto.cli.document import MANIFESTS
 from fedpareto.cli.research.explain import Key
 from fedpareto.demo.demo_results import DemoResult, Served
@@ -79,7 +78,7 @@ BACKUP |= {"ca_fingerprint": str}
 SQUARE = list[list[float]]
 TWO_OFFICERS = v1.RequestActionResponse
 
-# The document of each command; of a command that prints several, each of them.
+# The document of each command that has --json; of a command that prints several, each of them.
 DOCUMENTS: dict[str, Any] = {
     "demo": {
         **dict.fromkeys(("directory", "admin_home", "attacker", "attack"), str), "hospitals": [str],
@@ -151,6 +150,7 @@ DOCUMENTS: dict[str, Any] = {
     "worker roster card": {**JOINED, "key": str, "card": str},
     "worker roster pin": {**ROSTER, "changes": Changes},
     "worker roster show": {"roster": Either((None, ROSTER)), "tasks": {str: SESSIONS}},
+    "admin alerts": v1.ListAlertsResponse,
     "admin login": {"name": str, "federation_id": str, "roles": [str], "certificate_expires": str},
     "admin join-string": v1.CreateJoinStringResponse,
     "admin join-strings": v1.ListJoinStringsResponse,
@@ -158,7 +158,6 @@ DOCUMENTS: dict[str, Any] = {
     "admin clients": v1.ListClientsResponse,
     "admin client": v1.Client,
     "admin tag": v1.TagClientResponse,
-    "admin alerts": v1.ListAlertsResponse,
     "admin coordinators": v1.ListCoordinatorsResponse,
     "admin admins": v1.ListAdministratorsResponse,
     "admin approve": Either((v1.ApproveClientResponse, TWO_OFFICERS)),
@@ -186,10 +185,6 @@ DOCUMENTS: dict[str, Any] = {
     "admin bundle": {"file": str, "record": str, "size": int, "rounds": int},
     "admin replay": {"run": str, "algorithm": str, "hyperparameters": Mapping[str, object], "rounds": [Replayed]},
     "admin audit": v1.AuditEntry,
-    "admin audit verify": {
-        "entries": int, "rounds": int, "blobs": int, "problems": [str],
-        "checkpoint": {"size": int, "root": str, "created": str},
-    },
     "experiment list": {"experiments": [EXPERIMENT], "unusable": [{"name": str, "error": str, "package?": str}]},
     "experiment run": RESULTS,
     "experiment compare": RESULTS,
@@ -200,8 +195,11 @@ DOCUMENTS: dict[str, Any] = {
              "classes": Mapping[str, int]}
         ],
     },
+    "admin audit verify": {
+        "entries": int, "rounds": int, "blobs": int, "problems": [str],
+        "checkpoint": {"size": int, "root": str, "created": str},
+    },
 }  # fmt: skip
-WITHOUT = {"worker trainer"}  # it speaks with a worker over standard output
 
 
 class Schemas:
@@ -277,20 +275,10 @@ class Schemas:
         return self.of(_CPP_TYPES.get(field.cpp_type, int))
 
 
-def commands() -> Iterator[str]:
-    """The names of all commands that have --json."""
-    for group, rows in TABLE.items():
-        for name in rows:
-            path = {"fedpareto": name, "roster": f"worker roster {name}"}.get(group, f"{group} {name}")
-            if path not in WITHOUT:
-                yield path
-    yield "admin audit verify"
-
-
 def text() -> str:
     """The file, with a line for each definition: those of messages, and one of each command by its name."""
     made = Schemas()
-    of_commands = {name: made.of(DOCUMENTS[name]) for name in commands()}
+    of_commands = {name: made.of(shape) for name, shape in DOCUMENTS.items()}
     definitions = {**dict(sorted(made.definitions.items())), **of_commands}
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(schema)}" for name, schema in definitions.items())
     return f'{{"$schema": "https://json-schema.org/draft/2020-12/schema",\n"$defs": {{\n{lines}\n}}}}\n'

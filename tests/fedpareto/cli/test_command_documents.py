@@ -33,8 +33,9 @@ def test_every_command_that_shows_something_has_json_and_a_schema(schemas: Any) 
         if any("--json" in parameter.opts for parameter in command.params):
             with_json.add(" ".join(path))
         else:
-            assert hasattr(command, "commands") or " ".join(path) in schemas.WITHOUT, path
-    assert with_json == set(schemas.DOCUMENTS) == set(schemas.commands())
+            # The trainer speaks with a worker over standard output.
+            assert hasattr(command, "commands") or path == ("worker", "trainer"), path
+    assert with_json == set(schemas.DOCUMENTS)
 
 
 @pytest.mark.parametrize(
