@@ -70,29 +70,25 @@ def _of_groups(groups: Mapping[str, Sequence[int]], final: Measures) -> Measures
 
 
 def _on_the_front(front: tuple[str, str], item: RunResult, together: Iterable[RunResult]) -> Measures:
-    points = {other.method: (preference_of(other.spec), _losses(front, other)) for other in together}
-    points = {method: point for method, point in points.items() if all(map(len, point))}
-    if item.method not in points:
+    wanted, reached = dict[str, float](), dict[str, float]()
+    for other in together:
+        r, F = preference_of(other.spec), [other.final.get(name, math.nan) for name in front]
+        if r and all(0 < loss < math.inf for loss in F):
+            # On the ray r_1 F_1 = r_2 F_2, F_2 / F_1 = r_1 / r_2: the larger, the smaller the first loss should be.
+            wanted[other.method], reached[other.method] = r[0] / r[1], F[1] / F[0]
+    if item.method not in wanted:
         return {}
     from scipy.stats import kendalltau  # noqa: PLC0415 - loading takes 0.7 s
 
-    # On the ray r_1 F_1 = r_2 F_2, F_2 / F_1 = r_1 / r_2: the larger, the smaller the first loss should be.
-    wanted = {method: r[0] / r[1] for method, (r, _) in points.items()}
-    reached = {method: F[1] / F[0] for method, (_, F) in points.items()}
-    tau = float(kendalltau(list(wanted.values()), list(reached.values())).statistic) if len(points) > 1 else math.nan
-    r, F = map(np.array, points[item.method])
+    tau = float(kendalltau(list(wanted.values()), list(reached.values())).statistic) if len(wanted) > 1 else math.nan
+    preference, losses = np.array(preference_of(item.spec)), np.array([item.final[name] for name in front])
     return {
         "front/wanted": 1.0 + sum(value > wanted[item.method] for value in wanted.values()),
         "front/place": 1.0 + sum(value > reached[item.method] for value in reached.values()),
         "front/tau": tau,
-        "front/divergence": divergence(F, r / r.mean()),
-        "front/spread": float((r * F).max() / (r * F).min()),
+        "front/divergence": divergence(losses, preference / preference.mean()),
+        "front/spread": float((preference * losses).max() / (preference * losses).min()),
     }
-
-
-def _losses(front: tuple[str, str], result: RunResult) -> tuple[float, ...]:
-    losses = tuple(result.final.get(name, math.nan) for name in front)
-    return losses if np.isfinite(losses).all() and min(losses) > 0 else ()
 
 
 def preference_of(spec: Mapping[str, object]) -> tuple[float, ...]:

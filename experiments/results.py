@@ -181,7 +181,7 @@ class Store:
     def find(self, job: Job) -> RunResult | None:
         """The result of a run; None if there is none, or if it has another specification."""
         stored = self.runs().get(job.name)
-        if stored is None or difference(stored.spec, job.document, job.given):
+        if stored is None or self.other(job):
             return None
         method, condition = job.cell.key
         return replace(stored, method=method, condition=condition, spec=job.document)
@@ -251,14 +251,14 @@ class Store:
 @lru_cache(maxsize=4)
 def _read(path: Path, _: tuple[int, ...]) -> dict[str, RunResult]:
     runs = dict[str, RunResult]()
-    *lines, last = path.read_bytes().split(b"\n")
-    for number, line in enumerate([*lines, last], 1):
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
         try:
             if line.strip():
                 result = parsed(line)
                 runs[result.name] = result
         except DamagedError as error:
-            if number <= len(lines):  # the last one is perhaps being written
+            if number < len(lines):  # the last one is perhaps being written
                 remedy = "remove the line, and its run is made again"
                 raise DamagedError(f"{path}, line {number} cannot be read ({error}): {remedy}") from error
     return runs

@@ -70,10 +70,8 @@ def comparison(experiment: Experiment, results: Sequence[RunResult], *, narrow: 
     conditions, rates = any(item.name for item in experiment.conditions), _some_rate_changes(results)
     header = [_METHOD, *[_CONDITION] * conditions, *[_RATE] * rates, "Seeds"]
     for column in experiment.columns:
-        if narrow:
-            header.append(f"{column.title} (Δ)" if column.published else column.title)
-        else:
-            header += [column.title, "published", "Δ"] if column.published else [column.title]
+        compared = [f"{column.title} (Δ)"] if narrow else [column.title, "published", "Δ"]
+        header += compared if column.published else [column.title]
     rows = []
     for cell in _with_results(experiment, results):
         runs = [item for item in results if item.is_of(cell)]
