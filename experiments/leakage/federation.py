@@ -124,12 +124,11 @@ class AttackedFederation:
         self._train = specification.train
         self.targets = specification.members - specification.colluders_at_most
         self.pool: Pool = Digits().pool(DataSource())
-        self.network = Network(self._seed("network"))
+        self.network = Network(derived_seed(repr((specification.seed, "network"))))
         order = np.random.default_rng([specification.seed, 0]).permutation(len(self.pool.y))
         self.shadow, rest = order[: specification.shadow], order[specification.shadow :]
-        self._dealt = len(rest)
         size = len(rest) // specification.members
-        self.member_indices = np.stack([rest[own[:size]] for own in self._deal(rest, specification.seed)])
+        self.member_indices = np.stack([own[:size] for own in self._dealt(rest, specification.seed)])
         self.members = self._clients(self.member_indices)
         self.sampling_rate = self._train.batch / size
         self._models: dict[float | None, list[Tensor]] = {}
@@ -170,8 +169,8 @@ class AttackedFederation:
         size = self.members.y.shape[1]
         dealt: list[NDArray[np.int64]] = []
         while len(dealt) < self.specification.shadow_clients:
-            drawn = random.choice(self.shadow, self._dealt)
-            dealt += [drawn[own[:size]] for own in self._deal(drawn, int(random.integers(2**31)))]
+            drawn = random.choice(self.shadow, len(self.pool.y) - len(self.shadow))
+            dealt += [own[:size] for own in self._dealt(drawn, int(random.integers(2**31)))]
         return self._clients(np.stack(dealt[: self.specification.shadow_clients]))
 
     @cached_property
@@ -183,18 +182,15 @@ class AttackedFederation:
         """Sigma with which one round is (epsilon, delta)-private; 0 without epsilon."""
         return noise_multiplier(epsilon, self.sampling_rate, self._train.steps, self._train.delta)
 
-    def _deal(self, indices: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
-        """The positions in `indices` of the images of each client, in random order."""
+    def _dealt(self, indices: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
+        """Those of the images at `indices` that each client gets, in random order."""
         part = Part(0, self.specification.members, f"dirichlet:{self.specification.alpha}", seed)
         dealt = partition(Pool(self.pool.x[indices], self.pool.y[indices]), part)
-        return [np.random.default_rng([seed, 4]).permutation(own) for own in dealt]
+        return [indices[np.random.default_rng([seed, 4]).permutation(own)] for own in dealt]
 
     def _clients(self, chosen: NDArray[np.int64]) -> Clients:
         indices = torch.from_numpy(chosen)
         return Clients(self.pool.x[indices], self.pool.y[indices].long())
 
-    def _seed(self, *names: object) -> int:
-        return derived_seed(repr((self.specification.seed, *names)))
-
     def _generator(self, *names: object) -> torch.Generator:
-        return torch.Generator().manual_seed(self._seed(*names))
+        return torch.Generator().manual_seed(derived_seed(repr((self.specification.seed, *names))))

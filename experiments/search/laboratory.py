@@ -33,7 +33,7 @@ def measure(specification: SearchSpecification) -> Measures:
     m = specification.members
     random = np.random.default_rng([specification.seed, m])
     cohort = Thresholds(m, specification.mode)
-    members, level = SearchMembers.of(_rule(specification), cohort), SearchMembers.of(EVALUATION, cohort)
+    members, level = SearchMembers(_rule(specification), cohort), SearchMembers(EVALUATION, cohort)
     visits = _updates(specification)
     began = time.process_time()
     gram, parts = _inner(visits), _inner([individual_parts(visit) for visit in visits])

@@ -23,17 +23,15 @@ class SearchMembers:
     Attributes:
         rule: what their algorithm allows of coefficients.
         cohort: its numbers. All members have finished READY and are in W.
-        least: E*.
     """
 
     rule: Bounds
     cohort: Thresholds
-    least: Fraction
 
-    @classmethod
-    def of(cls, rule: Bounds, cohort: Thresholds) -> "SearchMembers":
-        """Members whose owners have chosen no E*."""
-        return cls(rule, cohort, cohort.effective_members)
+    @property
+    def least(self) -> Fraction:
+        """E*, of which no owner has chosen another."""
+        return self.cohort.effective_members
 
     @property
     def bound(self) -> float:

@@ -79,7 +79,7 @@ def worst_cosine(coefficients: Reals, t: int) -> float:
 
 @pytest.mark.parametrize(("m", "mode"), COHORTS)
 def test_coefficients_that_members_accept_never_show_more_than_the_bound_whoever_is_lost(m: int, mode: Mode) -> None:
-    members, random = SearchMembers.of(FREE, Thresholds(m, mode)), np.random.default_rng(m)
+    members, random = SearchMembers(FREE, Thresholds(m, mode)), np.random.default_rng(m)
     sums, largest = 0, 0.0
     for corner in corners(members, random):
         plan = within(Plan(np.arange(m), corner[None], np.ones((1, m), bool)), members)
@@ -97,7 +97,7 @@ def test_coefficients_that_members_accept_never_show_more_than_the_bound_whoever
 
 @pytest.mark.parametrize(("m", "mode"), [*COHORTS[:3], *COHORTS[5:6]])
 def test_an_optimiser_reaches_the_bound_and_does_not_exceed_it(m: int, mode: Mode) -> None:
-    members = SearchMembers.of(FREE, Thresholds(m, mode))
+    members = SearchMembers(FREE, Thresholds(m, mode))
     target = CosineTarget(members, np.eye(m))
     cosine = target.cosine(PlanSearch(target, 1, 200, np.random.default_rng(m)).best())
     assert 0.999 * members.bound < cosine <= members.bound * (1 + 1e-12)
@@ -107,7 +107,7 @@ def test_an_optimiser_reaches_the_bound_and_does_not_exceed_it(m: int, mode: Mod
     "rule", [EVALUATION, Bounds(kind=BoundKind.FIXED), Bounds(kind=BoundKind.BOX), Bounds(kind=BoundKind.CAP)]
 )
 def test_tighter_bounds_of_an_algorithm_never_show_more_than_its_cover(rule: Bounds) -> None:
-    members = SearchMembers.of(rule, Thresholds(20, Mode.PRIVATE))
+    members = SearchMembers(rule, Thresholds(20, Mode.PRIVATE))
     target = CosineTarget(members, np.eye(20))
     cosine = target.cosine(PlanSearch(target, 1, 200, np.random.default_rng(0)).best())
     assert cosine <= members.bound
@@ -119,7 +119,7 @@ def test_tighter_bounds_of_an_algorithm_never_show_more_than_its_cover(rule: Bou
 def test_real_members_answer_what_the_search_finds_and_the_sum_shows_what_it_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    members = SearchMembers.of(FREE, Thresholds(5, Mode.SUM))
+    members = SearchMembers(FREE, Thresholds(5, Mode.SUM))
     target = CosineTarget(members, np.eye(5))
     plan = PlanSearch(target, 1, 200, np.random.default_rng(0)).best()
     a = np.zeros(5)
