@@ -42,7 +42,7 @@ class Method(_Section):
     name: str = Field(min_length=1)
     spec: Overrides = {}
     conditions: tuple[str, ...] = ()
-    row: dict[str, str] | None = None
+    row: dict[str, str] = {}
     curve: str = ""
     x: float | None = None
 
@@ -75,12 +75,6 @@ class Plot(_Section):
     x: str = ""
     smooth: int = Field(1, ge=1)
     top: float = Field(100.0, gt=0)
-
-    @model_validator(mode="after")
-    def _two_axes(self) -> Self:
-        if (self.kind == "plane") != bool(self.against):
-            raise ValueError("a plane needs a second measure, against; other figures have none")
-        return self
 
     @property
     def slug(self) -> str:
@@ -202,6 +196,9 @@ class Experiment(_Section):
             chosen("method", methods, named)
         if self.published is None and any(column.published for column in self.columns):
             raise ValueError("a column names a published one, but there is no [published] table")
+        for plot in self.plots:
+            if (plot.kind == "plane") != bool(plot.against):
+                raise ValueError(f"plot {plot.slug}: a plane needs a second measure, against; other figures have none")
         for method in self.methods:
             if method.row and not (self.published and self.published.rows_with(method.row)):
                 raise ValueError(f"method {method.name!r}: no published row has {method.row}")
@@ -269,7 +266,7 @@ class Experiment(_Section):
         """
         if self.published is None:
             return {}
-        row = {self.published.key: cell.method.name} if cell.method.row is None else cell.method.row
+        row = cell.method.row or {self.published.key: cell.method.name}
         rows = self.published.rows_with({**row, **cell.condition.row})
         if len(rows) > 1:
             raise ExperimentError(f"{self.name}, {cell.label}: {len(rows)} rows of {self.published.file} fit")

@@ -32,7 +32,8 @@ class _Published(BaseModel, extra="forbid", frozen=True):
     def rows(self) -> list[dict[str, str]]:
         """The rows of the file, without its comments."""
         text = (self._directory / self.file).read_text(encoding="utf-8")
-        return list(csv.DictReader(line for line in text.splitlines() if line and not line.startswith("#")))
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+        return list(csv.DictReader(lines, restval=""))
 
 
 class PublishedTable(_Published):

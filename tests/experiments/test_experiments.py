@@ -162,6 +162,12 @@ def test_one_seed_has_no_deviation_and_what_was_not_published_no_difference() ->
     assert str(tables.Spread(math.nan)) == "–"
 
 
+def test_a_published_row_that_ends_early_lacks_numbers(tmp_path: Path) -> None:
+    (tmp_path / "short.csv").write_text("method,avg\nFedAvg\n")
+    experiment = parse("tiny", TINY.replace("fedfv_table3_fmnist3.csv", "short.csv"), tmp_path)
+    assert tables.comparison(experiment, [result("FedAvg", 1, 80.0)]).rows[0][2:5] == ("80.00", "–", "–")
+
+
 def test_methods_and_conditions_make_a_grid_of_what_is_there() -> None:
     experiment = load("robustness")
     results = [
