@@ -1,10 +1,11 @@
 """A bare gRPC server over TLS in a process of its own, to compare ours with: it gives, takes and answers."""
 
 import multiprocessing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,24 +19,12 @@ def pieces(size: int) -> Iterator[bytes]:
         yield CHUNK[: size - start]
 
 
-def give(request: bytes, context: Any) -> Iterator[bytes]:
-    return pieces(int(request))
-
-
-def take(requests: Iterable[bytes], context: Any) -> bytes:
-    return str(sum(map(len, requests))).encode()
-
-
-def answer(request: bytes, context: Any) -> bytes:
-    return request
-
-
 def serve(addresses: Sequence[str], pair: tuple[bytes, bytes], options: Any, ready: Connection) -> None:
     """Listens on each address until its process is ended."""
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "Give": grpc.unary_stream_rpc_method_handler(give),
-        "Take": grpc.stream_unary_rpc_method_handler(take),
-        "Answer": grpc.unary_unary_rpc_method_handler(answer),
+        "Give": grpc.unary_stream_rpc_method_handler(lambda size, _: pieces(int(size))),
+        "Take": grpc.stream_unary_rpc_method_handler(lambda requests, _: str(sum(map(len, requests))).encode()),
+        "Answer": grpc.unary_unary_rpc_method_handler(lambda request, _: request),
     }
     server = grpc.server(ThreadPoolExecutor(32), options=options)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Bare", methods),))
@@ -45,12 +34,17 @@ def serve(addresses: Sequence[str], pair: tuple[bytes, bytes], options: Any, rea
     server.wait_for_termination()
 
 
+def bare_channel(home: Path, port: int) -> grpc.Channel:
+    """A connection of its own to a port that has the certificate of a coordinator's directory."""
+    credentials = grpc.ssl_channel_credentials((home / "ca.pem").read_bytes())
+    return grpc.secure_channel(f"127.0.0.1:{port}", credentials, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
 @contextmanager
-def bare_server(
-    addresses: Sequence[str], key: bytes, certificate: bytes, options: Any = ()
-) -> Iterator[tuple[int, int]]:
-    """Starts it; yields the id of its process, and the port of its first address."""
+def bare_server(home: Path, addresses: Sequence[str], options: Any = ()) -> Iterator[tuple[int, int]]:
+    """Starts it with a coordinator's certificate; yields the id of its process, and the port of its first address."""
     context = multiprocessing.get_context("forkserver")
+    key, certificate = ((home / name).read_bytes() for name in ("server.key", "server.pem"))
     near, far = context.Pipe()
     server = context.Process(target=serve, args=(addresses, (key, certificate), options, far), daemon=True)
     server.start()

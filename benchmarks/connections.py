@@ -1,6 +1,6 @@
 """The costs of connections: of idle members that attend, and of the front listener.
 
-`idle`: `--members` attend with TLS 1.3 and a certificate each, and send heartbeats; this process holds the members'
+`idle`: `--members` attend with TLS 1.3 and a certificate each, and send heartbeats; one process holds the members'
 side of all of them. CPU and memory are those of the coordinator and of its front listener together; a share of 1 is
 one core. The scenario fails if one of the members does not attend at the end.
 
@@ -11,28 +11,27 @@ front listener. 0 members, or 0 gigabytes, leave a part out.
 
 import asyncio
 import os
-import signal
 import statistics
 import time
+import timeit
+from pathlib import Path
 from typing import Any
 
 import grpc
 import psutil
-from bare import bare_server, pieces
-from measuring import Document, cpu_seconds, least, lone_coordinator, progress, temporary_federation, timed
+from bare import bare_channel, bare_server, pieces
+from measuring import Document, cpu_seconds, in_a_process, least, lone_coordinator, progress, temporary_federation
 
 from coordinator.front.connection_limits import ConnectionLimits, raise_descriptor_limit
 from coordinator.front.listener import Front
 from federation.line.channels import server_verified_channel
-from federation.trust.certificates import pem
 from federation.trust.join_string import JoinStringFields, fetch_ca
-from federation.trust.keys import new_tls_key, private_key_pem
+from federation.trust.keys import private_key_pem
 from federation.trust.member_files import MemberFiles
 from federation.v1.admin_pb2 import CreateJoinStringRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.federation_pb2 import AttendRequest, Heartbeat, Hello, TaskOffer
 from federation.v1.federation_pb2_grpc import FederationStub
-from tests.federation.trust.scene import Authority
 from tests.harness import Federation, enrolled
 
 FORMS = {
@@ -41,9 +40,7 @@ FORMS = {
     "smallest": {"members": 2, "seconds": 0.1, "gigabytes": 1 / 128, "calls": 5, "turns": 1},
 }
 WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 20))
-SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-LOCAL = (("grpc.use_local_subchannel_pool", 1),)
-NO_PROXY = ("grpc.enable_http_proxy", 0)
+OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 AT_A_TIME = 32  # handshakes: an address may have 64 connections that have shown no certificate yet
 HELLO = AttendRequest(hello=Hello(software="bench", tasks=[TaskOffer(task="digits", samples=100)], device="cpu"))
 
@@ -51,35 +48,29 @@ HELLO = AttendRequest(hello=Hello(software="bench", tasks=[TaskOffer(task="digit
 def measure(members: int, seconds: float, gigabytes: float, calls: int, turns: int) -> Document:
     result: Document = {"load": psutil.getloadavg()[0]}
     if members:
-        raise_descriptor_limit()
         with temporary_federation() as fed:
-            result["idle"] = idle(fed, members, seconds)
+            pid = lone_coordinator(fed).popen.pid
+            # In a process that a signal kills: an exception inside grpc.aio, as a signal raises it here, can crash it.
+            result["idle"] = in_a_process(idle, fed.directory, pid, members, seconds)
     if gigabytes:
-        result["front"] = asyncio.run(compare(gigabytes, calls, turns))
+        with temporary_federation() as fed:
+            result["front"] = asyncio.run(compare(fed.home, gigabytes, calls, turns))
     return result
 
 
 # --- idle members
 
 
-def idle(fed: Federation, members: int, seconds: float) -> Document:
-    pid = lone_coordinator(fed).popen.pid
-    alone = memory(pid)
-    everyone = enrolled_members(fed, members)
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        return asyncio.run(attended(fed, everyone, pid, alone, seconds))
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def idle(directory: Path, pid: int, members: int, seconds: float) -> Document:
+    """Enrolls members, who then attend, at the federation of a directory, whose coordinator has this process id."""
+    raise_descriptor_limit()
+    alone, fed = memory(pid), Federation(directory)
+    return asyncio.run(attended(fed, enrolled_members(fed, members), pid, alone, seconds))
 
 
 async def attended(fed: Federation, everyone: list[MemberFiles], pid: int, alone: float, seconds: float) -> Document:
     """All attend; measures the coordinator of this process, which had this memory before."""
-    members, this_task = len(everyone), asyncio.current_task()
-    assert this_task is not None
-    for signal_number in SIGNALS:  # an exception inside grpc.aio can crash this process
-        asyncio.get_running_loop().add_signal_handler(signal_number, this_task.cancel)
+    members = len(everyone)
     places, welcomes = asyncio.Semaphore(AT_A_TIME), asyncio.Queue[float]()
     async with asyncio.TaskGroup() as group:  # a member that fails ends all
         tasks = [group.create_task(attend(files, places, welcomes)) for files in everyone]
@@ -129,7 +120,7 @@ async def attend(files: MemberFiles, places: asyncio.Semaphore, welcomes: asynci
         RuntimeError: it ended the stream without one.
     """
     credentials = grpc.ssl_channel_credentials(files.ca, private_key_pem(files.tls_key), files.certificate)
-    async with grpc.aio.secure_channel(files.address, credentials, options=(*LOCAL, NO_PROXY)) as channel:
+    async with grpc.aio.secure_channel(files.address, credentials, options=OPTIONS) as channel:
         async with places:
             call: Any = FederationStub(channel).Attend()  # it connects at once
             await call.write(HELLO)
@@ -157,13 +148,12 @@ def memory(pid: int) -> float:
 # --- the front listener
 
 
-def costs_of(port: int, ca: bytes, pids: list[int], gigabytes: float, calls: int) -> dict[str, float]:
-    credentials = grpc.ssl_channel_credentials(ca)
+def costs_of(port: int, home: Path, pids: list[int], gigabytes: float, calls: int) -> dict[str, float]:
     size = int(gigabytes * (1 << 30))
-    with grpc.secure_channel(f"localhost:{port}", credentials, options=LOCAL) as channel:
+    with bare_channel(home, port) as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/Bare/Answer")
         take_all: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary("/Bare/Take")
-        latency = statistics.median(timed(lambda: call(b"x")) for _ in range(calls))
+        latency = statistics.median(timeit.repeat(lambda: call(b"x"), number=1, repeat=calls))
         before = cpu_seconds(*pids)
         assert int(take_all(pieces(size))) == size
         return {"cpu_per_gb": (cpu_seconds(*pids) - before) / gigabytes, "latency_us": latency * 1e6}
@@ -173,18 +163,16 @@ async def fail(actor: str, reason: str, times: int) -> None:
     raise RuntimeError(f"{actor} was refused: {reason}")
 
 
-async def compare(gigabytes: float, calls: int, turns: int) -> Document:
-    authority, key = Authority("bench"), new_tls_key()
-    certificate = pem(authority.issue(["fedpareto://bench/server"], ("localhost",), key))
+async def compare(home: Path, gigabytes: float, calls: int, turns: int) -> Document:
     limits = ConnectionLimits(connections=100, unverified=50, verified_seconds=3600, idle_seconds=3600)
     front = Front(limits, fail)
     public = front.listen("127.0.0.1", 0, "members")
     inner = os.path.realpath(front.inner("members").removeprefix("unix:"))  # the path in the other process, too
     results: dict[str, list[dict[str, float]]] = {"direct": [], "front": []}
-    with bare_server(["127.0.0.1:0", f"unix:{inner}"], private_key_pem(key), certificate, WINDOW) as (server, direct):
+    with bare_server(home, ["127.0.0.1:0", f"unix:{inner}"], WINDOW) as (server, direct):
         await front.start()
         assert front._process is not None
-        given = (pem(authority.ca), [server, front._process.pid], gigabytes, calls)
+        given = (home, [server, front._process.pid], gigabytes, calls)
         try:
             for turn in range(turns):
                 progress(f"front listener: turn {turn + 1} of {turns}")

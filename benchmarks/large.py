@@ -16,10 +16,9 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from measuring import SPEC, Document, cpu_seconds, lone_coordinator, peak_memory, progress, temporary_federation
+from measuring import Document, cpu_seconds, lone_coordinator, peak_memory, progress, submitted, temporary_federation
 
 from federation.digests import DEFAULT_ALGORITHM, hasher
 from federation.line.channels import CHUNK_BYTES
@@ -27,7 +26,7 @@ from federation.trust.envelope import unseal
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Heartbeat, SubmitRequest, Window
-from federation.vectors import Layout, Tensor, update_layout
+from federation.vectors import Layout, update_layout
 from tests.harness import Federation, Member, wait_for
 
 FORMS = {
@@ -47,9 +46,8 @@ def measure(members: int, parameters: int) -> Document:
         return one_round(fed, members, parameters)
 
 
-def pieces(order: AssignmentManifest, seed: int) -> Iterator[bytes]:
+def pieces(layout: Layout, seed: int) -> Iterator[bytes]:
     """An update, in pieces: the same random numbers again and again, other ones for each seed."""
-    layout = update_layout([(row.name, row.length) for row in order.rows])
     block = np.random.default_rng(seed).standard_normal(CHUNK_BYTES // 4, dtype=np.float32).tobytes()
     yield layout.header
     whole, rest = divmod(layout.data_bytes, CHUNK_BYTES)
@@ -68,18 +66,17 @@ def download(member: Member, order: AssignmentManifest) -> None:
 
 def upload(member: Member, order: AssignmentManifest, seed: int) -> None:
     """Hands in an update; raises if it is not accepted."""
-    state, size = hasher(), 0
-    for piece in pieces(order, seed):
+    layout, state = update_layout([(row.name, row.length) for row in order.rows]), hasher()
+    for piece in pieces(layout, seed):
         state.update(piece)
-        size += len(piece)
     manifest = member.manifest(order)
-    manifest.payload, manifest.payload_bytes = f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", size
+    manifest.payload, manifest.payload_bytes = f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", layout.file_bytes
     windows: queue.SimpleQueue[Window] = queue.SimpleQueue()
 
     def requests() -> Iterator[SubmitRequest]:
         yield SubmitRequest(reply=member.seal(manifest))
         place, limit = 0, windows.get().limit
-        for piece in pieces(order, seed):
+        for piece in pieces(layout, seed):
             while place + len(piece) > limit:
                 limit = windows.get().limit
             yield SubmitRequest(chunk=piece, offset=place)
@@ -113,26 +110,19 @@ def one_round(fed: Federation, members: int, parameters: int) -> Document:
     """One round of members who train nothing."""
     coordinator = lone_coordinator(fed)
     homes = [fed.join(f"member-{i:02}") for i in range(members)]
-    model = fed.directory / "model.safetensors"
-    layout = Layout((Tensor("weight", (parameters,)),))
-    with model.open("wb") as file:
-        file.write(layout.header)
-        file.truncate(layout.file_bytes)  # zeros that take no room
-    spec = SPEC.format(rounds=1, clients=members, mode="off")
-    run = fed.submit(f"large-{members}-{parameters}", spec, "--model", str(model))
+    run, size = submitted(fed, "large", parameters, clients=members)
     pid = coordinator.popen.pid
     cpu = cpu_seconds(pid)
-    progress(f"{members} members download the model and send an update of {layout.data_bytes / 1e6:,.0f} MB")
+    progress(f"{members} members download the model and send an update of {size / 1e6:,.0f} MB")
     with ProcessPoolExecutor(members, multiprocessing.get_context("spawn")) as pool:  # a process for each member
         try:
             list(pool.map(play, homes, range(members), timeout=LONGEST_SECONDS))
         except Exception as error:
             raise RuntimeError(f"a member failed: {error}\n{coordinator.text[-3000:]}") from error
 
-    def stepped() -> list[Any]:
-        return fed.query("select started, stepped from rounds where run_id = :run and stepped is not null", run=run)
-
-    started, ended = map(datetime.fromisoformat, wait_for(stepped, "the step", LONGEST_SECONDS)[0])
+    times = "select started, stepped from rounds where run_id = :run and stepped is not null"
+    (found,) = wait_for(lambda: fed.query(times, run=run), "the step", LONGEST_SECONDS)
+    started, ended = map(datetime.fromisoformat, found)
     last = datetime.fromisoformat(fed.query("select max(received) from replies")[0][0])
     return {
         "members": members,

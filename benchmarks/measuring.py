@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import psutil
 
+from federation.vectors import Layout, Tensor
 from tests.harness import Federation, Process, federation
 from tests.paths import PROGRAMS
 
@@ -55,11 +56,11 @@ def best(work: Callable[[], object], repeats: int) -> float:
     return min(timed(work) for _ in range(repeats))
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Seconds."""
-    began = time.perf_counter()
+def timed(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds, or those of another clock."""
+    began = clock()
     work()
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def in_a_process(work: Callable[..., T], *arguments: Any) -> T:
@@ -79,12 +80,10 @@ def cpu_seconds(*pids: int) -> float:
     return total
 
 
-def peak_memory(pid: int) -> float:
-    """The peak of the resident memory of one process (VmHWM), in bytes."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("no VmHWM")
+def peak_memory(pid: int) -> int:
+    """The peak of the resident memory of one process (VmHWM), in bytes; OSError or IndexError if it has ended."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 @contextmanager
@@ -100,3 +99,15 @@ def lone_coordinator(fed: Federation) -> Process:
         return fed.serve()
     finally:
         fed.forks = True
+
+
+def submitted(
+    fed: Federation, name: str, parameters: int, *, rounds: int = 1, clients: int = 1, mode: str = "off"
+) -> tuple[str, int]:
+    """Submits a run of workers that do not train; returns its id, and the bytes of its model, which is zero."""
+    model, layout = fed.directory / f"{name}.safetensors", Layout((Tensor("weight", (parameters,)),))
+    with model.open("wb") as file:
+        file.write(layout.header)
+        file.truncate(layout.file_bytes)  # zeros that take no room
+    spec = SPEC.format(rounds=rounds, clients=clients, mode=mode)
+    return fed.submit(name, spec, "--model", str(model)), layout.file_bytes

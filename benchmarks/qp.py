@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import piqp  # type: ignore[import-untyped]  # it has no stubs
-from measuring import Document, cases, progress
+from measuring import Document, cases, progress, timed
 from numpy.typing import NDArray
 from sqlalchemy import select
 
@@ -131,12 +131,8 @@ def solved(solve: Callable[[Matrix], Matrix], K: Matrix, repeats: int) -> dict[s
     """The median CPU time in ms and the residual; None if the solver is not installed, "failed" if it fails."""
     zeros, ones = np.zeros(len(K)), np.ones(len(K))
     try:
-        solve(K)  # imports modules and fills caches
-        times = []
-        for _ in range(repeats):
-            start = time.process_time()
-            weights = solve(K)
-            times.append(1e3 * (time.process_time() - start))
+        weights = solve(K)  # imports modules and fills caches
+        times = [1e3 * timed(lambda: solve(K), time.process_time) for _ in range(repeats)]
     except ImportError:
         return {"ms": None, "residual": None}
     except Exception:

@@ -18,11 +18,9 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import grpc
-import numpy as np
-from bare import bare_server, pieces
+from bare import bare_channel, bare_server, pieces
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from measuring import (
-    SPEC,
     WORKER,
     Document,
     cases,
@@ -30,6 +28,7 @@ from measuring import (
     lone_coordinator,
     peak_memory,
     progress,
+    submitted,
     temporary_federation,
     timed,
 )
@@ -39,7 +38,6 @@ from coordinator.audit.log_verifier import log_problems
 from coordinator.audit.sequencer import Sequencer
 from coordinator.condition import Condition
 from federation.record.log_entries import ACCEPTED
-from federation.vectors import Layout, Tensor, to_bytes
 from storage import audit
 from storage.database import Database
 from tests.harness import Federation
@@ -85,11 +83,8 @@ def play(fed: Federation, parameters: int, clients: int, rounds: int, mode: str 
     if mode != "off":
         pin_each_other([WorkerHome(home) for home in homes], policy="")
     workers = [fed.spawn(home.name, [str(WORKER), str(home), str(parameters), *words]) for home in homes]
-    model = fed.directory / "model.safetensors"
-    model.write_bytes(to_bytes(Layout((Tensor("weight", (parameters,)),)), np.zeros(parameters, np.float32)))
     total = rounds + WARM_UP
-    spec = SPEC.format(rounds=total, clients=clients, mode=mode)
-    run = fed.submit(f"round-{parameters}-{clients}-{mode}", spec, "--model", str(model))
+    run, _ = submitted(fed, "round", parameters, rounds=total, clients=clients, mode=mode)
     pids = [coordinator.popen.pid, *(worker.popen.pid for worker in workers)]
 
     def completed() -> int:
@@ -113,7 +108,7 @@ def play(fed: Federation, parameters: int, clients: int, rounds: int, mode: str 
     measured, wall = max(1, completed() - first), time.perf_counter() - began
     cpu, coordinator_cpu = cpu_seconds(*pids) - cpu, cpu_seconds(pids[0]) - coordinator_cpu
     fed.wait_completed(run)
-    result = {
+    return {
         "parameters": parameters,
         "clients": clients,
         "mode": mode,
@@ -124,15 +119,11 @@ def play(fed: Federation, parameters: int, clients: int, rounds: int, mode: str 
         "coordinator_peak_mb": peak_memory(coordinator.popen.pid) / 1e6,
         "coordinator_idle_mb": idle / 1e6,
     }
-    for worker in workers:
-        worker.kill()
-    coordinator.stop()
-    return result
 
 
-def move_bare(ca: bytes, port: int, size: int, barrier: Barrier) -> None:
+def move_bare(home: Path, port: int, size: int, barrier: Barrier) -> None:
     """A client that downloads and uploads `size` bytes in each round, which all clients begin and end together."""
-    with grpc.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(ca)) as channel:
+    with bare_channel(home, port) as channel:
         give: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream("/Bare/Give")
         take: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary("/Bare/Take")
         while True:
@@ -144,7 +135,6 @@ def move_bare(ca: bytes, port: int, size: int, barrier: Barrier) -> None:
 
 def floor(home: Path, size: int, clients: int, rounds: int) -> dict[str, float]:
     """CPU-seconds and wall seconds of moving `size` bytes down and up for each client, with a process for each."""
-    key, certificate, ca = ((home / name).read_bytes() for name in ("server.key", "server.pem", "ca.pem"))
     context = multiprocessing.get_context("forkserver")
     barrier = context.Barrier(clients + 1, timeout=600)  # if one process ends early, the others end after this time
 
@@ -153,8 +143,8 @@ def floor(home: Path, size: int, clients: int, rounds: int) -> dict[str, float]:
             barrier.wait()
             barrier.wait()
 
-    with bare_server(["127.0.0.1:0"], key, certificate) as (server, port):
-        given = (ca, port, size, barrier)
+    with bare_server(home, ["127.0.0.1:0"]) as (server, port):
+        given = (home, port, size, barrier)
         movers = [context.Process(target=move_bare, args=given, daemon=True) for _ in range(clients)]
         for mover in movers:
             mover.start()
@@ -188,8 +178,8 @@ def in_log(url: str, entries: int, parent: Path) -> Document:
         return Sequencer(database, key, directory, condition=Condition(), clock=lambda: now)
 
     cpu = time.process_time()
-    recorded, first = timed(record), sequencer()
-    chained = timed(lambda: first.sequence(show=True))
+    first = sequencer()
+    seconds = timed(record) + timed(lambda: first.sequence(show=True))
     cpu = time.process_time() - cpu
     sizes = [1 + number * entries // 50 for number in range(50)]  # each proof is made once, and remembered
     proved = timed(lambda: [first.head(size) for size in sizes]) / len(sizes)
@@ -200,9 +190,8 @@ def in_log(url: str, entries: int, parent: Path) -> Document:
     database.close()
     return {
         "entries": entries,
-        "entries_per_second": entries / (recorded + chained),
+        "entries_per_second": entries / seconds,
         "entries_per_cpu_second": entries / cpu,  # of the coordinator's process; a database server has its own
-        "recorded_per_second": entries / recorded,
         "proof_seconds": proved,
         "proof_hashes": len(first.head(sizes[25]).consistency),
         "start_seconds": started,

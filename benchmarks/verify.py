@@ -13,12 +13,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from measuring import Document, cases, peak_memory, progress, temporary_federation
+from measuring import Document, cases, peak_memory, progress, temporary_federation, timed
 from round import play
 
 from coordinator.aggregation.gram import gram
 from federation.record.bundle import BundleReader
-from federation.v1.common_pb2 import ReplyManifest, StepManifest
+from federation.v1.common_pb2 import ReplyManifest
 from federation.vectors import RowFile
 from tests.harness import Federation
 
@@ -41,7 +41,7 @@ def ran(*arguments: str) -> dict[str, float]:
         process = subprocess.Popen([sys.executable, "-m", "fedpareto", *arguments], stdout=output, stderr=output)
         # ru_maxrss would count this process, of which the command is a fork at first.
         while process.poll() is None:
-            with suppress(OSError, RuntimeError):  # it has ended
+            with suppress(OSError, IndexError):  # it has ended
                 peak = max(peak, peak_memory(process.pid))
             time.sleep(0.01)  # the memory of a process can only be read again and again
         if process.returncode not in (0, 3):
@@ -59,17 +59,17 @@ def rows_of(path: Path) -> list[RowFile]:
     """The updates of the first round of a bundle."""
     with BundleReader(path) as bundle:
         record = next(bundle.rounds())
-        answers = [answer for exchange in record.phases[0].exchanges for answer in exchange.answers]
-        count = len(StepManifest.FromString(record.step.manifest).replies)
-        said = [ReplyManifest.FromString(answer.reply.manifest) for answer in answers[:count]]
-        return [row for one in said for row in bundle.rows(one.payload).values()]
+        replies = [answer.reply.manifest for exchange in record.phases[0].exchanges for answer in exchange.answers]
+        payloads = [ReplyManifest.FromString(reply).payload for reply in replies]
+        return [row for payload in payloads for row in bundle.rows(payload).values()]
 
 
 def bundled(fed: Federation, parameters: int, clients: int, rounds: int) -> Document:
     """Measures the bundle of one run."""
     play(fed, parameters, clients, rounds - 2, "off", "fresh")  # it plays two rounds more
+    fed.stop(*fed.processes)
     (run,) = fed.query("select run_id from runs")
-    coordinator = fed.serve()
+    fed.serve()
     result: Document = {"parameters": parameters, "clients": clients, "rounds": rounds}
     for name, more in (("bare", []), ("payloads", ["--payloads", "--yes"])):
         progress(f"the bundle, {name}")
@@ -77,11 +77,7 @@ def bundled(fed: Federation, parameters: int, clients: int, rounds: int) -> Docu
         bundle = ran("admin", "--home", str(fed.home / "admin"), "bundle", run[0], "--out", str(path), *more)
         result[name] = {"bytes": path.stat().st_size, "bundle": bundle, "verify": ran("verify", str(path))}
     rows, updates = rows_of(path), 4.0 * parameters * clients
-    cpu = time.process_time()
-    for _ in range(3):
-        gram(rows)
-    by_gram = 3 * updates / (time.process_time() - cpu)
+    by_gram = 3 * updates / timed(lambda: [gram(rows) for _ in range(3)], time.process_time)
     verified = updates * rounds / result["payloads"]["verify"]["cpu_seconds"]
-    coordinator.stop()
     rates = {"gram_bytes_per_cpu_second": by_gram, "verify_bytes_per_cpu_second": verified}
     return result | rates | {"share": verified / by_gram}

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
-from measuring import SPEC, WORKER, Document, cases, progress, temporary_federation
+from measuring import WORKER, Document, cases, progress, submitted, temporary_federation
 
-from federation.vectors import Layout, Tensor, to_bytes
 from tests.federation.line.slow_line import slow_line
 from tests.harness import Federation, wait_for
 
@@ -77,12 +75,9 @@ def one_round(fed: Federation, port: int, parameters: int, line: Line, number: i
     client = f"site-{number}"
     home = fed.join(client)
     description = (home / "member.toml").read_text()
-    model = fed.directory / "model.safetensors"
-    layout = Layout((Tensor("weight", (parameters,)),))
-    model.write_bytes(to_bytes(layout, np.full(parameters, float(number + 1), np.float32)))
     with slow_line(port, delay=line.delay, rate=line.rate, cut_after=line.cut_after) as proxy:
         (home / "member.toml").write_text(description.replace(f":{port}", f":{proxy.port}"))
-        run = fed.submit(f"wan-{number}", SPEC.format(rounds=1, clients=1, mode="off"), "--model", str(model))
+        run, size = submitted(fed, f"wan-{number}", parameters)
         worker = fed.spawn(client, [str(WORKER), str(home), str(parameters)])
         # In its log, which costs less than looks into the database.
         wait_for(lambda: '"event": "receipt"' in worker.text, f"a receipt: {worker.log}", seconds=LONGEST_SECONDS)
@@ -91,7 +86,6 @@ def one_round(fed: Federation, port: int, parameters: int, line: Line, number: i
         told = moments(worker.log)
         carried = proxy.up.carried
 
-    size = layout.file_bytes
     upload, download = told["receipt"] - told["submitting"], told["training"] - told["attending"]
     return {
         "line": line.name,
