@@ -11,7 +11,6 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,57 +54,44 @@ class Client:
         return bytes(reply)
 
 
-class Grid:
-    """Carries messages between the workflow and the clients."""
-
-    def __init__(self) -> None:
-        self.clients = {number: Client(number) for number in range(2, M + 2)}
-        self.gone = set(list(self.clients)[:LOST])
-
-    def send_and_receive(self, messages: Iterable[Message], **_: Any) -> list[Message]:
-        return [self.carry(message) for message in messages]
-
-    def carry(self, message: Message) -> Message:
-        number = message.metadata.dst_node_id
-        stage = message.content.config_records[RECORD_KEY_CONFIGS][Key.STAGE]
-        if number in self.gone and stage in (Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK):
-            return Message(Error(1), reply_to=message)
-        reply = self.clients[number].answer(message_to_proto(message).SerializeToString())
-        return message_from_proto(ProtoMessage.FromString(reply))
+CLIENTS = {number: Client(number) for number in range(2, M + 2)}
+GONE = range(2, LOST + 2)
 
 
-class Proxy:
-    """A client as the strategy sees it."""
-
-    def __init__(self, number: int) -> None:
-        self.node_id, self.cid = number, str(number)
-
-
-# A client manager that knows all clients.
-EVERYBODY: Any = SimpleNamespace(num_available=lambda: M, sample=lambda **_: [Proxy(n) for n in range(2, M + 2)])
+def carry(message: Message) -> Message:
+    """A client's answer to a message of the workflow."""
+    number = message.metadata.dst_node_id
+    stage = message.content.config_records[RECORD_KEY_CONFIGS][Key.STAGE]
+    if number in GONE and stage in (Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK):
+        return Message(Error(1), reply_to=message)
+    reply = CLIENTS[number].answer(message_to_proto(message).SerializeToString())
+    return message_from_proto(ProtoMessage.FromString(reply))
 
 
 def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # the server, in its messages
-    grid = Grid()
-    context: Any = LegacyContext(Context(0, 0, {}, RecordDict(), {}), client_manager=EVERYBODY)
+    proxies = [SimpleNamespace(node_id=number, cid=str(number)) for number in CLIENTS]  # as the strategy sees clients
+    manager: Any = SimpleNamespace(num_available=lambda: M, sample=lambda **_: proxies)
+    grid: Any = SimpleNamespace(send_and_receive=lambda messages, **_: [carry(message) for message in messages])
+    context: Any = LegacyContext(Context(0, 0, {}, RecordDict(), {}), client_manager=manager)
     context.state.config_records[MAIN_CONFIGS_RECORD] = flwr.app.ConfigRecord({WorkflowKey.CURRENT_ROUND: 1})
     model = compat.parameters_to_arrayrecord(ndarrays_to_parameters([np.zeros(D, np.float32)]), keep_input=False)
     context.state.array_records[MAIN_PARAMS_RECORD] = model
     start = time.process_time()
     SecAggPlusWorkflow(num_shares=M, reconstruction_threshold=2 * M // 3 + 1)(grid, context)
-    seconds = time.process_time() - start - sum(client.seconds for client in grid.clients.values())
+    clients = CLIENTS.values()
+    seconds = time.process_time() - start - sum(client.seconds for client in clients)
     (found,) = context.state.array_records[MAIN_PARAMS_RECORD].to_numpy_ndarrays()
-    exact = np.mean([client.vector for number, client in grid.clients.items() if number not in grid.gone], axis=0)
+    exact = np.mean([client.vector for number, client in CLIENTS.items() if number not in GONE], axis=0)
     if not np.abs(found - exact).max() < 1e-3:
         raise SystemExit("the mean of Flower's SecAgg+ is wrong")
     result = {
         "software": f"Flower {flwr.__version__}",
-        "member_seconds": max(client.seconds for client in grid.clients.values()),
+        "member_seconds": max(client.seconds for client in clients),
         "coordinator_seconds": seconds,
-        "up": max(client.up for client in grid.clients.values()),
-        "down": max(client.down for client in grid.clients.values()) - 4 * D,
+        "up": max(client.up for client in clients),
+        "down": max(client.down for client in clients) - 4 * D,
     }
     json.dump(result, sys.stdout)
 

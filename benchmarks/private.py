@@ -10,7 +10,6 @@ Flower's SecAgg+ is measured beside it by `--flower`, the Python of an environme
 docs/operate/benchmarks.md); with `lost`, both of its clients are lost before they send their masked vectors.
 """
 
-import gc
 import json
 import os
 import subprocess
@@ -34,7 +33,7 @@ from federation.secure.thresholds import Mode, Thresholds
 from federation.work.base import Result, payload_layout
 from federation.work.registry import encode
 from federation.work.secure.terms import SessionStage
-from tests.federation.work.scene import Cast, cast, context, document, held
+from tests.federation.work.scene import Cast, Member, cast, context, document, held
 
 SIZES = " ".join(f"{m}x{d}" for d in (38_000, 800_000, 11_200_000) for m in (10, 20, 50))
 FORMS = {
@@ -50,14 +49,23 @@ def measure(sizes: str, flower: str) -> Document:
         return {"rounds": list(rows(cases(sizes), flower))}
 
 
-class Measured(Cast):
-    """A cast that measures what each member sends, receives and computes, and how long it is asked."""
+class MeasuredMember(Member):
+    """A member that measures what it computes, sends and receives."""
 
-    def __init__(self, made: Cast, **fields: Any) -> None:
-        super().__init__(made.members, **fields)
-        self.asking = 0.0
-        for member in self.members.values():
-            count(member)
+    cpu, up, down = 0.0, 0, 0
+
+    def do(self, work: Any, inputs: Any, **more: Any) -> Result:
+        start = time.process_time()
+        result = super().do(work, inputs, **more)
+        self.cpu += time.process_time() - start
+        self.down += len(encode(work)) + sum(map(len, inputs.values()))
+        return result
+
+
+class MeasuredCast(Cast):
+    """Members that measure; it measures how long they are asked."""
+
+    asking = 0.0
 
     def ask(self, phase: AlgorithmPhase) -> Replies:
         start = time.process_time()
@@ -74,6 +82,12 @@ class Measured(Cast):
         return replace(reply, rows=tuple(on_disk(row) for row in reply.rows))
 
 
+def scene_of(m: int, d: int, **fields: Any) -> MeasuredCast:
+    """A new scene of m members with vectors of d numbers."""
+    made = cast(m, d, assumed=1).members
+    return MeasuredCast({name: MeasuredMember(**vars(member)) for name, member in made.items()}, **fields)
+
+
 def on_disk(row: Any) -> Any:
     """A row in a file that has no name, as a coordinator has it."""
     with tempfile.TemporaryFile() as file:
@@ -82,22 +96,7 @@ def on_disk(row: Any) -> Any:
         return np.memmap(file, row.dtype, "r")
 
 
-def count(member: Any) -> None:
-    """Makes a member count."""
-    member.cpu, member.up, member.down = 0.0, 0, 0
-    answer = member.do
-
-    def do(work: Any, inputs: Any, **more: Any) -> Any:
-        start = time.process_time()
-        result = answer(work, inputs, **more)
-        member.cpu += time.process_time() - start
-        member.down += len(encode(work)) + sum(len(content) for content in inputs.values())
-        return result
-
-    member.do = do
-
-
-def open_round(scene: Measured) -> dict[str, float]:
+def open_round(scene: MeasuredCast) -> dict[str, float]:
     """What a member and the coordinator compute in an open round of FedMGDA+."""
     member: Any = next(iter(scene.members.values()))
     scene.reply(member, TrainingPhase(), Result({"loss": member.vector}, {}, {}, 100))
@@ -115,15 +114,6 @@ def direction(vectors: Sequence[Any], **bounds: Any) -> Iterator[Any]:
     return combine(min_norm(K * np.outer(scale, scale), **bounds).weights * scale, vectors)
 
 
-def private_round(scene: Measured, mode: Mode) -> tuple[Step, float]:
-    """One private round of FedMGDA+, and the coordinator's CPU seconds."""
-    name = "fedavg-n" if mode is Mode.SUM else "fedmgda+"
-    scene.specification = document(mode, name)
-    conversation = algorithm(name).round(context(scene, mode))
-    start = time.process_time()
-    return held(scene, conversation), time.process_time() - start - scene.asking
-
-
 def cosine(scene: Cast, step: Step, mode: Mode) -> float:
     """Between the step and the direction from the exact Gram matrix, with the same bounds and the same members."""
     names = [reply.client_id for reply in step.replies]
@@ -136,11 +126,14 @@ def cosine(scene: Cast, step: Step, mode: Mode) -> float:
 
 
 def measured(m: int, d: int, mode: Mode, *, lost: bool) -> dict[str, float]:
-    """One private round."""
-    gc.collect()  # a member refers to itself
+    """One private round of FedMGDA+."""
     gone = {(SessionStage.DEAL.value, 0): ["silo-01"], (SessionStage.MASK.value, 0): ["silo-02"]} if lost else {}
-    scene = Measured(cast(m, d, assumed=1), lost=gone)
-    step, seconds = private_round(scene, mode)
+    scene, name = scene_of(m, d, lost=gone), "fedavg-n" if mode is Mode.SUM else "fedmgda+"
+    scene.specification = document(mode, name)
+    conversation = algorithm(name).round(context(scene, mode))
+    start = time.process_time()
+    step: Step = held(scene, conversation)
+    seconds = time.process_time() - start - scene.asking
     members: list[Any] = list(scene.members.values())
     return {
         "member_seconds": max(one.cpu for one in members),
@@ -164,7 +157,7 @@ def rows(sizes: Sequence[tuple[int, ...]], python: str) -> Iterator[dict[str, An
     for m, d in sizes:
         progress(f"{m} members, {d:,} parameters")
         repeats = 3 if m * d < 10**6 else 1
-        plain = least([open_round(Measured(cast(m, d))) for _ in range(repeats)])
+        plain = least([open_round(scene_of(m, d)) for _ in range(repeats)])
         for mode in [*(mode.value for mode in Mode), "SecAgg+"]:
             for lost in (False, True) if m >= 10 else (False,):
                 row: dict[str, Any] = {"m": m, "d": d, "mode": mode, "lost": lost}
