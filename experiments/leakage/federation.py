@@ -178,6 +178,11 @@ class AttackedFederation:
         """The histogram of the coordinator's own images, (10,)."""
         return np.bincount(self.pool.y.numpy()[self.shadow], minlength=CLASSES) / len(self.shadow)
 
+    def means(self, values: Tensor) -> Tensor:
+        """The mean for each label, (10, ...), of values of the coordinator's own images, (n, ...)."""
+        y = self.pool.y[self.shadow]
+        return torch.stack([values[y == label].mean(0) for label in range(CLASSES)])
+
     def noise_multiplier(self, epsilon: float | None) -> float:
         """Sigma with which one round is (epsilon, delta)-private; 0 without epsilon."""
         return noise_multiplier(epsilon, self.sampling_rate, self._train.steps, self._train.delta)

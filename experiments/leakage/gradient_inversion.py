@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from experiments.leakage import images, views
 from experiments.leakage.accounting import noise_multiplier
 from experiments.leakage.attack import LeakageAttack
-from experiments.leakage.federation import CLASSES, unit_rows
+from experiments.leakage.federation import unit_rows
 from experiments.leakage.specification import View
 from experiments.results import Measures
 from federation.digests import derived_seed
@@ -30,7 +30,7 @@ class GradientInversion(LeakageAttack):
         chosen = self._batches("first")
         attacked = chosen[: self.federation.targets]
         if self.specification.view is View.NOTHING:
-            found = self._mean_images(y[attacked])
+            found = self.federation.means(x[self.federation.shadow])[y[attacked]]
         elif self.specification.view is View.RANDOM:
             found = torch.rand((*attacked.shape, x.shape[1]), generator=self._generator("images"))
         else:
@@ -99,12 +99,6 @@ class GradientInversion(LeakageAttack):
         random = np.random.default_rng(derived_seed(f"{self.specification.seed} {name} {self.specification.batch}"))
         indices = self.federation.member_indices
         return np.stack([random.choice(own, self.specification.batch, replace=False) for own in indices])
-
-    def _mean_images(self, labels_: Tensor) -> Tensor:
-        """The mean of the coordinator's images of each label."""
-        federation = self.federation
-        x, y = federation.pool.x[federation.shadow], federation.pool.y[federation.shadow]
-        return torch.stack([x[y == label].mean(0) for label in range(CLASSES)])[labels_]
 
     @property
     def _sigma_of_a_step(self) -> float:

@@ -48,8 +48,8 @@ class LabelInference(LeakageAttack):
             with torch.no_grad():
                 errors = torch.softmax(federation.network.logits(federation.model(number), x), 1)
             errors -= torch.nn.functional.one_hot(y, CLASSES)
-            by_label = torch.stack([errors[y == label].mean(0) for label in range(CLASSES)]).double().numpy()
             steps = federation.updates(number)[: federation.targets, -CLASSES:]
+            by_label = federation.means(errors).double().numpy()
             guesses.append(labels.from_bias(steps / (train.learning_rate * train.steps), by_label))
         return np.asarray(np.mean(guesses, axis=0))
 
