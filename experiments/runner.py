@@ -122,7 +122,7 @@ class ExperimentRunner:
 
     def _ended(self, job: Job, workspace: Path, history: History) -> Event:
         done = len(history.round_records)
-        if history.state == "PAUSED":
+        if history.state == "PAUSED" and self.stopping:  # a check of a private round can pause a run, too
             return Event(job, "stopped", done)
         if history.state != "COMPLETED":
             reason = f"the run ended {history.state}: {history.reason}{_refusals(history)}"

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -279,6 +280,19 @@ def test_a_run_that_fails_says_why_its_updates_were_not_accepted_and_keeps_its_r
         assert "; 8 of 8 replies not accepted: training-diverged; " in event.reason
         assert f"its record is in {store.workspace(job)}, --anew makes it again" in event.reason
         assert (store.workspace(job) / "coordinator.db").exists()
+
+
+def test_a_run_that_is_paused_by_the_coordinator_fails_with_the_reason_and_is_not_one_that_was_stopped(
+    tmp_path: Path,
+) -> None:
+    store, job = Store(tmp_path), tiny_job()
+    runner = ExperimentRunner(store, RunnerSettings())
+    paused = replace(history(), state="PAUSED", reason="a check fails")
+    event = runner._ended(job, store.workspace(job), paused)
+    assert event.kind == "failed"
+    assert event.reason.startswith("the run ended PAUSED: a check fails; 1 of 1 replies not accepted: not-finite; ")
+    runner.stop()
+    assert runner._ended(job, store.workspace(job), paused).kind == "stopped"
 
 
 def of_a_parent_that_is_killed(directory: Path, pids: "multiprocessing.Queue[int]") -> None:
