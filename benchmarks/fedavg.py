@@ -16,8 +16,10 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from federation.tasks import DataSource, Pool, task
 from federation.tasks.vision import Cifar10
+from federation.vectors import Vector
 
 State = dict[str, Tensor]
+BATCH_SIZE = 10  # the last batch of an epoch can be shorter
 
 
 class MadeUpPhotographs(Cifar10):
@@ -32,26 +34,35 @@ class MadeUpPhotographs(Cifar10):
 
 
 @dataclass(frozen=True)
-class Case:
-    """The work of every contender.
+class Setting:
+    """A task and its training.
 
     Attributes:
         task: its name.
         steps: SGD steps of each client in a round.
-        batch_size: the last batch of an epoch can be shorter.
-        learning_rate: of SGD.
-        threads: of torch.
+        rate: the learning rate of SGD.
+        threads: of torch, if one process trains.
+    """
+
+    task: str
+    clients: int
+    steps: int
+    rate: float
+    rounds: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Case(Setting):
+    """The work of every contender.
+
+    Attributes:
         initial: the initial model, (d,).
         x: the training samples of each client.
         y: their labels.
         seeds: of the order of the batches, for each round and client.
     """
 
-    task: str
-    steps: int
-    batch_size: int
-    learning_rate: float
-    threads: int
     initial: Tensor
     x: list[Tensor]
     y: list[Tensor]
@@ -68,7 +79,7 @@ class Result:
         software: name and version.
     """
 
-    model: Tensor
+    model: Vector
     ends: list[float]
     software: str
 
@@ -82,63 +93,61 @@ class Client:
         self.model = self._task.model()
 
     def initial(self) -> State:
-        vector_to_parameters(self.case.initial, self.model.parameters())
+        vector_to_parameters(self.case.initial.clone(), self.model.parameters())  # they become views of it
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def train(self, state: State, client: int, round_: int) -> State:
         """The state after local SGD, which the next call overwrites."""
         self.model.load_state_dict(state)
         self.model.train()
-        optimiser = torch.optim.SGD(self.model.parameters(), lr=self.case.learning_rate)
+        optimiser = torch.optim.SGD(self.model.parameters(), lr=self.case.rate)
         for x, y in islice(self._batches(client, round_), self.case.steps):
             optimiser.zero_grad()
             self._task.losses(self.model(x), y)["loss"].backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         return self.model.state_dict()
 
-    def measure(self, state: State, client: int) -> tuple[float, int]:
-        """The loss and the number of correct answers of a state on the client's training samples."""
+    def measure(self, state: State, client: int) -> None:
+        """Computes the loss and the right answers of a state on the client's training samples, for what it costs."""
         self.model.load_state_dict(state)
         self.model.eval()
         with torch.no_grad():
             output, y = self.model(self.case.x[client]), self.case.y[client]
-            right = self._task.correct(output, y)
-            assert isinstance(right, Tensor)
-            return self._task.losses(output, y)["loss"].item(), int(right.sum())
+            self._task.losses(output, y)["loss"].item()
+            self._task.correct(output, y)
 
-    def vector(self, state: State) -> Tensor:
+    def vector(self, state: State) -> Vector:
         self.model.load_state_dict(state)
-        return parameters_to_vector(self.model.parameters()).detach()
+        return parameters_to_vector(self.model.parameters()).numpy(force=True)
 
     def _batches(self, client: int, round_: int) -> Iterator[tuple[Tensor, Tensor]]:
         x, y = self.case.x[client], self.case.y[client]
         generator = torch.Generator().manual_seed(self.case.seeds[round_][client])
         while True:
-            for chosen in torch.randperm(len(y), generator=generator).split(self.case.batch_size):  # type: ignore[no-untyped-call]
+            for chosen in torch.randperm(len(y), generator=generator).split(BATCH_SIZE):  # type: ignore[no-untyped-call]
                 yield x[chosen], y[chosen]
 
 
 @cache
 def opened(path: Path) -> Client:
-    """The clients of a case, read once per process."""
-    case: Case = torch.load(path, weights_only=False)
-    torch.set_num_threads(case.threads)
-    return Client(case)
+    """The clients of a case, read once per process, in which torch has one thread: Ray has a process for each core."""
+    torch.set_num_threads(1)
+    return Client(torch.load(path, weights_only=False))
 
 
-def plain(path: Path, result: Path, *, measure: bool) -> None:
+def plain(path: Path, *, measure: bool) -> Result:
     """Trains every client from the model of the round, and averages the models weighted by samples.
 
     Args:
         path: of the case.
-        result: where to write the result.
         measure: whether each client also measures the model of the round, like fedpareto's clients.
     """
     clients = opened(path)
     case = clients.case
+    torch.set_num_threads(case.threads)
     samples = [len(y) for y in case.y]
     state, ends = clients.initial(), []
-    for round_ in range(len(case.seeds)):
+    for round_ in range(case.rounds):
         mean = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
         for client, count in enumerate(samples):
             if measure:
@@ -147,4 +156,4 @@ def plain(path: Path, result: Path, *, measure: bool) -> None:
                 mean[name].add_(tensor, alpha=count / sum(samples))
         state = mean
         ends.append(time.monotonic())
-    torch.save(Result(clients.vector(state), ends, f"PyTorch {torch.__version__}"), result)
+    return Result(clients.vector(state), ends, f"PyTorch {torch.__version__}")

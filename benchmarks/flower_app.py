@@ -38,13 +38,13 @@ def serve(grid: Grid, context: Context) -> None:
         if number:  # also called before the first round, as 0
             ends.append(time.monotonic())
 
-    count = len(client.case.y)
+    count = client.case.clients
     # Without these minimums, Flower begins before all nodes are available.
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count)
     done = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(client.initial()),
-        num_rounds=len(client.case.seeds),
+        num_rounds=client.case.rounds,
         train_config=ConfigRecord({"case": sys.argv[1]}),
         evaluate_fn=round_ended,
     )
@@ -56,7 +56,7 @@ if __name__ == "__main__":
     run_simulation(
         server_app=server_app,
         client_app=client_app,
-        num_supernodes=len(opened(Path(sys.argv[1])).case.y),
+        num_supernodes=opened(Path(sys.argv[1])).case.clients,
         backend_config={
             "init_args": {"num_cpus": int(sys.argv[3]), "log_to_driver": False},
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},  # the default is 2 for each client
