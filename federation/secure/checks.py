@@ -2,7 +2,8 @@
 
 all         |R_j| <= 1 + 2^-10;  ||R|| <= 1.01 sum_V |a|
 private,    |G_ii - 1| <= 2 / sqrt(k);  least eigenvalue of G >= -(2 sqrt|W| + 6) / (4 sqrt k);
-verified    | ||R||^2 - a'Ga | <= (6 sqrt(2/k) + 2 |W| / k) max(a'Ga, sum a^2)
+verified    | ||R||^2 - a'Ga | <= (6 sqrt(2/k) + 2 |W| / k) max(a'Ga, sum a^2), if all vectors have length 1; where they
+            may be shorter, ||R||^2 - s <= (6 sqrt(2/k) + 2 |W| / k) max(s, sum a^2), s = sum_ij max(0, a_i G_ij a_j)
 """
 
 import math
@@ -83,16 +84,20 @@ def failures_of_gram(G: Reals, W: Sequence[str], k: int) -> list[Failure]:
     return failures
 
 
-def failures_of_identity(square: float, G: Reals, coefficients: Reals, k: int) -> list[Failure]:
-    """Checks ||R||^2 against the Gram matrix over W.
+def failures_of_identity(
+    square: float, G: Reals, coefficients: Reals, k: int, *, shorter: bool = False
+) -> list[Failure]:
+    """Checks ||R||^2 against the Gram matrix over W, which is of vectors of length 1.
 
     Args:
         square: ||R||^2.
         G: of W, (|W|, |W|).
         coefficients: a of W in order, 0 for members whose y is not in the sum, (|W|,).
         k: rows of the sketch.
+        shorter: the vectors of the sum may be shorter than 1, so ||R||^2 has only an upper bound.
     """
-    expected = float(coefficients @ G @ coefficients)
+    products = np.outer(coefficients, coefficients) * G
+    expected = float(np.maximum(products, 0.0).sum() if shorter else products.sum())
     limit = (6 * math.sqrt(2 / k) + 2 * len(G) / k) * max(expected, float(coefficients @ coefficients))
-    gap = abs(square - expected)
+    gap = square - expected if shorter else abs(square - expected)
     return [] if gap <= limit else [Failure(Check.IDENTITY, None, gap, limit)]

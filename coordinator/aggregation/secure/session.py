@@ -346,7 +346,9 @@ class _Session:
         failures, square = checks.failures_of_sum((masks.reals(block) for block in blocks(self.words)), weights)
         if self.gram is not None:
             a = np.array([by_member[name] / ONE if name in self.V else 0.0 for name in self.W])
-            failures += checks.failures_of_identity(square, self.gram, a, self.cohort.k)
+            failures += checks.failures_of_identity(
+                square, self.gram, a, self.cohort.k, shorter=self.setting.agreed.clip > 0
+            )
         if self.mode is Mode.VERIFIED:
             points = {name: self.points[name] for name in answers}
             answers_by_member = {name: answer.answers for name, answer in answers.items() if answer.answers is not None}

@@ -290,4 +290,15 @@ def test_the_checks_of_the_gram_matrix_pass_unit_rows_and_nothing_else() -> None
     assert failures_of_identity(square + 0.99 * limit, G, a, k) == []
     assert [f.check for f in failures_of_identity(square + 1.01 * limit, G, a, k)] == [Check.IDENTITY]
     broken = np.full_like(G, np.nan)
-    assert failures_of_identity(square, broken, a, k)
+    for shorter in (False, True):
+        assert failures_of_identity(square, broken, a, k, shorter=shorter)
+
+
+def test_a_sum_of_shortened_vectors_is_no_longer_than_their_products_allow() -> None:
+    G, k, a = np.array([[1.0, 0.5, -1.0], [0.5, 1.0, 0.0], [-1.0, 0.0, 1.0]]), 1024, np.array([0.5, 0.25, 0.25])
+    largest = 0.25 + 0.0625 + 0.0625 + 2 * 0.5 * 0.125  # without the pair that points apart: one of them may be 0
+    limit = (6 * math.sqrt(2 / k) + 2 * 3 / k) * max(largest, a @ a)
+    assert failures_of_identity(0.0, G, a, k, shorter=True) == []
+    assert failures_of_identity(largest + 0.99 * limit, G, a, k, shorter=True) == []
+    failed = failures_of_identity(largest + 1.01 * limit, G, a, k, shorter=True)
+    assert [failure.check for failure in failed] == [Check.IDENTITY]

@@ -19,7 +19,7 @@ from federation.secure.masks import masked, reals
 from federation.secure.openings import noise
 from federation.secure.streams import Stream
 from federation.secure.verified_mode import NORM_LIMIT, challenge, failures_of_second_sketch
-from tests.federation.work.scene import cast, exact, play
+from tests.federation.work.scene import cast, exact, play, round_of
 
 D = 1000
 _PARTS = 4
@@ -38,6 +38,18 @@ def test_honest_sessions_pass_every_check(m: int, sessions: int) -> None:
         assert not scene.declined, f"seed {seed}"
         assert not total.record.alarms, f"seed {seed}"
         assert (total.words == exact(scene, total)).all(), f"seed {seed}"
+
+
+@pytest.mark.parametrize("mode", [thresholds.Mode.PRIVATE, thresholds.Mode.VERIFIED])
+def test_updates_shorter_than_the_clip_pass_every_check(mode: thresholds.Mode) -> None:
+    scene = cast(8, d=400, seed=5)
+    for place, member in enumerate(scene.members.values()):
+        member.vector *= np.float32((0.02 + 0.2 * place) / np.linalg.norm(member.vector))
+    step = round_of(scene, mode, "fedavg", clip=1.0)
+    rows = np.stack([member.vector for member in scene.members.values()])
+    shortened = rows / np.maximum(np.linalg.norm(rows, axis=1), 1.0)[:, None]
+    assert not scene.declined
+    assert step.combined == pytest.approx(shortened.mean(axis=0), abs=1e-6)
 
 
 def sketches(seed: bytes, units: list[NDArray[np.float64]], rows: int) -> NDArray[np.float64]:
@@ -90,7 +102,9 @@ def alarms(seed: int, m: int) -> list[Failure | str]:
         (np.array(coefficients, object) @ t.astype(object)).astype(np.float64),
         -thresholds.T_BITS - thresholds.COEFFICIENT_BITS,
     )
-    return [*found, *failures_of_second_sketch(T[-1], sums, D, m)]
+    found += failures_of_second_sketch(T[-1], sums, D, m)
+    shortened = rng.uniform(0, 1, m) * a @ np.stack(units)
+    return [*found, *failures_of_identity(float(shortened @ shortened), G, a, cohort.k, shorter=True)]
 
 
 def test_the_sketches_of_all_members_are_those_of_each() -> None:

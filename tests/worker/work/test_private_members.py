@@ -105,6 +105,7 @@ MORE = {
     "fedavg-n, private": same(PRIVATE, "fedavg-n"),
     "fedavg-n, verified": same(VERIFIED, "fedavg-n"),
     "fedavg, sum": Case(Mode.SUM, {"name": "fedavg"}, {"name": "norm-clipping", "radius": CLIP}, clip=CLIP),
+    "fedavg, private": Case(PRIVATE, {"name": "fedavg"}, {"name": "norm-clipping", "radius": 0.5}, clip=0.5),
     "fedavg, verified": Case(VERIFIED, {"name": "fedavg"}, {"name": "norm-clipping", "radius": CLIP}, clip=CLIP),
     "scalarised": same(Mode.SUM, "scalarised", clip=1.0, weights=[0.8, 0.2]),
     "q-fedavg": Case(
