@@ -10,6 +10,7 @@ from federation.record import bound_fields
 from federation.record.bound_fields import repeated
 from federation.secure import hashing
 from federation.secure.derivation import Purpose, own
+from federation.secure.thresholds import Mode
 from federation.spec.computation import AtBase, Computation, Measure
 from federation.work.base import Demand, Result, RowSchema, Shape, Shows, Terms, Work, WorkError, WorkingClient
 from federation.work.evaluate.work import Evaluate
@@ -123,7 +124,7 @@ class Ready(Work):
         else:
             measured = b""
             values = vector.joined([result.rows[row.name] for row in self.inner.rows(client.shape)])
-        divisor = vector.divisor(values, agreed.clip) / client.site.stretch
+        divisor = vector.divisor(values, agreed.clip, sketched=agreed.mode is not Mode.SUM) / client.site.stretch
         vector_digest = journal.keep_vector(values, divisor)
         spec = member_checks.specification(client, bytes(client.inputs[SPECIFICATION]))
         allowed = member_checks.check_algorithm(client, spec, evaluation=self.evaluates)

@@ -22,16 +22,16 @@ def joined(rows: Sequence[Array]) -> NDArray[np.float32]:
     return np.concatenate([np.asarray(row, dtype=np.float32) for row in rows])
 
 
-def divisor(vector: NDArray[np.float32], clip: float) -> float:
+def divisor(vector: NDArray[np.float32], clip: float, *, sketched: bool) -> float:
     """The divisor of the vector: max(||v||, clip).
 
     Raises:
-        WorkError: the vector is not finite, or it is 0 and must become a unit vector.
+        WorkError: the vector is not finite; or it is 0, and must become a unit vector or have a sketch of length 1.
     """
     length = norm(blocks(vector))
     if not math.isfinite(length):
         raise WorkError("the vector is not finite", reason="non-finite")
-    if length == 0 and clip == 0:
+    if length == 0 and (clip == 0 or sketched):
         raise WorkError("every element of the vector is zero; it has no direction", reason="zero")
     return max(length, clip)
 

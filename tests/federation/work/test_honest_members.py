@@ -52,6 +52,16 @@ def test_updates_shorter_than_the_clip_pass_every_check(mode: thresholds.Mode) -
     assert step.combined == pytest.approx(shortened.mean(axis=0), abs=1e-6)
 
 
+@pytest.mark.parametrize("mode", thresholds.Mode)
+def test_an_update_of_zero_is_summed_with_a_clip_where_no_sketch_needs_its_direction(mode: thresholds.Mode) -> None:
+    scene = cast(10)
+    scene.members["silo-03"].vector *= np.float32(0)
+    step = round_of(scene, mode, "fedavg", clip=1.0)
+    sketched = mode is not thresholds.Mode.SUM
+    assert scene.declined == ({("secure-ready", "silo-03"): "zero"} if sketched else {})
+    assert ("silo-03" in step.sessions[0].survivors) is not sketched
+
+
 def sketches(seed: bytes, units: list[NDArray[np.float64]], rows: int) -> NDArray[np.float64]:
     """The integer sketches of all members at once, (m, rows): the signs are read once, where a table is not zero."""
     tables = np.stack([sketch._table(seed, blocks(u)) for u in units])
