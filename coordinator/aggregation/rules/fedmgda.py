@@ -1,6 +1,7 @@
 """FedMGDA, FedMGDA+ (Hu et al., 2022, Algorithm 1), and FedMGDA+ in the smallest box that opposes no client."""
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,7 +11,7 @@ from coordinator.aggregation.base import Rule
 from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.geometry import inverse_norms, unit_gram
 from coordinator.aggregation.interface import Combination, Matrix, Rows, TooFewUpdatesError, Vector
-from coordinator.aggregation.qp import RESIDUAL_TOLERANCE, Solution, box, min_norm
+from coordinator.aggregation.qp import RESIDUAL_TOLERANCE, InfeasibleBoxError, Solution, box, min_norm
 from federation.spec.options import option
 
 DROP_ZERO = (
@@ -127,18 +128,25 @@ class FedMGDAAuto(Rule):
             solution = solve(unit, rows.prior, epsilon=epsilon, drop_zero=self.drop_zero, cap=rows.cap)
             return combination(rows.gram, solution, scale)
 
-        low, high, best, programs = 0.0, 0.0, answer(0.0), 1
-        if best.diagnostics["descent_min"] < _NO_HARM:
-            high, best, programs = 1.0, answer(1.0), 2
-            while high - low > _WIDTH:
-                middle = (low + high) / 2
-                tried = answer(middle)
+        def harmless(epsilon: float) -> Combination | None:
+            """None where the answer opposes a client, or the cap leaves no weights in the box."""
+            with suppress(TooFewUpdatesError):
+                found = answer(epsilon)
+                return found if found.diagnostics["descent_min"] >= _NO_HARM else None
+            return None
+
+        epsilon, best, programs = 0.0, harmless(0.0), 1
+        if best is None:
+            low, epsilon, best, programs = 0.0, 1.0, answer(1.0), 2
+            while epsilon - low > _WIDTH:
+                middle = (low + epsilon) / 2
+                tried = harmless(middle)
                 programs += 1
-                if tried.diagnostics["descent_min"] < _NO_HARM:
+                if tried is None:
                     low = middle
                 else:
-                    high, best = middle, tried
-        return replace(best, diagnostics=best.diagnostics | {"epsilon": high, "programs": float(programs)})
+                    epsilon, best = middle, tried
+        return replace(best, diagnostics=best.diagnostics | {"epsilon": epsilon, "programs": float(programs)})
 
 
 def standstill(name: str) -> str:
@@ -155,7 +163,7 @@ def solve(K: Matrix, prior: Vector, *, epsilon: float, drop_zero: bool, cap: flo
     Zero rows take part, or get weight 0 with `drop_zero`.
 
     Raises:
-        TooFewUpdatesError: with at most `cap` each, the weights do not add up to 1.
+        TooFewUpdatesError: no weights within the box and of at most `cap` add up to 1.
     """
     norms = np.sqrt(np.diag(K))
     used = (norms > 0) & (norms > _ZERO * np.median(norms)) if drop_zero else np.ones(len(prior), dtype=bool)
@@ -163,10 +171,14 @@ def solve(K: Matrix, prior: Vector, *, epsilon: float, drop_zero: bool, cap: flo
         lower, upper = box(prior, epsilon)
         if cap is not None:
             lower, upper = np.minimum(lower, cap), np.minimum(upper, cap)
-            if upper.sum() < 1:
-                raise TooFewUpdatesError(f"{len(prior)} weights of at most {cap:.3f} do not add up to 1")
             prior = np.clip(prior, lower, upper)
-        return min_norm(K, prior=prior, lower=lower, upper=upper)
+        try:
+            return min_norm(K, prior=prior, lower=lower, upper=upper)
+        except InfeasibleBoxError as error:
+            raise TooFewUpdatesError(
+                f"no weights of at most {cap or 1:.4g} that differ from lambda0 by at most {epsilon:.4g} add up to 1: "
+                "the lambda0 of a client is too large"
+            ) from error
     solution = solve(K[np.ix_(used, used)], prior[used] / prior[used].sum(), epsilon=epsilon, drop_zero=False, cap=cap)
     weights = np.zeros(len(prior))
     weights[used] = solution.weights
