@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from federation.digests import digest
 from federation.secure import hashing
-from federation.secure.blocks import Blocks, blocks, unit
+from federation.secure.blocks import Blocks, blocks, norm, unit
 from federation.secure.dealing import DealShares, deal_bytes
 from federation.secure.hashing import PublicKeys
 from federation.secure.member_keys import MemberKeys, member_keys
@@ -82,10 +82,19 @@ class Journal:
         Raises:
             WorkError: it is not the vector of READY.
         """
-        (divisor,), kept = np.frombuffer(self._must("divisor"), np.float64), self._must("vector")
+        (divisor,) = np.frombuffer(self._must("divisor"), np.float64)
+        return unit(blocks(self._values()), float(divisor))
+
+    def direction(self) -> Blocks:
+        """The blocks of the vector with length 1, also where it is shorter than the clip. Raises as `vector`."""
+        values = self._values()
+        return unit(blocks(values), norm(blocks(values)))
+
+    def _values(self) -> NDArray[np.float32]:
+        kept = self._must("vector")
         if digest(kept) != self.agreed(SessionStage.READY)["vector"]:
             raise WorkError("the update that is kept is not the one of this session", reason="session-over")
-        return unit(blocks(np.frombuffer(kept, np.float32)), float(divisor))
+        return np.frombuffer(kept, np.float32)
 
     # --- the agreed facts of each stage
 
