@@ -155,8 +155,7 @@ def cohort_of(members: int, mode: Mode) -> Thresholds:
 
 def _dealt(journal: Journal) -> tuple[DealShares, ...]:
     """The shares that this member deals, one for each member of U1."""
-    cohort = journal.thresholds
-    elements = (
-        sketch.first_sketch(journal.session, journal.direction(), cohort.k) if cohort.k else np.empty(0, np.uint64)
-    )
+    cohort, elements = journal.thresholds, np.empty(0, np.uint64)
+    if cohort.k:  # the Gram matrix will be opened
+        elements = sketch.first_sketch(journal.session, journal.direction(), cohort.k)
     return deal_shares(journal.keys, elements, cohort, journal.secret, journal.view1)
