@@ -60,6 +60,7 @@ class SimulatedMembers:
             sessions_per_model=_ENDLESS,
             sums_per_model=_ENDLESS,
             evaluations_ahead=_ENDLESS,
+            blur=0.0,
             evaluation_noise=0.0,
         )
         return {

@@ -14,6 +14,7 @@ from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, StepManifest
 from federation.v1.record_pb2 import Answer, Exchange, RoundRecord
 from federation.work.secure.orders import Owner, order_problems, session_of
+from federation.work.secure.sessions import TRAIN
 from federation.work.site import SessionEntry
 
 _ENDED = ("COMPLETED", "FAILED", "STOPPED")
@@ -211,7 +212,7 @@ def _entered(
 def _coefficients(step: StepManifest, update: str, client_id: str, rows: Mapping[str, int]) -> tuple[float, ...]:
     """The coefficients of the rows of an update in the step; empty if the step has none."""
     for session in step.secure:
-        if session.purpose == "step" and client_id in session.members and session.coefficients:
+        if session.purpose == TRAIN and client_id in session.members and session.coefficients:
             return (session.coefficients[list(session.members).index(client_id)] * _UNIT,)
     start = 0
     for name in step.replies:

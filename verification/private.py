@@ -16,8 +16,7 @@ from coordinator.aggregation.secure.repetition import (
     verify_secure_step,
 )
 from federation.record.bundle import BlobAbsent, has_unknown_fields
-from federation.secure.thresholds import Mode
-from federation.spec.run_facts import unshared_parameters
+from federation.spec.sharing import Unshared
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import SecureSession, StepManifest
 from federation.v1.secure_pb2 import SecureTerms
@@ -98,11 +97,8 @@ def _invited(chain: KeyChain, key_id: bytes | None) -> bytes:
 def _private(run: BundleRunFacts, model: str, terms: Iterable[SessionTerms]) -> PrivateSetting:
     """The setting of a private round, for work on a model, in sessions with these terms."""
     invited = {member.client_id: member.key_id for agreed in terms for member in agreed.invited}
-    privacy, about = run.spec.privacy, run.bundle.about
+    about = run.bundle.about
     return PrivateSetting(
-        mode=Mode(privacy.secure),
-        disclose=tuple(name for name in privacy.disclose if name != "evaluation"),
-        clip=privacy.clip,
         spec=run.spec,
         document=run.bundle.specification,
         origin=Origin(
@@ -112,7 +108,7 @@ def _private(run: BundleRunFacts, model: str, terms: Iterable[SessionTerms]) -> 
             spec=run.spec_digest,
             base_model=model,
             seed=run.spec.seed,
-            unshared=unshared_parameters(run.spec.parameters).SerializeToString(deterministic=True),
+            unshared=Unshared.of(run.spec.parameters),
         ),
         keys={name: _invited(chain, invited.get(name)) for name, chain in run.clients.items()},
         named=frozenset(),

@@ -174,7 +174,7 @@ class Setting:
     """The coordinator's data for a session of a private round.
 
     Attributes:
-        purpose: the purpose of the session.
+        purpose: its phase, the kind of work that makes the vectors.
         agreed: the terms.
         terms_bytes: as they are sent.
         taus: tau1 and tau2 from the view of MASK, V and the digests of their masked vectors.
@@ -200,22 +200,16 @@ class PrivateSetting:
     """The coordinator's data for a private round.
 
     Attributes:
-        mode: of its sessions.
-        disclose: the numbers that members show besides.
-        clip: C of fedavg; 0 where vectors are divided by their length.
-        spec: of the run, from which members are asked for work.
+        spec: of the run, from which the terms and the work of every session follow.
         document: the same as it was submitted, which members read.
         origin: the run and the model.
         keys: the ids of the signing keys of all members that may be asked, 32 bytes each, by client id.
         named: the members that were named as cheaters in this run.
         blind: the number of attempts at this round that ended in a check that names nobody.
-        settle: makes the setting of a session from its purpose and its terms without a nonce; the same after a restart.
-            Purposes distinguish the sessions of one attempt at a round.
+        settle: makes the setting of a session from its phase and its terms without a nonce; the same after a restart.
+            Phases distinguish the sessions of one attempt at a round.
     """
 
-    mode: Mode
-    disclose: tuple[str, ...]
-    clip: float
     spec: "RunSpec"
     document: bytes
     origin: Origin
@@ -223,6 +217,16 @@ class PrivateSetting:
     named: frozenset[str]
     blind: int
     settle: Callable[[str, SessionTerms], Setting]
+
+    @property
+    def mode(self) -> Mode:
+        """The mode of the sessions of training."""
+        return Mode(self.spec.privacy.secure)
+
+    @property
+    def clip(self) -> float:
+        """C of fedavg and of rules over objectives; 0 where vectors are divided by their length."""
+        return self.spec.privacy.clip
 
 
 def _forgotten(payload: str) -> Row:
@@ -364,7 +368,7 @@ class Record:
 
     Attributes:
         session: its digest.
-        purpose: its purpose.
+        purpose: its phase.
         agreed: the terms.
         terms: as they were sent.
         ready: U1.

@@ -28,3 +28,8 @@ def norm(vector: Blocks) -> float:
 def unit(vector: Blocks, length: float) -> Iterator[Reals]:
     """The blocks of a vector divided by its length, in float64."""
     return (block / np.float64(length) for block in vector)
+
+
+def scaled(vector: Blocks, factor: float) -> Iterator[Reals]:
+    """The blocks of a vector times a number, in float64."""
+    return (block * np.float64(factor) for block in vector)

@@ -14,7 +14,7 @@ from federation.secure.thresholds import ONE, Thresholds
 
 SOLVER_TOLERANCE = 2**6
 """Units by which a weight of multi-gradient descent may leave its bounds: 2^-26, what its solver promises."""
-_PLUGGED_IN = ("torchjd:",)  # beginnings of names; so is a name with a colon, "module:Class"
+_TORCHJD = "torchjd:"  # begins the names of a library's rules, some of which have negative weights
 
 
 class BoundKind(StrEnum):
@@ -70,8 +70,8 @@ def bounds(
         epsilon: of the specification; None or "auto" for the default.
         stages: before the rule. With stages, weights of the rule are not those of the members.
     """
-    if algorithm.startswith(_PLUGGED_IN) or ":" in algorithm:
-        return Bounds(kind=BoundKind.NONE, prior=prior, signed=True)
+    if is_plugged_in(algorithm) or algorithm.startswith(_TORCHJD):
+        return Bounds(kind=BoundKind.NONE, prior=prior, signed=algorithm.startswith(_TORCHJD))
     kind = _KINDS.get(algorithm)
     if kind is None:
         return None
@@ -79,6 +79,11 @@ def bounds(
     if stages:
         kind = BoundKind.NONE
     return Bounds(kind=kind, prior=prior, epsilon=width if kind is BoundKind.BOX else None, signed=algorithm in _SIGNED)
+
+
+def is_plugged_in(algorithm: str) -> bool:
+    """True for an algorithm outside this project by its name, "module:Class"."""
+    return ":" in algorithm and not algorithm.startswith(_TORCHJD)
 
 
 def problem(rule: Bounds, coefficients: Mapping[str, int], samples: Mapping[str, int], cohort: Thresholds) -> str:

@@ -31,6 +31,8 @@ ONE = 2**COEFFICIENT_BITS
 """The coefficient 1."""
 EVALUATION_NOISE = 0.1
 """sigma of private evaluations, unless chosen: the noise on a sum of values in [0, 1]."""
+BLUR = 1.0
+"""c of the blur of updates, unless chosen: a member's noise on a coordinate, relative to it, times sqrt(n_min - t)."""
 
 
 class Mode(StrEnum):

@@ -1,12 +1,12 @@
 """The facts of a specification that every assignment of its run repeats."""
 
 from federation.digests import digest
-from federation.spec.run_sections import ParametersSpec
 from federation.spec.run_spec import RunSpec
+from federation.spec.sharing import Chosen
 from federation.v1.common_pb2 import UnsharedParameters
 
 
-def unshared_parameters(chosen: ParametersSpec) -> UnsharedParameters:
+def unshared_parameters(chosen: Chosen) -> UnsharedParameters:
     """The message about unshared parameters; empty if the run shares all."""
     return UnsharedParameters(personal=chosen.personal, frozen=chosen.frozen, buffers=chosen.buffers)
 

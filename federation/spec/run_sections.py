@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from federation.secure.thresholds import EVALUATION_NOISE
+from federation.secure.thresholds import BLUR, EVALUATION_NOISE
 from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.objective_names import OBJECTIVE
 from federation.spec.part import Part
@@ -263,6 +263,13 @@ class PrivacySpec(Section):
         le=100,
         description="the least cover of every member's vector in a sum; 0 is the members' default. Members whose "
         "owners require more decline",
+    )
+    blur: float = Field(
+        BLUR,
+        ge=0,
+        le=10,
+        description="the size of the noise by which each member blurs its update in a private round, relative to each "
+        "coordinate. Members whose owners require more decline",
     )
     evaluation_noise: float = Field(
         EVALUATION_NOISE,

@@ -1,11 +1,11 @@
 """Splits the parameters of a task's model into those that a run shares and those that stay with its members."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from federation.vectors import Layout, Vector
@@ -15,6 +15,36 @@ MAX_PATTERNS = 100
 # Of buffers: kept by each member, the mean of the members', or left at their initial values.
 TREATMENTS = ("local", "averaged", "frozen")
 BUFFERS = "averaged.buffers"  # the row of a reply with averaged buffers; no objective can have this name
+
+
+class Chosen(Protocol):
+    """The parameters that a run does not share, as a specification or a message has them."""
+
+    @property
+    def personal(self) -> Iterable[str]:
+        """Patterns of those that each member keeps and trains."""
+
+    @property
+    def frozen(self) -> Iterable[str]:
+        """Patterns of those that stay at their initial values."""
+
+    @property
+    def buffers(self) -> str:
+        """What becomes of buffers: one of `TREATMENTS`, or empty."""
+
+
+@dataclass(frozen=True)
+class Unshared:
+    """The parameters that a run does not share: patterns, and what becomes of buffers."""
+
+    personal: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    buffers: str = ""
+
+    @classmethod
+    def of(cls, chosen: Chosen) -> "Unshared":
+        """Those of a specification or a message."""
+        return cls(tuple(chosen.personal), tuple(chosen.frozen), chosen.buffers)
 
 
 class SharingError(ValueError):

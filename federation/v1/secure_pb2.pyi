@@ -70,6 +70,7 @@ class SecureTerms(_message.Message):
     EVALUATE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     UNSHARED_FIELD_NUMBER: _builtins.int
+    BLUR_FIELD_NUMBER: _builtins.int
     nonce: _builtins.bytes
     """16 bytes that no other session has."""
     federation_id: _builtins.str
@@ -92,6 +93,8 @@ class SecureTerms(_message.Message):
     """The length to which vectors are clipped, which then counts as 1; 0: vectors are divided by their length."""
     seed: _builtins.int
     """The seed of the run: sketches and frozen parameters are made from it."""
+    blur: _builtins.float
+    """The size of the noise by which each member blurs its vector; 0 of an evaluation, which has noise of its own."""
     @_builtins.property
     def disclose(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The numbers that members show besides, sorted: "loss", "accuracy", "norm"."""
@@ -136,10 +139,11 @@ class SecureTerms(_message.Message):
         evaluate: _common_pb2.EvaluateWork | None = ...,
         seed: _builtins.int = ...,
         unshared: _common_pb2.UnsharedParameters | None = ...,
+        blur: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "jacobian", b"jacobian", "train", b"train", "unshared", b"unshared", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "clip", b"clip", "disclose", b"disclose", "evaluate", b"evaluate", "federation_id", b"federation_id", "invited", b"invited", "jacobian", b"jacobian", "length", b"length", "mode", b"mode", "nonce", b"nonce", "round", b"round", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "task", b"task", "train", b"train", "unshared", b"unshared", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "blur", b"blur", "clip", b"clip", "disclose", b"disclose", "evaluate", b"evaluate", "federation_id", b"federation_id", "invited", b"invited", "jacobian", b"jacobian", "length", b"length", "mode", b"mode", "nonce", b"nonce", "round", b"round", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "task", b"task", "train", b"train", "unshared", b"unshared", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "jacobian", "evaluate"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
@@ -369,6 +373,8 @@ class SecureStatement(_message.Message):
     VIEW_FIELD_NUMBER: _builtins.int
     COMPLAINTS_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
+    BLUR_FIELD_NUMBER: _builtins.int
+    SIGNED_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """The digest of the session."""
     stage: _builtins.str
@@ -385,6 +391,10 @@ class SecureStatement(_message.Message):
     """Of "secure-ready" for an evaluation: a byte for each entry of the vector, 1 if this member computes the metric,
     otherwise 0.
     """
+    blur: _builtins.float
+    """Of "secure-ready": the size of the noise by which this member blurs its vector, as in the terms."""
+    signed: _builtins.bool
+    """Of "secure-ready": true if this member accepts negative coefficients of the run's algorithm."""
     @_builtins.property
     def complaints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Of opening 0: the members whose ciphertexts are bad, sorted."""
@@ -400,10 +410,12 @@ class SecureStatement(_message.Message):
         view: _builtins.bytes = ...,
         complaints: _abc.Iterable[_builtins.str] | None = ...,
         measured: _builtins.bytes = ...,
+        blur: _builtins.float = ...,
+        signed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commitment", b"commitment", "complaints", b"complaints", "keys", b"keys", "measured", b"measured", "opening", b"opening", "session", b"session", "stage", b"stage", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blur", b"blur", "commitment", b"commitment", "complaints", b"complaints", "keys", b"keys", "measured", b"measured", "opening", b"opening", "session", b"session", "signed", b"signed", "stage", b"stage", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from federation.refusals import Refusal
 from federation.spec.accounting import SamplePrivacy
 from federation.spec.computation import Computation
+from federation.spec.sharing import Unshared
 from federation.vectors import Array, Layout, Vector, update_layout
 from federation.work.site import Site
 
@@ -159,7 +160,7 @@ class Origin:
     Attributes:
         spec, base_model: digests.
         seed: of the run.
-        unshared: the parameters that the run does not share, a serialized UnsharedParameters; empty if it shares all.
+        unshared: the parameters that the run does not share.
     """
 
     federation_id: str
@@ -168,7 +169,7 @@ class Origin:
     spec: str
     base_model: str
     seed: int
-    unshared: bytes
+    unshared: Unshared
 
 
 @dataclass(frozen=True, eq=False)

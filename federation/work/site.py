@@ -9,7 +9,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from federation.secure.thresholds import EVALUATION_NOISE, SMALLEST, Mode, assumed
+from federation.secure.thresholds import BLUR, EVALUATION_NOISE, SMALLEST, Mode, assumed
 
 EVALUATE = "evaluate"
 """The kind of work whose vectors are metrics."""
@@ -55,6 +55,7 @@ class SecurePolicy:
         sessions_per_model: sessions of training that may start from one model.
         sums_per_model: sums of one kind of work that may be unmasked for one model.
         effective_members: E*, the least cover of this member in a sum; None for that of the cohort.
+        blur: the least size of the noise by which members blur their updates.
         evaluation_noise: the least sigma of the noise on a private evaluation.
         algorithms: the names of algorithms that the owner allows by name, known to this worker or not.
         evaluations_ahead: evaluations in a run beyond its sessions of training that count. Only a simulation has any,
@@ -71,6 +72,7 @@ class SecurePolicy:
     sessions_per_model: int = 4
     sums_per_model: int = 1
     effective_members: float | None = None
+    blur: float = BLUR
     evaluation_noise: float = EVALUATION_NOISE
     algorithms: frozenset[str] = frozenset()
     evaluations_ahead: int = 0

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from federation.secure.thresholds import EVALUATION_NOISE, LARGEST, SMALLEST, Mode
+from federation.secure.thresholds import BLUR, EVALUATION_NOISE, LARGEST, SMALLEST, Mode
 from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.computation import PrivateSgd
 from federation.spec.problems import Section, explain
@@ -156,6 +156,9 @@ class PrivateRounds(Section):
         le=LARGEST,
         description="the least cover of this member's vector by the others' in a sum; none is (n_min - t) / 2 of the "
         "round, at least 2",
+    )
+    blur: float = Field(
+        BLUR, ge=0, description="the least size of the noise by which members blur their updates, `privacy.blur`"
     )
     evaluation_noise: float = Field(
         EVALUATION_NOISE, ge=0, description="the least sigma of the noise on a private evaluation"

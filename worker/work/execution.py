@@ -10,6 +10,7 @@ import numpy as np
 from federation.owners_code import described, owners_frame
 from federation.refusals import Refusal
 from federation.spec.computation import Ability, Computation, Descend, Measure, MeasureAlong
+from federation.spec.sharing import Unshared
 from federation.tensor_names import tensor_differences
 from federation.training import TrainingStopped
 from federation.training.own import Own, compute
@@ -190,7 +191,7 @@ class Execution:
 
 def _origin(manifest: AssignmentManifest) -> Origin:
     values = {item.name: getattr(manifest, item.name) for item in fields(Origin)}
-    return Origin(**{**values, "unshared": manifest.unshared.SerializeToString(deterministic=True)})
+    return Origin(**{**values, "unshared": Unshared.of(manifest.unshared)})
 
 
 @contextmanager

@@ -50,6 +50,8 @@ from federation.sketches.svd import TwoWaySvd
 from federation.spec.computation import Ability
 from federation.spec.objective_names import JOINT, width
 from federation.spec.options import option
+from federation.work.jacobian.work import BUDGET, ENCODER, SKETCH
+from federation.work.secure.sessions import JACOBIAN, TRAIN
 
 _ROUNDING = 1.001  # of products and norms that were sent in float32
 
@@ -79,9 +81,9 @@ class Conversation(ObjectiveRule, ABC):
     measures: ClassVar[bool] = False  # True if the weights depend on losses
     private: ClassVar[Opened] = "sum"
 
-    scope: Literal["all", "encoder"] = option("encoder", SCOPE)
-    sketch: str = option("count", f"the sketch of their Jacobians that clients send: {', '.join(SKETCHES)}")
-    budget: float = option(0.1, "the floats of a sketch, as a share of the columns in `scope`")
+    scope: Literal["all", "encoder"] = option(ENCODER, SCOPE)
+    sketch: str = option(SKETCH, f"the sketch of their Jacobians that clients send: {', '.join(SKETCHES)}")
+    budget: float = option(BUDGET, "the floats of a sketch, as a share of the columns in `scope`")
     unbiased: bool = option(
         False,
         "estimate the Gram matrix from two further, independent choices of clients, whose products are unbiased (the "
@@ -147,10 +149,9 @@ class Conversation(ObjectiveRule, ABC):
         """Two sessions: the mean sketch of the gradients, and the mean update on the weighted sum."""
         names, seed = context.objectives, shared_seed(context.seed, context.number)
         coder = sketch(self.sketch, d=width(self.columns(context)), objectives=names, budget=self.budget)
-        encoder_only = self.scope == "encoder"
-        ask = GradientsPhase(sketch=self.sketch, budget=self.budget, encoder_only=encoder_only, measure=self.measures)
         lengths = coder.rows(names)
-        mean, first = yield from mean_of(context, private, ask.work, sum(length for _, length in lengths), "jacobian")
+        size = sum(length for _, length in lengths)
+        mean, first = yield from mean_of(context, private, JACOBIAN, size, measure=self.measures)
         ends = np.cumsum([length for _, length in lengths])[:-1]
         message = dict(zip((name for name, _ in lengths), np.split(mean, ends), strict=True))
         G = coder.gram([ClientSketch(names, np.ones(len(names)), message)], names, shared_seed=seed)
@@ -159,8 +160,7 @@ class Conversation(ObjectiveRule, ABC):
         losses = service.mean((reply.client_id, reply.losses) for reply in ready if reply.client_id in service.prior)
         chosen = self.choose(estimate, losses, context)
         weights = dict(zip(names, (chosen.weights * self.scales(G)).tolist(), strict=True))
-        train = TrainingPhase(weights=weights, measure=False)
-        update, second = yield from mean_of(context, private, train.work, context.parameters, "step")
+        update, second = yield from mean_of(context, private, TRAIN, context.parameters, weights=weights)
         state = service.state_after(context, chosen.weights)
         answer = Combination(np.ones(1), np.ones(1), state, {}, objectives=chosen)
         return combined_step(answer, update, [first, second])
@@ -190,7 +190,7 @@ class Conversation(ObjectiveRule, ABC):
     def _gradients(self, context: RoundContext) -> Generator[AlgorithmPhase, Replies, Estimate]:
         """The phases before the training: the sketches, and further replies for the estimate."""
         coder = sketch(self.sketch, d=width(self.columns(context)), objectives=context.objectives, budget=self.budget)
-        encoder_only = self.scope == "encoder"
+        encoder_only = self.scope == ENCODER
         ask = GradientsPhase(sketch=self.sketch, budget=self.budget, encoder_only=encoder_only, measure=self.measures)
         seed = shared_seed(context.seed, context.number)
         replies = yield ask

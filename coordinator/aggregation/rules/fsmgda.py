@@ -15,6 +15,7 @@ from coordinator.aggregation.rules.objectives import ObjectiveRule, ObjectiveSer
 from coordinator.aggregation.secure.objectives import combined_step, mean_of
 from federation.spec.computation import Ability
 from federation.spec.options import option
+from federation.work.secure.sessions import TRAIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ class FSMGDA(ObjectiveRule):
     def _private_round(self, context: RoundContext, private: PrivateSetting) -> RoundGenerator:
         """One session: the mean update of each objective, (M, d)."""
         M, d = len(context.objectives), context.parameters
-        mean, total = yield from mean_of(context, private, TrainingPhase(separate=True).work, M * d, "step")
+        mean, total = yield from mean_of(context, private, TRAIN, M * d, measure=True)
         rows = mean.reshape(M, d)
         service = ObjectiveService.among(total.survivors, context)
         G = gram(list(rows))

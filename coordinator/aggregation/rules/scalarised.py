@@ -12,6 +12,7 @@ from coordinator.aggregation.rules.fedavg import FedAvg
 from coordinator.aggregation.rules.objectives import MeasuredRule, ObjectiveService, exact_gradients, one_each, training
 from coordinator.aggregation.secure.objectives import combined_step, mean_of
 from federation.spec.options import option
+from federation.work.secure.sessions import TRAIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,7 @@ class Scalarised(MeasuredRule, FedAvg):
         self, context: RoundContext, private: PrivateSetting, shares: Mapping[str, float]
     ) -> RoundGenerator:
         """One session: the mean update on the weighted sum of the objectives, all of which every member serves."""
-        train = TrainingPhase(weights={name: weight for name, weight in shares.items() if weight > 0})
-        mean, total = yield from mean_of(context, private, train.work, context.parameters, "step")
+        mean, total = yield from mean_of(context, private, TRAIN, context.parameters, measure=True)
         service = ObjectiveService.among(total.survivors, context)
         weights = np.array([shares[name] for name in service.objectives])
         objectives = service.weighed(weights, gram=None, mode="fixed")

@@ -1,7 +1,7 @@
 """An evaluation as a session of the mode `sum`: the mean of each metric over the members, and no member's own."""
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from coordinator.aggregation.secure.private_rule import drawn, make_setting
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort
 from federation.secure.evaluation import clip, common, deviation_of_mean
-from federation.secure.thresholds import Mode
 from federation.work.evaluate.work import Evaluate
 from federation.work.secure.vector import entries, metric_means
 
@@ -52,10 +51,7 @@ def evaluation(
     names = [kind.name for kind in entries(work, context.objectives)]
     sigma = private.spec.privacy.evaluation_noise
     bound = clip(len(names), sigma)
-    quiet = replace(private, disclose=())  # no member shows a number of its own
-    setting = make_setting(
-        context, quiet, Mode.SUM, lambda _: work, len(names), clip=bound, purpose="evaluation", members=drawn_members
-    )
+    setting = make_setting(context, private, work.name, len(names), drawn_members, metrics=work.metrics)
 
     def equal(cohort: Cohort) -> Vector:
         if not any(_summed(cohort)):

@@ -4,26 +4,30 @@ Every member serves all objectives. What a member sends is clipped to `privacy.c
 objectives, the sketches of all gradients, or one update.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.interface import Combination, Vector
-from coordinator.aggregation.phases import AlgorithmPhase, Asked, PrivateSetting, Replies, RoundContext, Step
+from coordinator.aggregation.phases import AlgorithmPhase, PrivateSetting, Replies, RoundContext, Step
 from coordinator.aggregation.secure.private_rule import invited, make_setting
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort, Sum
-from federation.secure.thresholds import Mode
-from federation.work.base import Work
 
 
 def mean_of(
-    context: RoundContext, private: PrivateSetting, inner: Callable[[Asked], Work], length: int, purpose: str
+    context: RoundContext,
+    private: PrivateSetting,
+    phase: str,
+    length: int,
+    *,
+    measure: bool = False,
+    weights: Mapping[str, float] | None = None,
 ) -> Generator[AlgorithmPhase, Replies, tuple[NDArray[np.float32], Sum]]:
     """The mean of the members' vectors, weighted by the prior, (length,), and the session.
 
-    `purpose` distinguishes the sessions of one attempt at a round.
+    The arguments are those of `make_setting`.
 
     Raises:
         Voided, Waiting, TooFewUpdatesError: as `secure_sum` and `invited`.
@@ -33,9 +37,7 @@ def mean_of(
         return cohort.replies.prior(context.prior)
 
     members = invited(context, private)
-    setting = make_setting(
-        context, private, Mode.SUM, inner, length, clip=private.clip, purpose=purpose, members=members
-    )
+    setting = make_setting(context, private, phase, length, members, measure=measure, weights=weights)
     total = yield from secure_sum(setting, prior)
     return total.vector(private.clip / float(total.weights.sum())), total
 

@@ -5,17 +5,15 @@ others find them from the Gram matrix of the members' sketches. Coefficients c g
 is sum |c| times R / sum_V |a|, where R = sum_V a_i u_i.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.interface import Combination, Matrix, Rows, TooFewUpdatesError, Vector
-from coordinator.aggregation.phase_kinds import TrainingPhase
 from coordinator.aggregation.phases import (
-    Asked,
     PrivateSetting,
     Replies,
     RoundContext,
@@ -29,10 +27,10 @@ from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort, Sum, invitation
 from federation.digests import derived_seed
 from federation.secure.bounds import EVALUATION
-from federation.secure.thresholds import LARGEST, ONE, SMALLEST_MGDA, Mode, assumed, smallest_cohort
-from federation.work.base import Work
+from federation.secure.thresholds import LARGEST, ONE, SMALLEST_MGDA, assumed, smallest_cohort
+from federation.spec.task_metrics import MetricKind
 from federation.work.secure.allowed import run_bounds
-from federation.work.secure.terms import SessionTerms
+from federation.work.secure.sessions import EVALUATE, TRAIN, Unspecified, session_terms
 
 
 class DecidingRule(Protocol):
@@ -72,16 +70,7 @@ def private_round(rule: DecidingRule, context: RoundContext, private: PrivateSet
         return None if not size > 0 or combination.diagnostics.get("stationary") else factors
 
     members = invited(context, private)
-    setting = make_setting(
-        context,
-        private,
-        private.mode,
-        TrainingPhase().work,
-        context.parameters,
-        clip=private.clip,
-        purpose="step",
-        members=members,
-    )
+    setting = make_setting(context, private, TRAIN, context.parameters, members, measure=True)
     total = yield from secure_sum(setting, decide)
     if not total.record.coefficients:
         return _no_step(total, decided["combination"])
@@ -154,41 +143,39 @@ def _seen(rule: DecidingRule, cohort: Cohort, norms: Vector) -> tuple[Matrix, fl
 def make_setting(
     context: RoundContext,
     private: PrivateSetting,
-    mode: Mode,
-    inner: Callable[[Asked], Work],
+    phase: str,
     length: int,
-    *,
-    clip: float,
-    purpose: str,
     members: Sequence[str],
+    *,
+    measure: bool = False,
+    weights: Mapping[str, float] | None = None,
+    metrics: Sequence[MetricKind] = (),
 ) -> Setting:
     """The setting of a session.
 
     Args:
         context: of the round.
         private: of the round.
-        mode: of the session.
-        inner: gives the work of which members make their vectors. All get that of a member that serves all objectives.
+        phase: the kind of work that makes the vectors, as of `session_terms`.
         length: coordinates of a vector.
-        clip: as of `SessionTerms`.
-        purpose: distinguishes the sessions of one attempt at a round.
         members: the members that are invited.
+        measure: as of `Unspecified`.
+        weights: as of `Unspecified`.
+        metrics: as of `Unspecified`.
     """
-    terms = SessionTerms(
-        **{item.name: getattr(private.origin, item.name) for item in fields(private.origin)},
+    free = Unspecified(
         nonce=b"",
-        round=context.number,
-        mode=mode,
-        work=inner(Asked("", context.objectives, private.spec, context.number)),
-        length=length,
-        clip=clip,
-        disclose=tuple(sorted(private.disclose)),
+        base_model=private.origin.base_model,
         invited=invitation({name: private.keys[name] for name in members}),
+        measure=measure,
+        weights=weights,
+        metrics=tuple(metrics),
     )
+    terms = session_terms(private.spec, phase, private.origin, context.objectives, context.number, length, free)
     return replace(
-        private.settle(purpose, terms),
+        private.settle(phase, terms),
         specification=private.document,
-        bounds=EVALUATION if purpose == "evaluation" else run_bounds(private.spec),
+        bounds=EVALUATION if phase == EVALUATE else run_bounds(private.spec),
         effective_members=private.spec.privacy.effective_members,
     )
 

@@ -130,7 +130,7 @@ def verify_evaluation(
         raise UnverifiedSession("the terms of the evaluation are not on record")
     ids, terms = ready.agreed.ids, ready.terms_bytes
     setting = Setting(
-        purpose="evaluation", agreed=ready.agreed, terms_bytes=terms, taus=lambda view, V, inputs: (b"", b"")
+        purpose=wanted.name, agreed=ready.agreed, terms_bytes=terms, taus=lambda view, V, inputs: (b"", b"")
     )
     answers = _Answers(spec, context, replies, asked, inputs)
     return _replayed(lambda again: evaluation(again, wanted, ids), context, [setting], answers)

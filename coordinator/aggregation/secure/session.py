@@ -4,7 +4,7 @@ A failed check raises `Voided`, which names the members that must have cheated, 
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -204,10 +204,12 @@ class _Session:
         ready = Replies([self.replies[name] for name in self.W])
         self.final_cohort = Cohort(thresholds=self.cohort, replies=ready, gram=self.gram)
         least = least_cover(self.setting.effective_members, self.cohort)
+        signed = self.setting.bounds.signed and all(reply.statement.signed for reply in ready)
+        self.bounds = replace(self.setting.bounds, signed=signed)
         coefficients = decide(self.final_cohort)
         accepted = Covered((), 1.0)
         if coefficients is not None:
-            accepted = covered(self.setting.bounds, least, self.final_cohort, coefficients)
+            accepted = covered(self.bounds, least, self.final_cohort, coefficients)
         self.coefficients, self.share, self.least = accepted.coefficients, accepted.share, least
         if self.setting.asked is not None:
             self._must_suit(self.setting.asked)
@@ -227,7 +229,7 @@ class _Session:
             return
         by_member = dict(zip(self.W, coefficients, strict=True))
         samples = {reply.client_id: reply.samples for reply in self.final_cohort.replies}
-        problem = bounds.problem(self.setting.bounds, by_member, samples, self.cohort)
+        problem = bounds.problem(self.bounds, by_member, samples, self.cohort)
         if problem := problem or bounds.uncovered(by_member, self.cohort.t, self.least):
             raise Voided(f"members were asked with coefficients that they refuse: {problem}")
 

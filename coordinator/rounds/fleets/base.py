@@ -16,8 +16,8 @@ from coordinator.cluster.leases import NO_LEASE, Lease
 from coordinator.rounds.replies.evidence import Evidence, RecordError, SignatureMemory
 from coordinator.signing_keys import Signing
 from federation.digests import digest
-from federation.spec.run_facts import unshared_parameters
 from federation.spec.run_spec import RunSpec
+from federation.spec.sharing import Unshared
 from federation.spec.task_metrics import MetricKind, kind_of
 from federation.trust.envelope import ManifestT
 from federation.v1.common_pb2 import SignedEnvelope
@@ -103,7 +103,7 @@ class RunFacts:
             spec=self.spec_digest,
             base_model=base_model,
             seed=self.spec.seed,
-            unshared=unshared_parameters(self.spec.parameters).SerializeToString(deterministic=True),
+            unshared=Unshared.of(self.spec.parameters),
         )
 
     @property

@@ -12,7 +12,6 @@ from coordinator.aggregation.phases import PrivateSetting, Setting
 from coordinator.rounds.fleets.base import Fleet, RunFacts
 from federation.secure import hashing
 from federation.secure.derivation import taus
-from federation.secure.thresholds import Mode
 from federation.work.secure.orders import asked_coefficients
 from federation.work.secure.terms import SessionStage, SessionTerms
 from federation.work.secure.wire import terms_bytes
@@ -73,11 +72,7 @@ def _coefficients(session: Session, current: Round) -> dict[bytes, tuple[int, ..
 
 def bare_private(run: RunFacts, federation_id: str, base_model: str, keys: Mapping[str, bytes]) -> PrivateSetting:
     """The facts that follow from a run with private rounds, its model, and the ids of the members' keys."""
-    privacy = run.spec.privacy
     return PrivateSetting(
-        mode=Mode(privacy.secure),
-        disclose=tuple(name for name in privacy.disclose if name != "evaluation"),
-        clip=privacy.clip,
         spec=run.spec,
         document=run.document,
         origin=run.origin(federation_id, base_model),

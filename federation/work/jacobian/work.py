@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from federation.spec.run_spec import RunSpec
 
 
+SKETCH, BUDGET, ENCODER = "count", 0.1, "encoder"
+"""The sketch, its budget and its scope, unless a specification names others."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Jacobian(Work):
     """Send a sketch of the gradients at the base model.

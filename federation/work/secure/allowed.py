@@ -8,20 +8,35 @@ from federation.secure.thresholds import Thresholds
 from federation.spec.run_spec import RunSpec
 
 
-def known_bounds(spec: RunSpec) -> Bounds | None:
+def known_bounds(spec: RunSpec, *, by_name: bool = False) -> Bounds | None:
     """The bounds of the run's algorithm; None for an unknown algorithm. It imports no code.
+
+    `by_name` is True if the owner allows the algorithm by its name. If members know nothing of it, the cover alone then
+    bounds its coefficients, which may be negative.
 
     Raises:
         ValueError: its epsilon is not a number.
     """
     algorithm = spec.algorithm
     values = algorithm.hyperparameters
-    return bounds.bounds(algorithm.name, algorithm.prior, values.get("epsilon"), values.get("pre", ()))
+    known = bounds.bounds(algorithm.name, algorithm.prior, values.get("epsilon"), values.get("pre", ()))
+    if by_name and (known is None or bounds.is_plugged_in(algorithm.name)):
+        return _cover_alone(spec)
+    return known
 
 
 def run_bounds(spec: RunSpec) -> Bounds:
-    """The bounds of the run's algorithm; the cover alone for an unknown one. Errors as of `known_bounds`."""
-    return known_bounds(spec) or Bounds(kind=BoundKind.NONE, prior=spec.algorithm.prior, signed=True)
+    """The bounds of members whose owners allow the run's algorithm by name. Errors as of `known_bounds`."""
+    return known_bounds(spec, by_name=True) or _cover_alone(spec)
+
+
+def _cover_alone(spec: RunSpec) -> Bounds:
+    return Bounds(kind=BoundKind.NONE, prior=spec.algorithm.prior, signed=True)
+
+
+def is_unknown(spec: RunSpec) -> bool:
+    """True if members know nothing of the run's algorithm, as of a plug-in."""
+    return bounds.is_plugged_in(spec.algorithm.name) or known_bounds(spec) is None
 
 
 def least_cover(chosen: float, cohort: Thresholds) -> Fraction:

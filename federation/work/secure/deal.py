@@ -50,6 +50,7 @@ class Deal(StageWork):
         require(tuple(sorted(shown)) == self.members, "members", "the members are not those of the replies")
         require(self.mode.value == journal.agreed(SessionStage.READY)["mode"], "terms", "the terms have another mode")
         require(all(len(reply.statement.keys) == 64 for reply in shown.values()), "keys", "keys are 64 bytes")
+        member_checks.check_blurred(journal, shown)
         member_checks.check_measured(journal, {name: reply.statement.measured for name, reply in shown.items()})
         keys = {name: PublicKeys(reply.statement.keys[:32], reply.statement.keys[32:]) for name, reply in shown.items()}
         member_checks.check_public_keys(client.client_id, journal.keys.public, keys)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.digests import digest
-from federation.secure import hashing
-from federation.secure.blocks import Blocks, blocks, norm, unit
+from federation.secure import blur, hashing
+from federation.secure.blocks import Blocks, blocks, norm, scaled, unit
 from federation.secure.dealing import DealShares, deal_bytes
 from federation.secure.hashing import PublicKeys
 from federation.secure.member_keys import MemberKeys, member_keys
@@ -76,20 +76,39 @@ class Journal:
         self._put("divisor", np.float64(divisor).tobytes())
         return digest(kept)
 
-    def vector(self) -> Blocks:
-        """The blocks of the vector of length at most 1.
+    def own_vector(self) -> Blocks:
+        """The blocks of u: the vector of READY over its divisor.
 
         Raises:
-            WorkError: it is not the vector of READY.
+            WorkError: the vector that is kept is not the one of READY.
         """
         (divisor,) = np.frombuffer(self._must("divisor"), np.float64)
-        return unit(blocks(self._values()), float(divisor))
+        return unit(blocks(self._values), float(divisor))
+
+    def vector(self) -> Blocks:
+        """The blocks of v: u blurred, as long as u. Raises as `own_vector`, and if DEAL has not been reached."""
+        before, after = self._lengths
+        return scaled(self._blurred(), before / after if after else 0.0)
 
     def direction(self) -> Blocks:
-        """The blocks of the vector with length 1, also where it is shorter than the clip. Raises as `vector`."""
-        values = self._values()
-        return unit(blocks(values), norm(blocks(values)))
+        """The blocks of v with length 1, also where u is shorter than the clip. Raises as `vector`; v is not 0."""
+        _, after = self._lengths
+        return unit(self._blurred(), after)
 
+    def _blurred(self) -> Blocks:
+        size = blur.deviation(self.agreed(SessionStage.READY)["blur"], self.thresholds)
+        return blur.blurred(self.own_vector(), self.secret, self.view1, size)
+
+    @cached_property
+    def _lengths(self) -> tuple[float, float]:
+        """The lengths of u and of b, which are kept, so that another processor rounds nothing differently."""
+        if (kept := self._get("lengths")) is None:
+            kept = np.array([norm(self.own_vector()), norm(self._blurred())], np.float64).tobytes()
+            self._put("lengths", kept)
+        before, after = np.frombuffer(kept, np.float64).tolist()
+        return before, after
+
+    @cached_property
     def _values(self) -> NDArray[np.float32]:
         kept = self._must("vector")
         if digest(kept) != self.agreed(SessionStage.READY)["vector"]:

@@ -1,14 +1,13 @@
 """The refusals of a member (section 3 of the protocol): each check raises WorkError with a stable reason."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from fractions import Fraction
 
 from federation.digests import digest, parse
 from federation.record import bound_fields
 from federation.record.bound_fields import difference, repeated
 from federation.secure import bounds
-from federation.secure import evaluation as evaluations
 from federation.secure.bounds import Bounds
 from federation.secure.cover import cover, covers
 from federation.secure.errors import Malformed
@@ -17,12 +16,11 @@ from federation.secure.member_keys import check_keys
 from federation.secure.thresholds import ONE, Mode, smallest_cohort
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.work.base import Origin, WorkError, WorkingClient
-from federation.work.evaluate.work import Evaluate
+from federation.work.secure import sessions
 from federation.work.secure.allowed import known_bounds
 from federation.work.secure.journal import Journal
 from federation.work.secure.terms import SessionStage, SessionTerms
 from federation.work.site import EVALUATE, PeerReply, SessionEntry
-from federation.work.train.work import Train
 
 
 def require(holds: bool, reason: str, message: str) -> None:
@@ -91,40 +89,31 @@ def specification(client: WorkingClient, document: bytes) -> RunSpec:
         raise WorkError(message[:400], reason="policy:algorithm") from error
 
 
-def check_asked(spec: RunSpec, terms: SessionTerms, *, evaluation: bool) -> None:
-    """Checks the terms against the specification of the run."""
-    require(spec.privacy.secure != "off", "terms", "the specification asks for no private rounds")
-    require(spec.task == terms.task, "terms", f"the specification is for the task {spec.task}")
-    require(spec.seed == terms.seed, "terms", "the specification has another seed")
-    shown = () if evaluation else tuple(sorted(set(spec.privacy.disclose) - {"evaluation"}))
-    mode = Mode.SUM if evaluation else Mode(spec.privacy.secure)
-    clip = evaluations.clip(terms.length, spec.privacy.evaluation_noise) if evaluation else spec.privacy.clip
-    require(terms.mode is mode, "terms", f"the specification asks for the mode {mode}, the terms for {terms.mode}")
-    require(terms.clip == clip, "terms", f"vectors are clipped to {clip}; the terms say {terms.clip}")
-    require(terms.disclose == shown, "terms", f"the specification discloses {list(shown)}")
-    _check_work(spec, terms)
+def check_asked(client: WorkingClient, spec: RunSpec, terms: SessionTerms, length: int) -> None:
+    """Checks that the terms, the work among them, are those that the specification gives for this round and phase.
+
+    `length` is the number of coordinates of the vector that the work gives.
+    """
+    by_name = spec.algorithm.name in client.site.policy(client.origin.task).algorithms
+    wrong = sessions.difference(spec, terms, client.origin, client.shape.objectives, length, by_name=by_name)
+    require(not wrong, "terms", wrong)
 
 
-def _check_work(spec: RunSpec, terms: SessionTerms) -> None:
-    """Checks that the specification asks for the work of the session; the algorithm asks for sketches of gradients."""
-    work = terms.work
-    if isinstance(work, Evaluate):
-        require(work.splits == spec.evaluated, "terms", f"the specification evaluates {list(spec.evaluated)}")
-        named = spec.evaluate.kinds
-        require(not named or work.metrics == named, "terms", "the specification names other metrics")
-    if isinstance(work, Train):
-        asked = Train.of(spec, terms.round, work.targets)
-        asked = replace(asked, from_jacobian=work.from_jacobian, measure=work.measure)  # the algorithm sets these
-        require(work == asked, "terms", "the specification asks for another training")
-
-
-def check_noise(client: WorkingClient, spec: RunSpec) -> None:
-    """Checks that the noise on an evaluation is at least the owner's minimum."""
-    least, sigma = client.site.policy(client.origin.task).evaluation_noise, spec.privacy.evaluation_noise
+def check_noise(client: WorkingClient, spec: RunSpec, *, evaluation: bool) -> None:
+    """Checks that the noise on an evaluation, or the blur of an update, is at least the owner's minimum."""
+    policy, privacy = client.site.policy(client.origin.task), spec.privacy
+    if evaluation:
+        require(
+            privacy.evaluation_noise >= policy.evaluation_noise,
+            "policy:evaluation-noise",
+            f"privacy.evaluation_noise is {privacy.evaluation_noise:g}; the owner asks for "
+            f"{policy.evaluation_noise:g} (secure.evaluation_noise)",
+        )
+        return
     require(
-        sigma >= least,
-        "policy:evaluation-noise",
-        f"privacy.evaluation_noise is {sigma:g}; the owner asks for {least:g} (secure.evaluation_noise)",
+        privacy.blur >= policy.blur,
+        "policy:blur",
+        f"privacy.blur is {privacy.blur:g}; the owner asks for {policy.blur:g} (secure.blur)",
     )
 
 
@@ -134,11 +123,9 @@ def check_algorithm(client: WorkingClient, spec: RunSpec, *, evaluation: bool) -
         return bounds.EVALUATION
     algorithm = spec.algorithm
     try:
-        known = known_bounds(spec)
+        known = known_bounds(spec, by_name=algorithm.name in client.site.policy(client.origin.task).algorithms)
     except (TypeError, ValueError) as error:
         raise WorkError(f"algorithm.epsilon: {error}", reason="policy:algorithm") from error
-    if known is None and algorithm.name in client.site.policy(client.origin.task).algorithms:
-        return Bounds(kind=bounds.BoundKind.NONE, prior=algorithm.prior, signed=True)
     if known is None:
         raise WorkError(
             f"this worker does not know the algorithm {algorithm.name}, so it cannot tell which coefficients suit it: "
@@ -251,6 +238,13 @@ def peers(
         require(name not in replies, "envelope", f"{name} is named twice")
         replies[name] = reply
     return replies
+
+
+def check_blurred(journal: Journal, shown: Mapping[str, PeerReply]) -> None:
+    """Checks that every member has signed that it blurs its vector as the terms say."""
+    blur = journal.agreed(SessionStage.READY)["blur"]
+    wrong = [name for name, reply in shown.items() if reply.statement.blur != blur]
+    require(not wrong, "blur", f"{', '.join(wrong)}: the blur is not {blur:g}, as the terms say; compare versions")
 
 
 def check_measured(journal: Journal, measured: Mapping[str, bytes]) -> None:

@@ -4,7 +4,7 @@ An outsider, an auditor and a member use it to find assignments that every hones
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from google.protobuf.message import DecodeError
@@ -41,13 +41,14 @@ class Owner:
 
 @dataclass(eq=False)
 class _Asked:
-    """The assignments of one session: each value that any member got."""
+    """The assignments of one session: each value that any member got; and what members said at READY."""
 
     terms: SecureTerms | None = None
     cohorts: set[tuple[str, ...]] = field(default_factory=set)
     coefficients: set[Coefficients] = field(default_factory=set)
     survivors: set[tuple[str, ...]] = field(default_factory=set)
     samples: dict[str, int] = field(default_factory=dict)
+    signed: dict[str, bool] = field(default_factory=dict)
 
 
 def order_problems(
@@ -78,6 +79,7 @@ def order_problems(
                 continue  # a reply to another kind of work
             if statement.stage == SessionStage.READY and statement.session in sessions:
                 sessions[statement.session].samples[reply.client_id] = reply.samples
+                sessions[statement.session].signed[reply.client_id] = statement.signed
     for session, asked in sessions.items():
         for problem_text in _problems(spec, asked, owner):
             yield f"session {session.hex()[:16]}: {problem_text}"
@@ -142,7 +144,8 @@ def _problems(spec: RunSpec, asked: _Asked, owner: Owner | None) -> Iterator[str
         yield str(error)
         return
     for coefficients in asked.coefficients:
-        yield from _of_coefficients(rule, least, cohort, dict(coefficients), asked, owner)
+        signed = rule.signed and all(asked.signed.get(name, False) for name, _ in coefficients)
+        yield from _of_coefficients(replace(rule, signed=signed), least, cohort, dict(coefficients), asked, owner)
 
 
 def _of_coefficients(

@@ -94,10 +94,9 @@ class Ready(Work):
         evaluates = self.evaluates
         member_checks.check_terms(client, self.agreed, self.length(client.shape), evaluation=evaluates)
         spec = member_checks.specification(client, bytes(client.inputs[SPECIFICATION]))
-        member_checks.check_asked(spec, self.agreed, evaluation=evaluates)
         member_checks.check_algorithm(client, spec, evaluation=evaluates)
-        if evaluates:
-            member_checks.check_noise(client, spec)
+        member_checks.check_asked(client, spec, self.agreed, self.length(client.shape))
+        member_checks.check_noise(client, spec, evaluation=evaluates)
         member_checks.check_sessions(client, self.session.hex(), work=self.inner.name, count=False)
         journal = Journal(client.memory, self.session)
         if not journal.known:
@@ -140,6 +139,7 @@ class Ready(Work):
                 "bounds": asdict(allowed),
                 "noise": spec.privacy.evaluation_noise if self.evaluates else 0.0,
                 "clip": agreed.clip,
+                "blur": agreed.blur,
                 "vector": vector_digest,
             },
         )
@@ -154,6 +154,11 @@ class Ready(Work):
             losses=result.losses if "loss" in agreed.disclose else {},
             metrics=metrics,
             statement=Statement(
-                session=self.session, stage=SessionStage.READY, keys=public.c + public.s, measured=measured
+                session=self.session,
+                stage=SessionStage.READY,
+                keys=public.c + public.s,
+                measured=measured,
+                blur=agreed.blur,
+                signed=allowed.signed,
             ),
         )

@@ -208,7 +208,7 @@ def _with_noise(journal: Journal, members: Sequence[str], view_mask: bytes) -> B
     ready, measured = journal.agreed(SessionStage.READY), journal.agreed(SessionStage.DEAL)["measured"]
     summed = np.frombuffer(evaluation.common([bytes.fromhex(measured[name]) for name in members]), np.uint8)
     size = evaluation.deviation(ready["noise"], journal.thresholds) / ready["clip"]
-    metrics = np.concatenate(list(journal.vector()))
+    metrics = np.concatenate(list(journal.own_vector()))
     return blocks(summed * (metrics + size * evaluation.noise(journal.secret, view_mask, len(metrics))))
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from federation.secure.thresholds import Mode
+from federation.spec.sharing import Unshared
 from federation.work.base import Work
 
 
@@ -36,8 +37,9 @@ class SessionTerms:
 
     Attributes:
         clip: 0 for vectors of length 1.
+        blur: the size of the noise by which members blur their vectors; 0 for an evaluation, which has its own noise.
         work: its result is the vector of a member.
-        unshared: a serialized UnsharedParameters; empty if the run shares all.
+        unshared: the parameters that the run does not share.
     """
 
     nonce: bytes
@@ -50,11 +52,12 @@ class SessionTerms:
     task: str
     length: int
     clip: float
+    blur: float
     disclose: tuple[str, ...]
     invited: tuple[Invited, ...]
     work: Work = field(hash=False)
     seed: int
-    unshared: bytes
+    unshared: Unshared
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -74,3 +77,5 @@ class Statement:
     view: bytes = b""
     complaints: tuple[str, ...] = ()
     measured: bytes = b""
+    blur: float = 0.0
+    signed: bool = False

@@ -12,6 +12,8 @@ from federation.secure.hashing import PublicKeys
 from federation.secure.member_keys import check_keys
 from federation.secure.thresholds import Mode
 from federation.spec.computation import NoisyTraining
+from federation.spec.run_facts import unshared_parameters
+from federation.spec.sharing import Unshared
 from federation.v1.secure_pb2 import (
     Invited,
     SecureConfirmWork,
@@ -36,7 +38,7 @@ from federation.work.site import EVALUATE
 from federation.work.train import wire as train
 
 _INNER = {kind.KIND.work.name: kind.KIND for kind in (train, jacobian, evaluate)}
-_REPEATED = (*bound_fields.TERMS, "nonce", "length", "clip")
+_REPEATED = (*bound_fields.TERMS, "nonce", "length", "clip", "blur")
 
 
 def terms_bytes(agreed: SessionTerms) -> bytes:
@@ -47,8 +49,8 @@ def terms_bytes(agreed: SessionTerms) -> bytes:
     message.invited.extend(Invited(client_id=member.client_id, key_id=member.key_id) for member in agreed.invited)
     name = agreed.work.name
     getattr(message, name).CopyFrom(_INNER[name].to_proto(agreed.work))
-    if agreed.unshared:
-        message.unshared.ParseFromString(agreed.unshared)
+    if agreed.unshared != Unshared():
+        message.unshared.CopyFrom(unshared_parameters(agreed.unshared))
     return message.SerializeToString(deterministic=True)
 
 
@@ -67,7 +69,7 @@ def read_terms(data: bytes, shape: Shape) -> SessionTerms:
         disclose=tuple(message.disclose),
         invited=tuple(terms.Invited(member.client_id, member.key_id) for member in message.invited),
         work=_INNER[name].from_proto(getattr(message, name), shape),
-        unshared=message.unshared.SerializeToString(deterministic=True),
+        unshared=Unshared.of(message.unshared),
     )
 
 
@@ -89,6 +91,8 @@ def statement_to_proto(statement: Statement) -> SecureStatement:
         view=statement.view,
         complaints=statement.complaints,
         measured=statement.measured,
+        blur=statement.blur,
+        signed=statement.signed,
     )
 
 
@@ -103,6 +107,8 @@ def statement_from_proto(message: SecureStatement) -> Statement:
         view=message.view,
         complaints=tuple(message.complaints),
         measured=message.measured,
+        blur=message.blur,
+        signed=message.signed,
     )
 
 
@@ -190,6 +196,10 @@ def problem(asked: Any, statement: Statement) -> str:
         return "there are complaints at a stage that takes none"
     if len(statement.keys) != (2 * hashing.KEY if statement.stage is SessionStage.READY else 0):
         return f"the keys have {len(statement.keys)} bytes"
+    if statement.blur != _blur(asked):
+        return f"the blur is {statement.blur:g}; the terms say {_blur(asked):g}"
+    if statement.signed and statement.stage is not SessionStage.READY:
+        return "negative coefficients are accepted at a stage that does not ask"
     if len(statement.measured) != _entries(asked) or not set(statement.measured) <= {0, 1}:
         return "there is not one byte, 0 or 1, for each metric of an evaluation"
     if statement.keys:
@@ -198,6 +208,11 @@ def problem(asked: Any, statement: Statement) -> str:
         except Malformed as error:
             return str(error)
     return ""
+
+
+def _blur(asked: Any) -> float:
+    """The blur in the terms at READY; 0 at later stages."""
+    return SecureTerms.FromString(asked.terms).blur if isinstance(asked, SecureReadyWork) else 0.0
 
 
 def _entries(asked: Any) -> int:

@@ -26,7 +26,8 @@ IDS = ["Silo", "bank", "bank-2", "klinik", "école"]  # in the order of their UT
 SECRETS = {name: bytes([17 * i + 1]) * 32 for i, name in enumerate(IDS)}
 CHALLENGE = b"\x77" * 32
 D, ROWS = 24, 16
-T, T_MASK = 1, 4
+T, T_MASK, N_MIN = 1, 4, 4
+BLUR = 1.0
 COEFFICIENTS = [2**32 // 5, 2**30, -(2**28), 2**32 // 7, 2**29 + 12345]
 LOST = "bank-2"  # at MASK
 
@@ -72,6 +73,20 @@ def evaluation_noise(secret: bytes, view_mask: bytes) -> list[int]:
             low, high = (middle, high) if math.erfc(-middle / math.sqrt(2)) / 2 < share else (low, middle)
         found.append(round(low * 2**28))
     return found
+
+
+def normal(secret: bytes, view1: bytes) -> list[float]:
+    """The noise of a member's blur, one number for each coordinate."""
+    stream = Bytes(kdf(secret, "blur", view1))
+    return [(sum(stream.word(4) for _ in range(4)) - 2 * (2**32 - 1)) * (math.sqrt(3) / 2**32) for _ in range(D)]
+
+
+def blurred(u: list[float], z: list[float]) -> tuple[list[float], list[float]]:
+    """The vector of a member that is blurred, as long as u, and its direction of length 1."""
+    size = BLUR / math.sqrt(N_MIN - T)
+    b = [x * (1 + size * noise) for x, noise in zip(u, z, strict=True)]
+    before, after = (math.sqrt(math.fsum(x * x for x in vector)) for vector in (u, b))
+    return [x * (before / after) for x in b], [x / after for x in b]
 
 
 class Bytes:
@@ -195,12 +210,18 @@ def vectors() -> dict[str, Any]:
     out["view1"] = view1.hex()
 
     # DEAL
+    z = {name: normal(SECRETS[name], view1) for name in IDS}
+    out["blur"] = {name: [round(number * 2**28) for number in z[name][:4]] for name in IDS}
+    used, directions = {}, {}
+    for i, name in enumerate(IDS):
+        used[name], directions[name] = blurred(update(i), z[name])
+    out["blurred"] = {name: [round(value * 2**40) for value in used[name]] for name in IDS}
     out["commitments"] = {
         name: blake3(b"fedpareto/v1/secure/commit" + packed(Q, sigma_b[name])).hexdigest() for name in IDS
     }
     sketches, held = {}, {}
-    for i, name in enumerate(IDS):
-        sums = sketch(session, update(i), ROWS)
+    for name in IDS:
+        sums = sketch(session, directions[name], ROWS)
         length = math.sqrt(sum(value**2 for value in sums))
         sketches[name] = [round(value / length * 2**14) for value in sums]
         stream = Bytes(kdf(SECRETS[name], "shares", view1))
@@ -255,7 +276,7 @@ def vectors() -> dict[str, Any]:
     out["view_mask"] = view_mask.hex()
     y = {}
     for i, name in enumerate(IDS):
-        words = [round(value * (COEFFICIENTS[i] / 2**32) * 2**28) for value in update(i)]
+        words = [round(value * (COEFFICIENTS[i] / 2**32) * 2**28) for value in used[name]]
         stream = Bytes(kdf(packed(Q, sigma_b[name]), "self-mask", view_mask))
         words = [word + stream.word(4) for word in words]
         for other in IDS:
@@ -278,7 +299,7 @@ def vectors() -> dict[str, Any]:
     points = [x[name] for name in V]
     second, check = {}, {}
     for name in V:
-        sums = sketch(tau1, update(IDS.index(name)), 256)
+        sums = sketch(tau1, used[name], 256)
         second[name] = [round(value / 2**29 * 2**16) for value in sums]
         stream = Bytes(kdf(SECRETS[name], "check-shares", final))
         blocks = [
@@ -323,8 +344,7 @@ def vectors() -> dict[str, Any]:
         payload = packed(Q, elements)
         out["unmask"][name] = [payload[: 8 * 37].hex(), blake3(payload).hexdigest()]
     out["sum"] = [
-        sum(round(update(IDS.index(name))[j] * (COEFFICIENTS[IDS.index(name)] / 2**32) * 2**28) for name in V)
-        for j in range(D)
+        sum(round(used[name][j] * (COEFFICIENTS[IDS.index(name)] / 2**32) * 2**28) for name in V) for j in range(D)
     ]
     return out
 

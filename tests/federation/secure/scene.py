@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from federation.secure import hashing, masks, openings, sealing, sketch, verified_mode
-from federation.secure.blocks import blocks
+from federation.secure import blur, hashing, masks, openings, sealing, sketch, verified_mode
+from federation.secure.blocks import blocks, norm, scaled
 from federation.secure.dealing import DealShares, deal_bytes, deal_shares
 from federation.secure.derivation import confirm_key, deal_key
 from federation.secure.errors import Fault, Malformed
@@ -35,6 +35,7 @@ class Session:
         mode: of the session.
         terms: bytes.
         rows: k of the sketch S, or None for that of the protocol.
+        blur: c.
     """
 
     updates: Mapping[str, NDArray[np.float64]]
@@ -42,6 +43,7 @@ class Session:
     mode: Mode
     terms: bytes = b"terms"
     rows: int | None = None
+    blur: float = 0.0
 
     @property
     def ids(self) -> list[str]:
@@ -76,10 +78,31 @@ class Session:
     # --- DEAL
 
     @cached_property
+    def blurred(self) -> dict[str, NDArray[np.float64]]:
+        """b of each member."""
+        size = blur.deviation(self.blur, self.thresholds)
+        return {
+            name: np.concatenate(list(blur.blurred(blocks(u), self.secrets[name], self.view1, size)))
+            for name, u in self.updates.items()
+        }
+
+    @cached_property
+    def vectors(self) -> dict[str, NDArray[np.float64]]:
+        """v of each member."""
+        lengths = {name: (norm(blocks(self.updates[name])), norm(blocks(b))) for name, b in self.blurred.items()}
+        factors = {name: before / after for name, (before, after) in lengths.items()}
+        return {name: np.concatenate(list(scaled(blocks(b), factors[name]))) for name, b in self.blurred.items()}
+
+    @cached_property
+    def directions(self) -> dict[str, NDArray[np.float64]]:
+        """v of each member with length 1."""
+        return {name: b / norm(blocks(b)) for name, b in self.blurred.items()}
+
+    @cached_property
     def sketches(self) -> dict[str, Elements]:
         if not self.k:
             return dict.fromkeys(self.ids, np.empty(0, np.uint64))
-        return {name: sketch.first_sketch(self.digest, blocks(self.updates[name]), self.k) for name in self.ids}
+        return {name: sketch.first_sketch(self.digest, blocks(self.directions[name]), self.k) for name in self.ids}
 
     @cached_property
     def dealt(self) -> dict[str, bytes]:
@@ -139,8 +162,8 @@ class Session:
         """y of a member; `a` are the coefficients of W."""
         publics = {other: self.keys[other].public.s for other in a}
         own = masks.member_masks(name, self.keys[name].s, publics, self.keys[name].sigma_b, self.view_mask(a))
-        u = self.updates[name] if vector is None else vector
-        return np.concatenate(list(masks.masked(blocks(u), a[name], own)))
+        v = self.vectors[name] if vector is None else vector
+        return np.concatenate(list(masks.masked(blocks(v), a[name], own)))
 
     # --- UNMASK
 
@@ -192,7 +215,7 @@ class Session:
 
     def check_shares(self, name: str, V: Sequence[str], tau1: bytes, final: bytes) -> tuple[CheckShares, ...]:
         points = [self.points[other] for other in V]
-        values = sketch.second_elements(tau1, blocks(self.updates[name]))
+        values = sketch.second_elements(tau1, blocks(self.vectors[name]))
         return verified_mode.check_shares(values, points, self.thresholds.t, self.secrets[name], final)
 
     def confirm_ciphertext(self, name: str, other: str, held: CheckShares, final: bytes) -> bytes:

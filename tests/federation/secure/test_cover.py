@@ -122,8 +122,8 @@ UNSIGNED = [name for name, kind in bounds._KINDS.items() if kind is BoundKind.NO
 @pytest.mark.parametrize(
     ("name", "accepted"),
     [
-        *((name, False) for name in UNSIGNED),
-        *((name, True) for name in ("adafed", "a:Rule", "torchjd:upgrad")),
+        *((name, False) for name in (*UNSIGNED, "a:Rule")),
+        *((name, True) for name in ("adafed", "torchjd:upgrad")),
     ],
 )
 def test_only_algorithms_with_signed_coefficients_may_have_negative_ones(name: str, accepted: bool) -> None:

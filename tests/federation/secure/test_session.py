@@ -119,7 +119,7 @@ def test_a_large_coefficient_is_moved_towards_plain_averaging_until_all_members_
 )
 def test_a_sum_is_the_mean_of_the_updates_within_rounding(name: str, values: dict[str, object]) -> None:
     scene = cast(8, assumed=1)
-    step = round_of(scene, Mode.SUM, name, values=values, clip=100.0)
+    step = round_of(scene, Mode.SUM, name, values=values, clip=100.0, blur=0.0)
     mean = np.mean([member.vector for member in scene.members.values()], axis=0)
     assert step.combined is not None
     assert np.abs(step.combined - mean).max() < 1e-5
@@ -128,7 +128,7 @@ def test_a_sum_is_the_mean_of_the_updates_within_rounding(name: str, values: dic
 
 def test_fedavg_shortens_what_is_longer_than_its_clip() -> None:
     scene = cast(8, assumed=1)
-    step = round_of(scene, Mode.SUM, "fedavg", clip=14.0)
+    step = round_of(scene, Mode.SUM, "fedavg", clip=14.0, blur=0.0)
     vectors = [member.vector for member in scene.members.values()]
     assert min(map(np.linalg.norm, vectors)) < 14 < max(map(np.linalg.norm, vectors))
     mean = np.mean([vector * min(1.0, 14.0 / float(np.linalg.norm(vector))) for vector in vectors], axis=0)
@@ -148,8 +148,8 @@ def test_afl_gives_the_share_of_a_revoked_member_to_the_others() -> None:
     for member in scene.members.values():
         member.losses = {"loss": 1.0}
     shares = {**dict.fromkeys(scene.members, 0.1), "gone": 0.2}
-    scene.specification = document(Mode.SUM, "afl", disclose=("loss",))
-    before = context(scene, Mode.SUM, disclose=("loss",))
+    scene.specification = document(Mode.SUM, "afl", blur=0.0, disclose=("loss",))
+    before = context(scene, Mode.SUM)
     before = replace(before, state={"lambda": shares}, revoked=lambda: frozenset({"gone"}))
     step = held(scene, algorithm("afl").round(before))
     assert step.forgotten == ("gone",)

@@ -11,10 +11,12 @@ import pytest
 
 from federation.secure import hashing, openings, payloads, verified_mode
 from federation.secure.blocks import blocks
+from federation.secure.blur import normal
 from federation.secure.derivation import Purpose, own, taus
 from federation.secure.evaluation import noise
 from federation.secure.fields import F_P, F_Q
 from federation.secure.sketch import second_elements
+from federation.secure.streams import Stream
 from federation.secure.thresholds import Mode
 from federation.secure.wire import pack
 from tests.federation.secure import reference
@@ -34,7 +36,7 @@ def independent() -> dict[str, Any]:
 def computed() -> dict[str, Any]:
     """The same values with the package."""
     updates = {name: np.array(reference.update(i)) for i, name in enumerate(IDS)}
-    session = Session(updates, reference.SECRETS, Mode.VERIFIED, reference.TERMS, reference.ROWS)
+    session = Session(updates, reference.SECRETS, Mode.VERIFIED, reference.TERMS, reference.ROWS, reference.BLUR)
     keys, out = session.keys, dict[str, Any]()
     parts = [(), (b"",), (b"ab", b""), (b"a", hashing.integer(-2), *hashing.listed([b"x", b"yz"]))]
     out["H"] = [hashing.hash_parts(*group).hex() for group in parts]
@@ -43,6 +45,11 @@ def computed() -> dict[str, Any]:
     out["sigma"] = {name: [key.sigma_b.hex(), key.sigma_s.hex()] for name, key in keys.items()}
     out["training"] = own(reference.SECRETS["bank"], Purpose.TRAINING, session.digest).hex()
     out["view1"] = session.view1.hex()
+    streams = {name: Stream(own(reference.SECRETS[name], Purpose.BLUR, session.view1)) for name in IDS}
+    out["blur"] = {
+        name: np.rint(np.ldexp(normal(stream, 4), 28)).astype(int).tolist() for name, stream in streams.items()
+    }
+    out["blurred"] = {name: np.rint(np.ldexp(v, 40)).astype(int).tolist() for name, v in session.vectors.items()}
     out["commitments"] = {name: hashing.commitment(key.sigma_b).hex() for name, key in keys.items()}
     out["sketches"] = {name: F_P.decode(values).tolist() for name, values in session.sketches.items()}
     out["deal"] = {name: payload.hex() for name, payload in session.dealt.items()}
@@ -67,7 +74,9 @@ def computed() -> dict[str, Any]:
     out["tau"] = [tau1.hex(), tau2.hex()]
     final = hashing.final(view_mask, V, inputs, tau1, hashing.digest(tau2))
     out["final"] = [final.hex(), hashing.final(view_mask, V, inputs).hex()]
-    out["second sketch"] = {name: F_Q.decode(second_elements(tau1, blocks(updates[name])))[:4].tolist() for name in V}
+    out["second sketch"] = {
+        name: F_Q.decode(second_elements(tau1, blocks(session.vectors[name])))[:4].tolist() for name in V
+    }
     shares = {name: session.check_shares(name, V, tau1, final) for name in V}
     out["confirm"] = {
         f"{name} {other}": hashing.digest(session.confirm_ciphertext(name, other, held, final)).hex()

@@ -4,9 +4,10 @@ The members are those of a worker: `Work.computation` and `Work.answer`, from me
 signed envelopes and a durable memory. Only training is left out: each member has a vector.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -29,15 +30,18 @@ from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort, Sum, invitation
 from federation.digests import digest
 from federation.secure.derivation import taus
-from federation.secure.thresholds import Mode
+from federation.secure.thresholds import BLUR, Mode
 from federation.spec.objective_names import joint_target
 from federation.spec.run_spec import RunSpec
+from federation.spec.sharing import Unshared
 from federation.trust.envelope import seal
 from federation.v1.common_pb2 import ReplyManifest
 from federation.vectors import payload_bytes, update_layout
 from federation.work.base import Memory, Origin, Result, Shape, Work, WorkError, WorkingClient, payload_layout
+from federation.work.evaluate.work import Evaluate
 from federation.work.registry import decode, encode, encode_statement, statement_problem
 from federation.work.secure.allowed import run_bounds
+from federation.work.secure.journal import Journal
 from federation.work.secure.terms import SessionStage, SessionTerms
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy
@@ -55,6 +59,7 @@ def document(
     values: Mapping[str, Any] = _NONE,
     *,
     clip: float = 0.0,
+    blur: float = BLUR,
     disclose: Sequence[str] = (),
 ) -> bytes:
     """The specification of a run with private rounds."""
@@ -63,6 +68,7 @@ def document(
         **{f"algorithm.{key}": value for key, value in values.items()},
         "privacy.secure": mode.value,
         "privacy.clip": clip,
+        "privacy.blur": blur,
         "privacy.disclose": list(disclose),
     }
     lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
@@ -79,7 +85,7 @@ def origin(specification: bytes) -> Origin:
         spec=digest(specification),
         base_model="model-0",
         seed=0,
-        unshared=b"",
+        unshared=Unshared(),
     )
 
 
@@ -310,16 +316,18 @@ def setting(
 ) -> Setting:
     """The setting of a session with all members, in a run of this algorithm; `changed` are fields of the terms."""
     first = next(iter(cast.members.values()))
-    shown = {key: changed[key] for key in ("clip", "disclose") if key in changed}
+    evaluates = isinstance(changed.get("work"), Evaluate)
+    shown = {key: changed[key] for key in ("clip", "blur", "disclose") if key in changed and not evaluates}
     cast.specification = document(mode, algorithm, values, **shown)
     fields: dict[str, Any] = {
-        **asdict(cast.origin),
+        **{item.name: getattr(cast.origin, item.name) for item in dataclasses.fields(Origin)},
         "nonce": bytes(16),
         "round": 0,
         "mode": mode,
         "work": TRAIN,
         "length": len(first.vector),
         "clip": 0.0,
+        "blur": 0.0 if evaluates else BLUR,
         "disclose": (),
         "invited": invitation({name: first.members.key_ids()[name] for name in cast.members}),
     }
@@ -359,13 +367,12 @@ def play(
 
 
 def exact(cast: Cast, total: Sum) -> NDArray[np.uint32]:
-    """The words that the sum must have, from the vectors."""
+    """The words that the sum must have, from the members' blurred vectors."""
     expected = np.zeros(len(total.words), np.uint32)
     given = dict(zip(total.record.members, total.record.coefficients, strict=True))
     for name in total.record.survivors:
-        v = cast.members[name].vector
-        u = v / np.float64(np.sqrt(np.square(v, dtype=np.float64).sum()))
-        words = np.rint(u.astype(np.float64) * np.ldexp(given[name], -32) * 2.0**28).astype(np.int64)
+        v = np.concatenate(list(Journal(cast.members[name].memory, total.record.session).vector()))
+        words = np.rint(v * np.ldexp(given[name], -32) * 2.0**28).astype(np.int64)
         expected += words.astype(np.uint32)
     return expected
 
@@ -391,9 +398,6 @@ def context(scene: Cast, mode: Mode, **changed: Any) -> RoundContext:
     """The context of a private round with these members; `changed` are fields of `PrivateSetting`."""
     first = next(iter(scene.members.values()))
     private = PrivateSetting(
-        mode=mode,
-        disclose=(),
-        clip=0.0,
         spec=scene.spec,
         document=scene.specification,
         origin=scene.origin,
@@ -414,9 +418,8 @@ def context(scene: Cast, mode: Mode, **changed: Any) -> RoundContext:
 
 def round_of(scene: Cast, mode: Mode, name: str, *, values: Mapping[str, Any] = _NONE, **changed: Any) -> Step:
     """One round of a rule with these members, and these hyper-parameters."""
-    scene.specification = document(
-        mode, name, values, clip=changed.get("clip", 0.0), disclose=changed.get("disclose", ())
-    )
+    keys = {key: changed.pop(key) for key in ("clip", "blur", "disclose") if key in changed}
+    scene.specification = document(mode, name, values, **keys)
     step: Step = held(scene, algorithm(name, values).round(context(scene, mode, **changed)))
     return step
 

@@ -19,9 +19,11 @@ from federation.secure.thresholds import EVALUATION_NOISE, Mode, Thresholds
 from federation.spec.task_metrics import MetricKind
 from federation.work.base import Result, Work
 from federation.work.evaluate.work import Evaluate
+from federation.work.secure.ready import Ready
 from federation.work.secure.terms import SessionStage
 from federation.work.secure.vector import of_metrics
-from tests.federation.work.scene import Cast, Member, cast, context, document, held, names
+from federation.work.secure.wire import terms_bytes
+from tests.federation.work.scene import Cast, Inputs, Member, Question, cast, context, document, held, names
 
 VICTIM = "silo-04"
 OWN = tuple(MetricKind(f"metric-{place}") for place in range(16))
@@ -163,8 +165,16 @@ def test_a_member_whose_owner_asks_for_more_noise_declines() -> None:
 
 
 def test_a_member_evaluates_the_metrics_that_the_specification_names_and_no_others() -> None:
+    def other(stage: str, member: Member, work: Work, inputs: Inputs) -> Question:
+        if not isinstance(work, Ready):
+            return work, inputs
+        agreed = replace(work.agreed, work=ONE_METRIC)
+        return Ready(agreed=agreed, terms_bytes=terms_bytes(agreed)), inputs
+
     scene = ten()
     scene.specification += b"\nevaluate.metrics = { auc = {} }"
+    asked = Evaluate(splits=("test",), metrics=(MetricKind("auc"),))
+    scene.change = other
     with pytest.raises(TooFewUpdatesError):
-        evaluated(scene)
+        evaluated(scene, asked)
     assert set(scene.declined.values()) == {"terms"}

@@ -18,7 +18,8 @@ from federation.secure.payloads import join_envelopes
 from federation.secure.thresholds import Mode
 from federation.spec.objective_names import joint_target
 from federation.spec.run_spec import RunSpec
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, UnsharedParameters
+from federation.spec.sharing import Unshared
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.v1.secure_pb2 import SecureReadyWork, SecureTerms
 from federation.work.base import Origin, Result, Work, WorkError, WorkingClient
 from federation.work.evaluate.work import Evaluate
@@ -52,7 +53,7 @@ from worker.work.memory import WorkerMemory
 
 M = 9
 FIRST = frozenset(names(range(5)))
-UNSHARED = UnsharedParameters(frozen=["w"]).SerializeToString(deterministic=True)
+UNSHARED = Unshared(frozen=("w",))
 
 
 def ready(made: Setting) -> Ready:
@@ -85,9 +86,9 @@ def replied(scene: Cast, member: Member, made: Setting) -> bytes:
     [
         ("train.learning_rate = 0.5", {}),
         ("algorithm.prior = 'samples'", {}),
-        ("", {"work": replace(TRAIN, targets={"loss": {"loss": 0.5}})}),
+        ("", {"work": replace(TRAIN, measure=False)}),
         ("seed = 1", {}),
-        ("", {"unshared": UNSHARED}),
+        ("parameters.frozen = ['w']", {"unshared": UNSHARED}),
         ("", {"base_model": "model-1"}),
     ],
     ids=["training", "algorithm", "work", "seed", "unshared", "base_model"],
@@ -120,6 +121,7 @@ def test_every_field_of_the_terms_names_another_session() -> None:
         "task": "other",
         "length": 2,
         "clip": 1.0,
+        "blur": 0.5,
         "disclose": ("loss",),
         "invited": made.invited[1:],
         "work": Evaluate(splits=("train",)),
