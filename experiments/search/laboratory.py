@@ -6,17 +6,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from experiments.leakage.federation import AttackedFederation, Reals, unit_rows
-from experiments.leakage.specification import LeakageSpecification as Attack
+from experiments.leakage.federation import Reals
 from experiments.results import Measures
+from experiments.search.failures import told
 from experiments.search.members import SearchMembers
 from experiments.search.optimiser import PlanSearch
+from experiments.search.plan import Plan, crafted
+from experiments.search.reading import SumReader, blurred_vector
 from experiments.search.specification import SearchSpecification
-from experiments.search.target import CosineTarget, individual_parts
-from federation.secure.bounds import EVALUATION, Bounds, bounds
+from experiments.search.target import CosineTarget, SignsTarget, individual_parts
+from experiments.search.updates import Updates, updates
+from federation.secure.blur import deviation
+from federation.secure.bounds import EVALUATION, BoundKind, Bounds, bounds, is_plugged_in
 from federation.secure.thresholds import Thresholds
 
 _DRAWS = 200
+_READINGS = 8  # assignments of members that train, of whose sums signs are decoded
+_WORK = 2**27  # combinations of signs that are weighed in all of them
 
 
 def measure(specification: SearchSpecification) -> Measures:
@@ -27,41 +33,107 @@ def measure(specification: SearchSpecification) -> Measures:
         `individual`, the largest found of individual parts: from each update the mean of the other members' is
         projected out; `equal` and `equal/individual`, the same with equal weights, where the coordinator chooses
         members and losses only. A coordinator that knows nothing chooses for uncorrelated updates, and cosines are
-        means over random members. `effective` is E*, `correlation` the mean cosine of two members' updates, `repeated`
-        that of a member's updates in two sums; `seconds` of processor time that the four searches took.
+        means over random members. `decoded` and `decoded/equal` are those of decoded signs, where the coordinator
+        chooses for them. There are no individual parts then, and with blur. With blur, `noise` is the length of the
+        noise in the sum of all members with equal weights, and `kept` the cosine of this sum with the one without
+        noise; where members fail, there are the measures of `failures.told`. `effective` is E*, `correlation` the mean
+        cosine of two members' updates, `repeated` that of a member's updates in two sums; `seconds` of processor time
+        that all this took.
     """
     m = specification.members
     random = np.random.default_rng([specification.seed, m])
     cohort = Thresholds(m, specification.mode)
     members, level = SearchMembers(_rule(specification), cohort), SearchMembers(EVALUATION, cohort)
-    visits = _updates(specification)
+    given = updates(specification)
     began = time.process_time()
-    gram, parts = _inner(visits), _inner([individual_parts(visit) for visit in visits])
-    pairs = {"cosine": (members, gram), "individual": (members, parts)}
-    pairs |= {"equal": (level, gram), "equal/individual": (level, parts)}
+    alike: Reals = np.kron(np.ones((specification.sums, specification.sums)), np.eye(m)).astype(np.float64)
+    gram = alike if specification.updates == "ideal" else _inner(given.visits)
+    pairs = {"cosine": (members, gram), "equal": (level, gram)}
+    if not specification.blur and specification.reader == "linear":
+        parts = _inner([individual_parts(visit) for visit in given.visits])
+        pairs = {"cosine": (members, gram), "individual": (members, parts)}
+        pairs |= {"equal": (level, gram), "equal/individual": (level, parts)}
+    found = {
+        name: _largest(specification, _target(specification, *pair, given.copies), random)
+        for name, pair in pairs.items()
+    }
+    if specification.reader == "signs":
+        for name, rule in {"decoded": members, "decoded/equal": level}.items():
+            target = _target(
+                specification, rule, alike, given.copies, SignsTarget
+            )  # signs of different members are independent
+            found[name] = _decoded(specification, given, target, random)
+    if specification.fails != "never" and specification.updates == "digits":
+        found |= told(specification, random)
     cosines = _cosines(gram)
     return {
         "effective": float(members.least),
         "bound": members.bound,
-        **{name: _largest(specification, CosineTarget(*pair), random) for name, pair in pairs.items()},
+        **found,
+        **(_honest(given, deviation(specification.blur, cohort), random) if specification.blur else {}),
         "correlation": float((cosines[:m, :m].sum() - m) / (m * (m - 1))),
         **({"repeated": float(np.diag(cosines[:m, m:]).mean())} if specification.sums > 1 else {}),
         "seconds": time.process_time() - began,
     }
 
 
-def _largest(specification: SearchSpecification, target: CosineTarget, random: np.random.Generator) -> float:
-    members, sums, trials = target.members, specification.sums, specification.trials
-    if members.fixed:  # nothing but members and losses: cheap to try
+def _target(
+    specification: SearchSpecification,
+    members: SearchMembers,
+    gram: Reals,
+    copies: int,
+    kind: type[CosineTarget] = CosineTarget,
+) -> CosineTarget:
+    return kind(
+        members,
+        gram,
+        deviation(specification.blur, members.cohort),
+        [copies * times for times in specification.asked],
+        specification.knows == "others",
+        specification.fails,
+    )
+
+
+def _search(specification: SearchSpecification, target: CosineTarget, random: np.random.Generator) -> Plan:
+    trials, starts = specification.trials, list[Plan]()
+    if target.members.fixed:  # nothing but members and losses: cheap to try
         trials *= 2
-    if specification.knows == "gram":
-        return target.cosine(PlanSearch(target, sums, trials, random).best())
-    plan = PlanSearch(CosineTarget(members, _uncorrelated(target.gram, sums)), sums, trials, random).best()
+    if specification.blur or specification.reader == "signs":
+        starts = crafted(target.members, specification.sums, random)
+    return PlanSearch(target, specification.sums, trials, random, starts).best()
+
+
+def _largest(specification: SearchSpecification, target: CosineTarget, random: np.random.Generator) -> float:
+    if specification.knows != "nothing":
+        return target.cosine(_search(specification, target, random))
+    plan = _search(specification, replace(target, gram=_uncorrelated(target.gram, specification.sums)), random)
     draws = (replace(plan, places=random.permutation(len(plan.places))) for _ in range(_DRAWS))
     return float(np.mean([target.cosine(draw) for draw in draws]))
 
 
+def _decoded(
+    specification: SearchSpecification, given: Updates, target: CosineTarget, random: np.random.Generator
+) -> float:
+    """The cosine of decoded signs with the attacked member's update."""
+    plan, readings = _search(specification, target, random), 1 if specification.updates == "ideal" else _READINGS
+    reader = SumReader(target, given, specification.asked, random, _WORK // readings)
+    draws = (replace(plan, places=random.permutation(len(plan.places))) for _ in range(readings))
+    return float(np.mean([reader.read(draw).decoded for draw in draws]))
+
+
+def _honest(given: Updates, size: float, random: np.random.Generator) -> Measures:
+    """What the blur does to the sum of all members with equal weights."""
+    vectors = given.visits[0]
+    total = vectors.mean(0)
+    noisy = np.mean([blurred_vector(vector, size, random) for vector in vectors], axis=0) * np.sqrt(1 + size**2)
+    cosine = total @ noisy / (np.linalg.norm(total) * np.linalg.norm(noisy))
+    return {"noise": float(np.linalg.norm(noisy - total)), "kept": float(cosine)}
+
+
 def _rule(specification: SearchSpecification) -> Bounds:
+    """The bounds that members enforce. Owners allow a plug-in by its name."""
+    if is_plugged_in(specification.algorithm):
+        return Bounds(kind=BoundKind.NONE, signed=True)
     if specification.algorithm == "evaluation":
         return EVALUATION
     rule = bounds(specification.algorithm, "uniform", specification.epsilon, ())
@@ -70,20 +142,9 @@ def _rule(specification: SearchSpecification) -> Bounds:
     return rule
 
 
-def _updates(specification: SearchSpecification) -> list[Reals]:
-    """The members' updates in each sum, (m, d)."""
-    if specification.updates == "ideal":
-        return [np.eye(specification.members)]
-    same = specification.model_dump(include={"name", "seed", "members", "alpha", "train"})
-    attack = Attack(attack="labels", view="update", colluders_at_most=0, shadow=20, **same)
-    federation = AttackedFederation(attack)
-    visits = [federation.updates(specification.rounds, visit) for visit in range(specification.sums)]
-    return visits if specification.raw else [unit_rows(visit) for visit in visits]
-
-
 def _inner(visits: Sequence[Reals]) -> Reals:
     rows = np.vstack(visits)
-    return rows @ rows.T
+    return np.asarray(rows @ rows.T)
 
 
 def _uncorrelated(gram: Reals, sums: int) -> Reals:

@@ -1,5 +1,6 @@
 """The search: from extremal plans a random ascent, an ascent along the gradient, and another random ascent."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,17 +25,20 @@ class PlanSearch:
         sums: of a plan.
         trials: changes of plans that are tried.
         random: the generator.
+        starts: plans to begin with, besides extremal ones.
     """
 
     target: CosineTarget
     sums: int
     trials: int
     random: np.random.Generator
+    starts: Sequence[Plan] = ()
 
     def best(self) -> Plan:
         """The best plan."""
         score = self.target.cosine
-        starts = sorted(extremal(self.target.members, self.sums, self.random), key=score)[-_STARTS:]
+        starts = [*extremal(self.target.members, self.sums, self.random), *self.starts]
+        starts = sorted(starts, key=score)[-_STARTS:]
         return max((self._from(start, self.trials // len(starts)) for start in starts), key=score)
 
     def _from(self, start: Plan, trials: int) -> Plan:

@@ -47,6 +47,35 @@ def extremal(members: SearchMembers, sums: int, random: np.random.Generator) -> 
     return [plan for plan in (within(plan, members) for plan in plans) if plan is not None]
 
 
+def crafted(members: SearchMembers, sums: int, random: np.random.Generator) -> list[Plan]:
+    """Plans against members that blur: coefficients that are tags in one sum, or two sums that differ in one member."""
+    m, t, n_min = members.cohort.m, members.cohort.t, members.cohort.n_min
+    plans = []
+    for kept in (n_min, min(n_min + 1, m)):
+        survivors = np.tile(np.arange(m) < kept, (sums, 1))
+        for others in range(1, kept - t):
+            for tag in (0.7, 1.0, 2.0):
+                weights = np.zeros((sums, m))
+                weights[:, : t + 1 + others] = tag
+                weights[:, 0] = 1.0
+                plans.append(Plan(random.permutation(m), weights, survivors))
+        if sums > 1:
+            survivors = survivors.copy()
+            survivors[1:, 0] = False
+            plans.append(Plan(random.permutation(m), np.ones((sums, m)), survivors))
+    if sums > 1:
+        changes = [0.0, -1.0] if members.rule.signed else [0.0]
+        plans = [*plans, *(_with_other(plan, change) for plan in plans for change in changes)]
+    return [plan for plan in (within(plan, members) for plan in plans) if plan is not None]
+
+
+def _with_other(plan: Plan, factor: float) -> Plan:
+    """The plan with another weight of the attacked member in the second sum, and the same survivors."""
+    weights, survivors = plan.weights.copy(), np.tile(plan.survivors[0], (len(plan.weights), 1))
+    weights[1:, 0] *= factor
+    return replace(plan, weights=weights, survivors=survivors)
+
+
 def within(plan: Plan, members: SearchMembers) -> Plan | None:
     """The plan, moved towards equal weights as little as members require; None if they refuse those, too."""
     if plan.accepted(members):
