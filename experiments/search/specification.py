@@ -30,6 +30,7 @@ class SearchSpecification(BaseModel, extra="forbid", frozen=True):
         reader: "linear" takes the best combination of the sums; "signs" also decodes the sign of each coordinate, by
             Bayes' rule, and knows the absolute values.
         copies: coordinates that have the same value in every update; ideal updates only.
+        zeros: the share of the coordinates of ideal updates that are zero, at random for each member.
         repeats: how often each sum is asked, from nearly the same model; once by default. Every time the noise is new.
         fails: what the attacked member answers in the second sum: its update ("never" fails), a random direction, or
             the zero vector.
@@ -52,6 +53,7 @@ class SearchSpecification(BaseModel, extra="forbid", frozen=True):
     blur: float = Field(0.0, ge=0)
     reader: Literal["linear", "signs"] = "linear"
     copies: int = Field(1, ge=1)
+    zeros: float = Field(0.0, ge=0, lt=1)
     repeats: tuple[int, ...] = ()
     fails: Failure = "never"
     rounds: int = Field(10, ge=0)
@@ -68,8 +70,8 @@ class SearchSpecification(BaseModel, extra="forbid", frozen=True):
     def _possible(self) -> Self:
         if self.raw and self.updates != "digits":
             raise ValueError("raw: only with updates of digits")
-        if self.copies > 1 and self.updates != "ideal":
-            raise ValueError("copies: only with ideal updates")
+        if (self.copies > 1 or self.zeros) and (self.updates != "ideal" or self.reader != "signs"):
+            raise ValueError("copies, zeros: only with ideal updates whose signs are decoded")
         if self.fails != "never" and self.sums < 2:
             raise ValueError("fails: in the second of two sums")
         if len(self.asked) != self.sums or min(self.asked) < 1:

@@ -58,6 +58,7 @@ def _ideal(specification: SearchSpecification) -> Updates:
         return Updates((np.eye(specification.members),) * specification.sums)
     random, copies = np.random.default_rng([specification.seed, 2]), specification.copies
     values = random.choice([-1.0, 1.0], (specification.members, min(_VALUES, _SIZE // copies)))
+    values *= random.random(values.shape) >= specification.zeros
     return Updates((unit_rows(np.repeat(values, copies, axis=1)),) * specification.sums, copies)
 
 

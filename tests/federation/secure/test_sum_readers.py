@@ -156,11 +156,16 @@ def test_what_a_model_repeats_in_many_coordinates_is_not_hidden() -> None:
     assert min(ideal["decoded"], trained["decoded"]) > 0.95
 
 
+def test_where_most_others_are_zero_a_members_signs_show() -> None:
+    assert measured(members=10, zeros=0.8, blur=1.0)["decoded"] > 0.8
+
+
 def test_of_few_values_several_sums_show_more_than_their_best_linear_combination() -> None:
     same = {"members": 10, "algorithm": "fedavg-n", "mode": "sum", "blur": 1.0}
     found = measured(sums=2, repeats=(4, 4), **same)
     assert found["cosine"] == pytest.approx(1 / sqrt(1.5), abs=0.03)
     assert found["decoded"] > found["cosine"] + 0.05
+    assert measured(members=10, repeats=(16,), blur=1.0)["decoded"] > 0.95  # tags again, without a difference
 
 
 def test_a_reading_of_blurred_sums_agrees_with_the_formula_of_the_search() -> None:
