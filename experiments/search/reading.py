@@ -16,7 +16,9 @@ from federation.secure.blur import blurred
 from federation.secure.masks import masked, reals
 from federation.secure.thresholds import SUM_BITS, truncated
 
-_PORTION = 2**21  # combinations of signs that are weighed at a time
+_COMBINATIONS = 2**18  # of the others' signs that are weighed one by one
+_PORTION = 2**21  # of them at a time, over several coordinates
+_APART = 1 / 16  # of a standard deviation of the noise: coefficients that are nearer count as equal
 _FLOAT32 = 2.0**-20  # relative rounding of updates that a model's float32 leaves
 
 
@@ -60,7 +62,8 @@ class SumReader:
         if self.target.others_known:
             seen, rows, sizes = seen - rows[:, 1:] @ true[1:], rows[:, :1], sizes[:1]
         fitted, *_ = np.linalg.lstsq(seen.T, true[0])
-        read = self.random.permutation(len(true[0]))[: _affordable(rows, sizes, self.work)]
+        most = len(_combinations((rows * sizes.max(1))[:, 1:], np.sqrt(variances.min(1)))[1])
+        read = self.random.permutation(len(true[0]))[: max(64, self.work // most)]
         decoded = sizes[0, read] * signs(seen[:, read], rows, sizes[:, read], variances[:, read])
         return Reading(_cosine(fitted @ seen, true[0]), _cosine(decoded, true[0, read]))
 
@@ -122,29 +125,36 @@ def signs(seen: Reals, rows: Reals, sizes: Reals, variances: Reals) -> Reals:
     means = np.empty(seen.shape[1])
     patterns, which = np.unique(sizes, axis=1, return_inverse=True)
     for number, pattern in enumerate(patterns.T):
-        parts, logs = _combinations((rows * pattern)[:, 1:])
         own, places = (rows * pattern)[:, 0], np.flatnonzero(which == number)
+        parts, logs, rest = _combinations((rows * pattern)[:, 1:], np.sqrt(variances[:, places].min(1)))
         for some in np.array_split(places, max(1, len(places) * len(logs) // _PORTION)):
-            evidence = [
-                _log_density(seen[:, some] - sign * own[:, None], parts, logs, variances[:, some]) for sign in (1, -1)
-            ]
-            means[some] = np.tanh((evidence[0] - evidence[1]) / 2)
+            noise = variances[:, some] + rest[:, None]
+            plus, minus = (_log_density(seen[:, some] - sign * own[:, None], parts, logs, noise) for sign in (1, -1))
+            means[some] = np.tanh((plus - minus) / 2)
     return means
 
 
-def _combinations(weights: Reals) -> tuple[Reals, Reals]:
-    """All sums of weights with either sign, (sums, n), and the logarithms of their numbers, (n,).
+def _combinations(weights: Reals, noise: Reals) -> tuple[Reals, Reals, Reals]:
+    """The sums of weights with either sign, (sums, n), the logarithms of their numbers, (n,), and a variance, (sums,).
 
-    Of k members with the same weights only the number of negative signs counts.
+    Of k members with the same weights only the number of negative signs counts. The smallest weights, with which there
+    would be too many combinations, count as Gaussian noise of this variance.
     """
-    parts, logs = np.zeros((len(weights), 1)), np.zeros(1)
-    distinct, counts = np.unique(weights[:, weights.any(0)], axis=1, return_counts=True)
-    for weight, count in zip(distinct.T, counts.tolist(), strict=True):
+    step = (_APART * noise)[:, None]
+    distinct, counts = np.unique(np.rint(weights / step), axis=1, return_counts=True)
+    order = np.argsort(-np.square(distinct).sum(0), kind="stable")
+    parts, logs, rest = np.zeros((len(weights), 1)), np.zeros(1), np.zeros(len(weights))
+    for weight, count in zip((distinct[:, order] * step).T, counts[order].tolist(), strict=True):
+        if not weight.any():
+            continue
+        if len(logs) * (count + 1) > _COMBINATIONS:
+            rest += count * np.square(weight)
+            continue
         steps = count - 2.0 * np.arange(count + 1)
         ways = np.log([float(comb(count, k)) for k in range(count + 1)])
         parts = (parts[:, :, None] + weight[:, None, None] * steps).reshape(len(weights), -1)
         logs = (logs[:, None] + ways).ravel()
-    return parts, logs
+    return parts, logs, rest
 
 
 def _log_density(seen: Reals, parts: Reals, logs: Reals, variances: Reals) -> Reals:
@@ -161,11 +171,6 @@ def _levels(values: Reals) -> Reals:
     """The absolute values, of which every member has one and zero, without rounding of models, (members, values)."""
     used = values != 0
     return np.asarray(used * (np.abs(values).sum(1) / used.sum(1))[:, None])
-
-
-def _affordable(rows: Reals, sizes: Reals, work: int) -> int:
-    """The number of values whose combinations of signs can be weighed."""
-    return max(64, work // len(_combinations((rows * sizes.max(1))[:, 1:])[1]))
 
 
 def _cosine(a: Reals, b: Reals) -> float:
