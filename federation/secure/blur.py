@@ -1,4 +1,4 @@
-"""The blur of a member's update: from DEAL on, a member uses v in place of its vector u (section 2.3a).
+"""The blur of a member's update: from DEAL on, a member uses v in place of its vector u (section 2c).
 
     b_j = u_j (1 + c z_j / sqrt(n_min - t)),    v = b ||u|| / ||b||
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from coordinator.aggregation.phases import Asked, Voided
+from federation.record.bound_fields import repeated
 from federation.secure.thresholds import ONE, Mode
 from federation.spec.run_spec import RunSpec
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope
@@ -18,6 +19,7 @@ from tests.federation.work.scene import Cast, cast, document, play
 
 VICTIM = "silo-03"
 Message = SecureMaskWork | SecureConfirmWork | SecureDealWork
+ORIGIN = ("federation_id", "run_id", "task", "spec", "base_model", "seed")
 OnRecord = tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]]
 MESSAGES: dict[SessionStage, Any] = {
     SessionStage.MASK: SecureMaskWork,
@@ -30,6 +32,8 @@ def recorded(scene: Cast) -> tuple[list[AssignmentManifest], list[ReplyManifest]
     """The assignments and the replies of a session."""
     orders = [
         AssignmentManifest(
+            **repeated(scene.origin, ORIGIN),
+            objectives=["loss"],
             client_id=name,
             phase=number,
             kind=phase.kind.name,
@@ -122,6 +126,11 @@ def test_coefficients_that_the_algorithm_cannot_give_are_named(record: OnRecord)
     _, orders, replies = record
     spec = RunSpec.parse(document(Mode.SUM, "fedavg-n"))
     assert not list(order_problems(spec, orders, replies))
+    for key, words in (("blur", "another blur"), ("clip", "another clip")):
+        other = RunSpec.parse(document(Mode.SUM, "fedavg-n", **{key: 2.0}))
+        assert words in "\n".join(order_problems(other, orders, replies))
+    longer = RunSpec.parse(document(Mode.SUM, "fedavg-n").replace(b"train.steps = 1", b"train.steps = 2"))
+    assert "another work.sgd" in "\n".join(order_problems(longer, orders, replies))
 
     def shifted(message: Message) -> None:
         assert isinstance(message, SecureMaskWork)
