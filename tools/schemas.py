@@ -33,6 +33,7 @@ from verification.counterfactual import Replayed
 from verification.own_replies import Fate
 from worker.receipts import Receipt
 from worker.site.asked_runs import AskedRun, Verdict
+from worker.site.model_origin import ModelOrigin
 from worker.site.privacy import PrivacyAccount
 from worker.site.roster import Changes
 from worker.work.trial import TrialRound
@@ -136,7 +137,7 @@ DOCUMENTS: dict[str, Any] = {
     "worker renew": {"client_id": str, "certificate_expires": str},
     "worker rotate-key": {"client_id": str, "key": str, "old_key_until": str},
     "worker export": {"run": str, "round": int, "file": str, "tensors": [str], "parameters": int},
-    "worker runs": [ASKED],
+    "worker runs": [{**ASKED, "origin": ModelOrigin | None}],
     "worker approve": ASKED,
     "worker refuse": ASKED,
     "worker receipts": Either(([Receipt], {"compared": int, "disagreements": [{"ours": Receipt, "theirs": Receipt}]})),

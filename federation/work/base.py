@@ -236,6 +236,15 @@ class Work(ABC):
     def terms(cls, spec: "RunSpec") -> Terms:
         """Deadline and quorum of a phase of this kind."""
 
+    @property
+    def from_round_model(self) -> bool:
+        """True if the work starts from the model with which its round begins: in round 0, the run's initial model.
+
+        False for an evaluation, of the model that the round has made, and for the later stages of a session, which read
+        no model.
+        """
+        return True
+
     def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
         """The rows that a reply holds, in this order; none for a reply without payload.
 

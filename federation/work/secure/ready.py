@@ -56,6 +56,10 @@ class Ready(Work):
         return self.agreed.work
 
     @property
+    def from_round_model(self) -> bool:
+        return self.inner.from_round_model
+
+    @property
     def session(self) -> bytes:
         """The digest of the session."""
         return hashing.session(self.terms_bytes)

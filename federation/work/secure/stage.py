@@ -43,6 +43,10 @@ class StageWork(Work):
         return Terms(spec.privacy.stage_seconds, None)
 
     @property
+    def from_round_model(self) -> bool:
+        return False
+
+    @property
     def place(self) -> int:
         """The number of the opening; 0 at stages other than OPEN."""
         return 0

@@ -51,6 +51,7 @@ def test_a_client_that_answers_runs_is_told_of_each_and_gets_work_of_those_that_
         fetched(ben, told.spec)
     say(ann, stream, answer(ann, told, "waiting", reason="owner"))
     train = ben.order()
+    assert (train.round, train.base_model) == (0, told.initial_model)
     asking = admin.GetRunRequest(run=run)
     shown = wait_for(lambda: stage._admin.GetRun(asking, timeout=SECONDS).run.consents, "the answer")
     assert [(one.client_id, one.answer, one.check.verified) for one in shown] == [("ann", "waiting", True)]
