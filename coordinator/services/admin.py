@@ -128,10 +128,10 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
     ) -> None:
         """Stores the model that follows the header."""
         try:
-            algorithm, _ = digests.parse(header.model)
+            digests.model_name(header.model)
         except ValueError as error:
             raise Refusal("argument", f"model: {error}") from None
-        check = PayloadCheck(None, algorithm)
+        check = PayloadCheck(None)
         writer = await self._in_thread(self._blobs.writer, hash=False)
         upload = Upload(writer, check, header.model, header.model_bytes)
         try:

@@ -52,8 +52,8 @@ class SecurePolicy:
         disclose: the numbers of `SCALARS` that may be shown besides.
         sessions: the most sessions of training with this data set, over all runs.
         evaluations: the most sessions of evaluation, likewise.
-        sessions_per_model: sessions of training that may start from one model.
-        sums_per_model: sums of one kind of work that may be unmasked for one model.
+        sessions_per_model: sessions of one phase of training that may start from one model.
+        sums_per_model: sums of one phase of training that may be unmasked for one model.
         effective_members: E*, the least cover of this member in a sum; None for that of the cohort.
         blur: the least size of the noise by which members blur their updates.
         evaluation_noise: the least sigma of the noise on a private evaluation.
@@ -87,8 +87,8 @@ class SessionEntry:
     Attributes:
         session: the hexadecimal digest of the session, or the name of the question of the evaluation.
         run_id, task, base_model: of the work.
-        work: the kind of work of the members' vectors.
-        unmasked: True if this site has answered UNMASK.
+        work: the kind of work of the members' vectors, which is a phase of the run's algorithm.
+        masked, unmasked: True if this site has answered MASK, UNMASK.
     """
 
     session: str
@@ -96,6 +96,7 @@ class SessionEntry:
     task: str
     base_model: str
     work: str
+    masked: bool = False
     unmasked: bool = False
 
     @property
@@ -122,6 +123,10 @@ class SessionLedger(ABC):
         """Records an entry durably before this returns; a second time changes nothing. Raises OSError if it cannot."""
 
     @abstractmethod
+    def mask(self, session: str) -> None:
+        """Records durably that this site answers MASK in a session that counts. Raises OSError if it cannot."""
+
+    @abstractmethod
     def unmask(self, session: str) -> None:
         """Records durably that this site answers UNMASK in a session that counts. Raises OSError if it cannot."""
 
@@ -140,6 +145,10 @@ class MemoryLedger(SessionLedger):
     def add(self, entry: SessionEntry) -> None:
         """Records an entry; a second time changes nothing."""
         self._entries.setdefault(entry.session, entry)
+
+    def mask(self, session: str) -> None:
+        """Records that MASK was answered in a session that counts."""
+        self._entries[session] = replace(self._entries[session], masked=True)
 
     def unmask(self, session: str) -> None:
         """Records that UNMASK was answered in a session that counts."""

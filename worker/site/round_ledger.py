@@ -13,14 +13,14 @@ from worker.ledger_file import LedgerFile
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sessions (
     session TEXT PRIMARY KEY, run TEXT NOT NULL, task TEXT NOT NULL, base_model TEXT NOT NULL, work TEXT NOT NULL,
-    unmasked INTEGER NOT NULL
+    masked INTEGER NOT NULL, unmasked INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
 _ADVICE = (
     "it counts the private rounds of this site, so put back a copy of it; without one, move it away and lower the "
     "limits in policy.toml by what was used"
 )
-_COLUMNS = "session, run, task, base_model, work, unmasked"
+_COLUMNS = "session, run, task, base_model, work, masked, unmasked"
 
 
 class RoundLedger(SessionLedger):
@@ -47,18 +47,24 @@ class RoundLedger(SessionLedger):
         with self._file.using() as connection:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM sessions").fetchall()  # noqa: S608 - a constant
         return [
-            SessionEntry(session, run, task, base, work, bool(unmasked))
-            for session, run, task, base, work, unmasked in rows
+            SessionEntry(session, run, task, base, work, bool(masked), bool(unmasked))
+            for session, run, task, base, work, masked, unmasked in rows
             if task in tasks
         ]
 
     def add(self, entry: SessionEntry) -> None:
         """Records an entry durably; a repetition changes nothing. Raises OSError if it cannot be written."""
-        values = (entry.session, entry.run_id, entry.task, entry.base_model, entry.work, entry.unmasked)
+        reached = (entry.masked, entry.unmasked)
+        values = (entry.session, entry.run_id, entry.task, entry.base_model, entry.work, *reached)
         with self.lock, self._file.using() as connection:
-            new = connection.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?, ?)", values).rowcount
+            new = connection.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?)", values).rowcount
         if new and self._added is not None:
             self._added(entry.task)
+
+    def mask(self, session: str) -> None:
+        """Records durably that MASK was answered in a session. Raises OSError if it cannot be written."""
+        with self.lock, self._file.using() as connection:
+            connection.execute("UPDATE sessions SET masked = 1 WHERE session = ?", (session,))
 
     def unmask(self, session: str) -> None:
         """Records durably that UNMASK was answered in a session. Raises OSError if it cannot be written."""

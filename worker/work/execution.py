@@ -21,7 +21,7 @@ from federation.vectors import Vector, read_vector
 from federation.work.base import Origin, Result, Shows, WorkError, WorkingClient, payload_layout
 from federation.work.registry import decode
 from federation.work.replies import reply_manifest
-from federation.work.secure.member_checks import check_sessions
+from federation.work.secure.limits import check_sessions
 from federation.work.site import EVALUATE, Site
 from worker import software
 from worker.events import Events

@@ -14,7 +14,7 @@ from federation.secure.thresholds import Mode
 from federation.spec.computation import AtBase, Computation, Measure
 from federation.work.base import Demand, Result, RowSchema, Shape, Shows, Terms, Work, WorkError, WorkingClient
 from federation.work.evaluate.work import Evaluate
-from federation.work.secure import member_checks, vector
+from federation.work.secure import limits, member_checks, vector
 from federation.work.secure.journal import Journal, session_names
 from federation.work.secure.terms import SessionStage, SessionTerms, Statement
 
@@ -101,7 +101,7 @@ class Ready(Work):
         member_checks.check_algorithm(client, spec, evaluation=evaluates)
         member_checks.check_asked(client, spec, self.agreed, self.length(client.shape))
         member_checks.check_noise(client, spec, evaluation=evaluates)
-        member_checks.check_sessions(client, self.session.hex(), work=self.inner.name, count=False)
+        limits.check_sessions(client, self.session.hex(), work=self.inner.name, count=False)
         journal = Journal(client.memory, self.session)
         if not journal.known:
             if client.again:
@@ -120,7 +120,7 @@ class Ready(Work):
         journal, agreed = Journal(client.memory, self.session), self.agreed
         member_checks.check_order(journal, SessionStage.READY, 0, again=client.again)
         if agreed.disclose:  # the reply shows numbers of this member
-            member_checks.check_sessions(client, self.session.hex(), work=self.inner.name, count=True)
+            limits.check_sessions(client, self.session.hex(), work=self.inner.name, count=True)
         result = self.inner.answer(client, computed)
         if isinstance(self.inner, Evaluate):
             values, measured = vector.of_metrics(result.metrics, self.inner, client.shape.objectives)

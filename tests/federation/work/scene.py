@@ -76,14 +76,14 @@ def document(
     return "\n".join([head, *lines]).encode()
 
 
-def origin(specification: bytes) -> Origin:
+def origin(specification: bytes, run_id: str = "run", base_model: str = digest(b"model-0")) -> Origin:
     """Where work of a run with this specification comes from."""
     return Origin(
         federation_id="cast",
-        run_id="run",
+        run_id=run_id,
         task="digits",
         spec=digest(specification),
-        base_model="model-0",
+        base_model=base_model,
         seed=0,
         unshared=Unshared(),
     )
@@ -201,11 +201,13 @@ class Cast:
         declined: the reasons of those that declined, by stage.
         sent: the replies of each stage that was answered.
         asked: the work that members were asked for at READY, by the envelope of the reply.
-        specification: of the run.
+        specification, run_id, base_model: of the run.
     """
 
     members: dict[str, Member]
     specification: bytes = document(Mode.SUM)
+    run_id: str = ORIGIN.run_id
+    base_model: str = ORIGIN.base_model
     lost: Mapping[tuple[str, int], Sequence[str]] = field(default_factory=dict)
     change: Change | None = None
     unasked: SessionStage | None = None
@@ -221,7 +223,7 @@ class Cast:
 
     @property
     def origin(self) -> Origin:
-        return origin(self.specification)
+        return origin(self.specification, self.run_id, self.base_model)
 
     @property
     def units(self) -> NDArray[np.float32]:
@@ -275,10 +277,10 @@ class Cast:
             payload = digest(b"".join(payload_bytes(payload_layout(rows), result.rows)))
         manifest = ReplyManifest(
             federation_id=ORIGIN.federation_id,
-            run_id=ORIGIN.run_id,
+            run_id=self.run_id,
             round=0,
             client_id=member.name,
-            base_model=ORIGIN.base_model,
+            base_model=self.base_model,
             spec=self.origin.spec,
             task=ORIGIN.task,
             payload=payload,

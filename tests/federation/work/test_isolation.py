@@ -24,7 +24,7 @@ from federation.v1.secure_pb2 import SecureReadyWork, SecureTerms
 from federation.work.base import Origin, Result, Work, WorkError, WorkingClient
 from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
-from federation.work.secure import member_checks
+from federation.work.secure import limits
 from federation.work.secure.deal import Deal
 from federation.work.secure.ready import SPECIFICATION, Ready
 from federation.work.secure.sum import Confirm, Unmask
@@ -89,7 +89,7 @@ def replied(scene: Cast, member: Member, made: Setting) -> bytes:
         ("", {"work": replace(TRAIN, measure=False)}),
         ("seed = 1", {}),
         ("parameters.frozen = ['w']", {"unshared": UNSHARED}),
-        ("", {"base_model": "model-1"}),
+        ("", {"base_model": digest(b"model-1")}),
     ],
     ids=["training", "algorithm", "work", "seed", "unshared", "base_model"],
 )
@@ -319,5 +319,5 @@ def test_a_session_that_is_asked_again_in_another_attempt_is_over(memory: Worker
             continue
         memory.answer(order)
         keys.append(work.answer(client, Result({"loss": victim.vector}, {}, {}, 100)).statement.keys)
-        member_checks.check_sessions(client, work.session.hex(), work="train", count=True)  # as MASK does
+        limits.check_sessions(client, work.session.hex(), work="train", count=True)  # as MASK does
     assert (len(keys), reasons) == (1, ["session-over"] * 2)
