@@ -1,8 +1,10 @@
 """The refusals of a member (section 3 of the protocol): each check raises WorkError with a stable reason."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from fractions import Fraction
+from typing import Any
 
 from federation.digests import digest, parse
 from federation.record import bound_fields
@@ -133,6 +135,22 @@ def check_algorithm(client: WorkingClient, spec: RunSpec, *, evaluation: bool) -
             reason="policy:algorithm",
         )
     return known
+
+
+def origin_facts(client: WorkingClient) -> dict[str, Any]:
+    """The origin of the work and its round, as a journal keeps them."""
+    facts: dict[str, Any] = json.loads(json.dumps({**asdict(client.origin), "round": client.round}))
+    return facts
+
+
+def check_origin(client: WorkingClient, journal: Journal) -> None:
+    """Checks that a later stage is of the run, the round, the model and the task of READY.
+
+    The assignment of a later stage names them, too, and limits and policies go by these names.
+    """
+    before, now = journal.agreed(SessionStage.READY)["origin"], origin_facts(client)
+    wrong = [name for name in before if now[name] != before[name]]
+    require(not wrong, "terms", f"the assignment names another {', '.join(wrong)} than that of the first stage")
 
 
 def check_order(journal: Journal, stage: SessionStage, opening: int, *, again: bool) -> None:

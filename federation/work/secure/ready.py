@@ -138,6 +138,7 @@ class Ready(Work):
                 "mode": agreed.mode.value,
                 "length": agreed.length,
                 **repeated(agreed, bound_fields.SESSION),
+                "origin": member_checks.origin_facts(client),
                 "invited": list(agreed.ids),
                 "work": self.inner.name,
                 "bounds": asdict(allowed),

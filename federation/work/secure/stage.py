@@ -61,6 +61,7 @@ class StageWork(Work):
         journal = Journal(client.memory, self.session)
         if not journal.known:
             raise WorkError("this member keeps nothing of the session: it is over", reason="session-over")
+        member_checks.check_origin(client, journal)
         member_checks.check_order(journal, self.stage, self.place, again=client.again)
         try:
             rows, statement = self.reply(client, journal)

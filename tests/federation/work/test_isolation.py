@@ -144,6 +144,30 @@ def test_every_field_of_an_assignment_is_in_the_terms_or_shapes_no_vector() -> N
     assert fields == in_terms | of_one_member | follow | unread | times
 
 
+OTHER_ORIGIN = {
+    "base_model": digest(b"another model"),
+    "task": "two-digits",
+    "run_id": "another",
+    "seed": 1,
+    "spec": digest(b"another specification"),
+    "unshared": UNSHARED,
+}
+
+
+@pytest.mark.parametrize("name", OTHER_ORIGIN)
+def test_a_later_stage_is_of_the_model_the_task_and_the_run_of_ready(name: str) -> None:
+    """Limits and policies go by the names in the assignment of each stage."""
+
+    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> None:
+        if stage != SessionStage.READY and member.name == VICTIM:
+            member.origin = replace(member.origin, **{name: OTHER_ORIGIN[name]})
+
+    scene = cast(8, assumed=1, change=change)
+    total = play(scene, Mode.SUM)
+    assert scene.declined == {(SessionStage.DEAL.value, VICTIM): "terms"}
+    assert VICTIM not in total.record.members
+
+
 # --- members that are told different things of one session
 
 
