@@ -61,6 +61,7 @@ class SimulatedMembers:
             sums_per_model=_ENDLESS,
             evaluations_ahead=_ENDLESS,
             evaluation_noise=0.0,
+            failures=_ENDLESS,
         )
         return {
             name: Site(

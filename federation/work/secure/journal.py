@@ -18,6 +18,7 @@ from federation.secure.blocks import Blocks, blocks, norm, unit
 from federation.secure.dealing import DealShares, deal_bytes
 from federation.secure.hashing import PublicKeys
 from federation.secure.member_keys import MemberKeys, member_keys
+from federation.secure.random_direction import random_direction
 from federation.secure.sealing import TAG
 from federation.secure.thresholds import Mode, Thresholds
 from federation.work.base import Memory, WorkError
@@ -86,8 +87,13 @@ class Journal:
         return unit(blocks(self._values()), float(divisor))
 
     def direction(self) -> Blocks:
-        """The blocks of the vector with length 1, also where it is shorter than the clip. Raises as `vector`."""
+        """The blocks of the vector with length 1, also where it is shorter than the clip. Raises as `vector`.
+
+        The zero vector of a failed computation has no direction, and gets a random one.
+        """
         values = self._values()
+        if not values.any():
+            values = random_direction(self.secret, self.session, len(values))
         return unit(blocks(values), norm(blocks(values)))
 
     def _values(self) -> NDArray[np.float32]:
