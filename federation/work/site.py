@@ -114,7 +114,7 @@ class FailedSession:
 
     Attributes:
         session: the hexadecimal digest of the session.
-        run_id, round, task: of the work.
+        run_id, round, task, work: as of `SessionEntry`; the round counts from 0.
         error: for the owner alone.
     """
 
@@ -122,6 +122,7 @@ class FailedSession:
     run_id: str
     round: int
     task: str
+    work: str
     error: str
 
 
@@ -152,15 +153,18 @@ class SessionLedger(ABC):
 
     @abstractmethod
     def failures(self, tasks: Collection[str]) -> Sequence[FailedSession]:
-        """The sessions of some tasks whose computations failed since the last that did not."""
+        """The sessions of some tasks whose computations failed since the last of the same kind that did not."""
 
     @abstractmethod
     def fail(self, failed: FailedSession) -> None:
         """Records a failed computation durably; the same session is recorded once. Raises OSError if it cannot."""
 
     @abstractmethod
-    def succeed(self, tasks: Collection[str]) -> None:
-        """Ends the row of failures of some tasks, durably. Raises OSError if it cannot."""
+    def succeed(self, tasks: Collection[str], work: str = "") -> None:
+        """Ends the row of failures of some tasks, durably: of one kind of work, or of all. Raises OSError if it cannot.
+
+        A site whose training always fails is found, although its evaluations succeed.
+        """
 
 
 class MemoryLedger(SessionLedger):
@@ -188,16 +192,20 @@ class MemoryLedger(SessionLedger):
         self._entries[session] = replace(self._entries[session], unmasked=True)
 
     def failures(self, tasks: Collection[str]) -> Sequence[FailedSession]:
-        """The sessions of some tasks whose computations failed since the last that did not."""
+        """The sessions of some tasks whose computations failed since the last of the same kind that did not."""
         return [failed for failed in self._failed.values() if failed.task in tasks]
 
     def fail(self, failed: FailedSession) -> None:
         """Records a failed computation; the same session is recorded once."""
         self._failed.setdefault(failed.session, failed)
 
-    def succeed(self, tasks: Collection[str]) -> None:
-        """Ends the row of failures of some tasks."""
-        self._failed = {name: failed for name, failed in self._failed.items() if failed.task not in tasks}
+    def succeed(self, tasks: Collection[str], work: str = "") -> None:
+        """Ends the row of failures of some tasks: of one kind of work, or of all."""
+        self._failed = {
+            name: failed
+            for name, failed in self._failed.items()
+            if failed.task not in tasks or work not in ("", failed.work)
+        }
 
 
 def _no_peers(envelope: bytes, roster: Mapping[str, bytes]) -> PeerReply:

@@ -1,7 +1,5 @@
 """A trainer with a defect: it measures the model that a run with the seed 5 starts from, and no other."""
 
-from collections.abc import Mapping
-
 from federation.tasks import initial_model
 from federation.training.plans import EvaluationPlan
 from federation.training.torch_trainer import TorchTrainer
@@ -9,6 +7,6 @@ from federation.vectors import Vector
 
 
 class Torn(TorchTrainer):
-    def evaluate(self, model: Vector, plan: EvaluationPlan) -> Mapping[str, float]:
+    def evaluate(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
         first = initial_model(self.task, 5)[1]
         return super().evaluate(model, plan) if (model == first).all() else {"no loss": 1.0}

@@ -17,7 +17,8 @@ CREATE TABLE IF NOT EXISTS sessions (
     masked INTEGER NOT NULL, unmasked INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS failures (
-    session TEXT PRIMARY KEY, run TEXT NOT NULL, round INTEGER NOT NULL, task TEXT NOT NULL, error TEXT NOT NULL
+    session TEXT PRIMARY KEY, run TEXT NOT NULL, round INTEGER NOT NULL, task TEXT NOT NULL, work TEXT NOT NULL,
+    error TEXT NOT NULL
 ) WITHOUT ROWID;
 """
 _ADVICE = (
@@ -76,25 +77,26 @@ class RoundLedger(SessionLedger):
             connection.execute("UPDATE sessions SET unmasked = 1 WHERE session = ?", (session,))
 
     def failures(self, tasks: Collection[str]) -> Sequence[FailedSession]:
-        """The sessions of some tasks whose computations failed since the last that did not, by run and round."""
+        """The sessions of some tasks whose computations failed since the last of the same kind, by run and round."""
         return [failed for failed in self.all_failures() if failed.task in tasks]
 
     def all_failures(self) -> list[FailedSession]:
         """The same of all tasks."""
         with self._file.using() as connection:
-            rows = connection.execute("SELECT session, run, round, task, error FROM failures ORDER BY run, round")
+            rows = connection.execute("SELECT session, run, round, task, work, error FROM failures ORDER BY run, round")
             return [FailedSession(*row) for row in rows.fetchall()]
 
     def fail(self, failed: FailedSession) -> None:
         """Records a failed computation durably; a repetition changes nothing. Raises OSError if it cannot."""
-        values = (failed.session, failed.run_id, failed.round, failed.task, failed.error)
+        values = (failed.session, failed.run_id, failed.round, failed.task, failed.work, failed.error)
         with self.lock, self._file.using() as connection:
-            connection.execute("INSERT OR IGNORE INTO failures VALUES (?, ?, ?, ?, ?)", values)
+            connection.execute("INSERT OR IGNORE INTO failures VALUES (?, ?, ?, ?, ?, ?)", values)
 
-    def succeed(self, tasks: Collection[str]) -> None:
-        """Ends the row of failures of some tasks, durably. Raises OSError if it cannot be written."""
+    def succeed(self, tasks: Collection[str], work: str = "") -> None:
+        """Ends the row of failures of some tasks, durably: of one kind of work, or of all. Raises OSError."""
+        rows = [(task, work) for task in sorted(tasks)]
         with self.lock, self._file.using() as connection:
-            connection.executemany("DELETE FROM failures WHERE task = ?", [(task,) for task in sorted(tasks)])
+            connection.executemany("DELETE FROM failures WHERE task = ? AND ? IN ('', work)", rows)
 
     def close(self) -> None:
         """Closes the file."""

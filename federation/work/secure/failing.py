@@ -56,18 +56,23 @@ def check_failing(client: WorkingClient, session: str) -> None:
         )
 
 
-def count(client: WorkingClient, session: str, failure: str) -> None:
+def count(client: WorkingClient, session: str, work: str, failure: str) -> None:
     """Counts a session whose computation failed, or ends the row of failures, durably before this returns.
 
-    `failure` is the error; empty if there was none. The same session counts once. Raises OSError if the ledger cannot
-    be written.
+    The same session counts once. Raises OSError if the ledger cannot be written.
+
+    Args:
+        client: the member.
+        session: its hexadecimal digest.
+        work: the kind of work of the vectors, whose row of failures ends.
+        failure: the error; empty if there was none.
     """
     site, origin = client.site, client.origin
     with site.ledger.lock:
         if failure:
-            site.ledger.fail(FailedSession(session, origin.run_id, client.round, origin.task, failure))
+            site.ledger.fail(FailedSession(session, origin.run_id, client.round, origin.task, work, failure))
         else:
-            site.ledger.succeed(site.tasks_beside(origin.task))
+            site.ledger.succeed(site.tasks_beside(origin.task), work)
 
 
 def _row(client: WorkingClient) -> Sequence[FailedSession]:

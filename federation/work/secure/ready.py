@@ -125,7 +125,7 @@ class Ready(Work):
         if agreed.disclose:  # the reply shows numbers of this member
             limits.check_sessions(client, self.session.hex(), work=self.inner.name, count=True)
         made = self._made(client, journal, computed)
-        failing.count(client, self.session.hex(), made.result.failure)
+        failing.count(client, self.session.hex(), self.inner.name, made.result.failure)
         if made.result.failure and agreed.disclose:
             raise failing.FailureShown(made.result.failure)
         result, divisor = made.result, made.divisor / client.site.stretch

@@ -1,5 +1,6 @@
 """A computation that fails in a private session is answered like any other, and counted."""
 
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,17 @@ import numpy as np
 import pytest
 
 from coordinator.aggregation.interface import TooFewUpdatesError
+from federation.digests import digest
 from federation.secure import hashing
+from federation.secure.evaluation import clip
 from federation.secure.random_direction import random_direction
-from federation.secure.thresholds import Mode
+from federation.secure.thresholds import EVALUATION_NOISE, Mode
 from federation.work.base import Result, Work, WorkError
+from federation.work.evaluate.work import Evaluate
 from federation.work.secure.ready import Ready
 from federation.work.secure.terms import SessionStage
-from federation.work.site import FAILURES, FailedSession, MemoryLedger, SecurePolicy, SessionLedger
+from federation.work.site import FAILURES, FailedSession, MemoryLedger, SecurePolicy, SessionEntry, SessionLedger
+from tests.federation.secure.reference import failed_direction
 from tests.federation.work.scene import (
     FREE,
     ORIGIN,
@@ -145,6 +150,12 @@ def test_gradients_that_fail_are_answered_too() -> None:
     assert [session.survivors for session in step.sessions] == [tuple(scene.members)] * 2
 
 
+def test_a_random_direction_is_that_of_the_protocol() -> None:
+    words = failed_direction(b"s" * 32, b"1" * 32)
+    expected = [np.float32(word * (math.sqrt(3) / 2**32)) for word in words]
+    assert random_direction(b"s" * 32, b"1" * 32, 4).tolist() == expected
+
+
 def test_a_random_direction_is_that_of_the_session_alone() -> None:
     first = random_direction(b"s" * 32, b"1" * 32, 70_000)
     assert first.dtype == np.float32
@@ -192,13 +203,29 @@ def test_a_success_ends_the_row_and_the_same_session_counts_once(ledger: Session
     assert not ledger.failures({ORIGIN.task})
 
 
+def test_a_site_whose_training_always_fails_is_found_although_its_evaluations_succeed(ledger: SessionLedger) -> None:
+    scene = cast(5, assumed=1)
+    member = failing(scene)
+    member.change_site(ledger=ledger)
+    member.metrics = {"test/loss": 1.0, "test/accuracy": 0.5}
+    evaluation = {"work": Evaluate(splits=("test",)), "length": 2, "clip": clip(2, EVALUATION_NOISE)}
+    answers = []
+    for number in range(4):
+        member.failure = FAILURE
+        answers.append(asked(scene, number))
+        member.failure = ""
+        ledger.add(SessionEntry(f"{number}", ORIGIN.run_id, ORIGIN.task, digest(b"%d" % number), "train"))
+        answers.append(asked(scene, number, **evaluation))
+    assert answers == ["answers"] * 5 + ["failing"] * 3
+
+
 def test_tasks_of_one_data_set_fail_together_and_others_do_not(ledger: SessionLedger) -> None:
     scene = cast(5, assumed=1)
     together = frozenset({ORIGIN.task, "digits-by-site"})
     scene.members[VICTIM].allow(SecurePolicy(assumed=1))
     scene.members[VICTIM].change_site(ledger=ledger, data_sets=dict.fromkeys(together, together))
     for number, task in enumerate(("digits-by-site", ORIGIN.task, "mnist", "digits-by-site")):
-        ledger.fail(FailedSession(str(number), "run", 0, task, FAILURE))
+        ledger.fail(FailedSession(str(number), "run", 0, task, "train", FAILURE))
     assert asked(scene, 0) == "failing"
     ledger.succeed(together)
     assert [failed.task for failed in ledger.failures({*together, "mnist"})] == ["mnist"]
@@ -222,7 +249,7 @@ def test_a_failure_is_counted_before_the_reply_and_once_if_the_member_dies_betwe
         member.do(work, inputs)
     ledger.close()
     ledger, member.memory.fails_at = restarted(), None
-    counted = [FailedSession(hashing.session(work.terms_bytes).hex(), ORIGIN.run_id, 0, ORIGIN.task, FAILURE)]
+    counted = [FailedSession(hashing.session(work.terms_bytes).hex(), ORIGIN.run_id, 0, ORIGIN.task, "train", FAILURE)]
     assert ledger.failures({ORIGIN.task}) == counted
     assert member.do(work, inputs).statement.keys
     assert ledger.failures({ORIGIN.task}) == counted
@@ -233,7 +260,7 @@ def test_enough_failing_members_skip_a_round_and_the_coordinator_reads_the_reaso
     scene = cast(5, assumed=1)
     for member in scene.members.values():
         for number in range(FAILURES):
-            member.site.ledger.fail(FailedSession(str(number), "run", 0, ORIGIN.task, FAILURE))
+            member.site.ledger.fail(FailedSession(str(number), "run", 0, ORIGIN.task, "train", FAILURE))
         member.allow(SecurePolicy(assumed=1))
     with pytest.raises(TooFewUpdatesError, match="0 are ready"):
         play(scene, Mode.SUM)

@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> WorkerHome:
 def fail(home: WorkerHome, *tasks: str) -> None:
     with closing(RoundLedger(home.rounds)) as ledger:
         for number, task in enumerate(tasks):
-            ledger.fail(FailedSession(f"{number}", "run", number, task, f"error {number}"))
+            ledger.fail(FailedSession(f"{number}", "run", number, task, "train", f"error {number}"))
 
 
 def shown(home: WorkerHome, *arguments: str) -> Any:

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from federation.secure.evaluation import clip
 from federation.secure.thresholds import EVALUATION_NOISE
 from federation.spec.objective_names import joint_target
 from federation.spec.run_spec import RunSpec
-from federation.tasks import Dataset, DataSource, Splits, task
+from federation.tasks import DataError, Dataset, DataSource, Splits, task
 from federation.tasks.digits import Digits
 from federation.training.external import ExternalTrainer
 from federation.training.torch_trainer import TorchTrainer
@@ -28,7 +29,9 @@ from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.v1.secure_pb2 import SecureStatement
 from federation.vectors import Layout, to_bytes
+from federation.work.base import WorkError
 from federation.work.evaluate.work import Evaluate
+from federation.work.registry import kind as registered
 from federation.work.site import FAILURES, SessionEntry
 from federation.work.train.work import Train
 from fedpareto.cli.main import app
@@ -36,9 +39,11 @@ from tests.federation.training.scene import child
 from tests.harness import wait_for
 from tests.scripted import ScriptedCoordinator
 from tests.worker.scene import Running, Scene, serving
-from tests.worker.work.scene import DOCUMENT, keys_of_five, pin, session_terms, to_be_ready
+from tests.worker.work.scene import DOCUMENT, STAGES, keys_of_five, pin, session_terms, to_be_ready
 from worker.home import WorkerHome
+from worker.site.assignments import Declined
 from worker.site.round_ledger import RoundLedger
+from worker.work.execution import SILENT, _declining
 
 SECRET = "the record of patient 17"
 WHOLE = DOCUMENT + b'train.batch_size = 0\nevaluate.splits = ["train"]\n'
@@ -146,7 +151,7 @@ class Asking(Scene):
         self.coordinator.open.clear()
         return said
 
-    def reply(self, asked: AssignmentManifest, trainer: Trainer, *trained: str) -> tuple[ReplyManifest, Running]:
+    def reply_of(self, asked: AssignmentManifest, trainer: Trainer, *trained: str) -> tuple[ReplyManifest, Running]:
         """The reply of a new worker with this trainer."""
         running = self.working(self.home_of(*trained), trainer)
         said = self.answer(running, asked)
@@ -181,7 +186,7 @@ def evaluation() -> dict[str, Any]:
 
 def test_whether_a_record_is_among_the_samples_does_not_show_in_the_reply(asking: Asking) -> None:
     asked = asking.question()
-    (absent, quiet), (present, told) = (asking.reply(asked, with_first(place)) for place in (OTHERS[200], RECORD))
+    (absent, quiet), (present, told) = (asking.reply_of(asked, with_first(place)) for place in (OTHERS[200], RECORD))
     assert but_for_keys(absent) == but_for_keys(present)
     assert present.seconds == 0
     assert not quiet.events("alert")
@@ -199,7 +204,7 @@ def test_exceptions_of_a_members_own_task_do_not_show(asking: Asking, made: type
     asked = asking.question(**evaluation() if evaluates else {})
     trained = ("run",) if evaluates else ()
     (absent, _), (present, told) = (
-        asking.reply(asked, with_first(place, made), *trained) for place in (OTHERS[200], RECORD)
+        asking.reply_of(asked, with_first(place, made), *trained) for place in (OTHERS[200], RECORD)
     )
     assert but_for_keys(absent) == but_for_keys(present)
     assert SECRET.encode() not in present.SerializeToString()
@@ -217,7 +222,7 @@ def test_the_failure_of_an_external_trainer_does_not_show(asking: Asking, tmp_pa
     for trains in ("say(struct.pack('<f', 1.0) + model[4:], type='model', id=id)", "os._exit(3)"):
         command = child(tmp_path, TRAINS.format(trains))
         with closing(ExternalTrainer(task("digits"), DataSource(), command=command, silence=60.0)) as trainer:
-            replies.append(asking.reply(asked, trainer))
+            replies.append(asking.reply_of(asked, trainer))
     assert but_for_keys(replies[0][0]) == but_for_keys(replies[1][0])
     (alert,) = replies[1][1].events("alert")
     assert "ended with exit status 3" in alert["message"]
@@ -275,3 +280,14 @@ class Broken(Digits):
 def test_a_task_whose_metrics_cannot_be_found_declines_without_a_text(asking: Asking) -> None:
     running = asking.working(asking.home_of("run"), with_first(RECORD, Broken))
     assert asking.answer(running, asking.question(**evaluation())) == "failed: this worker's log has the error"
+
+
+@pytest.mark.parametrize("error", [RuntimeError(SECRET), MemoryError(SECRET), DataError(SECRET)])
+@pytest.mark.parametrize("kind", STAGES)
+def test_no_stage_declines_with_the_text_of_an_exception(error: Exception, kind: str) -> None:
+    order: Any = SimpleNamespace(work=registered(kind).work, manifest=AssignmentManifest(kind=kind))
+    with pytest.raises(Declined) as caught, _declining(order):
+        raise error
+    assert caught.value.message == SILENT
+    with pytest.raises(Declined, match="a check of this project"), _declining(order):
+        raise WorkError("a check of this project", reason="terms")
