@@ -4,6 +4,8 @@ Replies are recorded unsigned, and refused for the reasons for which a coordinat
 unless the algorithm needs them in later rounds.
 """
 
+import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +27,7 @@ from coordinator.rounds.transitions import close_phase, end_assignment
 from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.line.payload_check import PayloadCheck
+from federation.owners_code import described
 from federation.spec.computation import Computation, Descend, Measure, MeasureAlong, training_losses
 from federation.spec.sharing import BUFFERS
 from federation.training import TrainingDiverged, TrainingStopped
@@ -45,6 +48,7 @@ from storage import models
 from storage.models import Assignment
 from storage.states import AssignmentState, ClientState
 
+LOGGER = logging.getLogger("fedpareto.simulation")
 SOFTWARE = "simulation"
 Vector = NDArray[np.float32]
 
@@ -234,11 +238,33 @@ class SimulatedFleet(Fleet):
         outcomes |= self._computed(base, computations, Turn(spec.seed, number, self._stopped, own))
         if any(not isinstance(computation, Measure | MeasureAlong) for computation in computations.values()):
             outcomes = attacked(outcomes, self._population.attackers, question, spec.seed, partial(self._change, base))
+        for name, outcome in outcomes.items():
+            if works[name].conceals and not isinstance(outcome, Result):
+                outcomes[name] = self._failed(number, name, computations[name], outcome)
         for name, statement in statements.items():
             if isinstance(outcome := outcomes[name], Result):
                 outcomes[name] = replace(outcome, privacy=statement)
         honest = [name for name in clients if name not in declined]
         return {name: _answer(works[name], members[name], outcomes[name]) for name in honest} | declined
+
+    def _failed(
+        self, number: int, name: str, computation: Computation, failure: TrainingDiverged | WorkError
+    ) -> Outcome:
+        """The outcome of a failed computation in a private round, which the client answers as a worker does.
+
+        The metrics of an evaluation are those of the run's initial model, without values.
+        """
+        LOGGER.warning("round %d: the computation of %s failed in a private round: %s", number, name, failure)
+        metrics: Mapping[str, float] = {}
+        if isinstance(computation, Measure):
+            with self.around.database.read() as session:
+                model = session.get_one(models.Run, self.run.run_id).initial_model
+            turn = Turn(self.run.spec.seed, number, self._stopped, self._keeper.at(number, {name: computation}))
+            first = self._local.compute(model_row(self.around.blobs.local(model)).read(), {name: computation}, turn)
+            if not isinstance(measured := first[name], Result):
+                return measured
+            metrics = dict.fromkeys(measured.metrics, math.nan)
+        return Result({}, {}, metrics, self._population.samples[name], failure=described(failure))
 
     def _computed(self, base: Vector, computations: Mapping[str, Computation], turn: Turn) -> dict[str, Outcome]:
         """The outcomes of the computations. In a line search, all clients measure one model after the other."""
@@ -295,7 +321,7 @@ class SimulatedFleet(Fleet):
             kind=question.phase.kind.name,
             rows=[Row(name=row.name, dtype=row.dtype, length=row.length) for row in rows],
         )
-        timed = replace(result, seconds=seconds)
+        timed = replace(result, seconds=0.0 if question.phase.kind.conceals else seconds)
         manifest = reply_manifest(order, timed, software=SOFTWARE, repeatable=self._repeatable)
         manifest.payload, manifest.payload_bytes = payload, sum(map(len, pieces))
         kind, limits = question.phase.kind, self.run.spec.limits

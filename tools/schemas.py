@@ -24,6 +24,7 @@ from experiments.tables import Table
 from federation.attacks.catalogue import ListedAttack
 from federation.findings import Finding
 from federation.v1 import admin_pb2 as v1
+from federation.work.site import FailedSession
 from fedpareto.cli.document import MANIFESTS
 from fedpareto.cli.research.explain import Key
 from fedpareto.demo.demo_results import DemoResult, Served
@@ -132,6 +133,7 @@ DOCUMENTS: dict[str, Any] = {
         "pending": Either((None, {"restored": str, "runs": Mapping[str, list[int]]})), "accepted": bool
     },
     "worker privacy": [PrivacyAccount],
+    "worker failures": [{"tasks": [str], "failures": [FailedSession], "failing": bool, "reset": bool}],
     "worker attacks": [ListedAttack],
     "worker doctor": [Finding],
     "worker renew": {"client_id": str, "certificate_expires": str},

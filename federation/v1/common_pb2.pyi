@@ -1007,7 +1007,7 @@ class ReplyManifest(_message.Message):
     task: _builtins.str
     """The task that was worked on."""
     seconds: _builtins.float
-    """Wall time that the work took, in seconds."""
+    """Wall time that the work took, in seconds; 0 in a private round, where it could tell how a computation went."""
     attempt: _builtins.int
     """Copied from the assignment."""
     statement: _builtins.bytes

@@ -167,7 +167,7 @@ SUMMED: list[tuple[Edit, str]] = [
     (of_record(lambda one: {"coefficients": (one.coefficients[0] - 1, *one.coefficients[1:])}), "nothing follows"),
     (of_record(lambda one: {"coefficients": one.coefficients[::-1]}), "another direction"),
     (of_record(lambda one: {"survivors": one.survivors[1:]}), "the survivors"),
-    (without(MASK), "silo-00 replied to secure-confirm, and was not asked|nothing follows"),
+    (without(MASK), "silo-00 replied to secure-confirm, and was not asked|nothing follows .* members that were lost"),
     (without(OPEN), "silo-00 replied to secure-(open|mask), and was not asked"),
 ]
 OPENED: list[tuple[Edit, str]] = [

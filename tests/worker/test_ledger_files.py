@@ -176,7 +176,10 @@ def test_a_file_with_the_tables_of_another_version_is_refused_with_the_version_a
     assert (tmp_path / name).read_bytes() == content
 
 
-@pytest.mark.parametrize(("command", "name"), [("privacy", "privacy.db"), ("runs", "runs.db")])
+FOR_OWNERS = [("privacy", "privacy.db"), ("runs", "runs.db"), ("failures", "private-rounds.db")]
+
+
+@pytest.mark.parametrize(("command", "name"), FOR_OWNERS)
 def test_a_command_of_the_owner_says_that_a_file_is_locked(
     tmp_path: Path, opened: Open, command: str, name: str
 ) -> None:

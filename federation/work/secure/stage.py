@@ -33,6 +33,7 @@ class StageWork(Work):
     shows: ClassVar[Shows] = Shows.NOTHING
     keeps_inputs: ClassVar[bool] = False
     once_ever: ClassVar[bool] = True
+    conceals: ClassVar[bool] = True
     stage: ClassVar[SessionStage]
 
     session: bytes

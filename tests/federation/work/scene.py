@@ -6,6 +6,7 @@ signed envelopes and a durable memory. Only training is left out: each member ha
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -121,7 +122,7 @@ class Member:
     """One member: what it keeps, and which questions it has answered.
 
     Its update is `vector`; of a task with several objectives, `gradients` has one vector for each. `origin` is that of
-    the work that it is asked for.
+    the work that it is asked for. With a `failure`, its computations fail.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Member:
     gradients: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     origin: Origin = ORIGIN
     samples: int = 100
+    failure: str = ""
 
     @property
     def site(self) -> Any:
@@ -171,7 +173,10 @@ class Member:
         if self.asked.setdefault(question, asked) != asked:
             raise WorkError("another question was answered", reason="answered")
         rows = {"loss": self.vector, **self.gradients} if work.name == SessionStage.READY else {}
-        return work.answer(client, Result(rows, dict(self.losses), dict(self.metrics), self.samples))
+        losses, metrics = dict(self.losses), dict(self.metrics)
+        if self.failure:  # as a worker's Execution hands it in
+            rows, losses, metrics = {}, {}, dict.fromkeys(metrics, math.nan)
+        return work.answer(client, Result(rows, losses, metrics, self.samples, 1.0, failure=self.failure))
 
     @property
     def shape(self) -> Shape:

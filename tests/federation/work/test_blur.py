@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from coordinator.aggregation.interface import TooFewUpdatesError
-from federation.secure.blur import blurred, deviation, normal
+from federation.secure.blur import blurred, deviation
 from federation.secure.streams import Stream
 from federation.secure.thresholds import BLUR, Mode, Thresholds
 from federation.work.base import Result, Work
@@ -22,7 +22,7 @@ Reals = NDArray[np.float64]
 
 
 def noise(count: int) -> Reals:
-    return normal(Stream(bytes(32)), count)
+    return Stream(bytes(32)).normal(count)
 
 
 def test_the_noise_has_mean_0_and_variance_1_and_four_words_for_each_number() -> None:
