@@ -126,9 +126,10 @@ def test_coefficients_that_the_algorithm_cannot_give_are_named(record: OnRecord)
     _, orders, replies = record
     spec = RunSpec.parse(document(Mode.SUM, "fedavg-n"))
     assert not list(order_problems(spec, orders, replies))
-    for key, words in (("blur", "another blur"), ("clip", "another clip")):
-        other = RunSpec.parse(document(Mode.SUM, "fedavg-n", **{key: 2.0}))
-        assert words in "\n".join(order_problems(other, orders, replies))
+    for key in ("blur", "clip"):
+        keys: dict[str, Any] = {key: 2.0}
+        other = RunSpec.parse(document(Mode.SUM, "fedavg-n", **keys))
+        assert f"another {key}" in "\n".join(order_problems(other, orders, replies))
     longer = RunSpec.parse(document(Mode.SUM, "fedavg-n").replace(b"train.steps = 1", b"train.steps = 2"))
     assert "another work.sgd" in "\n".join(order_problems(longer, orders, replies))
 

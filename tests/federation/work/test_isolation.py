@@ -144,7 +144,7 @@ def test_every_field_of_an_assignment_is_in_the_terms_or_shapes_no_vector() -> N
     assert fields == in_terms | of_one_member | follow | unread | times
 
 
-OTHER_ORIGIN = {
+OTHER_ORIGIN: dict[str, Any] = {
     "base_model": digest(b"another model"),
     "task": "two-digits",
     "run_id": "another",

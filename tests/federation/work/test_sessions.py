@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from coordinator.aggregation.phases import PrivateSetting
@@ -91,7 +90,7 @@ def says(scene: Cast, terms: SessionTerms | bytes) -> str:
     return tried(member, question) or "malformed"
 
 
-def others(field: FieldDescriptor, value: Any) -> list[Any]:
+def others(field: Any, value: Any) -> list[Any]:
     """Other values of a field."""
     if field.type == field.TYPE_BOOL:
         return [not value]
@@ -100,12 +99,12 @@ def others(field: FieldDescriptor, value: Any) -> list[Any]:
     return [value + (b"1" if field.type == field.TYPE_BYTES else "1")]
 
 
-def edited(message: Message) -> Iterator[tuple[tuple[str, str], Message]]:
+def edited(message: Any) -> Iterator[tuple[tuple[str, str], Message]]:
     """The message with one field changed, by the message and the name of the field; fields of its parts, too."""
     for field in message.DESCRIPTOR.fields:
         place = (message.DESCRIPTOR.name, field.name)
         if place[0] == "EvaluateWork" and field.name == "metrics":
-            changed = common_pb2.EvaluateWork()
+            changed = type(message)()
             changed.CopyFrom(message)
             changed.metrics.add(name="other", better="higher", largest=1.0)
             yield place, changed
@@ -167,12 +166,13 @@ def test_the_targets_of_a_training_are_those_of_the_algorithm(
     scene = scene_of("fsmgda", bound="none")
     scene.specification = document(Mode.SUM, algorithm, values, clip=10.0)
     honest = terms_of(scene, TRAIN)
-    assert isinstance(honest.work, Train)
-    assert honest.work.targets == targets
+    training = honest.work
+    assert isinstance(training, Train)
+    assert training.targets == targets
     honest = replace(honest, length=len(targets) * len(scene.members[VICTIM].vector))
     assert says(scene, honest) == "answers"
     for other in ({"loss": {"a": 1.0}}, {"loss": {"a": 0.5, "b": -0.5}}, {"b": {"b": 1.0}}):
-        wrong = replace(honest, work=replace(honest.work, targets=other), length=len(scene.members[VICTIM].vector))
+        wrong = replace(honest, work=replace(training, targets=other), length=len(scene.members[VICTIM].vector))
         assert says(scene, wrong) == "terms"
 
 

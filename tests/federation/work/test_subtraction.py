@@ -145,4 +145,5 @@ def left(total: Sum, scene: Cast, known: Sequence[str] = COLLUDE) -> Reals:
     for name in set(known) & set(total.record.survivors):
         v = np.concatenate(list(Journal(scene.members[name].memory, total.record.session).vector()))
         rest -= v * weights[name] / ONE
-    return rest * (ONE / max(weights.values()))
+    scaled: Reals = rest * (ONE / max(weights.values()))
+    return scaled
