@@ -40,7 +40,7 @@ from simulation.kept import PopulationKeeper
 from simulation.local import LocalWork, Outcome, Turn
 from simulation.population import Population
 from simulation.simulated_members import SimulatedMembers
-from simulation.spending import Spending
+from simulation.spending import DIVERGED, Spending
 from storage import models
 from storage.models import Assignment
 from storage.states import AssignmentState, ClientState, RoundState
@@ -389,7 +389,7 @@ def enroll(session: Session, population: Population, task: str, around: Surround
 def _answer(work: Work, client: WorkingClient, outcome: Outcome) -> Answer:
     """A client's answer after its computation."""
     if isinstance(outcome, TrainingDiverged):
-        return SimulatedDecline("training-diverged", str(outcome))
+        return SimulatedDecline(DIVERGED, str(outcome))
     if isinstance(outcome, WorkError):
         return SimulatedDecline(outcome.reason or "failed", str(outcome))
     try:

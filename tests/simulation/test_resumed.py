@@ -4,14 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.aggregation.phases import Replies
-from coordinator.rounds.fleets.base import Held, Question
-from simulation.fleet import SimulatedFleet
-from simulation.history import History
 from simulation.simulate import Simulation
 from storage.models import Assignment, Base, Evaluation, Input, Phase, Reply
 from tests.coordinator.rounds.runs.scene import PRIVATE
 from tests.few import few
+from tests.interrupted import interrupted_after_each_phase
 from tests.simulation import scene as simulations
 from tests.simulation.scene import OBJECTIVES
 
@@ -42,26 +39,6 @@ def counts(simulation: Simulation) -> list[int]:
         return [session.query(table).count() for table in TABLES]
 
 
-def interrupted_after_each_phase(monkeypatch: pytest.MonkeyPatch, text: str, home: Path) -> tuple[History, list[int]]:
-    """The history of a simulation that ends each time that it has recorded one more phase, and is resumed."""
-    ask, recorded = SimulatedFleet.ask, set[tuple[int, int]]()
-
-    def and_end(fleet: SimulatedFleet, question: Question) -> Replies:
-        replies = ask(fleet, question)
-        phase = question.current.number, question.number
-        if phase in recorded:
-            return replies
-        recorded.add(phase)
-        raise Held
-
-    monkeypatch.setattr(SimulatedFleet, "ask", and_end)
-    while True:
-        with Simulation(text.encode(), home, resume=bool(recorded)) as simulation:
-            history = simulation.run()
-            if history.state != "PAUSED":
-                return history, counts(simulation)
-
-
 @few("line search", "private")
 @pytest.mark.parametrize(
     ("text", "need_inputs"),
@@ -78,7 +55,9 @@ def test_a_simulation_that_is_interrupted_after_each_phase_goes_on_to_the_same_r
     with Simulation(text.encode(), tmp_path / "whole") as simulation:
         whole = simulation.run()
         rows, phases = counts(simulation), kinds(simulation)
-    history, found = interrupted_after_each_phase(monkeypatch, text, tmp_path / "home")
+    history = interrupted_after_each_phase(monkeypatch, text, tmp_path / "home")
+    with Simulation(text.encode(), tmp_path / "home", resume=True) as simulation:
+        found = counts(simulation)
     assert {kind for kind, inputs in phases if inputs} == need_inputs
     assert (history.state, found) == ("COMPLETED", rows)
     assert history.model.tobytes() == whole.model.tobytes()
