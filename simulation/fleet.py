@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import delete, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.base import Algorithm
@@ -43,10 +43,10 @@ from simulation.kept import PopulationKeeper
 from simulation.local import LocalWork, Outcome, Turn
 from simulation.population import Population
 from simulation.simulated_members import SimulatedMembers
-from simulation.spending import Spending
+from simulation.spending import DIVERGED, Spending
 from storage import models
 from storage.models import Assignment
-from storage.states import AssignmentState, ClientState
+from storage.states import AssignmentState, ClientState, RoundState
 
 LOGGER = logging.getLogger("fedpareto.simulation")
 SOFTWARE = "simulation"
@@ -365,21 +365,32 @@ class SimulatedFleet(Fleet):
         )
 
     def _record(self, question: Question, assignments: list[Assignment], started: datetime) -> None:
-        """Records a phase, and replaces the rows of it that an interrupted simulation left."""
+        """Records a phase with all that belongs to it."""
         now = self.around.clock()
         with self.around.database.begin() as session:
             self.run.running(session)
-            earlier_phases = select(models.Phase.phase_id).where(
-                models.Phase.round_id == question.current.round_id, models.Phase.number == question.number
-            )
-            earlier_assignments = select(Assignment.assignment_id).where(Assignment.phase_id.in_(earlier_phases))
-            session.execute(delete(models.Reply).where(models.Reply.assignment_id.in_(earlier_assignments)))
-            session.execute(delete(Assignment).where(Assignment.phase_id.in_(earlier_phases)))
-            session.execute(delete(models.Phase).where(models.Phase.phase_id.in_(earlier_phases)))
             phase = question.row(self.run.spec, started)
             phase.assignments.extend(assignments)
             close_phase(phase, now)
             session.add(phase)
+
+
+def forget_interrupted(session: Session, run_id: str) -> None:
+    """Removes the phases of an interrupted conversation, with all that belongs to them: they are asked once more.
+
+    That is the present attempt at a round without a step, or else the evaluation of its model.
+    """
+    going = models.Round.state.in_([RoundState.OPEN, RoundState.STEPPED])
+    current = session.scalar(select(models.Round).where(models.Round.run_id == run_id, going))
+    if current is None or current.given_up:
+        return
+    phases = select(models.Phase).where(models.Phase.round_id == current.round_id)
+    if current.state is RoundState.OPEN:
+        again = phases.where(models.Phase.attempt == current.attempt)
+    else:
+        again = phases.where(models.Phase.number >= current.evaluation_phase)
+    for phase in session.scalars(again):
+        session.delete(phase)
 
 
 def enroll(session: Session, population: Population, task: str, around: Surroundings) -> None:
@@ -404,7 +415,7 @@ def enroll(session: Session, population: Population, task: str, around: Surround
 def _answer(work: Work, client: WorkingClient, outcome: Outcome) -> Answer:
     """A client's answer after its computation."""
     if isinstance(outcome, TrainingDiverged):
-        return SimulatedDecline("training-diverged", str(outcome))
+        return SimulatedDecline(DIVERGED, str(outcome))
     if isinstance(outcome, WorkError):
         return SimulatedDecline(outcome.reason or "failed", str(outcome))
     try:

@@ -316,6 +316,11 @@ class Round(Base):
     ended: Mapped[datetime | None]
     run: Mapped[Run] = relationship()
 
+    @property
+    def given_up(self) -> bool:
+        """True if its last attempt was voided, so that it is skipped."""
+        return bool(self.voided) and self.voided[-1].attempt == self.attempt
+
 
 class Phase(Base):
     """One question to some clients, with a deadline."""
@@ -335,7 +340,9 @@ class Phase(Base):
     deadline: Mapped[datetime]
     ended: Mapped[datetime | None]
     round: Mapped[Round] = relationship()
-    assignments: Mapped[list["Assignment"]] = relationship(back_populates="phase", order_by="Assignment.client_id")
+    assignments: Mapped[list["Assignment"]] = relationship(
+        back_populates="phase", order_by="Assignment.client_id", cascade="all"
+    )
 
 
 class Assignment(Base):
@@ -361,8 +368,8 @@ class Assignment(Base):
     ended: Mapped[datetime | None]
 
     phase: Mapped[Phase] = relationship(back_populates="assignments")
-    replies: Mapped[list["Reply"]] = relationship(back_populates="assignment")
-    inputs: Mapped[list["Input"]] = relationship(order_by="Input.name")
+    replies: Mapped[list["Reply"]] = relationship(back_populates="assignment", cascade="all")
+    inputs: Mapped[list["Input"]] = relationship(order_by="Input.name", cascade="all")
 
 
 class Input(Base):

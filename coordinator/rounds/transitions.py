@@ -24,7 +24,7 @@ CLIENT_TRANSITIONS: dict[ClientState, frozenset[ClientState]] = {
     ClientState.REVOKED: frozenset(),
 }
 RUN_TRANSITIONS: dict[RunState, frozenset[RunState]] = {
-    RunState.PENDING: frozenset({RunState.RUNNING, RunState.PAUSED, RunState.STOPPED, RunState.FAILED}),
+    RunState.PENDING: frozenset({RunState.RUNNING, RunState.PAUSED, RunState.STOPPED}),
     RunState.RUNNING: frozenset({RunState.PAUSED, RunState.COMPLETED, RunState.FAILED, RunState.STOPPED}),
     RunState.PAUSED: frozenset({RunState.RUNNING, RunState.STOPPED}),
     RunState.COMPLETED: frozenset(),
