@@ -265,6 +265,7 @@ def test_a_post_needs_our_origin_and_the_token_of_the_session(console: Served) -
     assert console.ask("/leave", "POST", b"", **ours).status == 403
     assert console.ask("/leave", "POST", b"x" * (security.MAX_BODY_BYTES + 1), **ours).status == 413
     assert console.ask("/leave", "POST", b"", **ours, Content_Length="x").status == 400
+    assert console.ask("/leave", "POST", b"a=1&" * 64 + body, **ours).status == 400
     assert console.ask("/log").status == 200  # the session goes on
 
 
@@ -305,6 +306,12 @@ def test_no_page_has_a_style_or_a_script_of_its_own(stage: Stage, console: Serve
         ("/log?before=-1", 400),
         ("/log?text=" + "x" * 300, 400),
         ("/log?" + "x" * 5000, 400),
+        ("/log?" + "&" * 64, 400),
+        ("/runs/none/series?" + "a=1&" * 64, 400),
+        ("/events?of=" + quote("/log?" + "a=1&" * 65, safe=""), 400),
+        ("/events?" + "a=1&" * 64, 400),
+        ("/events?of=//[", 400),
+        ("/enter?" + "key=x&" * 65, 400),
         ("/compare?" + "&".join(f"run={i}" for i in range(7)), 400),
         ("/compare?run=only", 400),
         ("/events?of=/nothing", 404),
