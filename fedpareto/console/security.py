@@ -12,7 +12,6 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -200,11 +199,13 @@ class Guard:
             raise RefusedRequest(403, "The request comes from another page.")
 
     def _session(self, headers: Mapping[str, str]) -> str | None:
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            return None
-        return cookie.value if cookie is not None and self._keys.holds(cookie.value) else None
+        """The secret of the session that goes on; None without one.
+
+        Browsers send the cookies of all programs on this machine. Each is read by itself: others need not be well made.
+        """
+        cookies = (cookie.strip().partition("=") for cookie in headers.get("cookie", "").split(";"))
+        ours = (value for name, _, value in cookies if name == self._cookie)
+        return next(filter(self._keys.holds, ours), None)
 
     async def _enter(self, method: str, query: Mapping[str, str], send: Send) -> None:
         """Begins a session; the answer is a page that goes on, because a redirect from another site has no cookie."""

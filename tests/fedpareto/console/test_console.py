@@ -224,6 +224,14 @@ def test_an_entrance_leads_to_no_other_server(console: Served, to: str) -> None:
     assert 'content="0;url=/"' in answer.text
 
 
+@pytest.mark.parametrize(
+    "other", ['theme={"dark":true}', "a b=c", "=x", "flag", 'q="a;b', "x=\xff", "path=1; $Version=1", "n\xe4me=1"]
+)
+def test_a_cookie_of_another_program_on_this_machine_does_not_lock_the_console_out(console: Served, other: str) -> None:
+    for cookie in (f"{other}; {console.cookie}", f"{console.cookie};{other}"):
+        assert console.ask("/log", Cookie=cookie).status == 200
+
+
 def test_a_session_ends_after_twelve_hours_and_when_it_is_left(console: Served) -> None:
     console.enter()
     token = console.page("/log").partition('name="token" value="')[2].partition('"')[0]
