@@ -29,6 +29,7 @@ from storage.states import (
 DIGEST = sa.String(71)  # "blake3:" and 64 hexadecimal characters
 NAME = sa.String(63)
 ALERT_MESSAGE, ALERT_REMEDY = 600, 400  # characters
+RUN_REASON = 400  # likewise
 NAMES = {  # of constraints and indexes
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -232,7 +233,7 @@ class Run(Base):
     run_id: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
     name: Mapped[str] = mapped_column(NAME, index=True)
     state: Mapped[RunState] = mapped_column(index=True)
-    reason: Mapped[str] = mapped_column(Prose(400), default="")
+    reason: Mapped[str] = mapped_column(Prose(RUN_REASON), default="")
     spec: Mapped[bytes]  # the TOML document as submitted
     spec_digest: Mapped[str] = mapped_column(DIGEST)
     initial_model: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"))

@@ -325,7 +325,7 @@ class Supervisor:
         with self._database.begin() as session:
             run = conducting.locked(session) if conducting else session.get_one(Run, run_id, with_for_update=True)
             if to is RunState.PAUSED is run.state and run.reason.startswith(HELD_REASONS):
-                run.reason = reason[:400]  # the operator's pause lasts when the fault is over
+                run.reason = reason  # the operator's pause lasts when the fault is over
             else:
                 move_run(run, to, now, reason)
             cancelled = end_conversation(session, run_id, reason, now) if to in RUN_ENDED else []

@@ -8,14 +8,20 @@ import pytest
 
 from coordinator.aggregation.phases import Asked, Voided
 from federation.record.bound_fields import repeated
+from federation.record.bundle import BundleReader
+from federation.record.exchange import Opened, OpenedAnswer, OpenedExchange
+from federation.record.rounds import OpenedPhase, OpenedRound
 from federation.secure.thresholds import ONE, Mode
 from federation.spec.run_spec import RunSpec
-from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope
-from federation.v1.secure_pb2 import SecureConfirmWork, SecureDealWork, SecureMaskWork
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
+from federation.v1.secure_pb2 import SecureConfirmWork, SecureDealWork, SecureMaskWork, SecureReadyWork
 from federation.work.registry import encode
 from federation.work.secure.orders import Owner, asked_coefficients, order_problems, session_of
 from federation.work.secure.terms import SessionStage
 from tests.federation.work.scene import Cast, cast, document, play
+from tests.verification.record_vectors import vector
+from verification.asked import must_be_answered
+from verification.errors import Wrong
 
 VICTIM = "silo-03"
 Message = SecureMaskWork | SecureConfirmWork | SecureDealWork
@@ -177,3 +183,38 @@ def test_the_coefficients_of_assignments_are_read_by_session(record: OnRecord) -
     (session,) = {session_of(order) for order in masks}
     assert asked_coefficients(envelopes) == {bytes.fromhex(session): (ONE // 10,) * 10}
     assert {session_of(order) for order in orders if order.kind == SessionStage.READY} == {""}
+
+
+UNKNOWN = b"\xf8\x7f\x01"  # the field 2047, a number
+
+
+def test_a_field_that_nobody_knows_is_found_in_what_signed_messages_hold_as_bytes(record: OnRecord) -> None:
+    spec, orders, replies = record
+    ready = next(reply for reply in replies if b"secure-ready" in reply.statement and reply.client_id == VICTIM)
+    order = next(one for one in orders if one.client_id == VICTIM and one.kind == SessionStage.READY)
+
+    def answered(work: bytes = order.work, statement: bytes = ready.statement) -> None:
+        asked = AssignmentManifest(client_id=VICTIM, kind=order.kind, work=work)
+        said = ReplyManifest(client_id=VICTIM, samples=ready.samples, statement=statement)
+        none = SignedEnvelope()
+        answer = OpenedAnswer(
+            reply=Opened(kind="reply", name="the reply", envelope=none, manifest=said, is_signed=True),
+            receipt=Opened(
+                kind="receipt", name="", envelope=none, manifest=ReceiptManifest(accepted=True), is_signed=True
+            ),
+        )
+        assignment = Opened(kind="assignment", name="", envelope=none, manifest=asked, is_signed=True)
+        exchange = OpenedExchange(assignment=assignment, decline=None, answers=(answer,))
+        phase = OpenedPhase(number=0, decides=True, evaluates=False, exchanges=(exchange,))
+        with BundleReader(vector("open")) as bundle:
+            must_be_answered(bundle, spec, OpenedRound(phases=(phase,), step=None, skipped=None))
+
+    answered()
+    terms = SecureReadyWork.FromString(order.work).terms
+    for changed in (
+        {"statement": ready.statement + UNKNOWN},
+        {"work": order.work + UNKNOWN},
+        {"work": SecureReadyWork(terms=terms + UNKNOWN).SerializeToString()},
+    ):
+        with pytest.raises(Wrong, match="has a field that this release does not know"):
+            answered(**changed)
