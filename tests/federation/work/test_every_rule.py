@@ -20,7 +20,10 @@ DISCLOSED: Mapping[str, tuple[str, ...]] = {
 }
 VALUES: Mapping[str, Mapping[str, Any]] = {
     "fsmgda": {"bound": "none"},
-    **{name: {"bound": "none", "sketch": "exact", "budget": 1.0} for name in ("fedcmoo", "fedcmoo-pref")},
+    **{
+        name: {"bound": "none", "sketch": "exact", "budget": 1.0, "scope": "all"}
+        for name in ("fedcmoo", "fedcmoo-pref")
+    },
 }
 RULES = [*sorted(name for name, kind in ALGORITHMS.items() if kind.private is not None), "torchjd:upgrad"]
 COMMON = ("fedavg", "fedmgda+", "adafed", "fedcmoo")
