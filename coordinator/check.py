@@ -100,10 +100,13 @@ def _serving(home: CoordinatorHome) -> int | None:
     """The process that serves the directory; None when none does."""
     try:
         pid = int(json.loads(home.ports_file.read_text())["pid"])
-        os.kill(pid, 0)
-    except PermissionError:
-        return pid
     except (OSError, ValueError, KeyError, TypeError):
+        return None
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # it is another user's
+        return pid
+    except OSError:
         return None
     return pid
 

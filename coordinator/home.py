@@ -306,9 +306,13 @@ class CoordinatorHome:
         return self.directory / "kept-ports.json"
 
     def ports(self) -> tuple[int, int]:
-        """The federation port and the enrollment port, which may be the same: as set, or as once picked, or 0."""
+        """The federation port and the enrollment port, which may be the same: as set, or as once picked, or 0.
+
+        Raises:
+            OSError: those once picked cannot be read: with others, nobody would find this coordinator.
+        """
         federation, enrollment = self.settings.federation_port, self.settings.enrollment_port
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             picked = json.loads(self._kept_ports_file.read_text())
             federation, enrollment = federation or int(picked["federation"]), enrollment or int(picked["enrollment"])
         return federation, federation if self.settings.enrollment_host else enrollment

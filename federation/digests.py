@@ -55,6 +55,17 @@ def derived_seed(text: str) -> int:
     return int.from_bytes(blake3(text.encode()).digest(8), "little") >> 1
 
 
+def model_name(text: str) -> str:
+    """The only name of a model: the digest of its file by the default algorithm, in lower case.
+
+    Whoever counts by model must not take one model under two names. Raises ValueError for another name.
+    """
+    algorithm, _ = parse(text)
+    if algorithm != DEFAULT_ALGORITHM:
+        raise ValueError(f"a model is named by its {DEFAULT_ALGORITHM} digest, and not by {text}")
+    return text
+
+
 def parse(text: str) -> tuple[str, str]:
     """Splits a digest into algorithm and hexadecimal value. Raises ValueError if it is not canonical."""
     match = _PATTERN.fullmatch(text)

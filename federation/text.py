@@ -17,12 +17,16 @@ def escaped(text: str, limit: int = LIMIT) -> str:
 
     Escaped are controls, line and paragraph separators, format characters, lone surrogates, undefined characters, and
     every space but the ordinary one: "\x1b[2J" becomes the seven letters `\x1b[2J`. Backslashes stay, so that escaping
-    twice changes nothing. A text of more than `limit` characters is cut, and ends with its full length.
+    twice changes nothing. The result has at most `limit` characters, which must be 40 or more: a text that needs more
+    is cut, and ends with its full length.
     """
-    shown = text[:limit]
+    shown = text[: limit + 1]
     if not shown.isprintable():
         shown = "".join(letter if letter.isprintable() else _escape(letter) for letter in shown)
-    return shown if len(text) <= limit else f"{shown}... ({len(text)} characters)"
+    if len(shown) <= limit:
+        return shown
+    end = f"... ({len(text)} characters)"
+    return shown[: limit - len(end)] + end
 
 
 def escaped_lines(text: str, limit: int = LIMIT) -> str:

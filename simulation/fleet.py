@@ -4,6 +4,8 @@ Replies are recorded unsigned, and refused for the reasons for which a coordinat
 unless the algorithm needs them in later rounds.
 """
 
+import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +14,7 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import delete, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.base import Algorithm
@@ -25,6 +27,7 @@ from coordinator.rounds.transitions import close_phase, end_assignment
 from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.line.payload_check import PayloadCheck
+from federation.owners_code import described
 from federation.spec.computation import Computation, Descend, Measure, MeasureAlong, training_losses
 from federation.spec.sharing import BUFFERS
 from federation.training import TrainingDiverged, TrainingStopped
@@ -40,11 +43,12 @@ from simulation.kept import PopulationKeeper
 from simulation.local import LocalWork, Outcome, Turn
 from simulation.population import Population
 from simulation.simulated_members import SimulatedMembers
-from simulation.spending import Spending
+from simulation.spending import DIVERGED, Spending
 from storage import models
 from storage.models import Assignment
-from storage.states import AssignmentState, ClientState
+from storage.states import AssignmentState, ClientState, RoundState
 
+LOGGER = logging.getLogger("fedpareto.simulation")
 SOFTWARE = "simulation"
 Vector = NDArray[np.float32]
 
@@ -234,11 +238,33 @@ class SimulatedFleet(Fleet):
         outcomes |= self._computed(base, computations, Turn(spec.seed, number, self._stopped, own))
         if any(not isinstance(computation, Measure | MeasureAlong) for computation in computations.values()):
             outcomes = attacked(outcomes, self._population.attackers, question, spec.seed, partial(self._change, base))
+        for name, outcome in outcomes.items():
+            if works[name].conceals and not isinstance(outcome, Result):
+                outcomes[name] = self._failed(number, name, computations[name], outcome)
         for name, statement in statements.items():
             if isinstance(outcome := outcomes[name], Result):
                 outcomes[name] = replace(outcome, privacy=statement)
         honest = [name for name in clients if name not in declined]
         return {name: _answer(works[name], members[name], outcomes[name]) for name in honest} | declined
+
+    def _failed(
+        self, number: int, name: str, computation: Computation, failure: TrainingDiverged | WorkError
+    ) -> Outcome:
+        """The outcome of a failed computation in a private round, which the client answers as a worker does.
+
+        The metrics of an evaluation are those of the run's initial model, without values.
+        """
+        LOGGER.warning("round %d: the computation of %s failed in a private round: %s", number, name, failure)
+        metrics: Mapping[str, float] = {}
+        if isinstance(computation, Measure):
+            with self.around.database.read() as session:
+                model = session.get_one(models.Run, self.run.run_id).initial_model
+            turn = Turn(self.run.spec.seed, number, self._stopped, self._keeper.at(number, {name: computation}))
+            first = self._local.compute(model_row(self.around.blobs.local(model)).read(), {name: computation}, turn)
+            if not isinstance(measured := first[name], Result):
+                return measured
+            metrics = dict.fromkeys(measured.metrics, math.nan)
+        return Result({}, {}, metrics, self._population.samples[name], failure=described(failure))
 
     def _computed(self, base: Vector, computations: Mapping[str, Computation], turn: Turn) -> dict[str, Outcome]:
         """The outcomes of the computations. In a line search, all clients measure one model after the other."""
@@ -295,7 +321,7 @@ class SimulatedFleet(Fleet):
             kind=question.phase.kind.name,
             rows=[Row(name=row.name, dtype=row.dtype, length=row.length) for row in rows],
         )
-        timed = replace(result, seconds=seconds)
+        timed = replace(result, seconds=0.0 if question.phase.kind.conceals else seconds)
         manifest = reply_manifest(order, timed, software=SOFTWARE, repeatable=self._repeatable)
         manifest.payload, manifest.payload_bytes = payload, sum(map(len, pieces))
         kind, limits = question.phase.kind, self.run.spec.limits
@@ -339,21 +365,32 @@ class SimulatedFleet(Fleet):
         )
 
     def _record(self, question: Question, assignments: list[Assignment], started: datetime) -> None:
-        """Records a phase, and replaces the rows of it that an interrupted simulation left."""
+        """Records a phase with all that belongs to it."""
         now = self.around.clock()
         with self.around.database.begin() as session:
             self.run.running(session)
-            earlier_phases = select(models.Phase.phase_id).where(
-                models.Phase.round_id == question.current.round_id, models.Phase.number == question.number
-            )
-            earlier_assignments = select(Assignment.assignment_id).where(Assignment.phase_id.in_(earlier_phases))
-            session.execute(delete(models.Reply).where(models.Reply.assignment_id.in_(earlier_assignments)))
-            session.execute(delete(Assignment).where(Assignment.phase_id.in_(earlier_phases)))
-            session.execute(delete(models.Phase).where(models.Phase.phase_id.in_(earlier_phases)))
             phase = question.row(self.run.spec, started)
             phase.assignments.extend(assignments)
             close_phase(phase, now)
             session.add(phase)
+
+
+def forget_interrupted(session: Session, run_id: str) -> None:
+    """Removes the phases of an interrupted conversation, with all that belongs to them: they are asked once more.
+
+    That is the present attempt at a round without a step, or else the evaluation of its model.
+    """
+    going = models.Round.state.in_([RoundState.OPEN, RoundState.STEPPED])
+    current = session.scalar(select(models.Round).where(models.Round.run_id == run_id, going))
+    if current is None or current.given_up:
+        return
+    phases = select(models.Phase).where(models.Phase.round_id == current.round_id)
+    if current.state is RoundState.OPEN:
+        again = phases.where(models.Phase.attempt == current.attempt)
+    else:
+        again = phases.where(models.Phase.number >= current.evaluation_phase)
+    for phase in session.scalars(again):
+        session.delete(phase)
 
 
 def enroll(session: Session, population: Population, task: str, around: Surroundings) -> None:
@@ -378,7 +415,7 @@ def enroll(session: Session, population: Population, task: str, around: Surround
 def _answer(work: Work, client: WorkingClient, outcome: Outcome) -> Answer:
     """A client's answer after its computation."""
     if isinstance(outcome, TrainingDiverged):
-        return SimulatedDecline("training-diverged", str(outcome))
+        return SimulatedDecline(DIVERGED, str(outcome))
     if isinstance(outcome, WorkError):
         return SimulatedDecline(outcome.reason or "failed", str(outcome))
     try:

@@ -25,7 +25,7 @@ from coordinator.rounds.runs.specification import (
     parse_run,
 )
 from coordinator.rounds.runs.submission import new_run
-from coordinator.rounds.transitions import INTERRUPTED, SIMULATOR, move_run
+from coordinator.rounds.transitions import INTERRUPTED, RUN_ENDED, SIMULATOR, move_run
 from coordinator.settings import SETTINGS_FILE, Settings
 from federation.attacks.probe import Probe
 from federation.digests import digest
@@ -40,7 +40,7 @@ from federation.training.trainers import trainer_kind
 from federation.vectors import to_bytes
 from simulation import SimulationError
 from simulation.backends import Backend, pick_backend
-from simulation.fleet import SimulatedFleet, enroll
+from simulation.fleet import SimulatedFleet, enroll, forget_interrupted
 from simulation.history import History, read_history
 from simulation.kept import PopulationKeeper
 from simulation.population import Population, populate
@@ -246,6 +246,8 @@ class Simulation(AbstractContextManager["Simulation"]):
                     f"{self._home.directory} holds a simulation of another specification ({run.name}): "
                     "resume it with its own, or simulate this one in another directory"
                 )
+            if run.state not in RUN_ENDED:
+                forget_interrupted(session, run.run_id)
             if run.state is RunState.PAUSED:
                 move_run(run, RunState.RUNNING, utc_now())
             return run.run_id

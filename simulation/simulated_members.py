@@ -62,6 +62,7 @@ class SimulatedMembers:
             evaluations_ahead=_ENDLESS,
             blur=0.0,
             evaluation_noise=0.0,
+            failures=_ENDLESS,
         )
         return {
             name: Site(

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from federation.spec.accounting import COARSE, DELTA, Mechanism, SamplePrivacy, epsilon
 from federation.spec.computation import Computation, Descend
 from storage.database import Database
 from storage.models import Assignment, Phase, Reply, Round
+
+DIVERGED = "training-diverged"  # the reason of a client whose training gave no finite numbers
 
 
 @dataclass(eq=False)
@@ -19,6 +21,7 @@ class Spending:
     database: Database
     samples: Mapping[str, int]
     _released: dict[str, list[Mechanism]] | None = field(default=None, init=False)
+    _diverged: dict[str, int] = field(default_factory=dict, init=False)  # trainings before the simulation was resumed
 
     def statements(self, computations: Mapping[str, Computation]) -> dict[str, SamplePrivacy]:
         """The statements of the clients whose computations have noise, by name."""
@@ -28,14 +31,18 @@ class Spending:
                 continue
             mechanism = descent.private.mechanism(descent.sgd, self.samples[name], len(descent.targets))
             released = self._ledgers().setdefault(name, [])
-            released.append(mechanism)
+            # The mechanism follows from the run and the client, and is the same in all trainings.
+            released.extend([mechanism] * (1 + self._diverged.pop(name, 0)))
             spent = epsilon(released, DELTA, COARSE)
             numbers = asdict(mechanism) | {"epsilon": spent.value, "bound": spent.bound, "delta": DELTA}
             statements[name] = SamplePrivacy(**numbers, clip=descent.private.clip)
         return statements
 
     def _ledgers(self) -> dict[str, list[Mechanism]]:
-        """The mechanisms of each client so far. For a resumed simulation they are read from the record."""
+        """The mechanisms of each client so far. For a resumed simulation they are read from the record.
+
+        Trainings that diverged have no statement there; they are counted in `_diverged`.
+        """
         if self._released is None:
             self._released = {}
             with self.database.read() as session:
@@ -50,4 +57,12 @@ class Spending:
                     if statement := SamplePrivacy.decode(numbers):
                         mechanism = Mechanism(statement.noise, statement.rate, statement.steps)
                         self._released.setdefault(client, []).append(mechanism)
+                declined = (
+                    select(Assignment.client_id, func.count())
+                    .join(Phase)
+                    .join(Round)
+                    .where(Round.run_id == self.run_id, Assignment.reason == DIVERGED)
+                    .group_by(Assignment.client_id)
+                )
+                self._diverged = dict(session.execute(declined).tuples().all())
         return self._released

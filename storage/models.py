@@ -29,6 +29,7 @@ from storage.states import (
 DIGEST = sa.String(71)  # "blake3:" and 64 hexadecimal characters
 NAME = sa.String(63)
 ALERT_MESSAGE, ALERT_REMEDY = 600, 400  # characters
+RUN_REASON = 400  # likewise
 NAMES = {  # of constraints and indexes
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -232,7 +233,7 @@ class Run(Base):
     run_id: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
     name: Mapped[str] = mapped_column(NAME, index=True)
     state: Mapped[RunState] = mapped_column(index=True)
-    reason: Mapped[str] = mapped_column(Prose(400), default="")
+    reason: Mapped[str] = mapped_column(Prose(RUN_REASON), default="")
     spec: Mapped[bytes]  # the TOML document as submitted
     spec_digest: Mapped[str] = mapped_column(DIGEST)
     initial_model: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"))
@@ -316,6 +317,11 @@ class Round(Base):
     ended: Mapped[datetime | None]
     run: Mapped[Run] = relationship()
 
+    @property
+    def given_up(self) -> bool:
+        """True if its last attempt was voided, so that it is skipped."""
+        return bool(self.voided) and self.voided[-1].attempt == self.attempt
+
 
 class Phase(Base):
     """One question to some clients, with a deadline."""
@@ -335,7 +341,9 @@ class Phase(Base):
     deadline: Mapped[datetime]
     ended: Mapped[datetime | None]
     round: Mapped[Round] = relationship()
-    assignments: Mapped[list["Assignment"]] = relationship(back_populates="phase", order_by="Assignment.client_id")
+    assignments: Mapped[list["Assignment"]] = relationship(
+        back_populates="phase", order_by="Assignment.client_id", cascade="all"
+    )
 
 
 class Assignment(Base):
@@ -361,8 +369,8 @@ class Assignment(Base):
     ended: Mapped[datetime | None]
 
     phase: Mapped[Phase] = relationship(back_populates="assignments")
-    replies: Mapped[list["Reply"]] = relationship(back_populates="assignment")
-    inputs: Mapped[list["Input"]] = relationship(order_by="Input.name")
+    replies: Mapped[list["Reply"]] = relationship(back_populates="assignment", cascade="all")
+    inputs: Mapped[list["Input"]] = relationship(order_by="Input.name", cascade="all")
 
 
 class Input(Base):

@@ -111,6 +111,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     """Answers as the test says; honest where the test says nothing."""
 
     blobs: dict[str, bytes] = field(default_factory=dict)
+    initial_model: str = digest(b"model")  # of runs that ask
     open: list[common.SignedEnvelope] = field(default_factory=list)  # sent on every attendance, as the real one does
     hellos: list[wire.Hello] = field(default_factory=list)
     heartbeats: list[wire.Heartbeat] = field(default_factory=list)
@@ -227,8 +228,9 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     def ask(self, document: bytes, run_id: str = "run-1", **changes: str) -> common.RunManifest:
         """A run with this specification asks the worker to take part."""
         self.blobs[digest(document)] = document
-        fields: dict[str, Any] = {"federation_id": FEDERATION, "name": "trial", "task": "digits", **changes}
-        manifest = common.RunManifest(run_id=run_id, spec=digest(document), submitted_by="alice", **fields)
+        fields: dict[str, Any] = {"federation_id": FEDERATION, "name": "trial", "task": "digits"}
+        fields |= {"initial_model": self.initial_model, "submitted_by": "alice", **changes}
+        manifest = common.RunManifest(run_id=run_id, spec=digest(document), **fields)
         self._say(wire.AttendResponse(run=seal(manifest, self.signing_key)))
         return manifest
 

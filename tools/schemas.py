@@ -24,6 +24,7 @@ from experiments.tables import Table
 from federation.attacks.catalogue import ListedAttack
 from federation.findings import Finding
 from federation.v1 import admin_pb2 as v1
+from federation.work.site import FailedSession
 from fedpareto.cli.document import MANIFESTS
 from fedpareto.cli.research.explain import Key
 from fedpareto.demo.demo_results import DemoResult, Served
@@ -33,6 +34,7 @@ from verification.counterfactual import Replayed
 from verification.own_replies import Fate
 from worker.receipts import Receipt
 from worker.site.asked_runs import AskedRun, Verdict
+from worker.site.model_origin import ModelOrigin
 from worker.site.privacy import PrivacyAccount
 from worker.site.roster import Changes
 from worker.work.trial import TrialRound
@@ -131,12 +133,13 @@ DOCUMENTS: dict[str, Any] = {
         "pending": Either((None, {"restored": str, "runs": Mapping[str, list[int]]})), "accepted": bool
     },
     "worker privacy": [PrivacyAccount],
+    "worker failures": [{"tasks": [str], "failures": [FailedSession], "failing": bool, "reset": bool}],
     "worker attacks": [ListedAttack],
     "worker doctor": [Finding],
     "worker renew": {"client_id": str, "certificate_expires": str},
     "worker rotate-key": {"client_id": str, "key": str, "old_key_until": str},
     "worker export": {"run": str, "round": int, "file": str, "tensors": [str], "parameters": int},
-    "worker runs": [ASKED],
+    "worker runs": [{**ASKED, "origin": ModelOrigin | None}],
     "worker approve": ASKED,
     "worker refuse": ASKED,
     "worker receipts": Either(([Receipt], {"compared": int, "disagreements": [{"ours": Receipt, "theirs": Receipt}]})),

@@ -3,17 +3,21 @@
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
+from google.protobuf.message import DecodeError, Message
+
 from coordinator.aggregation.phases import AlgorithmPhase
-from federation.record.bundle import BundleReader
+from federation.record.bundle import BundleReader, has_unknown_fields
 from federation.record.rounds import OpenedRound
 from federation.spec.run_sections import replies_needed
 from federation.spec.run_spec import RunSpec
 from federation.spec.task_metrics import MetricKind, kind_of
 from federation.v1.common_pb2 import AssignmentManifest, RunState
 from federation.v1.record_pb2 import Bundle, RoundRecord
+from federation.v1.secure_pb2 import SecureReadyWork, SecureTerms
 from federation.work.base import RowSchema, Work, WorkError, payload_layout
 from federation.work.evaluate.work import Evaluate
-from federation.work.registry import encode, kind, statement_problem
+from federation.work.registry import Kind, encode, kind, statement_problem
+from federation.work.secure.terms import SessionStage
 from verification.errors import Wrong
 
 _STATES = tuple(name.removeprefix("RUN_STATE_") for name in RunState.keys()[1:])
@@ -108,10 +112,24 @@ def must_be_in_order(record: RoundRecord, spec: RunSpec) -> None:
 
 
 def _work(name: str) -> type[Work]:
+    return _kind(name).work
+
+
+def _kind(name: str) -> Kind:
     try:
-        return kind(name).work
+        return kind(name)
     except WorkError as error:
         raise Wrong(str(error)) from error
+
+
+def _must_be_known(message: type[Message], data: bytes, holder: str) -> None:
+    """Raises Wrong if a message that a signed one holds as bytes is malformed, or has an unknown field."""
+    try:
+        unknown = has_unknown_fields(message.FromString(data))
+    except DecodeError:
+        raise Wrong(f"{holder} is not a {message.__name__}") from None
+    if unknown:
+        raise Wrong(f"{holder} has a field that this release does not know: use the release that wrote it")
 
 
 def must_be_admitted(
@@ -223,6 +241,10 @@ def must_be_answered(bundle: BundleReader, spec: RunSpec, opened: OpenedRound) -
             largest = payload_layout(schemas).file_bytes if schemas else 0
         except (ValueError, KeyError) as error:
             raise Wrong(f"the rows that {order.client_id} was asked for: {str(error)[:200]}") from error
+        _must_be_known(_kind(order.kind).message, order.work, f"the work that {order.client_id} was asked for")
+        if order.kind == SessionStage.READY:
+            terms = SecureReadyWork.FromString(order.work).terms
+            _must_be_known(SecureTerms, terms, f"the terms of the session that {order.client_id} was asked into")
         inputs = [part.name for part in order.inputs]
         if inputs != sorted({*inputs}):
             raise Wrong(f"{order.client_id} was given the inputs {inputs} in phase {order.phase}; each comes once")
@@ -244,3 +266,6 @@ def must_be_answered(bundle: BundleReader, spec: RunSpec, opened: OpenedRound) -
                     raise Wrong(f"{answer.reply.name} has a payload of another size than it says")
             if problem := statement_problem(order.kind, order.work, said.statement):
                 raise Wrong(f"{answer.reply.name}: {problem}")
+            statements = kind(order.kind).statements
+            if statements is not None:
+                _must_be_known(statements.message, said.statement, f"the statement in {answer.reply.name}")

@@ -20,6 +20,7 @@ class Verified:
         number: of the round, from 0.
         words: the verified parts, as text.
         missing: the reasons why parts could not be verified; empty if all were.
+        absent: what the specification asks for, and the record lacks.
         measured: the metrics on record that only the coordinator measured: nothing that was signed gives them.
         unchecked: the metrics on record that need a blob which the bundle does not have.
     """
@@ -27,5 +28,6 @@ class Verified:
     number: int
     words: str
     missing: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()

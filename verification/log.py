@@ -28,7 +28,7 @@ from federation.record.log_entries import (
     Fact,
     LogEntry,
 )
-from federation.record.merkle import ranges_around, root_from
+from federation.record.merkle import HASH_BYTES, ranges_around, root_from
 from federation.record.rounds import OpenedRound
 from federation.refusals import Refusal
 from federation.trust.identity import client_uri
@@ -345,6 +345,7 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
         first = bisect_left(numbers, node.start)
         if first < bisect_left(numbers, node.stop):
             raise Wrong(f"the audit log: a node hides entry {numbers[first]}, which is shown")
+        _must_be_hash(node.hash, f"the node of the entries from {node.start} to {node.stop - 1}")
         nodes[node.start, node.stop] = node.hash
     verified = 0
     for checkpoint in checkpoints:
@@ -374,6 +375,12 @@ def _checkpoint(envelope: SignedEnvelope, key: Ed25519PublicKey, number: int) ->
         raise Wrong(f"checkpoint {number} of the audit log: {error.message}") from error
 
 
+def _must_be_hash(data: bytes, holder: str) -> None:
+    """Raises Wrong if a hash has another length: bytes of what is hashed next to it could pass as its own."""
+    if len(data) != HASH_BYTES:
+        raise Wrong(f"the audit log: {holder} has a hash of {len(data)} bytes; expected {HASH_BYTES}")
+
+
 def _leaves(entries: Iterable[LoggedEntry], size: int) -> dict[int, bytes]:
     """The leaves of entries, by number. Raises Wrong if they are out of order, or do not continue each other."""
     leaves: dict[int, bytes] = {}
@@ -382,6 +389,7 @@ def _leaves(entries: Iterable[LoggedEntry], size: int) -> dict[int, bytes]:
         number = entry.number
         if not last < number < size:
             raise Wrong(f"the audit log: entry {number} comes after entry {last}, under a checkpoint of {size} entries")
+        _must_be_hash(entry.previous, f"entry {number}")
         before = leaves.get(number - 1, FIRST if number == 0 else entry.previous)
         if entry.previous != before:
             raise Wrong(f"the audit log: entry {number} does not continue the entry before it; one of both was changed")

@@ -27,12 +27,16 @@ _CUT_SHORT = ("STOPPED", "FAILED")  # states of a run whose last round may have 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricFindings:
-    """The metrics of one round by name: verified, measured by the coordinator alone, and not computable here."""
+    """The metrics of one round by name: verified, measured by the coordinator alone, and not computable here.
+
+    `unmeasured` is True if members should have been asked to measure the model, and none was.
+    """
 
     verified: tuple[str, ...]
     measured: tuple[str, ...]
     unchecked: tuple[str, ...]
     why: str  # they could not be computed
+    unmeasured: bool
 
 
 @dataclass
@@ -75,9 +79,12 @@ class RecordedMetrics:
         if signed.step is not None:
             expected = self._of_step(signed, signed.step, made, at, absent)
         last = record.number == about.rounds - 1 and about.state in _CUT_SHORT
+        unmeasured = False
         if record.state == "OPEN" or (last and "bytes/up" not in recorded):
             possible = [expected]
         else:
+            if signed.step is not None and not signed.measured:
+                unmeasured = self._computed.must_measure(record.number, model)
             expected |= self._computed.of_traffic(sum(signed.sent), signed.sent[1])
             if signed.step is None:
                 possible = [expected | self._computed.of_skipped()]
@@ -95,6 +102,7 @@ class RecordedMetrics:
             measured=measured if absent else (*measured, *hidden),
             unchecked=hidden if absent else (),
             why=absent[0] if absent else "",
+            unmeasured=unmeasured,
         )
 
     def _of_step(

@@ -234,10 +234,13 @@ def _round(
     if found.unchecked:
         missing.append(f"metrics: {', '.join(found.unchecked)}: {found.why}")
     verified = f"{len(step.replies)} updates; verified: {', '.join(checks)}"
+    reason = f", which says: {record.reason}" if record.reason else ""
+    lacks = f"an evaluation of its model, for which evaluate.every = {run.spec.evaluate.every} asks{reason}"
     findings = Verified(
         number=record.number,
         words=verified,
         missing=tuple(missing),
+        absent=(lacks,) if found.unmeasured else (),
         measured=found.measured,
         unchecked=found.unchecked,
     )

@@ -41,6 +41,7 @@ class SignedRound:
         answers: the accepted replies to them.
         sent: the bytes of accepted and of refused payloads, as the replies declare them.
         measures: True if there is a phase that measures the new model.
+        measured: True if a client was asked in such a phase.
         gone: the number of clients that were revoked after the round before and before the last attempt at this one.
     """
 
@@ -55,6 +56,7 @@ class SignedRound:
     answers: Sequence[ReplyManifest]
     sent: tuple[int, int]
     measures: bool
+    measured: bool
     gone: int = 0
 
     @classmethod
@@ -82,6 +84,7 @@ class SignedRound:
             answers=[answer.reply.manifest for exchange in opened.exchanges for answer in exchange.accepted],
             sent=opened.sent,
             measures=any(phase.evaluates for phase in opened.phases),
+            measured=any(phase.evaluates and phase.exchanges for phase in opened.phases),
             gone=gone,
         )
 

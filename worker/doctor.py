@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,7 @@ from worker.line.attendance import NONCE_BYTES, WRONG_CLOCK_SECONDS
 from worker.line.clock import TimeRefused, signed_time
 from worker.line.downloads import handshake
 from worker.site.policy import Policy, PolicyError
+from worker.site.round_ledger import RoundLedger
 from worker.work.cache import KEPT_MODELS
 
 ANSWER_SECONDS = 20.0
@@ -211,6 +213,30 @@ def check_downloads(home: WorkerHome, proxy: ProxyChoice) -> Iterator[Finding]:
             yield Finding.ok("bucket", f"{address} speaks {version}, and its certificate is accepted")
             continue
         yield Finding.warning("bucket", f"{problem}. Until then the coordinator sends the models")
+
+
+def check_failures(home: WorkerHome) -> Iterator[Finding]:
+    """Checks that no data set is kept out of private rounds by failed computations; nothing without a ledger."""
+    if not home.rounds.exists():
+        return
+    try:
+        policy = Policy.load(home.policy)
+        with closing(RoundLedger(home.rounds)) as ledger:
+            failures = ledger.all_failures()
+    except (PolicyError, WorkerHomeError, OSError) as error:
+        yield Finding.failed("failures", str(error))
+        return
+    if not failures:
+        yield Finding.ok("failures", "no computation of a private round has failed since the last that did not")
+    for tasks in dict.fromkeys(policy.data_sets.get(failed.task, frozenset({failed.task})) for failed in failures):
+        names, count = ", ".join(sorted(tasks)), sum(failed.task in tasks for failed in failures)
+        text = escaped(f"{names}: {count} computations of private rounds failed in a row")
+        if count >= policy.secure.of(min(tasks)).failures:
+            yield Finding.failed(
+                "failures", f"{text}, so it takes part in none: see `fedpareto worker failures`, which also ends this"
+            )
+        else:
+            yield Finding.warning("failures", f"{text}: see `fedpareto worker failures`")
 
 
 def check_disk(directory: Path, model_bytes: int) -> Finding:

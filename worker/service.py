@@ -23,6 +23,7 @@ from worker.line.renewal import Renewer
 from worker.line.witness import Witness
 from worker.progress import Progress
 from worker.site.asked_runs import Verdict
+from worker.site.clear_answers import ClearAnswers
 from worker.site.consents import Consents
 from worker.site.declines import Declines
 from worker.site.introduction import Introduction
@@ -205,7 +206,8 @@ class Worker:
             limits=policy.limits,
             events=events,
             finished=self._submitter.wake,
-            consent=self._consents.problem,
+            consent=self._consents.accepted,
+            taken=ClearAnswers(site, offers, decides=policy.decides, events=events).note,
             closed=self._closed,
             disk_use=DiskUse(home.directory),
             decline=Declines(self._attendance, RefusedOrders(home.evidence, events), events).decline,

@@ -49,7 +49,7 @@ def read_state(path: Path, parse: Callable[[dict[str, Any]], T], advice: str) ->
     `advice` names the consequence of moving a damaged file away.
 
     Raises:
-        WorkerHomeError: the file is damaged or cannot be read.
+        WorkerHomeError: the file is damaged, or cannot be read at present.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -58,5 +58,9 @@ def read_state(path: Path, parse: Callable[[dict[str, Any]], T], advice: str) ->
         return parse(document)
     except FileNotFoundError:
         return None
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, DecodeError) as error:
+    except OSError as error:
+        raise WorkerHomeError(
+            f"{path} cannot be read ({error.strerror or error}): see what is wrong with it"
+        ) from error
+    except (KeyError, TypeError, ValueError, AttributeError, DecodeError) as error:
         raise WorkerHomeError(f"{path} is damaged ({type(error).__name__}: {error}): move it away; {advice}") from error

@@ -96,7 +96,8 @@ class PhaseReply:
         samples: training samples that it claims.
         losses: losses of the base model on its training split that it claims, by objective; with several objectives
             also their mean, as "loss".
-        metrics: further measurements, "<split>/<name>".
+        metrics: further measurements that it claims, "<split>/<name>". An accuracy that is no share, from 0 to 1, is
+            left out here, before any of the readers.
         rows: its update, a row (d,) for each target of the phase, or the rows of its sketch; empty for a phase without
             payload.
         names: of the rows.
@@ -123,6 +124,10 @@ class PhaseReply:
     signed: bytes = b""
     signed_payload: str = ""
 
+    def __post_init__(self) -> None:
+        shares = {name: value for name, value in self.metrics.items() if 0 <= value <= 1 or not _is_accuracy(name)}
+        object.__setattr__(self, "metrics", shares)  # it is frozen
+
     @property
     def loss(self) -> float:
         """The loss of the base model; NaN where none is reported."""
@@ -130,14 +135,18 @@ class PhaseReply:
 
     @property
     def accuracy(self) -> float:
-        """The accuracy of the base model on the training split, from 0 to 1; NaN where no such number is reported."""
-        share = self.metrics.get("train/accuracy", np.nan)
-        return share if 0 <= share <= 1 else np.nan
+        """The accuracy of the base model on the training split; NaN where none is reported."""
+        return self.metrics.get("train/accuracy", np.nan)
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
         """The rows in memory, by name."""
         rows = (row.read() if isinstance(row, RowFile) else np.asarray(row, dtype=np.float32) for row in self.rows)
         return dict(zip(self.names, rows, strict=True))
+
+
+def _is_accuracy(name: str) -> bool:
+    """True for "<split>/accuracy", and for that of an objective, "<split>/accuracy/<objective>"."""
+    return name.split("/", 2)[1:2] == ["accuracy"]
 
 
 @dataclass(frozen=True, kw_only=True)

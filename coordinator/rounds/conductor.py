@@ -70,7 +70,7 @@ class Conductor:
 
     def _step(self, current: Round) -> None:
         """Makes the round's step from replies of clients that are still members when it is recorded."""
-        if current.voided and current.voided[-1].attempt == current.attempt:  # the last one, before a restart
+        if current.given_up:  # before a restart
             raise self._given_up(current.voided[-1].reason)
         while True:
             try:

@@ -53,11 +53,8 @@ def finish_round(fleet: Fleet, algorithm: Algorithm, round_id: int) -> None:
     model, phase = current.deployed_model, current.evaluation_phase
     if model is None or phase is None:  # no mutant: a step sets both
         raise RuntimeError(f"round {current.number} of run {fleet.run.run_id} is STEPPED without a model")
-    over = current.number + 1
-    last = over == spec.rounds  # no mutant: no round follows the last
-    due = last or (spec.evaluate.every and over % spec.evaluate.every == 0)
     findings = EvaluationFindings()
-    if due and spec.evaluated and not fleet.conceals:
+    if spec.evaluates_after(current.number):
         private = spec.privacy.secure != "off" and "evaluation" not in spec.privacy.disclose
         pool = sorted(fleet.settled_pool())
         if private:

@@ -14,7 +14,8 @@ from coordinator.rounds.runs.scores import why_stopped
 from coordinator.rounds.runs.task_offers import missing_offer
 from coordinator.rounds.transitions import move_run
 from storage import audit
-from storage.models import Round, Run
+from storage.columns import cleaned
+from storage.models import RUN_REASON, Round, Run
 from storage.states import RoundState, RunState
 
 log = logging.getLogger(__name__)
@@ -119,16 +120,17 @@ def _absent_required(session: Session, fleet: Fleet, pool: Mapping[str, int]) ->
 
 
 def _missing(session: Session, fleet: Fleet, pool: Mapping[str, int], complete: bool) -> str:
-    """Describes what a round waits for; empty when it can begin with this pool."""
+    """Describes what a round waits for, as the reason of its run is kept; empty when it can begin with this pool."""
     ready, spec = len(pool), fleet.run.spec
     if ready < spec.selection.minimum:
         reasons = [*filter(None, [missing_offer(session, spec.task)])]
         reasons += [f"{name} {why}" for name, why in fleet.absent(session).items()]
         others = "".join(f"; {reason}" for reason in reasons)
-        return f"waiting for clients: {ready} of {spec.selection.minimum} are ready for {spec.task}{others}"[:400]
+        why = f"waiting for clients: {ready} of {spec.selection.minimum} are ready for {spec.task}{others}"
+        return cleaned(why, RUN_REASON)
     if absent := _absent_required(session, fleet, pool):
         reasons_of_clients = "; ".join(f"{name} {why}" for name, why in absent.items())
-        return f"waiting for required clients: {reasons_of_clients}"[:400]
+        return cleaned(f"waiting for required clients: {reasons_of_clients}", RUN_REASON)
     return "" if complete else "waiting for clients to come back after a restart"
 
 

@@ -30,10 +30,12 @@ def select(
     named = {*spec.always, *spec.required}
     always = [client for client in pool if client in named]
     others = [client for client in pool if client not in named]
+    size = max(0, count - len(always))
+    if size == 0:  # perhaps there are no others, from whom nothing can be drawn
+        return always
     chance = None
     if spec.by == "samples":
         sizes = np.array([samples[client] for client in others], dtype=np.float64)
         chance = sizes / sizes.sum()
-    size = max(0, count - len(always))
     places = generator(seed, round_number, purpose).choice(len(others), size=size, replace=False, p=chance)
     return sorted([*always, *(others[int(index)] for index in places)])

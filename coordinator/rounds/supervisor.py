@@ -325,7 +325,7 @@ class Supervisor:
         with self._database.begin() as session:
             run = conducting.locked(session) if conducting else session.get_one(Run, run_id, with_for_update=True)
             if to is RunState.PAUSED is run.state and run.reason.startswith(HELD_REASONS):
-                run.reason = reason[:400]  # the operator's pause lasts when the fault is over
+                run.reason = reason  # the operator's pause lasts when the fault is over
             else:
                 move_run(run, to, now, reason)
             cancelled = end_conversation(session, run_id, reason, now) if to in RUN_ENDED else []
@@ -394,7 +394,7 @@ class Supervisor:
             self._end_by(run_id, error, run)
 
     def _end_by(self, run_id: str, error: BaseException, run: RunFacts | None) -> None:
-        """Pauses a run if an operator can repair the cause of an error; otherwise the run fails."""
+        """Pauses a run with the reason. An operator repairs the cause, if need be in the code, and resumes the run."""
         if isinstance(error, RecordError):
             reason = f"record: {error}; the row differs from what was signed: restore it, then resume the run"
             self._pause(run_id, reason, f"the record differs from what was signed: {error}", run)
@@ -403,8 +403,8 @@ class Supervisor:
         elif fault_of(error) is StorageFault.BLOB or isinstance(error, OSError | MemoryError):
             self._pause(run_id, f"storage: {error}; repair it, then resume the run", explain_fault(error), run)
         else:
-            log.error("run %s: failed", run_id, exc_info=error)
-            self._give_up(run_id, RunState.FAILED, described(error), run)
+            log.error("run %s: paused", run_id, exc_info=error)
+            self._give_up(run_id, RunState.PAUSED, f"error: {described(error)}", run)
 
     def _must_be_submitted(self, run_id: str) -> None:
         with self._database.read() as session:

@@ -24,7 +24,7 @@ CLIENT_TRANSITIONS: dict[ClientState, frozenset[ClientState]] = {
     ClientState.REVOKED: frozenset(),
 }
 RUN_TRANSITIONS: dict[RunState, frozenset[RunState]] = {
-    RunState.PENDING: frozenset({RunState.RUNNING, RunState.PAUSED, RunState.STOPPED, RunState.FAILED}),
+    RunState.PENDING: frozenset({RunState.RUNNING, RunState.PAUSED, RunState.STOPPED}),
     RunState.RUNNING: frozenset({RunState.PAUSED, RunState.COMPLETED, RunState.FAILED, RunState.STOPPED}),
     RunState.PAUSED: frozenset({RunState.RUNNING, RunState.STOPPED}),
     RunState.COMPLETED: frozenset(),
@@ -88,7 +88,7 @@ def move_run(run: Run, to: RunState, at: datetime, reason: str = "") -> None:
         ways = ", ".join(sorted(RUN_TRANSITIONS[run.state])) or "nothing: it has ended"
         raise Refusal("run-state", f"run {run.run_id} is {run.state} and cannot become {to}; possible now: {ways}")
     run.state = to
-    run.reason = reason[:400]
+    run.reason = reason
     if to is RunState.RUNNING and run.started is None:
         run.started = at
     if to in RUN_ENDED:
@@ -109,7 +109,7 @@ def move_round(round_: Round, to: RoundState, at: datetime, reason: str = "") ->
     _check(ROUND_TRANSITIONS, round_.state, to, f"round {round_.number} of run {round_.run_id}")
     round_.state = to
     if reason:
-        round_.reason = reason[:400]
+        round_.reason = reason
     if to is RoundState.STEPPED:
         round_.stepped = at
     else:
@@ -143,7 +143,7 @@ _END = update(Assignment).where(Assignment.assignment_id == bindparam("ended_id"
 
 
 def _ending(to: AssignmentState, at: datetime, reason: str, message: str) -> dict[str, Any]:
-    return {"state": to, "reason": reason[:80], "message": message[:400], "ended": at}
+    return {"state": to, "reason": reason, "message": message, "ended": at}
 
 
 def open_assignments(session: Session, *where: ColumnElement[bool]) -> Sequence[Assignment]:

@@ -21,6 +21,7 @@ from coordinator.services.record_calls import RecordCalls
 from coordinator.services.views import overview
 from coordinator.services.views.processes import coordinator_processes
 from coordinator.services.views.watching import Watching
+from coordinator.thread_pool import to_the_end
 from federation import digests
 from federation.line.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
 from federation.line.payload_check import PayloadCheck
@@ -77,11 +78,17 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         if header.dry_run:
             return outlook
         await self._take_model(header, submission.spec.parameters, request_iterator)
-        run_id = await self._in_thread(self._supervisor.submit, submission, header.model, by=by, paused=header.paused)
-        await self._read(self._offers.tell, self._presence.streams().values(), run_id)
-        self._presence.tell_elsewhere(run_id)
+        run_id = await self._begin_run(submission, header.model, by=by, paused=header.paused)
         outlook.run.CopyFrom(await self._run(run_id))
         return outlook
+
+    @to_the_end
+    async def _begin_run(self, submission: Submission, model: str, *, by: str, paused: bool) -> str:
+        """Records a run, and asks the members that answer each run about it; returns its id."""
+        run_id = await self._in_thread(self._supervisor.submit, submission, model, by=by, paused=paused)
+        await self._read(self._offers.tell, self._presence.streams().values(), run_id)
+        self._presence.tell_elsewhere(run_id)
+        return run_id
 
     def _outlook(
         self, session: Session, header: messages.RunHeader, submission: Submission
@@ -128,10 +135,10 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
     ) -> None:
         """Stores the model that follows the header."""
         try:
-            algorithm, _ = digests.parse(header.model)
+            digests.model_name(header.model)
         except ValueError as error:
             raise Refusal("argument", f"model: {error}") from None
-        check = PayloadCheck(None, algorithm)
+        check = PayloadCheck(None)
         writer = await self._in_thread(self._blobs.writer, hash=False)
         upload = Upload(writer, check, header.model, header.model_bytes)
         try:

@@ -20,7 +20,7 @@ from coordinator.rounds.fleets.presence import Assigned, AttendanceStream, Messa
 from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
 from coordinator.services.stream_words import ReceivedHello, closed_until, introduction, left
-from coordinator.thread_pool import wait_ended
+from coordinator.thread_pool import to_the_end, wait_ended
 from federation.digests import parse
 from federation.line.channels import CHUNK_BYTES
 from federation.line.chunks import fetched
@@ -136,21 +136,26 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         elif kind == "decline":
             await self._in_thread(self._intake.decline, attendance.client_id, request.decline)
         elif kind == "consent":
-            run_id = await self._write(
-                record_consent,
-                attendance.client_id,
-                request.consent,
-                federation_id=self._home.federation_id,
-                now=self._clock(),
-                changing=partial(self._access.charge, caller.uri, CONSENT),
-            )
-            if run_id:
-                await self._in_thread(self._supervisor.changes.notify, run_id)
+            await self._take_consent(request.consent, caller)
         elif kind == "sessions_left":
             sessions = request.sessions_left
             await self._write(_note_left, attendance.client_id, sessions.task, left(sessions, attendance.tasks))
         else:
             raise Refusal("hello", "a stream has one Hello, and no messages but those of a worker may follow it")
+
+    @to_the_end
+    async def _take_consent(self, consent: SignedEnvelope, caller: PeerIdentity) -> None:
+        """Records an answer to a run, and lets the run look again, also if the stream ends meanwhile."""
+        run_id = await self._write(
+            record_consent,
+            caller.name,
+            consent,
+            federation_id=self._home.federation_id,
+            now=self._clock(),
+            changing=partial(self._access.charge, caller.uri, CONSENT),
+        )
+        if run_id:
+            await self._in_thread(self._supervisor.changes.notify, run_id)
 
     async def _response(self, attendance: AttendanceStream, message: Message) -> messages.AttendResponse:
         """A conductor's message to a worker, for its stream."""

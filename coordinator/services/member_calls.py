@@ -79,6 +79,7 @@ class MemberCalls(Service):
         await self._read(self._offers.tell, [streams[client_id]] if client_id in streams else [])
         self._presence.tell_elsewhere(client_id)
 
+    @to_the_end
     async def TagClient(self, request: messages.TagClientRequest, context: Context) -> messages.TagClientResponse:
         """Gives a client its tags, and notes its contact."""
         tags = list(request.tags.tags) if request.HasField("tags") else None

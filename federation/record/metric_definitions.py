@@ -179,6 +179,11 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
             "- sum lambda log lambda of the weights: log m if all m weights are equal, 0 if one client has all "
             "the weight"
         ),
+        "private/blur": Definition(
+            "c of the [blur](private-protocol.md#2c-the-blur-of-an-update) of each member's update in a private round "
+            "(`privacy.blur`)",
+            label="blur of updates",
+        ),
         "private/rule_share": Definition(
             "how much of the rule is left in the coefficients of a private round, from 0, plain averaging, to "
             "1: they move towards plain averaging until every member's update is covered",

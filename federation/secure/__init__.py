@@ -21,4 +21,5 @@ shares that the coordinator has received.
 | `verified_mode`, `checks` | 2.7, 2.8, 4: the checks of the coordinator |
 | `thresholds`, `accusations` | 1, 2.4: numbers of a cohort, excluded members |
 | `cover`, `bounds` | 3.5: the coefficients that a member accepts |
+| `evaluation`, `blur`, `random_direction` | 2b, 2c, 2d: the vectors that a member enters, with their noise |
 """

@@ -98,7 +98,7 @@ class Field:
         """
         half = self.modulus // 2
         if x.size and not -half <= int(x.min()) <= int(x.max()) <= half:
-            raise Malformed(Fault.RANGE, f"an integer between {x.min()} and {x.max()} is above {half}")
+            raise Malformed(Fault.RANGE, f"an integer is above {half} in absolute value")
         return np.where(x < 0, x + self.modulus, x).astype(np.uint64)
 
     def decode(self, x: Elements) -> Integers:

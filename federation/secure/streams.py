@@ -4,13 +4,19 @@ Elements are the lowest 31 or 61 bits of a word, skipped when equal to the modul
 How many words are skipped is visible in the time; it says nothing of the words that are kept.
 """
 
+import math
+
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
-from federation.secure.fields import Elements, Field, Integers
+from federation.secure.fields import Elements, Field, Integers, Reals
 from federation.secure.wire import Words
+
+_WORDS = 4  # of a nearly normal number; their sum is
+_MEAN = 2.0 * (2**32 - 1)
+_UNIT = math.sqrt(3) / 2.0**32  # over the standard deviation, up to 2^-64
 
 
 class Stream:
@@ -42,6 +48,17 @@ class Stream:
         """
         bits = (2 * bound).bit_length()
         return self._below(2 * bound + 1, bits, 4, count).astype(np.int64) - bound
+
+    def normal(self, count: int) -> Reals:
+        """The next numbers of mean 0 and variance 1, nearly normal, (count,), float64, at most 3.47 in absolute value.
+
+        Each is the sum of four words, less 2 (2^32 - 1), times sqrt(3) / 2^32.
+        """
+        words = self.words(_WORDS * count).reshape(count, _WORDS)
+        total = words[:, 0].astype(np.float64)
+        for column in range(1, _WORDS):
+            total += words[:, column]  # below 2^34: exact
+        return (total - _MEAN) * _UNIT
 
     def _below(self, limit: int, bits: int, width: int, count: int) -> Elements:
         """Words whose lowest bits are below the limit; no word after the last of them is read."""

@@ -70,6 +70,15 @@ class RunSpec(Section):
         private = self.privacy.sample_noise > 0
         return tuple(split for split in self.evaluate.splits if not (private and split == "train"))
 
+    def evaluates_after(self, number: int) -> bool:
+        """True if clients evaluate the model of the round with this number, from 0, if it has a step.
+
+        If noise protects clients they are asked for no evaluation: their scores would have no noise.
+        """
+        over, every = number + 1, self.evaluate.every
+        due = over == self.rounds or (every > 0 and over % every == 0)
+        return bool(self.evaluated) and due and not self.privacy.client_noise
+
     @classmethod
     def parse(cls, text: str | bytes) -> "RunSpec":
         """Reads a TOML document.

@@ -1,6 +1,7 @@
 """A client's own model in a run that does not share every parameter, and the state that a client keeps of a run."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,16 +134,21 @@ class KeptState:
         self._durable = durable
 
     def before(self, round_: int, layout: Layout) -> Vector | None:
-        """These tensors after the newest training before a round; None if they are not kept, or damaged."""
+        """These tensors after the newest training before a round; None if they are not kept, or damaged.
+
+        Raises:
+            OSError: they cannot be read at present. They may be whole, and they exist nowhere else.
+        """
         rounds = [number for number in self.rounds() if number < round_]
         if not rounds:
             return None
         path = self.path(rounds[-1])
         try:
             kept, vector = read_vector(path)
-            os.utime(path)  # the age since the last use decides when the state of a run is erased
-        except (Refusal, OSError):
+        except Refusal:
             return None
+        with suppress(OSError):
+            os.utime(path)  # the age since the last use decides when the state of a run is erased
         if not set(layout.tensors) <= set(kept.tensors):
             return None
         parts = kept.split(vector)
@@ -179,8 +185,12 @@ class KeptState:
             self.path(number).unlink(missing_ok=True)
 
     def rounds(self) -> list[int]:
-        """The rounds after which a state is kept, in order."""
-        names = [path.name.removesuffix(_SUFFIX) for path in self._directory.glob(f"*{_SUFFIX}")]
+        """The rounds after which a state is kept, in order. Raises OSError if the directory cannot be read."""
+        try:
+            files = os.listdir(self._directory)  # glob would take a directory that cannot be read for an empty one
+        except FileNotFoundError:
+            return []
+        names = [name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)]
         return sorted(int(name) for name in names if name.isdecimal())
 
     def path(self, round_: int) -> Path:

@@ -283,6 +283,17 @@ class Trainer(ABC):
             measured |= split_metrics(split, self.sizes[split], scores, undefined=undefined)
         return measured
 
+    def measurable(
+        self, splits: tuple[str, ...], metrics: tuple[str, ...], stopped: Callable[[], bool] = lambda: False
+    ) -> frozenset[str]:
+        """The names of what `measure` returns, also for values that are not finite.
+
+        The task's own initial model is measured for it, so that no coordinator's model decides on the names. Arguments
+        and errors are those of `measure`.
+        """
+        model = initial_model(self.task, 0)[1]
+        return frozenset(self.measure(model, splits, metrics, undefined=True, stopped=stopped))
+
     # --- the rest
 
     def _rows(

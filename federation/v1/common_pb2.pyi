@@ -737,6 +737,7 @@ class RunManifest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     SUBMITTED_BY_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
+    INITIAL_MODEL_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
     run_id: _builtins.str
@@ -749,6 +750,8 @@ class RunManifest(_message.Message):
     """The digest of the run specification, which the client may fetch as a blob."""
     submitted_by: _builtins.str
     """The name of the administrator who submitted the run."""
+    initial_model: _builtins.str
+    """The digest of the run's initial model: the base model of round 0."""
     @_builtins.property
     def created(self) -> _timestamp_pb2.Timestamp:
         """When it was submitted."""
@@ -763,10 +766,11 @@ class RunManifest(_message.Message):
         spec: _builtins.str = ...,
         submitted_by: _builtins.str = ...,
         created: _timestamp_pb2.Timestamp | None = ...,
+        initial_model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "federation_id", b"federation_id", "name", b"name", "run_id", b"run_id", "spec", b"spec", "submitted_by", b"submitted_by", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "federation_id", b"federation_id", "initial_model", b"initial_model", "name", b"name", "run_id", b"run_id", "spec", b"spec", "submitted_by", b"submitted_by", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1003,7 +1007,7 @@ class ReplyManifest(_message.Message):
     task: _builtins.str
     """The task that was worked on."""
     seconds: _builtins.float
-    """Wall time that the work took, in seconds."""
+    """Wall time that the work took, in seconds; 0 in a private round, where it could tell how a computation went."""
     attempt: _builtins.int
     """Copied from the assignment."""
     statement: _builtins.bytes

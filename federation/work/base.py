@@ -128,6 +128,8 @@ class Result:
             without such parameters.
         residual: the rounding errors of the rows, in the order of `Work.residuals`. It stays with the client. None if
             no row is rounded.
+        failure: the error of the computation, for the client's owner alone; empty if it did not fail. Only work that
+            conceals has results of failed computations.
     """
 
     rows: Mapping[str, Array]
@@ -139,6 +141,7 @@ class Result:
     privacy: SamplePrivacy | None = None
     personal: Vector | None = None
     residual: Vector | None = None
+    failure: str = ""
 
 
 class Memory(ABC):
@@ -216,6 +219,9 @@ class Work(ABC):
         ends_after: the time after the client's first reply, by its own clock, after which it erases these values; None
             if only the deadline counts.
         once_ever: True if a question that `once` names is answered once in all, and not once in each attempt.
+        conceals: True in a private round: neither a reply nor a decline tells how the computation went. `answer` gets
+            the result of a failed one, too; the reply has no computing time, and a decline no text of an exception that
+            is not a check of this project.
     """
 
     name: ClassVar[str]
@@ -230,11 +236,21 @@ class Work(ABC):
     forgets: ClassVar[bool] = False
     ends_after: ClassVar[timedelta | None] = None
     once_ever: ClassVar[bool] = False
+    conceals: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
     def terms(cls, spec: "RunSpec") -> Terms:
         """Deadline and quorum of a phase of this kind."""
+
+    @property
+    def from_round_model(self) -> bool:
+        """True if the work starts from the model with which its round begins: in round 0, the run's initial model.
+
+        False for an evaluation, of the model that the round has made, and for the later stages of a session, which read
+        no model.
+        """
+        return True
 
     def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
         """The rows that a reply holds, in this order; none for a reply without payload.

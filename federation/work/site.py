@@ -13,6 +13,8 @@ from federation.secure.thresholds import BLUR, EVALUATION_NOISE, SMALLEST, Mode,
 
 EVALUATE = "evaluate"
 """The kind of work whose vectors are metrics."""
+FAILURES = 3
+"""Failed computations of private sessions in a row, after which a data set takes part in none."""
 SCALARS = ("accuracy", "evaluation", "loss", "norm")
 """The numbers that an owner may disclose besides sums: of the training split, of an evaluation, an update's length."""
 
@@ -52,14 +54,16 @@ class SecurePolicy:
         disclose: the numbers of `SCALARS` that may be shown besides.
         sessions: the most sessions of training with this data set, over all runs.
         evaluations: the most sessions of evaluation, likewise.
-        sessions_per_model: sessions of training that may start from one model.
-        sums_per_model: sums of one kind of work that may be unmasked for one model.
+        sessions_per_model: sessions of one phase of training that may start from one model.
+        sums_per_model: sums of one phase of training that may be unmasked for one model.
         effective_members: E*, the least cover of this member in a sum; None for that of the cohort.
         blur: the least size of the noise by which members blur their updates.
         evaluation_noise: the least sigma of the noise on a private evaluation.
         algorithms: the names of algorithms that the owner allows by name, known to this worker or not.
         evaluations_ahead: evaluations in a run beyond its sessions of training that count. Only a simulation has any,
             since its ledger ends with its process.
+        failures: computations of private sessions that may fail in a row, before the owner has to look. Only a
+            simulation has more: it has no owner who looks.
     """
 
     required: bool = False
@@ -76,6 +80,7 @@ class SecurePolicy:
     evaluation_noise: float = EVALUATION_NOISE
     algorithms: frozenset[str] = frozenset()
     evaluations_ahead: int = 0
+    failures: int = FAILURES
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,8 @@ class SessionEntry:
     Attributes:
         session: the hexadecimal digest of the session, or the name of the question of the evaluation.
         run_id, task, base_model: of the work.
-        work: the kind of work of the members' vectors.
-        unmasked: True if this site has answered UNMASK.
+        work: the kind of work of the members' vectors, which is a phase of the run's algorithm.
+        masked, unmasked: True if this site has answered MASK, UNMASK.
     """
 
     session: str
@@ -96,6 +101,7 @@ class SessionEntry:
     task: str
     base_model: str
     work: str
+    masked: bool = False
     unmasked: bool = False
 
     @property
@@ -104,8 +110,26 @@ class SessionEntry:
         return self.work == EVALUATE
 
 
+@dataclass(frozen=True)
+class FailedSession:
+    """A session whose computation failed at this site.
+
+    Attributes:
+        session: the hexadecimal digest of the session.
+        run_id, round, task, work: as of `SessionEntry`; the round counts from 0.
+        error: for the owner alone.
+    """
+
+    session: str
+    run_id: str
+    round: int
+    task: str
+    work: str
+    error: str
+
+
 class SessionLedger(ABC):
-    """The sessions that count, over all runs. It is never erased.
+    """The sessions that count, over all runs, which are never erased; and the latest failures in a row.
 
     Hold `lock` to read and then add.
     """
@@ -122,8 +146,27 @@ class SessionLedger(ABC):
         """Records an entry durably before this returns; a second time changes nothing. Raises OSError if it cannot."""
 
     @abstractmethod
+    def mask(self, session: str) -> None:
+        """Records durably that this site answers MASK in a session that counts. Raises OSError if it cannot."""
+
+    @abstractmethod
     def unmask(self, session: str) -> None:
         """Records durably that this site answers UNMASK in a session that counts. Raises OSError if it cannot."""
+
+    @abstractmethod
+    def failures(self, tasks: Collection[str]) -> Sequence[FailedSession]:
+        """The sessions of some tasks whose computations failed since the last of the same kind that did not."""
+
+    @abstractmethod
+    def fail(self, failed: FailedSession) -> None:
+        """Records a failed computation durably; the same session is recorded once. Raises OSError if it cannot."""
+
+    @abstractmethod
+    def succeed(self, tasks: Collection[str], work: str = "") -> None:
+        """Ends the row of failures of some tasks, durably: of one kind of work, or of all. Raises OSError if it cannot.
+
+        A site whose training always fails is found, although its evaluations succeed.
+        """
 
 
 class MemoryLedger(SessionLedger):
@@ -132,6 +175,7 @@ class MemoryLedger(SessionLedger):
     def __init__(self) -> None:
         super().__init__()
         self._entries: dict[str, SessionEntry] = {}
+        self._failed: dict[str, FailedSession] = {}
 
     def entries(self, tasks: Collection[str]) -> Sequence[SessionEntry]:
         """The entries of some tasks."""
@@ -141,9 +185,29 @@ class MemoryLedger(SessionLedger):
         """Records an entry; a second time changes nothing."""
         self._entries.setdefault(entry.session, entry)
 
+    def mask(self, session: str) -> None:
+        """Records that MASK was answered in a session that counts."""
+        self._entries[session] = replace(self._entries[session], masked=True)
+
     def unmask(self, session: str) -> None:
         """Records that UNMASK was answered in a session that counts."""
         self._entries[session] = replace(self._entries[session], unmasked=True)
+
+    def failures(self, tasks: Collection[str]) -> Sequence[FailedSession]:
+        """The sessions of some tasks whose computations failed since the last of the same kind that did not."""
+        return [failed for failed in self._failed.values() if failed.task in tasks]
+
+    def fail(self, failed: FailedSession) -> None:
+        """Records a failed computation; the same session is recorded once."""
+        self._failed.setdefault(failed.session, failed)
+
+    def succeed(self, tasks: Collection[str], work: str = "") -> None:
+        """Ends the row of failures of some tasks: of one kind of work, or of all."""
+        self._failed = {
+            name: failed
+            for name, failed in self._failed.items()
+            if failed.task not in tasks or work not in ("", failed.work)
+        }
 
 
 def _no_peers(envelope: bytes, roster: Mapping[str, bytes]) -> PeerReply:

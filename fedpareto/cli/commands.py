@@ -39,6 +39,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "run": ("member.worker:run", "Attend, and do the assigned work."),
         "restored": ("member.site_state:restored", "Show or accept the statement that a backup was restored."),
         "privacy": ("member.site_state:privacy", "Show what training with noise has spent of each data set."),
+        "failures": ("member.site_state:failures", "Show or forget what failed in private rounds."),
         "attacks": ("member.trial:attacks", "List the attacks that can be rehearsed, with their options."),
         "doctor": ("member.doctor:doctor_command", "Check network, keys, clock, disk, device, data and task."),
         "renew": ("member.next_keys:renew_command", "Get the next certificate of a worker that does not run."),

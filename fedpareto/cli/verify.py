@@ -50,7 +50,7 @@ def verify_command(
     rounds: list[dict[str, Any]] = []
     measured, unchecked = dict[str, None](), dict[str, None]()  # names of metrics, each once
     document: dict[str, Any] = {"file": str(file)}
-    wrong, missing = "", []
+    wrong, missing, absent = "", list[str](), list[str]()
 
     def say(line: str) -> None:
         if not as_json:
@@ -69,16 +69,19 @@ def verify_command(
                     {
                         "round": verified.number,
                         "words": verified.words,
-                        "missing": list(verified.missing),
+                        "missing": [*verified.missing, *verified.absent],
                         "metrics_not_verified": [*verified.measured, *verified.unchecked],
                     }
                 )
                 missing += verified.missing
+                absent += verified.absent
                 measured |= dict.fromkeys(verified.measured)
                 unchecked |= dict.fromkeys(verified.unchecked)
                 say(f"round {verified.number}: {verified.words}")
                 for reason in verified.missing if about.payloads else ():
                     say(f"round {verified.number}: not verified, because {reason}")
+                for part in verified.absent:
+                    say(f"round {verified.number}: the record lacks {part}")
             if missing and not about.payloads:
                 parts = ", ".join(dict.fromkeys(reason.partition(":")[0] for reason in missing))
                 say(
@@ -99,7 +102,7 @@ def verify_command(
                     say(f"not verified, because {checked.missing}")
         except Wrong as error:
             wrong = str(error)
-        whole = not missing
+        whole = not missing and not absent
         document |= {
             "run": about.run_id,
             "verified": not wrong and whole,
@@ -111,7 +114,7 @@ def verify_command(
     if wrong:
         raise CommandFailure(escaped(f"{file} does not verify: {wrong}"))
     everything = "everything else" if measured else "everything"
-    summary = f"{everything} was verified" if whole else "nothing is wrong; what is named above could not be verified"
+    summary = f"{everything} was verified" if whole else "nothing is wrong; what is named above was not verified"
     say(f"{file}: {summary}")
     if not whole:
         raise typer.Exit(NOT_VERIFIED)

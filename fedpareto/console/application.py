@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from importlib.resources import files
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
@@ -29,7 +29,7 @@ from fedpareto.console.screens import (
     run_page,
     system_page,
 )
-from fedpareto.console.security import EntranceKeys, Guard
+from fedpareto.console.security import EntranceKeys, Guard, RefusedRequest, fields_of
 from fedpareto.console.view import PageRequest, PageView, Screen
 from fedpareto.pages.skeleton import STYLE
 
@@ -80,7 +80,7 @@ class Console:
         self._app = Starlette(
             routes=routes,
             middleware=[Middleware(GZipMiddleware, minimum_size=1000, compresslevel=6)],
-            exception_handlers={PageError: self._problem, HTTPException: self._problem, Exception: self._problem},
+            exception_handlers=dict.fromkeys((PageError, RefusedRequest, HTTPException, Exception), self._problem),
         )
 
     def guarded(self, port: int) -> Guard:
@@ -116,6 +116,7 @@ class Console:
 
         Raises:
             PageError: 404: there is none; 400: the address is too long.
+            RefusedRequest: 400: it has too many fields.
         """
         if len(query) > _LONGEST_QUERY:
             raise PageError(400, f"What follows the question mark is longer than {_LONGEST_QUERY} characters.")
@@ -123,8 +124,7 @@ class Console:
             match, scope = route.matches({"type": "http", "path": path, "method": "GET"})
             if match is Match.FULL:
                 values = {name: str(value) for name, value in scope["path_params"].items()}
-                fields = QueryParams(parse_qsl(query, keep_blank_values=True, max_num_fields=64))
-                return screen, PageRequest(path, values, fields, token)
+                return screen, PageRequest(path, values, QueryParams(fields_of(query)), token)
         raise PageError(404, "There is no such page.")
 
     async def _series(self, request: Request) -> Response:
@@ -135,7 +135,10 @@ class Console:
     # --- streams
 
     async def _events(self, request: Request) -> Response:
-        address = urlsplit(request.query_params.get("of", "/"))
+        try:
+            address = urlsplit(request.query_params.get("of", "/"))
+        except ValueError as error:
+            raise PageError(400, f"The stream is of no address: {error}.") from None
         screen, asked = self._asked(address.path, address.query)
         have = request.query_params.get("have", "")
 
@@ -183,7 +186,7 @@ class Console:
 
     async def _problem(self, request: Request, error: Exception) -> Response:
         status, text = 500, "The console failed; its terminal says more."
-        if isinstance(error, PageError):
+        if isinstance(error, PageError | RefusedRequest):
             status, text = error.status, error.message
         elif isinstance(error, HTTPException):
             status, text = error.status_code, _TEXTS.get(error.status_code, error.detail)

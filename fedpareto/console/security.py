@@ -2,7 +2,7 @@
 
 The guard is the outermost layer of the server, and imports nothing of it. Each request passes these checks, in order:
 the name of the host (a page of another host cannot reach the server under its own name), the origin of the request, the
-session, the size of its body and, for a POST, the token that only our own pages hold.
+number of its fields, the session, the size of its body and, for a POST, the token that only our own pages hold.
 """
 
 import hmac
@@ -12,13 +12,13 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 KEY_SECONDS = 60.0  # from the start, or from the request for another one
 SESSION_SECONDS = 12 * 3600.0
 MAX_BODY_BYTES = 16 << 10
+MAX_FIELDS = 64  # of an address or a form
 MAX_STREAMS = 32
 MAX_SESSIONS = 32
 ENTER = "/enter"
@@ -52,6 +52,18 @@ class RefusedRequest(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
+
+
+def fields_of(text: str) -> list[tuple[str, str]]:
+    """The fields of a form, or of what follows the question mark of an address, in their order.
+
+    Raises:
+        RefusedRequest: 400: there are more than `MAX_FIELDS`.
+    """
+    try:
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise RefusedRequest(400, f"The request has more than {MAX_FIELDS} fields.") from None
 
 
 def must_be_loopback(host: str, port: int) -> None:
@@ -157,8 +169,9 @@ class Guard:
         try:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             self._must_come_from_here(scope, headers)
+            query = dict(fields_of(scope["query_string"].decode("latin-1")))
             if scope["path"] == ENTER:
-                await self._enter(scope, send)
+                await self._enter(scope["method"], query, send)
                 return
             session = self._session(headers)
             if not scope["path"].startswith(self._open_paths):
@@ -186,19 +199,20 @@ class Guard:
             raise RefusedRequest(403, "The request comes from another page.")
 
     def _session(self, headers: Mapping[str, str]) -> str | None:
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            return None
-        return cookie.value if cookie is not None and self._keys.holds(cookie.value) else None
+        """The secret of the session that goes on; None without one.
 
-    async def _enter(self, scope: Scope, send: Send) -> None:
+        Browsers send the cookies of all programs on this machine. Each is read by itself: others need not be well made.
+        """
+        cookies = (cookie.strip().partition("=") for cookie in headers.get("cookie", "").split(";"))
+        ours = (value for name, _, value in cookies if name == self._cookie)
+        return next(filter(self._keys.holds, ours), None)
+
+    async def _enter(self, method: str, query: Mapping[str, str], send: Send) -> None:
         """Begins a session; the answer is a page that goes on, because a redirect from another site has no cookie."""
-        if scope["method"] != "GET":
+        if method != "GET":
             raise RefusedRequest(405, "This address takes only GET.")
-        query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=8)
-        session = self._keys.enter(query.get("key", [""])[0])
-        to = query.get("to", ["/"])[0]
+        session = self._keys.enter(query.get("key", ""))
+        to = query.get("to", "/")
         if not to.startswith("/") or to.startswith(("//", "/\\")) or not to.isprintable():
             to = "/"
         target = to.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
@@ -211,7 +225,7 @@ class Guard:
         await _answer(send, 200, page.encode(), {"Set-Cookie": cookie})
 
     def _must_hold_token(self, session: str | None, body: bytes) -> None:
-        given = parse_qs(body.decode("latin-1"), max_num_fields=32).get(TOKEN, [""])[0] if body else ""
+        given = dict(fields_of(body.decode("latin-1"))).get(TOKEN, "")
         if session is None or not hmac.compare_digest(given.encode(), self._keys.token(session).encode()):
             raise RefusedRequest(403, "The form is not one of this session: load the page again.")
 
@@ -238,9 +252,9 @@ async def _body(headers: Mapping[str, str], receive: Receive) -> bytes:
     length = headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit():
         raise RefusedRequest(400, "The length of the request is no number.")
-    body, more = b"", int(length) > 0 or "transfer-encoding" in headers
-    if int(length) > MAX_BODY_BYTES:
+    if len(length) > 16 or int(length) > MAX_BODY_BYTES:  # Python converts at most 4,300 digits
         raise RefusedRequest(413, f"The request is larger than {MAX_BODY_BYTES} bytes.")
+    body, more = b"", int(length) > 0 or "transfer-encoding" in headers
     while more:
         message = await receive()
         body += message.get("body", b"")

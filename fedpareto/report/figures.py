@@ -180,7 +180,8 @@ def _entropy(data: RunData) -> Html:
         caption += (
             f" In {moved} of {len(known(shares))} private steps the coefficients were moved towards plain averaging, "
             "so that the others cover each member's update; on average "
-            f"{percent(mean(known(shares)))} of the algorithm's own coefficients was left."
+            f"{percent(mean(known(shares)))} of the algorithm's own coefficients was left. Each member "
+            f"blurred its update with c = {number(last(data.metric('private/blur')))}."
         )
         columns += recorded(data, "private/rule_share")
     axis = Axis("clients", general, low=0.0)

@@ -29,8 +29,14 @@ def test_letters_of_all_scripts_stay_as_they_are() -> None:
 
 
 def test_a_long_text_is_cut_and_says_how_long_it_was() -> None:
-    assert escaped("x" * 2000, limit=5) == "xxxxx... (2000 characters)"
-    assert escaped("x" * 5, limit=5) == "xxxxx"
+    cut = escaped("x" * 2000, limit=40)
+    assert cut == "x" * 19 + "... (2000 characters)"
+    assert escaped(cut, limit=40) == cut
+    assert escaped("x" * 40, limit=40) == "x" * 40
+
+
+def test_a_text_that_grows_when_it_is_escaped_is_cut_after_that() -> None:
+    assert escaped("\x1b" * 30, limit=40) == "\\x1b" * 5 + "\\... (30 characters)"
 
 
 def test_a_count_of_one_takes_the_singular() -> None:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.simulated.faults import GENTLE, HARSH
+from tests.simulated.faults import AWAY, GENTLE, HARSH
 from tests.simulated.runner import Outcome, Runner
 
 SHOW_SECONDS = 10.0
@@ -135,7 +135,7 @@ def record(rows: Sequence[dict[str, Any]]) -> str:
         some = [row for row in rows if row["plan"] == plan]
         same = sum(row["same"] for row in some)
         lines.append(f"| {plan} | {len(some)} | {same} | {len(some) - same} |")
-    for title, kinds in (("must not change the result", GENTLE), ("may change the result", HARSH)):
+    for title, kinds in (("must not change the result", [*GENTLE, AWAY]), ("may change the result", HARSH)):
         lines += ["", f"| Faults that {title} | Times |", "|---|---|"]
         lines += [f"| {kind} | {counts[kind]} |" for kind in kinds]
     return "\n".join(lines) + "\n"

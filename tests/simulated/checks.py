@@ -121,7 +121,7 @@ class _Record:
             round_.state is RoundState.SKIPPED for round_ in self._rounds[-1:]
         ):
             yield f"the run failed: {self._run.reason}"
-        elif self._run.reason.startswith(("record:", "storage:")):
+        elif self._run.reason.startswith(("record:", "storage:", "error:")):
             yield f"the run was paused: {self._run.reason}"
 
     # --- receipts and assignments

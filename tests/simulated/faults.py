@@ -44,6 +44,8 @@ HARSH: Mapping[str, float] = MappingProxyType(
     }
 )
 """Likewise, of the faults after which a run may have another result, and must say why."""
+AWAY = "member away"
+"""A fault of plans whose rounds begin without some members; it must not change the result either."""
 MOST = 4  # faults of one kind in a schedule
 
 
@@ -60,14 +62,18 @@ class Faults:
     chances: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def drawn(cls, world: World) -> "Faults":
-        """Some kinds of faults: each schedule has others, so that some kinds are alone now and then."""
+    def drawn(cls, world: World, more: Mapping[str, float] = MappingProxyType({})) -> "Faults":
+        """Some kinds of faults: each schedule has others, so that some kinds are alone now and then.
+
+        `more` are those of a plan, of which each schedule has all.
+        """
         random = world.random
         strength = random.choice((0.3, 1.0, 1.0, 2.0))
         share = random.choice((0.3, 0.6, 1.0))
         harsh = HARSH if random.random() < 0.3 else {}
         kinds = {**GENTLE, **harsh}
-        return cls(world, {kind: strength * chance for kind, chance in kinds.items() if random.random() < share})
+        chances = {kind: strength * chance for kind, chance in kinds.items() if random.random() < share}
+        return cls(world, chances | more)
 
     @property
     def harsh(self) -> bool:

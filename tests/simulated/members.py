@@ -115,6 +115,7 @@ class Member:
     _cancelled: set[str] = field(default_factory=set)
     _done: set[str] = field(default_factory=set)
     _memories: dict[tuple[int, int], _Memory] = field(default_factory=dict)
+    _back: float = 0.0  # when it attends again, in the world's seconds
     _born: int = 0  # restarts so far: what an earlier life has begun does not go on
 
     @property
@@ -127,7 +128,7 @@ class Member:
     def attend(self) -> None:
         """Attends, again and again until it succeeds."""
         process = self.coordinator()
-        if self.gone or self._stream is not None:
+        if self.gone or self._stream is not None or self.world.seconds < self._back:
             return
         try:
             if process is None:
@@ -176,6 +177,12 @@ class Member:
         for entry in self.spool.values():
             self._later(self.faults.seconds(1, 10), partial(self._submit, entry))
         self.hang_up(1.0)
+
+    def stay_away(self, seconds: float) -> None:
+        """Does not attend for a while, whatever happens to the coordinator meanwhile."""
+        self._back = self.world.seconds + seconds
+        self.hang_up()
+        self.world.after(seconds, self.attend)
 
     def leave(self) -> None:
         """Leaves for good."""

@@ -11,6 +11,7 @@ from federation.spec.computation import Computation, Descend, Differentiate, Mea
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import Layout, Tensor, to_bytes
 from federation.work.base import Result
+from tests.simulated.faults import AWAY
 
 TASK = "made-up"
 FEDERATION = "simulated"
@@ -42,6 +43,9 @@ class Plan:
             other: a sum in another order gives another result. Empty for updates of one size.
         layout: of the model.
         objectives: of the task.
+        asking: TOML lines of who is asked; empty for all clients, each of whom must reply.
+        alike: True if all clients compute the same, so that the result is the same whoever is asked.
+        faults: kinds of faults that strike this plan alone, with their chances.
     """
 
     name: str
@@ -51,12 +55,15 @@ class Plan:
     cancelling: Mapping[str, float] = field(default_factory=dict)
     layout: Layout = LAYOUT
     objectives: tuple[str, ...] = ("loss",)
+    asking: str = ""
+    alike: bool = False
+    faults: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def document(self) -> bytes:
         """The specification."""
-        count = f"selection.minimum = {len(self.samples)}\nselection.quorum = 1.0\nrounds = {self.rounds}\n"
-        return (_COMMON + count + self.more).encode()
+        asking = self.asking or f"selection.minimum = {len(self.samples)}\nselection.quorum = 1.0"
+        return f"{_COMMON}rounds = {self.rounds}\n{asking}\n{self.more}".encode()
 
     @property
     def private(self) -> bool:
@@ -87,7 +94,7 @@ class Plan:
 
     def _row(self, client: str, order: AssignmentManifest, name: str) -> np.ndarray:
         words = (order.base_model, order.round, order.kind, name)
-        vector = _drawn("row", client, *words).standard_normal(self.layout.size)
+        vector = _drawn("row", "" if self.alike else client, *words).standard_normal(self.layout.size)
         if self.cancelling:
             # Not stationary: the rest is long enough, so that only the first coordinate almost vanishes.
             vector *= 1e10
@@ -101,6 +108,8 @@ def _drawn(*words: object) -> np.random.Generator:
 
 _PRIVATE = 'algorithm.name = "fedavg-n"\nprivacy = { secure = "sum", disclose = ["evaluation"], stage_seconds = 3000 }'
 _THREE = {"ann": 10, "ben": 20, "cleo": 30}
+# The third is asked only if it is the only one: while it is away, the whole pool is named, and more than are wanted.
+_NAMED = """selection = { method = "count", count = 1, by = "samples", always = ["ann", "ben"], minimum = 2 }"""
 _FIVE = {"ann": 10, "ben": 20, "cleo": 30, "dan": 10, "eve": 10}
 
 
@@ -125,6 +134,15 @@ def plans() -> Mapping[str, Plan]:
             layout=HEADS,
             objectives=OBJECTIVES,
         ),
+        Plan(
+            "named",
+            3,
+            'algorithm.name = "fedavg"\nalgorithm.prior = "uniform"',
+            _THREE,
+            asking=_NAMED,
+            alike=True,
+            faults={AWAY: 0.03},
+        ),
         Plan("private", 1, _PRIVATE, _FIVE),
         Plan("private of six", 1, _PRIVATE, {**_FIVE, "finn": 10}),  # goes on without one; only for planted bugs
     )
@@ -134,5 +152,5 @@ def plans() -> Mapping[str, Plan]:
 def plan_of(seed: int) -> Plan:
     """The plan of a seed: the quick ones are played more often."""
     known = plans()
-    names = (*["average"] * 6, *["pareto"] * 3, *["objectives"] * 3, "private")
+    names = (*["average"] * 5, "named", *["pareto"] * 3, *["objectives"] * 3, "private")
     return known[names[seed % len(names)]]

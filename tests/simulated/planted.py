@@ -5,13 +5,14 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import PhaseReply, Replies
-from coordinator.rounds import conductor, finish, opening, signed_results
+from coordinator.rounds import conductor, finish, opening, selection, signed_results
 from coordinator.rounds.fleets import remote
 from coordinator.rounds.fleets.base import Fleet, RunFacts
 from coordinator.rounds.fleets.remote import RemoteFleet
@@ -21,6 +22,7 @@ from coordinator.rounds.replies.intake import Admission, Intake
 from coordinator.rounds.replies.uploads import Upload
 from coordinator.rounds.runs import private
 from federation.refusals import Refusal
+from federation.spec.run_sections import SelectionSpec
 from federation.v1.common_pb2 import SignedEnvelope
 from storage import models
 from storage.models import Reply, Round, Run
@@ -191,6 +193,18 @@ def a_lease_that_is_not_compared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunFacts, "locked", lambda self, session: session.get_one(Run, self.run_id, with_for_update=True))
 
 
+def a_choice_from_nobody(patch: pytest.MonkeyPatch) -> None:
+    """Others are drawn in proportion to their samples, also if everybody in the pool is named."""
+    select = selection.select
+
+    def careless(spec: SelectionSpec, samples: Mapping[str, int], **others: Any) -> list[str]:
+        if spec.by == "samples" and len(samples) > spec.asked(len(samples)) and set(samples) <= {*spec.always}:
+            np.random.default_rng(0).choice(0, size=0, replace=False, p=np.zeros(0))
+        return select(spec, samples, **others)
+
+    patch.setattr(selection, "select", careless)
+
+
 def _at_a_stepped_round(patch: pytest.MonkeyPatch, instead: Callable[[Fleet, Round], Round | None]) -> None:
     """Where a conductor begins with a round that has made its step, something else happens."""
 
@@ -235,6 +249,7 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = MappingProxyType(
             (a_payload_that_is_not_stored, ("average",)),
             (a_step_evaluated_on_the_old_model, ("average",)),
             (a_lease_that_is_not_compared, ("average",)),
+            (a_choice_from_nobody, ("named",)),
         )
     }
 )

@@ -30,7 +30,7 @@ from storage.blob_directory import DirectoryStore
 from storage.database import Database
 from storage.models import Client, Run, note_model
 from storage.states import ClientState, RunState
-from tests.simulated.faults import Faults
+from tests.simulated.faults import AWAY, Faults
 from tests.simulated.members import Member
 from tests.simulated.plans import DEADLINE_SECONDS, FEDERATION, TASK, Plan
 from tests.simulated.process import SLEPT, Killed, Machine, Process
@@ -40,6 +40,7 @@ RUN = "simulated-run"[:12]
 OPERATOR_SECONDS = 5.0  # between two chances of an operator, or of a clock
 SEVERAL_EVERY = 5  # one schedule of so many has two coordinators
 SLEEP_CHANCE = 0.05
+AWAY_SECONDS = (40.0, 250.0)  # longer than a new coordinator waits for members, and less than the grace of a phase
 SLEEP_SECONDS = (8.0, 120.0)  # longer than a lease
 PATIENCE_SECONDS = 600.0  # until the operator stops a run that waits for members who are gone or revoked
 
@@ -135,7 +136,7 @@ class Schedule:
     def __init__(self, stage: Stage, directory: Path, seed: int, *, calm: bool = False) -> None:
         self.stage = stage
         self.world = World(f"{stage.plan.name}/{seed}")
-        self.faults = Faults(self.world) if calm else Faults.drawn(self.world)
+        self.faults = Faults(self.world) if calm else Faults.drawn(self.world, stage.plan.faults)
         shutil.copytree(stage.template, directory, dirs_exist_ok=True)
         several = not calm and seed % SEVERAL_EVERY == SEVERAL_EVERY - 1
         self.machine = Machine(directory, self.world, self.faults, stage.log_key, stage.signing, several=several)
@@ -262,6 +263,8 @@ class Schedule:
         for member in self.members:
             if not member.gone and strikes("stream broken", member.name):
                 member.hang_up()
+            if not member.gone and strikes(AWAY, member.name):
+                member.stay_away(self.faults.seconds(*AWAY_SECONDS))
             if not member.gone and strikes("member gone", member.name):
                 member.leave()
         if self.process is None:

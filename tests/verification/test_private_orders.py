@@ -7,17 +7,25 @@ import numpy as np
 import pytest
 
 from coordinator.aggregation.phases import Asked, Voided
+from federation.record.bound_fields import repeated
+from federation.record.bundle import BundleReader
+from federation.record.exchange import Opened, OpenedAnswer, OpenedExchange
+from federation.record.rounds import OpenedPhase, OpenedRound
 from federation.secure.thresholds import ONE, Mode
 from federation.spec.run_spec import RunSpec
-from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope
-from federation.v1.secure_pb2 import SecureConfirmWork, SecureDealWork, SecureMaskWork
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
+from federation.v1.secure_pb2 import SecureConfirmWork, SecureDealWork, SecureMaskWork, SecureReadyWork
 from federation.work.registry import encode
 from federation.work.secure.orders import Owner, asked_coefficients, order_problems, session_of
 from federation.work.secure.terms import SessionStage
 from tests.federation.work.scene import Cast, cast, document, play
+from tests.verification.record_vectors import vector
+from verification.asked import must_be_answered
+from verification.errors import Wrong
 
 VICTIM = "silo-03"
 Message = SecureMaskWork | SecureConfirmWork | SecureDealWork
+ORIGIN = ("federation_id", "run_id", "task", "spec", "base_model", "seed")
 OnRecord = tuple[RunSpec, list[AssignmentManifest], list[ReplyManifest]]
 MESSAGES: dict[SessionStage, Any] = {
     SessionStage.MASK: SecureMaskWork,
@@ -30,6 +38,8 @@ def recorded(scene: Cast) -> tuple[list[AssignmentManifest], list[ReplyManifest]
     """The assignments and the replies of a session."""
     orders = [
         AssignmentManifest(
+            **repeated(scene.origin, ORIGIN),
+            objectives=["loss"],
             client_id=name,
             phase=number,
             kind=phase.kind.name,
@@ -122,6 +132,12 @@ def test_coefficients_that_the_algorithm_cannot_give_are_named(record: OnRecord)
     _, orders, replies = record
     spec = RunSpec.parse(document(Mode.SUM, "fedavg-n"))
     assert not list(order_problems(spec, orders, replies))
+    for key in ("blur", "clip"):
+        keys: dict[str, Any] = {key: 2.0}
+        other = RunSpec.parse(document(Mode.SUM, "fedavg-n", **keys))
+        assert f"another {key}" in "\n".join(order_problems(other, orders, replies))
+    longer = RunSpec.parse(document(Mode.SUM, "fedavg-n").replace(b"train.steps = 1", b"train.steps = 2"))
+    assert "another work.sgd" in "\n".join(order_problems(longer, orders, replies))
 
     def shifted(message: Message) -> None:
         assert isinstance(message, SecureMaskWork)
@@ -167,3 +183,38 @@ def test_the_coefficients_of_assignments_are_read_by_session(record: OnRecord) -
     (session,) = {session_of(order) for order in masks}
     assert asked_coefficients(envelopes) == {bytes.fromhex(session): (ONE // 10,) * 10}
     assert {session_of(order) for order in orders if order.kind == SessionStage.READY} == {""}
+
+
+UNKNOWN = b"\xf8\x7f\x01"  # the field 2047, a number
+
+
+def test_a_field_that_nobody_knows_is_found_in_what_signed_messages_hold_as_bytes(record: OnRecord) -> None:
+    spec, orders, replies = record
+    ready = next(reply for reply in replies if b"secure-ready" in reply.statement and reply.client_id == VICTIM)
+    order = next(one for one in orders if one.client_id == VICTIM and one.kind == SessionStage.READY)
+
+    def answered(work: bytes = order.work, statement: bytes = ready.statement) -> None:
+        asked = AssignmentManifest(client_id=VICTIM, kind=order.kind, work=work)
+        said = ReplyManifest(client_id=VICTIM, samples=ready.samples, statement=statement)
+        none = SignedEnvelope()
+        answer = OpenedAnswer(
+            reply=Opened(kind="reply", name="the reply", envelope=none, manifest=said, is_signed=True),
+            receipt=Opened(
+                kind="receipt", name="", envelope=none, manifest=ReceiptManifest(accepted=True), is_signed=True
+            ),
+        )
+        assignment = Opened(kind="assignment", name="", envelope=none, manifest=asked, is_signed=True)
+        exchange = OpenedExchange(assignment=assignment, decline=None, answers=(answer,))
+        phase = OpenedPhase(number=0, decides=True, evaluates=False, exchanges=(exchange,))
+        with BundleReader(vector("open")) as bundle:
+            must_be_answered(bundle, spec, OpenedRound(phases=(phase,), step=None, skipped=None))
+
+    answered()
+    terms = SecureReadyWork.FromString(order.work).terms
+    for changed in (
+        {"statement": ready.statement + UNKNOWN},
+        {"work": order.work + UNKNOWN},
+        {"work": SecureReadyWork(terms=terms + UNKNOWN).SerializeToString()},
+    ):
+        with pytest.raises(Wrong, match="has a field that this release does not know"):
+            answered(**changed)

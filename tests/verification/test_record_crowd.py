@@ -10,19 +10,20 @@ from coordinator.rounds import conversation
 from coordinator.rounds.fleets.base import Question
 from coordinator.rounds.fleets.remote import RemoteFleet
 from federation.record.merkle import ranges_around, root_from
-from federation.v1.common_pb2 import CheckpointManifest
+from federation.record.metric_definitions import Basis, basis
+from federation.v1.common_pb2 import AssignmentManifest, CheckpointManifest
 from federation.v1.record_pb2 import LogNode, LogRecord, RoundRecord
 from tests.stage import Stage, spec
 from tests.verification.record_vectors import change, vector
-from tests.verification.scene import Edited, checked, exported, leaf
+from tests.verification.scene import Edited, checked, command, exported, leaf
 from verification.errors import Wrong
 
 
-def hide(log: LogRecord, actions: Collection[str]) -> None:
-    """Hides entries in nodes, as everybody can: no signature changes."""
+def hide(log: LogRecord, actions: Collection[str], subjects: Collection[str] = ()) -> None:
+    """Hides entries of these actions, or about these subjects, in nodes, as everybody can: no signature changes."""
     known = {(node.start, node.stop): node.hash for node in log.nodes}
     known |= {(entry.number, entry.number + 1): leaf(entry) for entry in log.entries}
-    shown = [entry for entry in log.entries if entry.action not in actions]
+    shown = [entry for entry in log.entries if entry.action not in actions and entry.subject not in subjects]
     assert len(shown) < len(log.entries)
     sizes = [CheckpointManifest.FromString(one.manifest).size for one in log.checkpoints]
     places = sorted(ranges_around([entry.number for entry in shown], sizes))
@@ -90,6 +91,60 @@ def test_everybody_can_hide_a_message_that_nothing_else_names(tmp_path: Path) ->
         checked(whole.with_log(lambda log: hide(log, ["reply.accepted"])), tmp_path)
     with pytest.raises(Wrong, match="the step: no entry of the audit log tells of it"):
         checked(whole.with_log(lambda log: hide(log, ["round.stepped"])), tmp_path)
+
+
+@pytest.mark.parametrize("every", [1, 2, 0])
+def test_each_round_whose_evaluation_was_removed_is_named_and_the_run_is_not_wholly_verified(
+    stage: Stage, tmp_path: Path, every: int
+) -> None:
+    run, players = stage.begin("ann", "ben", rounds=3, algorithm="fedavg", more=f"evaluate.every = {every}")
+    stage.complete(run, *players)
+    whole = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
+    assert [one.absent for one in checked(whole, tmp_path)] == [()] * 3
+    hidden = list[str]()
+
+    def without_evaluation(record: RoundRecord) -> None:
+        measuring = [phase for phase in record.phases if not phase.decides]
+        for phase in measuring:
+            orders = (AssignmentManifest.FromString(one.assignment.manifest) for one in phase.exchanges)
+            hidden.extend(order.assignment_id for order in orders)
+            phase.ClearField("exchanges")
+        for name in list(record.metrics):
+            if basis(name) is Basis.MODEL:
+                del record.metrics[name]
+        if measuring and every == 2:
+            record.metrics["evaluated"] = 0.0  # as if nobody had been there
+        elif measuring:
+            del record.phases[-1]
+
+    edited = whole
+    for number in range(3):
+        edited = edited.with_round(number, without_evaluation)
+    edited = edited.with_log(lambda log: hide(log, (), hidden))
+    due = [(bool(every) and number % every == 0) or number == 3 for number in (1, 2, 3)]
+    assert [bool(one.absent) for one in checked(edited, tmp_path)] == due
+    code, said = command("verify", str(edited.write(tmp_path / "edited")))
+    assert (code, "everything" in said) == (3, False)
+    named = [f"round {number}: the record lacks an evaluation" in said for number in range(3)]
+    assert named == due
+
+
+def test_hashes_of_the_log_have_32_bytes(tmp_path: Path) -> None:
+    """Otherwise bytes could move from one part of what is hashed to the next, and the hash would stay the same."""
+
+    def longer_node(log: LogRecord) -> None:
+        log.nodes[0].hash += b"0"
+
+    def shorter_node(log: LogRecord) -> None:
+        log.nodes[-1].hash = log.nodes[-1].hash[:-1]
+
+    def longer_previous(log: LogRecord) -> None:
+        log.entries[0].previous += b"0"
+
+    whole = Edited.of(vector("interrupted"))
+    for edit in (longer_node, shorter_node, longer_previous):
+        with pytest.raises(Wrong, match=r"has a hash of 3[13] bytes; expected 32"):
+            checked(whole.with_log(edit), tmp_path)
 
 
 def test_a_run_that_its_measurements_have_stopped_is_complete(stage: Stage, tmp_path: Path) -> None:

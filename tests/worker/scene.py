@@ -5,7 +5,7 @@ import json
 import random
 import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,9 +49,9 @@ DOCUMENT = b'name = "trial"\ntask = "digits"\nrounds = 2\nalgorithm.name = "feda
 
 def asked_run(run: str = "run-1", **changes: Any) -> AskedRun:
     """A run as a worker keeps it after it has asked."""
-    fields = {"spec": digest(DOCUMENT), "name": "trial", "task": "digits", "submitted_by": "alice"}
-    undecided = {"document": DOCUMENT, "asked": "2026-01-01T00:00:00+00:00", "owner": "", "words": "", "decided": ""}
-    return AskedRun(run=run, **(fields | undecided | changes))
+    fields = {"spec": digest(DOCUMENT), "initial_model": digest(b"model"), "name": "trial", "task": "digits"}
+    fields |= {"submitted_by": "alice", "asked": "2026-01-01T00:00:00+00:00", "owner": "", "words": "", "decided": ""}
+    return AskedRun(run=run, **(fields | {"document": DOCUMENT} | changes))
 
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
@@ -77,9 +77,10 @@ def reason(
     asked: AssignmentManifest,
     newest: int | None = None,
     site: Site = Site(),  # noqa: B008 - frozen
+    kept: Sequence[AskedRun] = (),
     **limits: Any,
 ) -> str:
-    """Why an assignment is declined; empty when it is not."""
+    """Why an assignment is declined; empty when it is not. `kept` is the run, with each specification that asked."""
 
     class Member:
         federation_id, client_id = FEDERATION, CLIENT
@@ -94,6 +95,7 @@ def reason(
             site=site,
             newest_round=lambda run: newest,
             now=datetime.now(UTC),
+            consent=lambda _: kept,
         )
     except Declined as declined:
         return declined.reason
@@ -206,6 +208,7 @@ class Scene:
     ) -> None:
         self.task = task
         self.coordinator = coordinator
+        coordinator.initial_model = digest(model[1])
         self.member = coordinator.member()
         self.home = WorkerHome(home)
         self.offers = offers

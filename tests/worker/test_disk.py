@@ -101,6 +101,25 @@ def test_what_is_kept_of_a_run_waits_in_memory_with_its_reply_and_is_written_lat
     assert len(running.events("training")) == 2
 
 
+def test_while_the_state_of_a_run_cannot_be_read_its_work_is_declined_and_the_state_stays(scene: Scene) -> None:
+    running = scene.attending()
+    scene.coordinator.assign(ask_bf16(scene.order(0)))
+    running.wait_for("receipt")
+    kept = kept_state(running.home.kept, "run-1")
+    content = kept.path(0).read_bytes()
+    kept.path(0).unlink()
+    kept.path(0).mkdir()  # to read it is an error of the system
+    scene.coordinator.assign(ask_bf16(scene.order(1)))
+    declined = running.wait_for("declined")[0]
+    assert (declined["assignment_id"], declined["reason"]) == ("assignment-1", "disk")
+    assert f"{kept.path(0)}" in declined["message"]
+    kept.path(0).rmdir()
+    kept.path(0).write_bytes(content)
+    scene.coordinator.assign(ask_bf16(scene.order(2)))
+    running.wait_for("receipt", 2)
+    assert kept.rounds() == [0, 2]
+
+
 def test_of_a_reply_that_neither_disk_nor_memory_takes_nothing_is_left(tmp_path: Path) -> None:
     home, key = WorkerHome(tmp_path), Ed25519PrivateKey.generate()
     spool, layout = Spool(home, key, Events()), update_layout([("loss", 100)])

@@ -39,6 +39,7 @@ def hostile(coordinator: ScriptedCoordinator, order: AssignmentManifest, rng: ra
         warp(manifest, rng)
     else:
         manifest = RunManifest(federation_id=FEDERATION, run_id="hostile", spec=digest(SPEC), task="digits")
+        manifest.initial_model = coordinator.initial_model
         warp(manifest, rng)
     envelope = seal(manifest, coordinator.signing_key)
     field = {CancelManifest: "cancel", RunManifest: "run"}.get(type(manifest), "assignment")
@@ -60,6 +61,7 @@ def test_a_flood_of_runs_whose_specification_is_nowhere_does_not_grow_the_worker
     asked = running.worker._consents
     for number in range(60):
         manifest = RunManifest(federation_id=FEDERATION, run_id=f"run-{number}", task="digits")
+        manifest.initial_model = scene.coordinator.initial_model
         manifest.spec = digest(b"%d" % number)
         asked.asked(seal(manifest, scene.coordinator.signing_key))
         if number % 20 == 19:  # as many as wait at a time

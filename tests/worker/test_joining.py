@@ -20,9 +20,10 @@ from tests.harness import federation
 from tests.scripted import CLIENT, files_in, scripted
 from tests.worker.scene import Scene
 from worker.events import Events
-from worker.home import WorkerHome
+from worker.home import WorkerHome, WorkerHomeError
 from worker.line.backoff import Backoff
 from worker.line.enroll import EnrollmentError, enroll
+from worker.state_file import read_state
 from worker.work.cache import ModelCache, ModelMismatch
 from worker.work.spool import Spool, SpoolError
 
@@ -147,6 +148,29 @@ def test_a_damaged_spool_is_named(tmp_path: Path) -> None:
     entry.payload.write_bytes(b"1234")
     with pytest.raises(SpoolError, match="move the file away"):
         Spool(WorkerHome(tmp_path), KEY, Events())
+
+
+def test_finished_work_that_cannot_be_read_for_now_is_neither_called_damaged_nor_dropped(tmp_path: Path) -> None:
+    spool = Spool(WorkerHome(tmp_path), KEY, Events())
+    spool.add(_reply("a"), update_layout([("loss", 2)]), {"loss": np.ones(2, dtype=np.float32)}, ASSIGNMENT)
+    [entry] = spool.entries()
+    assert isinstance(entry.payload, Path)
+    entry.payload.rename(tmp_path / "aside")
+    assert not entry.intact()
+    entry.payload.mkdir()  # to read it is an error of the system
+    assert entry.intact()
+    entry.payload.rmdir()
+    (tmp_path / "aside").rename(entry.payload)
+    envelope = entry.payload.with_suffix(".envelope")
+    envelope.unlink()
+    envelope.mkdir()
+    with pytest.raises(SpoolError, match="cannot be read", check=lambda error: "move" not in str(error)):
+        Spool(WorkerHome(tmp_path), KEY, Events())
+
+
+def test_a_state_file_that_cannot_be_read_for_now_is_not_called_damaged(tmp_path: Path) -> None:
+    with pytest.raises(WorkerHomeError, match="cannot be read", check=lambda error: "move" not in str(error)):
+        read_state(tmp_path, dict, "it is lost")
 
 
 def test_delays_grow_to_a_ceiling_with_full_jitter_and_start_again_after_success() -> None:

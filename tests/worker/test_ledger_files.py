@@ -24,6 +24,7 @@ from worker.events import Events
 from worker.home import MEMBER_FILE, DiskFull, FileLocked, WorkerHome, WorkerHomeError, with_remedy
 from worker.ledger_file import LedgerFile
 from worker.site.asked_runs import RunsFile
+from worker.site.assignments import Declined
 from worker.site.consents import Consents
 from worker.site.policy import Policy
 from worker.site.privacy_ledger import Ledger, PrivacyEntry
@@ -175,7 +176,10 @@ def test_a_file_with_the_tables_of_another_version_is_refused_with_the_version_a
     assert (tmp_path / name).read_bytes() == content
 
 
-@pytest.mark.parametrize(("command", "name"), [("privacy", "privacy.db"), ("runs", "runs.db")])
+FOR_OWNERS = [("privacy", "privacy.db"), ("runs", "runs.db"), ("failures", "private-rounds.db")]
+
+
+@pytest.mark.parametrize(("command", "name"), FOR_OWNERS)
 def test_a_command_of_the_owner_says_that_a_file_is_locked(
     tmp_path: Path, opened: Open, command: str, name: str
 ) -> None:
@@ -189,11 +193,10 @@ def test_a_command_of_the_owner_says_that_a_file_is_locked(
 def test_an_assignment_is_declined_while_the_runs_that_asked_are_locked(tmp_path: Path) -> None:
     nobody: Any = None
     with closing(Consents(tmp_path / "runs.db", Policy(), {}, nobody, Events(), nobody)) as consents:
-        with locked(tmp_path / "runs.db"):
-            reason, words = consents.problem(AssignmentManifest(run_id="run-1", spec="s")) or ("", "")
-        assert reason == "disk"
-        assert "runs.db is locked by another process" in words
-        assert consents.problem(AssignmentManifest(run_id="run-1", spec="s")) is None
+        with locked(tmp_path / "runs.db"), pytest.raises(Declined, match=r"runs\.db is locked by another") as caught:
+            consents.accepted(AssignmentManifest(run_id="run-1", spec="s"))
+        assert caught.value.reason == "disk"
+        assert consents.accepted(AssignmentManifest(run_id="run-1", spec="s")) == []
 
 
 def test_the_signing_key_is_not_replaced_while_the_memory_is_locked(tmp_path: Path, opened: Open) -> None:

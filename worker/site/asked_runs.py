@@ -20,12 +20,12 @@ MAX_UNDECIDED = 500
 MAX_UNDECIDED_BYTES = 8 << 20
 _TABLE = """
 CREATE TABLE IF NOT EXISTS runs (
-    run TEXT, spec TEXT, name TEXT NOT NULL, task TEXT NOT NULL, submitted_by TEXT NOT NULL, document BLOB NOT NULL,
-    asked TEXT NOT NULL, owner TEXT NOT NULL DEFAULT '', words TEXT NOT NULL DEFAULT '', decided TEXT NOT NULL
-    DEFAULT '', consent BLOB, PRIMARY KEY (run, spec)
+    run TEXT, spec TEXT, initial_model TEXT NOT NULL, name TEXT NOT NULL, task TEXT NOT NULL,
+    submitted_by TEXT NOT NULL, document BLOB NOT NULL, asked TEXT NOT NULL, owner TEXT NOT NULL DEFAULT '',
+    words TEXT NOT NULL DEFAULT '', decided TEXT NOT NULL DEFAULT '', consent BLOB, PRIMARY KEY (run, spec)
 ) WITHOUT ROWID;
 """
-_COLUMNS = "run, spec, name, task, submitted_by, document, asked, owner, words, decided"
+_COLUMNS = "run, spec, initial_model, name, task, submitted_by, document, asked, owner, words, decided"
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class AskedRun:
     Attributes:
         run: its id.
         spec: the digest of its specification.
+        initial_model: the digest of its initial model, as the coordinator signed.
         name, task: as the specification says.
         submitted_by: the administrator who submitted it, as the coordinator signed.
         document: the specification, TOML.
@@ -55,6 +56,7 @@ class AskedRun:
 
     run: str
     spec: str
+    initial_model: str
     name: str
     task: str
     submitted_by: str
@@ -82,6 +84,18 @@ class AskedRun:
         if policy.approve == "each-run" and self.owner != APPROVED:
             return Verdict("waiting", "owner", "the owner approves each run, and has not decided about this one")
         return Verdict("accepted")
+
+    @property
+    def discloses(self) -> frozenset[str] | None:
+        """The numbers that its private rounds show in the clear; None if its rounds are open.
+
+        A specification that this worker cannot read counts as private, and discloses nothing.
+        """
+        try:
+            privacy = RunSpec.parse(self.document).privacy
+        except SpecError:
+            return frozenset()
+        return None if privacy.secure == "off" else frozenset(privacy.disclose)
 
 
 class RunsFile:
@@ -112,6 +126,10 @@ class RunsFile:
         """The run with this specification; None if it has not asked."""
         return next(iter(self._select("WHERE run = ? AND spec = ?", run, spec)), None)
 
+    def of(self, run: str) -> list[AskedRun]:
+        """The run with this id, with each specification with which it has asked; an honest coordinator has one."""
+        return self._select("WHERE run = ? ORDER BY asked, spec", run)
+
     def _select(self, clause: str, *values: str) -> list[AskedRun]:
         with self._file.using() as connection:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM runs {clause}", values).fetchall()  # noqa: S608
@@ -121,7 +139,7 @@ class RunsFile:
         """Adds a run that asked; a run that is in the file already stays as it is."""
         values = [getattr(run, name) for name in _COLUMNS.split(", ")]
         with self._file.using() as connection:
-            connection.execute(f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)  # noqa: S608
+            connection.execute(f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?)", values)  # noqa: S608
 
     def make_room(self, size: int, keep: Collection[tuple[str, str]]) -> bool:
         """Makes room for another run with a specification of this size in bytes, by removing older ones.

@@ -16,6 +16,8 @@ from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, SignedE
 from federation.work.base import RowSchema, Shape, Shows, Work, WorkError, payload_layout
 from federation.work.registry import decode
 from federation.work.site import SecurePolicy, Site
+from worker.site import specified
+from worker.site.asked_runs import AskedRun
 from worker.site.policy import WorkLimits
 
 # A task of a thousand objectives with names of sixty letters takes about 200 KiB.
@@ -23,8 +25,8 @@ MAX_MANIFEST_BYTES = 512 << 10
 MAX_NAME = 200  # characters of the id of a run or an assignment, which name files and rows here
 MAX_ROUND = 2**31 - 1  # the largest that the coordinator's tables can store
 
-# Returns the reason and the message of a decline; None if the run of the assignment is accepted.
-Consent = Callable[[AssignmentManifest], tuple[str, str] | None]
+# Returns the run of the assignment as it is kept here, if it is; raises Declined if the run is not accepted.
+Consent = Callable[[AssignmentManifest], Sequence[AskedRun]]
 
 
 class Declined(Exception):
@@ -73,7 +75,7 @@ def check_assignment(
     site: Site,
     newest_round: Callable[[str], int | None],
     now: datetime,
-    consent: Consent = lambda _: None,
+    consent: Consent = lambda _: (),
 ) -> Order:
     """Verifies an assignment against the coordinator's key, then every field that says what to do.
 
@@ -90,11 +92,12 @@ def check_assignment(
     newest = newest_round(manifest.run_id) if limits.rounds_forward else None
     _check_address(manifest, member)
     deadline = _check_time(manifest, newest, now)
-    trainer = _check_consent(manifest, offers, limits, consent)
+    trainer, kept = _check_consent(manifest, offers, limits, consent)
     try:
         shape, sharing = run_shape(trainer, manifest.unshared)
         work = decode(manifest.kind, manifest.work, shape)
         _check_model(manifest, shape)
+        _check_specified(manifest, work, kept, site.policy(manifest.task))
         _check_clear(work, site.policy(manifest.task))
         _check_demand(work, trainer.samples, shape, limits)
         rows = _check_transfers(manifest, work, shape, limits)
@@ -168,14 +171,13 @@ def _check_time(manifest: AssignmentManifest, newest: int | None, now: datetime)
 
 def _check_consent(
     manifest: AssignmentManifest, offers: Mapping[str, Trainer], limits: WorkLimits, consent: Consent
-) -> Trainer:
-    """Returns the trainer of the task."""
+) -> tuple[Trainer, Sequence[AskedRun]]:
+    """Returns the trainer of the task, and the run as it is kept here."""
     _require(manifest.task in offers, "task-not-allowed", "the owner of this worker did not allow this task")
-    if (problem := consent(manifest)) is not None:
-        _require(False, *problem)
+    kept = consent(manifest)
     message = f"{manifest.members} clients are asked; this worker takes part with at least {limits.members}"
     _require(manifest.members >= limits.members or limits.members == 1, "limit:members", message)
-    return offers[manifest.task]
+    return offers[manifest.task], kept
 
 
 def _check_model(manifest: AssignmentManifest, shape: Shape) -> None:
@@ -185,6 +187,13 @@ def _check_model(manifest: AssignmentManifest, shape: Shape) -> None:
         f"the base model has {manifest.base_model_bytes} bytes; a model of this task has {shape.layout.file_bytes}: "
         "compare the versions of the task",
     )
+
+
+def _check_specified(manifest: AssignmentManifest, work: Work, kept: Sequence[AskedRun], policy: SecurePolicy) -> None:
+    """Declines work that the run, as it is kept here, does not ask for."""
+    for run in kept:
+        if (problem := specified.problem(run, manifest, work, policy)) is not None:
+            _require(False, *problem)
 
 
 def _check_clear(work: Work, policy: SecurePolicy) -> None:

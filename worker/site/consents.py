@@ -4,7 +4,7 @@ The worker reads the owner's decisions once a second, signs the answers and send
 """
 
 import queue
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from worker.events import Events
 from worker.home import with_remedy
 from worker.line.attendance import Attendance
 from worker.site.asked_runs import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, AskedRun, RunsFile, Verdict
+from worker.site.assignments import Declined
 from worker.site.policy import Policy
 
 MAX_SPEC_BYTES = 64 << 10
@@ -69,22 +70,29 @@ class Consents:
         else:
             self._asked.put(envelope)
 
-    def problem(self, manifest: AssignmentManifest) -> tuple[str, str] | None:
-        """Returns the reason and the message of a decline; None if the run of the assignment is accepted."""
+    def accepted(self, manifest: AssignmentManifest) -> Sequence[AskedRun]:
+        """The run of an assignment as it is kept here, once for each specification with which it has asked.
+
+        Raises:
+            Declined: the run is not accepted with the specification that the assignment names.
+        """
         try:
-            run = self._file.get(manifest.run_id, manifest.spec)
+            kept = self._file.of(manifest.run_id)
         except OSError as error:
-            return "disk", with_remedy(error)
+            raise Declined("disk", with_remedy(error)) from error
+        run = next((run for run in kept if run.spec == manifest.spec), None)
         if run is None and not self._policy.decides:
-            return None
+            return kept
         if run is None:
-            return "consent", "this site answers each run first, and this one has not asked with this specification"
+            message = "this site answers each run first, and this one has not asked with this specification"
+            raise Declined("consent", message)
         verdict = run.verdict(self._policy)
         if verdict.answer != "accepted":
-            return ("consent" if verdict.answer == "waiting" else verdict.reason), verdict.message
+            raise Declined("consent" if verdict.answer == "waiting" else verdict.reason, verdict.message[:500])
         if manifest.task != run.task:
-            return "consent", f"the run was accepted for the task {run.task}, and asks for {manifest.task}"
-        return None
+            message = f"the run was accepted for the task {run.task}, and asks for {manifest.task}"
+            raise Declined("consent", message)
+        return kept
 
     def look(self) -> None:
         """Answers the runs that have asked, and sends the owner's new decisions.
@@ -122,14 +130,18 @@ class Consents:
     def _take(self, envelope: SignedEnvelope) -> None:
         try:
             manifest = self._attendance.member.coordinator.unseal(envelope, RunManifest)
-            parse(manifest.spec)
+            for name in (manifest.spec, manifest.initial_model):
+                parse(name)
         except (Refusal, ValueError) as error:
-            self._events.warn("run-invalid", f"a run that the coordinator did not sign asks to take part: {error}")
+            self._events.warn("run-invalid", f"a run asks to take part with a request that cannot be used: {error}")
             return
         if manifest.federation_id != self._attendance.member.federation_id or manifest.task not in self._offers:
             return
         run = self._file.get(manifest.run_id, manifest.spec)
-        if run is not None:
+        if run is not None and run.initial_model != manifest.initial_model:
+            subject = f"run {escaped(run.run)} asked with the initial model {run.initial_model}"
+            self._events.warn("run-invalid", f"{subject}, and asks again with {manifest.initial_model}")
+        elif run is not None:
             self._note(run)
             self._answer(run, again=True)
         elif not self._has_room(0):
@@ -167,6 +179,7 @@ class Consents:
         run = AskedRun(
             run=manifest.run_id,
             spec=manifest.spec,
+            initial_model=manifest.initial_model,
             name=manifest.name,
             task=manifest.task,
             submitted_by=manifest.submitted_by,

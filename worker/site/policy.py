@@ -146,9 +146,13 @@ class PrivateRounds(Section):
     )
     sessions: int = Field(1000, ge=0, description="private rounds of training, over all runs")
     evaluations: int = Field(1000, ge=0, description="private evaluations, over all runs")
-    sessions_per_model: int = Field(4, ge=0, description="private rounds of training that may start from one model")
+    sessions_per_model: int = Field(
+        4, ge=0, description="private rounds of one phase of training that may start from one model"
+    )
     sums_per_model: int = Field(
-        1, ge=0, description="sums of one kind of work that may be unmasked for one model: two differ by one member"
+        1,
+        ge=0,
+        description="sums of one phase of training that may be unmasked for one model: two differ by one member",
     )
     effective_members: float | None = Field(
         None,

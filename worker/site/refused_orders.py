@@ -7,8 +7,14 @@ from federation.trust.keys import replace_private
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from worker.events import Events
 
-ATTACKS = frozenset({"cover", "coefficients"})
-"""Reasons of declines for which the owner is alerted: the order would have shown this member's update."""
+_UPDATE = "what would show this member's update"
+ATTACKS = {
+    "cover": _UPDATE,
+    "coefficients": _UPDATE,
+    "policy:approved": "results in the clear, in a run whose specification asks for private rounds",
+    "initial-model": "work from another model than the one with which the run asked",
+}
+"""By reason of a decline for which the owner is alerted, what the coordinator asked for."""
 MAX_KEPT = 100  # orders; later ones are alerts without a file
 
 
@@ -19,13 +25,13 @@ class RefusedOrders:
         self._directory, self._events = directory, events
 
     def alert(self, order: SignedEnvelope, reason: str, message: str) -> None:
-        """Alerts the owner of a refused order, and keeps the order."""
+        """Alerts the owner of an order that was refused for a reason of `ATTACKS`, and keeps the order."""
         manifest = AssignmentManifest.FromString(order.manifest)
         occasion = f"run {escaped(manifest.run_id)} round {manifest.round}"
         evidence = self._keep(f"{reason}-{manifest.assignment_id}.order", order)
         self._events.warn(
             "alert",
-            f"{occasion}: the coordinator asked for what would show this member's update, and was refused: {message}. "
+            f"{occasion}: the coordinator asked for {ATTACKS[reason]}, and was refused: {message}. "
             f"{evidence}. Ask the other members whether they were asked the same, and the coordinator's operator why",
             reason=reason,
             run_id=manifest.run_id,
@@ -39,7 +45,7 @@ class RefusedOrders:
             self._directory.mkdir(mode=0o700, exist_ok=True)
             if len(list(self._directory.glob("*.order"))) >= MAX_KEPT:
                 return f"{self._directory} holds {MAX_KEPT} orders already, so its signed order is not kept"
-            path = self._directory / name.replace("/", "_")
+            path = self._directory / name.replace("/", "_").replace(":", "-")
             replace_private(path, order.SerializeToString(deterministic=True))
         except OSError as error:
             return f"Its signed order cannot be kept: {error.strerror or error}"

@@ -1,26 +1,31 @@
 """The ledger of private rounds: the sessions that count, and the evaluations in the clear where rounds must be private.
 
 It covers all runs and is never erased, since nothing takes back what a session has shown of the data. Every entry is on
-the disk before its reply leaves this machine.
+the disk before its reply leaves this machine. Beside it are the computations that failed since the last success of
+their data set.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from federation.work.site import SessionEntry, SessionLedger
+from federation.work.site import FailedSession, SessionEntry, SessionLedger
 from worker.ledger_file import LedgerFile
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sessions (
     session TEXT PRIMARY KEY, run TEXT NOT NULL, task TEXT NOT NULL, base_model TEXT NOT NULL, work TEXT NOT NULL,
-    unmasked INTEGER NOT NULL
+    masked INTEGER NOT NULL, unmasked INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS failures (
+    session TEXT PRIMARY KEY, run TEXT NOT NULL, round INTEGER NOT NULL, task TEXT NOT NULL, work TEXT NOT NULL,
+    error TEXT NOT NULL
 ) WITHOUT ROWID;
 """
 _ADVICE = (
     "it counts the private rounds of this site, so put back a copy of it; without one, move it away and lower the "
     "limits in policy.toml by what was used"
 )
-_COLUMNS = "session, run, task, base_model, work, unmasked"
+_COLUMNS = "session, run, task, base_model, work, masked, unmasked"
 
 
 class RoundLedger(SessionLedger):
@@ -47,23 +52,51 @@ class RoundLedger(SessionLedger):
         with self._file.using() as connection:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM sessions").fetchall()  # noqa: S608 - a constant
         return [
-            SessionEntry(session, run, task, base, work, bool(unmasked))
-            for session, run, task, base, work, unmasked in rows
+            SessionEntry(session, run, task, base, work, bool(masked), bool(unmasked))
+            for session, run, task, base, work, masked, unmasked in rows
             if task in tasks
         ]
 
     def add(self, entry: SessionEntry) -> None:
         """Records an entry durably; a repetition changes nothing. Raises OSError if it cannot be written."""
-        values = (entry.session, entry.run_id, entry.task, entry.base_model, entry.work, entry.unmasked)
+        reached = (entry.masked, entry.unmasked)
+        values = (entry.session, entry.run_id, entry.task, entry.base_model, entry.work, *reached)
         with self.lock, self._file.using() as connection:
-            new = connection.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?, ?)", values).rowcount
+            new = connection.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?)", values).rowcount
         if new and self._added is not None:
             self._added(entry.task)
+
+    def mask(self, session: str) -> None:
+        """Records durably that MASK was answered in a session. Raises OSError if it cannot be written."""
+        with self.lock, self._file.using() as connection:
+            connection.execute("UPDATE sessions SET masked = 1 WHERE session = ?", (session,))
 
     def unmask(self, session: str) -> None:
         """Records durably that UNMASK was answered in a session. Raises OSError if it cannot be written."""
         with self.lock, self._file.using() as connection:
             connection.execute("UPDATE sessions SET unmasked = 1 WHERE session = ?", (session,))
+
+    def failures(self, tasks: Collection[str]) -> Sequence[FailedSession]:
+        """The sessions of some tasks whose computations failed since the last of the same kind, by run and round."""
+        return [failed for failed in self.all_failures() if failed.task in tasks]
+
+    def all_failures(self) -> list[FailedSession]:
+        """The same of all tasks."""
+        with self._file.using() as connection:
+            rows = connection.execute("SELECT session, run, round, task, work, error FROM failures ORDER BY run, round")
+            return [FailedSession(*row) for row in rows.fetchall()]
+
+    def fail(self, failed: FailedSession) -> None:
+        """Records a failed computation durably; a repetition changes nothing. Raises OSError if it cannot."""
+        values = (failed.session, failed.run_id, failed.round, failed.task, failed.work, failed.error)
+        with self.lock, self._file.using() as connection:
+            connection.execute("INSERT OR IGNORE INTO failures VALUES (?, ?, ?, ?, ?, ?)", values)
+
+    def succeed(self, tasks: Collection[str], work: str = "") -> None:
+        """Ends the row of failures of some tasks, durably: of one kind of work, or of all. Raises OSError."""
+        rows = [(task, work) for task in sorted(tasks)]
+        with self.lock, self._file.using() as connection:
+            connection.executemany("DELETE FROM failures WHERE task = ? AND ? IN ('', work)", rows)
 
     def close(self) -> None:
         """Closes the file."""

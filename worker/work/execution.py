@@ -1,9 +1,11 @@
 """Executes an assignment: fetches its inputs, does the work, and puts the reply into the spool."""
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -21,7 +23,8 @@ from federation.vectors import Vector, read_vector
 from federation.work.base import Origin, Result, Shows, WorkError, WorkingClient, payload_layout
 from federation.work.registry import decode
 from federation.work.replies import reply_manifest
-from federation.work.secure.member_checks import check_sessions
+from federation.work.secure.failing import SHOWN, FailureShown
+from federation.work.secure.limits import check_sessions
 from federation.work.site import EVALUATE, Site
 from worker import software
 from worker.events import Events
@@ -37,6 +40,8 @@ from worker.work.spool import Spool
 from worker.work.work_control import Control
 
 LOGGER = logging.getLogger("fedpareto.worker")
+RESET = "fedpareto worker failures --reset"
+SILENT = "this worker's log has the error"
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +61,9 @@ class Execution:
     privacy: SitePrivacy
     keeper: Keeper
     events: Events
+    _metrics: dict[tuple[str, tuple[str, ...], tuple[str, ...]], frozenset[str]] = field(
+        default_factory=dict, init=False
+    )  # by task, splits and asked metrics: what an evaluation measures
 
     def do(self, order: Order, control: Control) -> None:
         """Does the work of an assignment, and puts the reply into the spool.
@@ -78,7 +86,7 @@ class Execution:
             inputs={item.name: self._input(order, item, control) for item in manifest.inputs},
             again=self.memory.answered(order),
         )
-        with _declining(manifest.assignment_id):
+        with _declining(order):
             computation = work.computation(client)
             own = None
             if computation is not None:
@@ -93,16 +101,17 @@ class Execution:
                 computation, privacy = self.privacy.admit(manifest, computation, trainer, self.attendance.now())
             except WorkError as error:
                 raise Declined(error.reason, str(error)) from error
-        with _declining(manifest.assignment_id):
+        with _declining(order):
             self._admit(order, client)
         self.events.tell_of(manifest, work.doing, work.doing, kind=manifest.kind)
         self.attendance.beat(manifest.assignment_id, 0.0)
-        with _declining(manifest.assignment_id):
-            result = Result({}, {}, {}, trainer.samples)
+        with _declining(order):
+            computed = Result({}, {}, {}, trainer.samples)
             if computation is not None and base is not None:
-                result = self._compute(order, trainer, computation, base, own, control)
-            result = replace(work.answer(client, result), privacy=privacy)
-        text, seconds = f"{work.doing} done in {result.seconds:.2f} s", result.seconds
+                compute_result = self._concealed if work.conceals else self._compute
+                computed = compute_result(order, trainer, computation, base, own, control)
+            result = replace(self._answered(order, client, computed), privacy=privacy)
+        text, seconds = f"{work.doing} done in {computed.seconds:.2f} s", computed.seconds
         self.events.tell_of(manifest, "done", text, kind=manifest.kind, seconds=seconds)
         if work.ends_after is not None:
             self.memory.end_after(manifest, work.kept_under(), work.ends_after)
@@ -127,6 +136,78 @@ class Execution:
         if order.work.shows is Shows.METRICS and self.site.policy(task).required:
             name = f"{task}/{question_digest(order.manifest)}"  # the same question may be answered again
             check_sessions(client, name, work=EVALUATE, count=True)
+
+    def _answered(self, order: Order, client: WorkingClient, computed: Result) -> Result:
+        """The result of the work. The owner is told of a failed computation, the coordinator is not."""
+        try:
+            result = order.work.answer(client, computed)
+        except FailureShown as shown:
+            self._alert(order, shown.failure)
+            raise
+        if result.failure:
+            self._alert(order, result.failure)
+        return result
+
+    def _alert(self, order: Order, failure: str) -> None:
+        manifest, task = order.manifest, order.manifest.task
+        row, most = len(self.site.ledger.failures(self.site.tasks_beside(task))), self.site.policy(task).failures
+        then = (
+            f"this data set takes part in no private round until you have looked: `{RESET} {task}`"
+            if row >= most
+            else f"after {most} in a row this data set takes part in no private round until you have looked"
+        )
+        self.events.tell_of(
+            manifest,
+            "alert",
+            f"{order.work.doing} of task {task} for run {manifest.run_id} failed, which the coordinator is not told: "
+            f"{failure}. It is failure {row} in a row; {then}",
+            warns=True,
+            reason=SHOWN,
+            task=task,
+            failures=row,
+        )
+
+    def _concealed(
+        self,
+        order: Order,
+        trainer: Trainer,
+        computation: Computation,
+        base: Vector,
+        own: Own | None,
+        control: Control,
+    ) -> Result:
+        """As `_compute`, for work that conceals: a failure that can follow from the model is a result, too.
+
+        Of an evaluation, the names of the metrics follow from task and data. Those without a value are NaN.
+        """
+        samples, names = trainer.samples, frozenset[str]()
+        if isinstance(computation, Measure):
+            names = self._measurable(order, trainer, computation, control)
+        began = time.perf_counter()
+        try:
+            result = self._compute(order, trainer, computation, base, own, control)
+        except TrainingStopped:  # the work is not wanted any more
+            raise
+        except Exception as error:
+            if not reason_of(error):
+                _log(order, error)
+            result = Result({}, {}, {}, samples, time.perf_counter() - began, failure=described(error))
+        if isinstance(computation, Measure):
+            result = replace(result, metrics={name: result.metrics.get(name, math.nan) for name in names})
+        return result
+
+    def _measurable(self, order: Order, trainer: Trainer, computation: Measure, control: Control) -> frozenset[str]:
+        """The metrics of an evaluation, found once in the life of this process, without the coordinator's model."""
+        key = (order.manifest.task, computation.splits, computation.metrics)
+        if key not in self._metrics:
+            try:
+                self._metrics[key] = trainer.measurable(computation.splits, computation.metrics, control.stopped)
+            except TrainingStopped:
+                raise
+            except Exception as error:
+                _log(order, error)
+                raise Declined(reason_of(error) or "failed", SILENT) from error
+        return self._metrics[key]
 
     def _compute(
         self,
@@ -195,10 +276,11 @@ def _origin(manifest: AssignmentManifest) -> Origin:
 
 
 @contextmanager
-def _declining(assignment_id: str) -> Iterator[None]:
+def _declining(order: Order) -> Iterator[None]:
     """Declines an assignment whose work raises an exception, and logs one that is not expected.
 
-    An OSError is of the owner's own code, and not expected, unless it is a DiskFull or a FileLocked.
+    An OSError is of the owner's own code, and not expected, unless it is a DiskFull or a FileLocked. Of work that
+    conceals, the coordinator gets no text of an exception, but for those of the checks.
     """
     try:
         yield
@@ -207,13 +289,21 @@ def _declining(assignment_id: str) -> Iterator[None]:
     except Exception as error:
         if reason := reason_of(error):
             message = str(error)
-            if reason == "memory":  # PyTorch's message goes on for a page
+            if order.work.conceals and not isinstance(error, WorkError):
+                _log(order, error)
+                message = SILENT
+            elif reason == "memory":  # PyTorch's message goes on for a page
                 message = message.partition("\n")[0] or "out of memory"
             raise Declined(reason, message) from error
-        # Work that is inconsistent, or a mistake in the owner's own task.
-        if owners_frame(error):
-            for line in described(error).splitlines():
-                LOGGER.error("assignment %s: %s", assignment_id, line)
-        else:
-            LOGGER.exception("assignment %s", assignment_id)
-        raise Declined("failed", f"{type(error).__name__}: {error}") from error
+        _log(order, error)  # work that is inconsistent, or a mistake in the owner's own task
+        raise Declined("failed", SILENT if order.work.conceals else f"{type(error).__name__}: {error}") from error
+
+
+def _log(order: Order, error: Exception) -> None:
+    """Logs an exception: with its traceback, unless it is one of the owner's own code."""
+    assignment_id = order.manifest.assignment_id
+    if owners_frame(error):
+        for line in described(error).splitlines():
+            LOGGER.error("assignment %s: %s", assignment_id, line)
+    else:
+        LOGGER.error("assignment %s", assignment_id, exc_info=error)

@@ -17,7 +17,7 @@ from federation.spec.computation import Computation, Measure
 from federation.tasks import initial_model
 from federation.training.own import KeptState, Own, state_file
 from federation.training.trainer import Trainer
-from federation.vectors import Vector
+from federation.vectors import Layout, Vector
 from federation.work.base import Result, payload_layout
 from worker.events import Events
 from worker.site.assignments import Declined, Order
@@ -50,7 +50,7 @@ class Keeper:
 
         Raises:
             TrainingStopped: the work was stopped meanwhile.
-            Declined: `disk`: the state of an accepted reply cannot be written.
+            Declined: `disk`: the state of an accepted reply cannot be written, or the kept state cannot be read.
         """
         sharing, manifest = order.sharing, order.manifest
         if sharing is None:
@@ -60,7 +60,7 @@ class Keeper:
             return Own(sharing, values)
         measures = isinstance(computation, Measure)
         kept = self._settled(order, pause)
-        personal = kept.before(manifest.round + 1 if measures else manifest.round, sharing.personal)
+        personal = _before(kept, manifest.round + 1 if measures else manifest.round, sharing.personal)
         if personal is not None:
             return Own(sharing, sharing.with_personal(values, personal))
         if not measures:
@@ -78,7 +78,7 @@ class Keeper:
         rounded = order.work.residuals(order.shape)
         if not rounded:
             return None
-        return self._settled(order, pause).before(order.manifest.round, payload_layout(rounded))
+        return _before(self._settled(order, pause), order.manifest.round, payload_layout(rounded))
 
     def file(self, order: Order, result: Result) -> bytes | None:
         """The content of the state file to keep once a result is accepted; None if there is no state."""
@@ -118,6 +118,15 @@ class Keeper:
             used = max((path.stat().st_mtime for path in run.glob("*")), default=0.0)
             if now - datetime.fromtimestamp(used, UTC) > ERASED_AFTER:
                 shutil.rmtree(run)
+
+
+def _before(kept: KeptState, round_: int, layout: Layout) -> Vector | None:
+    """As `KeptState.before`; raises Declined if the state cannot be read."""
+    try:
+        return kept.before(round_, layout)
+    except OSError as error:
+        message = f"what this member keeps of the run cannot be read ({error}): see what is wrong with the disk"
+        raise Declined("disk", message) from error
 
 
 def kept_state(directory: Path, run_id: str) -> KeptState:

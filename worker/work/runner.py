@@ -46,10 +46,10 @@ class _Job:
 class Runner:
     """Takes assignments in, and has them done in their lanes.
 
-    `finished` is called when a new reply is in the spool; `limits` are the owner's bounds; `consent` returns the reason
-    and the message if a run is not accepted; `closed` returns the time until which the site is closed, aware,
-    None while it is open; `disk_use` returns the bytes of the worker's files; `decline` is called with the envelope of
-    a declined assignment.
+    `finished` is called when a new reply is in the spool; `limits` are the owner's bounds; `consent` returns the run
+    of an assignment as it is kept here, or raises Declined if it is not accepted; `taken` is called with each order
+    that is queued; `closed` returns the time until which the site is closed, aware, None while it is open; `disk_use`
+    returns the bytes of the worker's files; `decline` is called with the envelope of a declined assignment.
     """
 
     execution: Execution
@@ -60,6 +60,7 @@ class Runner:
     events: Events
     finished: Callable[[], None]
     consent: Consent
+    taken: Callable[[Order], None]
     closed: Callable[[], datetime | None]
     disk_use: Callable[[], int]
     decline: Callable[[Declined, SignedEnvelope], None]
@@ -125,6 +126,7 @@ class Runner:
             return
         self.progress.saw_round(run_id, order.manifest.round)
         self._waiting.append(_Job(order))
+        self.taken(order)
         self._changed.notify_all()
 
     def _no_room(self, reason: str, message: str) -> Declined:

@@ -67,11 +67,13 @@ class SpoolEntry:
         return isinstance(self.payload, bytes) or isinstance(self.state, bytes)
 
     def intact(self) -> bool:
-        """True if the payload still has the signed digest."""
+        """True unless the payload no longer has the signed digest; True, too, if it cannot be read at present."""
         try:
             present = file_digest(self.payload) if isinstance(self.payload, Path) else digest(self.payload or b"")
-        except OSError:
+        except FileNotFoundError:
             return False
+        except OSError:
+            return True
         return present == self.manifest.payload
 
 
@@ -292,7 +294,9 @@ def _read(path: Path) -> SpoolEntry:
         payload = path.with_suffix(_PAYLOAD) if manifest.payload else None
         if payload is not None and payload.exists() and payload.stat().st_size != manifest.payload_bytes:
             raise SpoolError(f"{payload} is not the {manifest.payload_bytes} bytes that its envelope promises")
-    except (DecodeError, OSError, SpoolError) as error:
+    except OSError as error:
+        raise SpoolError(f"the finished work in {path} cannot be read ({error}): see what is wrong with it") from error
+    except (DecodeError, SpoolError) as error:
         raise SpoolError(
             f"the finished work in {path} is damaged ({error}): move the file away, and the work will be done again"
         ) from error

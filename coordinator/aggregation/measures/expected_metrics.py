@@ -236,11 +236,16 @@ class RunMetrics:
 
         Members measure a model once: the value by which the run is stopped stands.
         """
-        over, evaluate = number + 1, self.spec.evaluate
-        due = over == self.spec.rounds or (evaluate.every and over % evaluate.every == 0)
-        if not (self.evaluates_privately and due and self.spec.evaluated):
+        if not (self.evaluates_privately and self.spec.evaluates_after(number)):
             return Expected()
         return _exact(self._stop(self._measured.get(model, [])))
+
+    def must_measure(self, number: int, model: str) -> bool:
+        """True if members are asked to measure the model of the round with this number, which has a step.
+
+        In a private run they measure a model once.
+        """
+        return self.spec.evaluates_after(number) and not (self.evaluates_privately and model in self._measured)
 
     def of_hidden_model(self) -> Expected:
         """The metrics of a model whose measurements cannot be read here."""

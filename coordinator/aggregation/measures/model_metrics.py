@@ -127,9 +127,8 @@ def own_values(reply: PhaseReply, split: str, kind: MetricKind) -> dict[str, flo
 
 
 def claimed_accuracy(reply: PhaseReply, split: str, objective: str = "") -> float | None:
-    """The accuracy that a client claims; None where it claims none, or one that is no share."""
-    value = reply.metrics.get(f"{split}/accuracy/{objective}".removesuffix("/"), math.nan)
-    return value if 0 <= value <= 1 else None
+    """The accuracy that a client claims; None where it claims none."""
+    return reply.metrics.get(f"{split}/accuracy/{objective}".removesuffix("/"))
 
 
 def _accuracies(replies: Iterable[PhaseReply], split: str, objective: str = "") -> list[float]:

@@ -52,6 +52,7 @@ def combined_step(
     diagnostics = combination.diagnostics | {
         "direction_norm": float(np.linalg.norm(vector)),
         "private/members": float(len(weights)),
+        "private/blur": last.record.agreed.blur,
     }
     return Step(
         replies=last.survivors,

@@ -88,6 +88,7 @@ def _step(total: Sum, combination: Combination, size: float) -> Step:
         "direction_norm": float(np.linalg.norm(vector)),
         "private/members": float(len(total.record.survivors)),
         "private/rule_share": total.share,
+        "private/blur": total.record.agreed.blur,
     }
     answer = replace(
         combination,

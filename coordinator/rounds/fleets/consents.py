@@ -40,6 +40,7 @@ class Offers:
             task=RunSpec.parse(run.spec).task,
             spec=run.spec_digest,
             submitted_by=run.submitted_by.rpartition("/")[2],
+            initial_model=run.initial_model,
         )
         manifest.created.FromDatetime(run.created)
         return seal(manifest, self.signing_key)

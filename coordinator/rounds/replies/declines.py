@@ -13,7 +13,7 @@ from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import AssignmentManifest, ConsentManifest, DeclineManifest, SignedEnvelope
 
 MAX_BYTES = 8 << 10  # of the envelope
-MAX_MESSAGE = 400  # characters
+MAX_MESSAGE = 400  # characters, as in the columns of the record
 _REASON = re.compile(r"[a-z0-9][a-z0-9_:.-]{0,79}")
 
 

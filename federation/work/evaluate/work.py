@@ -33,6 +33,10 @@ class Evaluate(Work):
     def terms(cls, spec: "RunSpec") -> Terms:
         return Terms(spec.evaluate.deadline_seconds, None)
 
+    @property
+    def from_round_model(self) -> bool:
+        return False
+
     def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
         known = all(split in SPLITS for split in self.splits)
         if not self.splits or not known or len(set(self.splits)) < len(self.splits):

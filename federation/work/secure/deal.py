@@ -14,7 +14,7 @@ from federation.secure.hashing import PublicKeys
 from federation.secure.thresholds import LARGEST, Mode, Thresholds
 from federation.vectors import Array
 from federation.work.base import RowSchema, Shape, WorkError, WorkingClient
-from federation.work.secure import member_checks
+from federation.work.secure import limits, member_checks
 from federation.work.secure.journal import Journal
 from federation.work.secure.member_checks import require
 from federation.work.secure.stage import CIPHERTEXTS, MAX_ENVELOPES, REPLIES, StageWork, bytes_row, channel
@@ -113,9 +113,7 @@ class Open(StageWork):
             self.opening == 1 or len(self.members) < len(before), "members", "the second opening needs fewer members"
         )
         shares = np.stack([shares.sketch for shares in journal.shares(self.members)])
-        member_checks.check_sessions(
-            client, self.session.hex(), work=journal.agreed(SessionStage.READY)["work"], count=True
-        )
+        limits.check_sessions(client, self.session.hex(), work=journal.agreed(SessionStage.READY)["work"], count=True)
         journal.agree(SessionStage.OPEN, self.opening, {"W": list(self.members)})
         view, publics, points = (
             hashing.view_open(journal.view1, self.opening, self.members),

@@ -18,6 +18,7 @@ from federation.secure.blocks import Blocks, blocks, norm, scaled, unit
 from federation.secure.dealing import DealShares, deal_bytes
 from federation.secure.hashing import PublicKeys
 from federation.secure.member_keys import MemberKeys, member_keys
+from federation.secure.random_direction import random_direction
 from federation.secure.sealing import TAG
 from federation.secure.thresholds import Mode, Thresholds
 from federation.work.base import Memory, WorkError
@@ -91,7 +92,13 @@ class Journal:
         return scaled(self._blurred(), before / after if after else 0.0)
 
     def direction(self) -> Blocks:
-        """The blocks of v with length 1, also where u is shorter than the clip. Raises as `vector`; v is not 0."""
+        """The blocks of v with length 1, also where u is shorter than the clip. Raises as `vector`.
+
+        A zero vector has no direction, and gets a random one.
+        """
+        if not self._values.any():
+            drawn = random_direction(self.secret, self.session, len(self._values))
+            return unit(blocks(drawn), norm(blocks(drawn)))
         _, after = self._lengths
         return unit(self._blurred(), after)
 

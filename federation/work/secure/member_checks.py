@@ -1,8 +1,10 @@
 """The refusals of a member (section 3 of the protocol): each check raises WorkError with a stable reason."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from fractions import Fraction
+from typing import Any
 
 from federation.digests import digest, parse
 from federation.record import bound_fields
@@ -20,7 +22,7 @@ from federation.work.secure import sessions
 from federation.work.secure.allowed import known_bounds
 from federation.work.secure.journal import Journal
 from federation.work.secure.terms import SessionStage, SessionTerms
-from federation.work.site import EVALUATE, PeerReply, SessionEntry
+from federation.work.site import EVALUATE, PeerReply
 
 
 def require(holds: bool, reason: str, message: str) -> None:
@@ -135,75 +137,20 @@ def check_algorithm(client: WorkingClient, spec: RunSpec, *, evaluation: bool) -
     return known
 
 
-def check_sessions(client: WorkingClient, session: str, *, work: str, count: bool) -> None:
-    """Checks that the owner's limits allow one more session; `count` makes it count, durably.
+def origin_facts(client: WorkingClient) -> dict[str, Any]:
+    """The origin of the work and its round, as a journal keeps them."""
+    facts: dict[str, Any] = json.loads(json.dumps({**asdict(client.origin), "round": client.round}))
+    return facts
 
-    An evaluation is deterministic: two evaluations of one model, the second without one member, would show the values
-    of this member. So each model is evaluated once, and in a run as often as this member has trained in private rounds.
 
-    Args:
-        client: the member.
-        session: its name in the ledger; a session that counts is allowed again.
-        work: the kind of work of the vectors; an evaluation may be shown in the clear.
-        count: if true, the session counts from now on.
+def check_origin(client: WorkingClient, journal: Journal) -> None:
+    """Checks that a later stage is of the run, the round, the model and the task of READY.
+
+    The assignment of a later stage names them, too, and limits and policies go by these names.
     """
-    origin, site, evaluation = client.origin, client.site, work == EVALUATE
-    policy = site.policy(origin.task)
-    noun, most = ("evaluation", policy.evaluations) if evaluation else ("training", policy.sessions)
-    with site.ledger.lock:
-        others = [entry for entry in site.counted(origin.task) if entry.session != session]
-        alike = [entry for entry in others if entry.evaluation == evaluation]
-        require(
-            len(alike) < most,
-            "sessions",
-            f"this data set has been in all sessions of {noun} that its owner allows: {most}",
-        )
-        same_model = sum(entry.base_model == origin.base_model for entry in alike)
-        if evaluation:
-            measured, trained = (
-                sum(entry.evaluation == kind and entry.run_id == origin.run_id for entry in others)
-                for kind in (True, False)
-            )
-            require(
-                not same_model, "model-evaluated", "this model was evaluated here before; the numbers of then stand"
-            )
-            require(
-                measured < trained + policy.evaluations_ahead,
-                "evaluations",
-                f"this data set has been in {trained} private rounds of training of this run and in {measured} "
-                "evaluations; there are no more evaluations than rounds",
-            )
-        else:
-            require(
-                same_model < policy.sessions_per_model,
-                "model-sessions",
-                f"{same_model} sessions have begun from this model; {policy.sessions_per_model} are allowed",
-            )
-            _check_sums(client, alike, work)
-        if count:
-            site.ledger.add(SessionEntry(session, origin.run_id, origin.task, origin.base_model, work))
-
-
-def unmask(client: WorkingClient, session: str, *, work: str) -> None:
-    """Records that the sum of a session is unmasked, if the owner's limits allow one more.
-
-    If a member is in only one of two sums from one model, the two show its vector: see `docs/member/privacy.md`.
-    """
-    ledger = client.site.ledger
-    with ledger.lock:
-        entries = client.site.counted(client.origin.task)
-        _check_sums(client, [entry for entry in entries if entry.session != session], work)
-        ledger.unmask(session)
-
-
-def _check_sums(client: WorkingClient, others: Sequence[SessionEntry], work: str) -> None:
-    most, model = client.site.policy(client.origin.task).sums_per_model, client.origin.base_model
-    sums = sum(other.unmasked and other.work == work and other.base_model == model for other in others)
-    require(
-        sums < most,
-        "model-sums",
-        f"{sums} sums of {work} from this model have been unmasked; {most} are allowed (secure.sums_per_model)",
-    )
+    before, now = journal.agreed(SessionStage.READY)["origin"], origin_facts(client)
+    wrong = [name for name in before if now[name] != before[name]]
+    require(not wrong, "terms", f"the assignment names another {', '.join(wrong)} than that of the first stage")
 
 
 def check_order(journal: Journal, stage: SessionStage, opening: int, *, again: bool) -> None:

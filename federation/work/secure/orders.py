@@ -4,17 +4,19 @@ An outsider, an auditor and a member use it to find assignments that every hones
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 
 from google.protobuf.message import DecodeError
 
+from federation.record.bound_fields import repeated
 from federation.secure import hashing
 from federation.secure.bounds import EVALUATION, Bounds, problem, uncovered
 from federation.secure.cover import cover, covers
 from federation.secure.errors import Malformed
 from federation.secure.thresholds import Mode, Thresholds
 from federation.spec.run_spec import RunSpec
+from federation.spec.sharing import Unshared
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope
 from federation.v1.secure_pb2 import (
     SecureConfirmWork,
@@ -25,9 +27,14 @@ from federation.v1.secure_pb2 import (
     SecureStatement,
     SecureTerms,
 )
+from federation.vectors import update_layout
+from federation.work.base import Origin, Shape
 from federation.work.secure.allowed import least_cover, run_bounds
+from federation.work.secure.sessions import difference
 from federation.work.secure.terms import SessionStage
+from federation.work.secure.wire import read_terms
 
+_ORIGIN = tuple(item.name for item in fields(Origin) if item.name != "unshared")
 Coefficients = tuple[tuple[str, int], ...]
 
 
@@ -44,6 +51,7 @@ class _Asked:
     """The assignments of one session: each value that any member got; and what members said at READY."""
 
     terms: SecureTerms | None = None
+    difference: str = ""
     cohorts: set[tuple[str, ...]] = field(default_factory=set)
     coefficients: set[Coefficients] = field(default_factory=set)
     survivors: set[tuple[str, ...]] = field(default_factory=set)
@@ -68,7 +76,7 @@ def order_problems(
     sessions: dict[bytes, _Asked] = {}
     for order in orders:
         try:
-            _read(order, sessions)
+            _read(spec, order, sessions)
         except (DecodeError, ValueError) as error:
             yield f"the work of an assignment of {order.client_id} in phase {order.phase} is malformed: {error}"
     for reply in replies:
@@ -106,11 +114,12 @@ def session_of(order: AssignmentManifest) -> str:
     return SecureMaskWork.FromString(order.work).session.hex() if order.kind == SessionStage.MASK else ""
 
 
-def _read(order: AssignmentManifest, sessions: dict[bytes, _Asked]) -> None:
+def _read(spec: RunSpec, order: AssignmentManifest, sessions: dict[bytes, _Asked]) -> None:
     """Adds an assignment of one member."""
     if order.kind == SessionStage.READY:
         terms = SecureReadyWork.FromString(order.work).terms
-        sessions.setdefault(hashing.session(terms), _Asked()).terms = SecureTerms.FromString(terms)
+        asked = sessions.setdefault(hashing.session(terms), _Asked())
+        asked.terms, asked.difference = SecureTerms.FromString(terms), _difference(spec, order, terms)
     elif order.kind == SessionStage.DEAL:
         deal = SecureDealWork.FromString(order.work)
         sessions.setdefault(deal.session, _Asked()).cohorts.add(tuple(deal.members))
@@ -123,7 +132,21 @@ def _read(order: AssignmentManifest, sessions: dict[bytes, _Asked]) -> None:
         sessions.setdefault(confirm.session, _Asked()).survivors.add(tuple(confirm.members))
 
 
+def _difference(spec: RunSpec, order: AssignmentManifest, data: bytes) -> str:
+    """The text on a field of terms that differs from the specification; empty if there is none.
+
+    The owners of members may allow a plug-in by name, which is assumed here. `length` follows from a model that is not
+    known here.
+    """
+    objectives = tuple(order.objectives)
+    terms = read_terms(data, Shape(update_layout([("model", 1)]), objectives, objectives))
+    origin = Origin(**repeated(order, _ORIGIN), unshared=Unshared.of(order.unshared))
+    return difference(spec, terms, origin, objectives, terms.length, by_name=True)
+
+
 def _problems(spec: RunSpec, asked: _Asked, owner: Owner | None) -> Iterator[str]:
+    if asked.difference:
+        yield f"{SessionStage.READY.value}: {asked.difference}"
     if not asked.coefficients and not asked.survivors:
         return
     for noun, values in (

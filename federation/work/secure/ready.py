@@ -6,6 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from federation.owners_code import described
 from federation.record import bound_fields
 from federation.record.bound_fields import repeated
 from federation.secure import hashing
@@ -14,7 +18,7 @@ from federation.secure.thresholds import Mode
 from federation.spec.computation import AtBase, Computation, Measure
 from federation.work.base import Demand, Result, RowSchema, Shape, Shows, Terms, Work, WorkError, WorkingClient
 from federation.work.evaluate.work import Evaluate
-from federation.work.secure import member_checks, vector
+from federation.work.secure import failing, limits, member_checks, vector
 from federation.work.secure.journal import Journal, session_names
 from federation.work.secure.terms import SessionStage, SessionTerms, Statement
 
@@ -41,6 +45,7 @@ class Ready(Work):
     sends_update: ClassVar[bool] = True
     ends_after: ClassVar[timedelta | None] = timedelta(days=1)
     once_ever: ClassVar[bool] = True
+    conceals: ClassVar[bool] = True
 
     agreed: SessionTerms
     terms_bytes: bytes
@@ -54,6 +59,10 @@ class Ready(Work):
     def inner(self) -> Work:
         """The work whose result is the vector."""
         return self.agreed.work
+
+    @property
+    def from_round_model(self) -> bool:
+        return self.inner.from_round_model
 
     @property
     def session(self) -> bytes:
@@ -97,7 +106,8 @@ class Ready(Work):
         member_checks.check_algorithm(client, spec, evaluation=evaluates)
         member_checks.check_asked(client, spec, self.agreed, self.length(client.shape))
         member_checks.check_noise(client, spec, evaluation=evaluates)
-        member_checks.check_sessions(client, self.session.hex(), work=self.inner.name, count=False)
+        limits.check_sessions(client, self.session.hex(), work=self.inner.name, count=False)
+        failing.check_failing(client, self.session.hex())
         journal = Journal(client.memory, self.session)
         if not journal.known:
             if client.again:
@@ -116,15 +126,13 @@ class Ready(Work):
         journal, agreed = Journal(client.memory, self.session), self.agreed
         member_checks.check_order(journal, SessionStage.READY, 0, again=client.again)
         if agreed.disclose:  # the reply shows numbers of this member
-            member_checks.check_sessions(client, self.session.hex(), work=self.inner.name, count=True)
-        result = self.inner.answer(client, computed)
-        if isinstance(self.inner, Evaluate):
-            values, measured = vector.of_metrics(result.metrics, self.inner, client.shape.objectives)
-        else:
-            measured = b""
-            values = vector.joined([result.rows[row.name] for row in self.inner.rows(client.shape)])
-        divisor = vector.divisor(values, agreed.clip, sketched=agreed.mode is not Mode.SUM) / client.site.stretch
-        vector_digest = journal.keep_vector(values, divisor)
+            limits.check_sessions(client, self.session.hex(), work=self.inner.name, count=True)
+        made = self._made(client, journal, computed)
+        failing.count(client, self.session.hex(), self.inner.name, made.result.failure)
+        if made.result.failure and agreed.disclose:
+            raise failing.FailureShown(made.result.failure)
+        result, divisor = made.result, made.divisor / client.site.stretch
+        vector_digest = journal.keep_vector(made.values, divisor)
         spec = member_checks.specification(client, bytes(client.inputs[SPECIFICATION]))
         allowed = member_checks.check_algorithm(client, spec, evaluation=self.evaluates)
         journal.agree(
@@ -134,6 +142,7 @@ class Ready(Work):
                 "mode": agreed.mode.value,
                 "length": agreed.length,
                 **repeated(agreed, bound_fields.SESSION),
+                "origin": member_checks.origin_facts(client),
                 "invited": list(agreed.ids),
                 "work": self.inner.name,
                 "bounds": asdict(allowed),
@@ -151,14 +160,55 @@ class Ready(Work):
         return replace(
             result,
             rows={},
+            seconds=0.0,
             losses=result.losses if "loss" in agreed.disclose else {},
             metrics=metrics,
             statement=Statement(
                 session=self.session,
                 stage=SessionStage.READY,
                 keys=public.c + public.s,
-                measured=measured,
+                measured=made.measured,
                 blur=agreed.blur,
                 signed=allowed.signed,
             ),
         )
+
+    def _made(self, client: WorkingClient, journal: Journal, computed: Result) -> "_Made":
+        """The vector of the session. A computation that failed, or whose vector cannot be used, gets another one."""
+        clip, failure = self.agreed.clip, computed.failure
+        if isinstance(self.inner, Evaluate):
+            values, measured = vector.of_metrics(computed.metrics, self.inner, client.shape.objectives)
+            return _Made(computed, values, vector.divisor(values, clip, sketched=False), measured)
+        if not failure:
+            try:
+                return self._made_of_rows(client, computed)
+            except Exception as error:  # not finite, zero, not to be sketched, no memory: all follow from the model
+                failure = described(error)
+        nothing = Result({}, {}, {}, computed.samples, failure=failure)
+        values = failing.stand_in(journal, clip, self.agreed.length)
+        return _Made(nothing, values, vector.divisor(values, clip, sketched=False))
+
+    def _made_of_rows(self, client: WorkingClient, computed: Result) -> "_Made":
+        """The rows of the work as one vector. Raises WorkError if it cannot be used, and what the work raises."""
+        result = self.inner.answer(client, computed)
+        values = vector.joined([result.rows[row.name] for row in self.inner.rows(client.shape)])
+        return _Made(
+            result, values, vector.divisor(values, self.agreed.clip, sketched=self.agreed.mode is not Mode.SUM)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """What READY was made of.
+
+    Attributes:
+        result: what may be shown and kept; it says if the computation failed.
+        values: the vector, (n,).
+        divisor: of the vector.
+        measured: of an evaluation, a byte for each metric.
+    """
+
+    result: Result
+    values: NDArray[np.float32]
+    divisor: float
+    measured: bytes = b""

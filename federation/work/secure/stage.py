@@ -33,6 +33,7 @@ class StageWork(Work):
     shows: ClassVar[Shows] = Shows.NOTHING
     keeps_inputs: ClassVar[bool] = False
     once_ever: ClassVar[bool] = True
+    conceals: ClassVar[bool] = True
     stage: ClassVar[SessionStage]
 
     session: bytes
@@ -41,6 +42,10 @@ class StageWork(Work):
     def terms(cls, spec: "RunSpec") -> Terms:
         """The time of a stage; the conversation says how many replies it needs."""
         return Terms(spec.privacy.stage_seconds, None)
+
+    @property
+    def from_round_model(self) -> bool:
+        return False
 
     @property
     def place(self) -> int:
@@ -57,6 +62,7 @@ class StageWork(Work):
         journal = Journal(client.memory, self.session)
         if not journal.known:
             raise WorkError("this member keeps nothing of the session: it is over", reason="session-over")
+        member_checks.check_origin(client, journal)
         member_checks.check_order(journal, self.stage, self.place, again=client.again)
         try:
             rows, statement = self.reply(client, journal)

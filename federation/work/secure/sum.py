@@ -16,7 +16,7 @@ from federation.secure.thresholds import LARGEST, RANGE_TESTS, T_ROWS, Mode
 from federation.secure.verified_mode import CheckShares, confirm_bytes
 from federation.vectors import Array, payload_bytes
 from federation.work.base import RowSchema, Shape, WorkError, WorkingClient, payload_layout
-from federation.work.secure import member_checks
+from federation.work.secure import limits, member_checks
 from federation.work.secure.journal import Journal
 from federation.work.secure.member_checks import require
 from federation.work.secure.stage import CIPHERTEXTS, MAX_ENVELOPES, REPLIES, StageWork, bytes_row, channel
@@ -57,7 +57,7 @@ class Mask(StageWork):
         journal.shares(self.members)
         coefficients = dict(zip(self.members, self.coefficients, strict=True))
         member_checks.check_coefficients(client, journal, coefficients)
-        member_checks.check_sessions(client, self.session.hex(), work=ready["work"], count=True)
+        limits.mask(client, self.session.hex(), work=ready["work"])
         view = hashing.view_mask(journal.view1, self.members, self.coefficients)
         publics = {name: journal.publics[name].s for name in self.members}
         keys = journal.keys
@@ -184,7 +184,7 @@ class Unmask(StageWork):
             require(not self.tau2, "terms", "the challenge does not fit the mode")
         sigma_b = _stacked([shares.sigma_b for shares in journal.shares(self.members)])
         sigma_s = _stacked([shares.sigma_s for shares in journal.shares(self.lost)])
-        member_checks.unmask(client, self.session.hex(), work=journal.agreed(SessionStage.READY)["work"])
+        limits.unmask(client, self.session.hex(), work=journal.agreed(SessionStage.READY)["work"])
         journal.agree(SessionStage.UNMASK, 0, {})
         payload = payloads.Unmasking(sigma_b, sigma_s, answers).to_bytes()
         return bytes_row("shares", payload), self.statement(view=final)

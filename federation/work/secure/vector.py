@@ -57,7 +57,8 @@ def of_metrics(
     """An entry in [0, 1] for each metric, (n,), its value over the largest value; and a byte: 1 if it was computed.
 
     A non-finite value counts as the worst. So the set of computed metrics depends on this member's task and data, and
-    not on the model, which a coordinator may choose.
+    not on the model, which a coordinator may choose. `metrics` has all that this member computes, with NaN where the
+    computation failed.
     """
     values, measured = [], []
     for kind in entries(evaluation, objectives):

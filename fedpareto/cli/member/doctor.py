@@ -119,6 +119,7 @@ def _check_as_member(worker_home: WorkerHome, member: MemberFiles) -> Iterator[F
         doctor.check_clock(worker_home, member) if fine else Finding.skipped("clock", "the coordinator tells the time")
     )
     yield from doctor.check_downloads(worker_home, member.proxy)
+    yield from doctor.check_failures(worker_home)
 
 
 def _train(

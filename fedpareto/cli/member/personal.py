@@ -26,13 +26,15 @@ def export_command(
     With the shared parameters, which `fedpareto admin export` writes, they are this member's model.
     """
     kept = kept_state(home.kept, run)
-    rounds = kept.rounds()
+    with failing(OSError, what="cannot read the kept parameters"):
+        rounds = kept.rounds()
     nothing = CommandFailure(f"{home.directory} keeps no personal parameters of a run {run!r}")
     if not rounds:
         raise nothing
     path = kept.path(rounds[-1])
     try:
-        stored, vector = read_vector(path)
+        with failing(OSError, what="cannot read the kept parameters"):
+            stored, vector = read_vector(path)
     except Refusal as refusal:
         raise CommandFailure(f"{path} is damaged: {refusal.message}") from None
     personal = tuple(tensor for tensor in stored.tensors if not tensor.name.startswith(RESIDUAL))

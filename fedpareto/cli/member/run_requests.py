@@ -11,8 +11,10 @@ import typer
 from federation.text import escaped
 from fedpareto.cli.failure import CommandFailure, answer
 from fedpareto.cli.member.member_command import member_command
+from fedpareto.cli.shared_options import CodeOption
 from worker.home import WorkerHome
 from worker.site.asked_runs import AskedRun, RunsFile
+from worker.site.model_origin import model_origin
 from worker.site.policy import Policy, PolicyError
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The id, the beginning of it, or the name.")]
@@ -22,20 +24,32 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The id, the beg
 def runs_command(
     home: WorkerHome,
     as_json: bool,
-    run: Annotated[str, typer.Argument(metavar="[RUN]", help="Show this run alone, with its specification.")] = "",
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Show this run alone, with its specification, and where its initial model comes from.",
+        ),
+    ] = "",
+    code: CodeOption = None,
 ) -> None:
     """List the runs that asked this site to take part.
 
     A run asks where policy.toml names algorithms or submitters, or says approve = "each-run". The command can be used
-    while the worker runs.
+    while the worker runs. For one run, it makes the initial model from task and seed, and compares it with the run's:
+    give it the --code of the worker.
     """
     with _opened(home) as (file, policy):
         asked_runs = file.runs(run)
-        documents = [_document(asked_run, policy) for asked_run in asked_runs]
+    origins = [model_origin(asked_run) if run else None for asked_run in asked_runs]
+    documents = [
+        {**_document(asked_run, policy), "origin": None if origin is None else asdict(origin)}
+        for asked_run, origin in zip(asked_runs, origins, strict=True)
+    ]
     if run and not asked_runs:
         raise CommandFailure(f"no run {run!r} has asked this site: `fedpareto worker runs` lists those that have")
     lines = []
-    for asked_run, asked_document in zip(asked_runs, documents, strict=True):
+    for asked_run, origin, asked_document in zip(asked_runs, origins, documents, strict=True):
         reason = f", {asked_document['reason']}: {asked_document['message']}" if asked_document["reason"] else ""
         by = asked_run.submitted_by or "nobody"
         lines.append(
@@ -44,7 +58,9 @@ def runs_command(
                 f"specification {asked_run.spec}"
             )
         )
-        if run:
+        if origin is not None:
+            warning = "" if origin.source == "task" else "warning: "
+            lines.append(escaped(f"{warning}initial model {asked_run.initial_model}: {origin.message}"))
             lines += [escaped(line) for line in asked_run.document.decode(errors="replace").splitlines()]
     answer(as_json, documents, *lines or ["no run has asked this site"])
 

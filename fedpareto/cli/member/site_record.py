@@ -151,6 +151,7 @@ def verify_command(
             opened = OpenedRun.of(bundle, fingerprint(load_certificate(member.ca)))
             for verified in opened.verify():
                 missing += [f"round {verified.number}: not verified, because {reason}" for reason in verified.missing]
+                missing += [f"round {verified.number}: the record lacks {part}" for part in verified.absent]
             if worker_home.rounds.exists():
                 problems += private_problems(bundle, *_private_facts(worker_home, member, opened.facts.spec))
         except Wrong as error:

@@ -1,7 +1,9 @@
-"""`fedpareto worker restored` and `privacy`: facts that a worker keeps, and its owner decides about."""
+"""`fedpareto worker restored`, `privacy` and `failures`: facts that a worker keeps, and its owner decides about."""
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +15,7 @@ from worker.home import WorkerHome
 from worker.progress import accept_restore, pending_restore
 from worker.site.policy import Policy, PolicyError
 from worker.site.privacy import spent
+from worker.site.round_ledger import RoundLedger
 
 
 @member_command()
@@ -61,3 +64,57 @@ def privacy(home: WorkerHome, as_json: bool) -> None:
                 escaped(f"  run {part.run}: {counted(part.steps, 'step')}, noise {part.noise:g}, rate {part.rate:.4g}")
             )
     answer(as_json, [asdict(account) for account in accounts], *lines or ["no training with noise is on record"])
+
+
+@member_command(PolicyError, keys=False)
+def failures(
+    home: WorkerHome,
+    as_json: bool,
+    reset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASK", help="Forget the failures of the data set of this task, after you have found their cause."
+        ),
+    ] = None,
+) -> None:
+    """Show or forget what failed in private rounds.
+
+    The coordinator is not told of such a failure, since its model may have caused it on purpose. After three in a row,
+    a data set takes part in no private round (the worker declines with `failing`) until you give --reset. A running
+    worker notices it at once.
+    """
+    policy = Policy.load(home.policy)
+    with closing(RoundLedger(home.rounds)) as ledger:
+        found = ledger.all_failures()
+        if reset is not None:
+            ledger.succeed(policy.data_sets.get(reset, frozenset({reset})))
+        left = ledger.all_failures()
+    data_sets = []
+    for tasks in dict.fromkeys(policy.data_sets.get(entry.task, frozenset({entry.task})) for entry in found):
+        of_data_set = [entry for entry in found if entry.task in tasks]
+        kept = sum(entry.task in tasks for entry in left)
+        document = {
+            "tasks": sorted(tasks),
+            "failures": [asdict(entry) for entry in of_data_set],
+            "failing": kept >= policy.secure.of(of_data_set[0].task).failures,
+            "reset": not kept,
+        }
+        data_sets.append(document)
+    answer(as_json, data_sets, *_failure_lines(data_sets))
+
+
+def _failure_lines(data_sets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for found in data_sets:
+        tasks, number = ", ".join(found["tasks"]), len(found["failures"])
+        yield escaped(f"{tasks}: {counted(number, 'computation')} of private rounds failed in a row")
+        for entry in found["failures"]:
+            yield escaped(f"  run {entry['run_id']} round {entry['round']}, {entry['task']}: {entry['error']}")
+        if found["reset"]:
+            yield "  These failures are forgotten; the data set takes part again."
+        elif found["failing"]:
+            yield escaped(
+                "  The data set takes part in no private round. Find the cause: the data, the device, or a model that "
+                f"somebody made on purpose. Then give --reset {found['tasks'][0]}"
+            )
+    if not data_sets:
+        yield "no computation of a private round has failed since the last that did not"

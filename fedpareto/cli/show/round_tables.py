@@ -136,7 +136,8 @@ def _private(item: GetRoundResponse) -> Iterator[tuple[str, Text]]:
     """The results of the sessions of a private round, and their alarms."""
     for settled in _step(item).secure:
         try:
-            mode = escaped(SecureTerms.FromString(settled.terms).mode, _MODE)
+            terms = SecureTerms.FromString(settled.terms)
+            mode = f"{escaped(terms.mode, _MODE)}, blur {terms.blur:g}"
         except DecodeError:
             mode = UNKNOWN
         description, ready_members = (

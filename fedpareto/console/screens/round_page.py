@@ -224,7 +224,8 @@ def _private(item: v1.GetRoundResponse) -> Iterator[tuple[str, str]]:
         return
     for settled in step.secure:
         try:
-            mode = escaped(SecureTerms.FromString(settled.terms).mode)
+            terms = SecureTerms.FromString(settled.terms)
+            mode = f"{escaped(terms.mode)}, blur {terms.blur:g}"
         except DecodeError:
             mode = "?"
         ready, survivors = set(settled.ready), set(settled.survivors)

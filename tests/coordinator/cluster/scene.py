@@ -102,7 +102,7 @@ class Scene:
         worker.send(signal.SIGSTOP)  # so the run waits for it
         try:
             sleeper.thaw()
-            signs = (REFUSED, "round 0: stepped to", ": failed")
+            signs = (REFUSED, "round 0: stepped to", ": paused")
             wait_for(lambda: any(sign in sleeper.serving.text[before:] for sign in signs), "the conductor to wake up")
         finally:
             worker.send(signal.SIGCONT)

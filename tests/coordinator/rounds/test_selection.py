@@ -1,10 +1,10 @@
 """Who is asked, and how many must answer."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -52,6 +52,24 @@ def test_every_client_has_its_turn() -> None:
         for client in selection.select(spec, pool, seed=1, round_number=number):
             counts[client] += 1
     assert min(counts.values()) > 60  # expected 100 each, standard deviation 9
+
+
+@given(
+    seed=st.integers(0, 1000),
+    pool=st.sets(st.sampled_from("abcdef")),
+    always=st.sets(st.sampled_from("abcdef")),
+    count=st.integers(1, 6),
+    by=st.sampled_from(["uniform", "samples"]),
+)
+@example(seed=0, pool={"a", "b"}, always={"a", "b"}, count=1, by="samples")
+@example(seed=0, pool=set(), always={"a"}, count=1, by="samples")
+def test_of_any_pool_those_who_are_named_are_asked_and_others_up_to_the_number_wanted(
+    seed: int, pool: set[str], always: set[str], count: int, by: Literal["uniform", "samples"]
+) -> None:
+    spec = SelectionSpec(method="count", count=count, by=by, always=tuple(sorted(always)))
+    chosen = selection.select(spec, dict.fromkeys(pool, 10), seed=seed, round_number=0)
+    assert pool & always <= set(chosen) <= pool
+    assert len(chosen) == max(min(count, len(pool)), len(pool & always))
 
 
 def test_selection_by_samples_prefers_large_clients() -> None:

@@ -24,6 +24,7 @@ from federation.record.bound_fields import difference, repeated
 from federation.record.bundle import BundleReader
 from federation.refusals import Refusal
 from federation.secure.thresholds import Mode
+from federation.spec.sharing import Unshared
 from federation.trust.envelope import envelope_digest, seal
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import (
@@ -33,7 +34,6 @@ from federation.v1.common_pb2 import (
     ReplyManifest,
     SamplePrivacy,
     SignedEnvelope,
-    UnsharedParameters,
 )
 from federation.v1.record_pb2 import Exchange, RoundRecord
 from federation.v1.secure_pb2 import SecureTerms
@@ -433,7 +433,7 @@ VICTIM = "silo-02"
 CHANGED: dict[str, Any] = {
     **dict.fromkeys(("federation_id", "run_id", "base_model", "spec", "task"), "other"),
     **dict.fromkeys(("round", "seed"), 7),
-    "unshared": UnsharedParameters(frozen=["w"]).SerializeToString(deterministic=True),
+    "unshared": Unshared(frozen=("w",)),
 }
 
 

@@ -62,6 +62,12 @@ def kdf(secret: bytes, label: str, *context: bytes) -> bytes:
     return hmac.new(key, info + b"\x01", hashlib.sha256).digest()
 
 
+def failed_direction(secret: bytes, session: bytes) -> list[int]:
+    """Four coordinates of the direction after a failed computation, before the factor sqrt(3) / 2^32."""
+    stream = Bytes(kdf(secret, "failed", session))
+    return [sum(stream.word(4) for _ in range(4)) - 2 * (2**32 - 1) for _ in range(4)]
+
+
 def evaluation_noise(secret: bytes, view_mask: bytes) -> list[int]:
     """Four values of a member's noise on an evaluation, in units of 2^-28; quantiles are found by halving."""
     stream, found = Bytes(kdf(secret, "evaluation", view_mask)), []

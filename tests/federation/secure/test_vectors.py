@@ -11,7 +11,6 @@ import pytest
 
 from federation.secure import hashing, openings, payloads, verified_mode
 from federation.secure.blocks import blocks
-from federation.secure.blur import normal
 from federation.secure.derivation import Purpose, own, taus
 from federation.secure.evaluation import noise
 from federation.secure.fields import F_P, F_Q
@@ -47,7 +46,7 @@ def computed() -> dict[str, Any]:
     out["view1"] = session.view1.hex()
     streams = {name: Stream(own(reference.SECRETS[name], Purpose.BLUR, session.view1)) for name in IDS}
     out["blur"] = {
-        name: np.rint(np.ldexp(normal(stream, 4), 28)).astype(int).tolist() for name, stream in streams.items()
+        name: np.rint(np.ldexp(stream.normal(4), 28)).astype(int).tolist() for name, stream in streams.items()
     }
     out["blurred"] = {name: np.rint(np.ldexp(v, 40)).astype(int).tolist() for name, v in session.vectors.items()}
     out["commitments"] = {name: hashing.commitment(key.sigma_b).hex() for name, key in keys.items()}

@@ -29,6 +29,7 @@ from federation.work.train import wire
 from federation.work.train.work import Train
 from fedpareto.notebook import simulate
 from tests.few import few
+from tests.interrupted import interrupted_after_each_phase
 from tests.trained import train
 
 pytestmark = pytest.mark.skipif(
@@ -350,3 +351,40 @@ def test_a_simulation_shows_what_each_client_spent(runs: list[Any]) -> None:
 def test_only_the_loop_trains_with_noise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be trained stacked with noise"):
         simulate(SPEC + "[privacy]\nsample_noise = 2.0\n", backend="stacked", progress=lambda _: None)
+
+
+DIVERGING = """\
+name = "noisy"
+task = "digits"
+rounds = 3
+algorithm.name = "fedavg"
+
+[train]
+steps = 1
+batch_size = 20
+learning_rate = 3e38
+round_schedule = "decay"
+round_decay = 1e-39
+round_decay_every = 2
+
+[privacy]
+sample_noise = 1.0
+sample_clip = 100.0
+
+[evaluate]
+every = 0
+
+[simulation]
+clients = 1
+"""
+
+
+def test_the_epsilon_of_an_interrupted_simulation_counts_each_training_once_also_those_that_diverged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = simulate(DIVERGING, threads=1, progress=lambda _: None)
+    assert [round_["state"] for round_ in whole.round_records] == ["SKIPPED", "SKIPPED", "COMPLETED"]
+    history = interrupted_after_each_phase(monkeypatch, DIVERGING, tmp_path / "home")
+    spent, expected = ([record["epsilon"] for record in told.reply_records] for told in (history, whole))
+    assert spent == expected
+    assert expected[-1] is not None

@@ -160,6 +160,14 @@ def test_an_administrators_directory_follows_the_coordinator(tmp_path: Path) -> 
     account = Account.load(home.admin_dir)
     assert (account.addresses, account.enrollment_addresses) == (("localhost:4321",), ("localhost:4322",))
     assert home.ports() == (4321, 4322)
+    picked = tmp_path / "kept-ports.json"
+    picked.rename(tmp_path / "aside")
+    picked.mkdir()  # to read it is an error of the system
+    with pytest.raises(IsADirectoryError):
+        home.ports()
+    picked.rmdir()
+    (tmp_path / "aside").rename(picked)
+    assert home.ports() == (4321, 4322)
     note_addresses(home.admin_dir, "admin", addresses=("elsewhere:1",), enrollment_addresses=("elsewhere:2",))
     assert Account.load(home.admin_dir).addresses == ("elsewhere:1",)
     assert Account.load(home.admin_dir).enrollment_addresses == ("elsewhere:2",)

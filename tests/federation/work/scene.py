@@ -6,6 +6,7 @@ signed envelopes and a durable memory. Only training is left out: each member ha
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -76,14 +77,14 @@ def document(
     return "\n".join([head, *lines]).encode()
 
 
-def origin(specification: bytes) -> Origin:
+def origin(specification: bytes, run_id: str = "run", base_model: str = digest(b"model-0")) -> Origin:
     """Where work of a run with this specification comes from."""
     return Origin(
         federation_id="cast",
-        run_id="run",
+        run_id=run_id,
         task="digits",
         spec=digest(specification),
-        base_model="model-0",
+        base_model=base_model,
         seed=0,
         unshared=Unshared(),
     )
@@ -121,7 +122,7 @@ class Member:
     """One member: what it keeps, and which questions it has answered.
 
     Its update is `vector`; of a task with several objectives, `gradients` has one vector for each. `origin` is that of
-    the work that it is asked for.
+    the work that it is asked for. With a `failure`, its computations fail.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Member:
     gradients: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     origin: Origin = ORIGIN
     samples: int = 100
+    failure: str = ""
 
     @property
     def site(self) -> Any:
@@ -171,7 +173,10 @@ class Member:
         if self.asked.setdefault(question, asked) != asked:
             raise WorkError("another question was answered", reason="answered")
         rows = {"loss": self.vector, **self.gradients} if work.name == SessionStage.READY else {}
-        return work.answer(client, Result(rows, dict(self.losses), dict(self.metrics), self.samples))
+        losses, metrics = dict(self.losses), dict(self.metrics)
+        if self.failure:  # as a worker's Execution hands it in
+            rows, losses, metrics = {}, {}, dict.fromkeys(metrics, math.nan)
+        return work.answer(client, Result(rows, losses, metrics, self.samples, 1.0, failure=self.failure))
 
     @property
     def shape(self) -> Shape:
@@ -201,11 +206,13 @@ class Cast:
         declined: the reasons of those that declined, by stage.
         sent: the replies of each stage that was answered.
         asked: the work that members were asked for at READY, by the envelope of the reply.
-        specification: of the run.
+        specification, run_id, base_model: of the run.
     """
 
     members: dict[str, Member]
     specification: bytes = document(Mode.SUM)
+    run_id: str = ORIGIN.run_id
+    base_model: str = ORIGIN.base_model
     lost: Mapping[tuple[str, int], Sequence[str]] = field(default_factory=dict)
     change: Change | None = None
     unasked: SessionStage | None = None
@@ -221,7 +228,7 @@ class Cast:
 
     @property
     def origin(self) -> Origin:
-        return origin(self.specification)
+        return origin(self.specification, self.run_id, self.base_model)
 
     @property
     def units(self) -> NDArray[np.float32]:
@@ -275,10 +282,10 @@ class Cast:
             payload = digest(b"".join(payload_bytes(payload_layout(rows), result.rows)))
         manifest = ReplyManifest(
             federation_id=ORIGIN.federation_id,
-            run_id=ORIGIN.run_id,
+            run_id=self.run_id,
             round=0,
             client_id=member.name,
-            base_model=ORIGIN.base_model,
+            base_model=self.base_model,
             spec=self.origin.spec,
             task=ORIGIN.task,
             payload=payload,

@@ -24,7 +24,7 @@ from federation.v1.secure_pb2 import SecureReadyWork, SecureTerms
 from federation.work.base import Origin, Result, Work, WorkError, WorkingClient
 from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
-from federation.work.secure import member_checks
+from federation.work.secure import limits
 from federation.work.secure.deal import Deal
 from federation.work.secure.ready import SPECIFICATION, Ready
 from federation.work.secure.sum import Confirm, Unmask
@@ -89,7 +89,7 @@ def replied(scene: Cast, member: Member, made: Setting) -> bytes:
         ("", {"work": replace(TRAIN, measure=False)}),
         ("seed = 1", {}),
         ("parameters.frozen = ['w']", {"unshared": UNSHARED}),
-        ("", {"base_model": "model-1"}),
+        ("", {"base_model": digest(b"model-1")}),
     ],
     ids=["training", "algorithm", "work", "seed", "unshared", "base_model"],
 )
@@ -142,6 +142,30 @@ def test_every_field_of_an_assignment_is_in_the_terms_or_shapes_no_vector() -> N
     times = {"deadline", "created"}
     fields = {field.name for field in AssignmentManifest.DESCRIPTOR.fields}
     assert fields == in_terms | of_one_member | follow | unread | times
+
+
+OTHER_ORIGIN: dict[str, Any] = {
+    "base_model": digest(b"another model"),
+    "task": "two-digits",
+    "run_id": "another",
+    "seed": 1,
+    "spec": digest(b"another specification"),
+    "unshared": UNSHARED,
+}
+
+
+@pytest.mark.parametrize("name", OTHER_ORIGIN)
+def test_a_later_stage_is_of_the_model_the_task_and_the_run_of_ready(name: str) -> None:
+    """Limits and policies go by the names in the assignment of each stage."""
+
+    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> None:
+        if stage != SessionStage.READY and member.name == VICTIM:
+            member.origin = replace(member.origin, **{name: OTHER_ORIGIN[name]})
+
+    scene = cast(8, assumed=1, change=change)
+    total = play(scene, Mode.SUM)
+    assert scene.declined == {(SessionStage.DEAL.value, VICTIM): "terms"}
+    assert VICTIM not in total.record.members
 
 
 # --- members that are told different things of one session
@@ -319,5 +343,5 @@ def test_a_session_that_is_asked_again_in_another_attempt_is_over(memory: Worker
             continue
         memory.answer(order)
         keys.append(work.answer(client, Result({"loss": victim.vector}, {}, {}, 100)).statement.keys)
-        member_checks.check_sessions(client, work.session.hex(), work="train", count=True)  # as MASK does
+        limits.check_sessions(client, work.session.hex(), work="train", count=True)  # as MASK does
     assert (len(keys), reasons) == (1, ["session-over"] * 2)

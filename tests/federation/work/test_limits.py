@@ -11,15 +11,30 @@ from coordinator.aggregation.interface import TooFewUpdatesError
 from coordinator.aggregation.phases import Waiting
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Sum, invitation
+from federation.digests import digest
 from federation.secure.evaluation import clip
 from federation.secure.thresholds import EVALUATION_NOISE, Mode
 from federation.vectors import update_layout
 from federation.work.base import Shape, Work, WorkError, WorkingClient
 from federation.work.evaluate.work import Evaluate
-from federation.work.secure.member_checks import check_sessions
+from federation.work.jacobian.work import Jacobian
+from federation.work.secure.limits import check_sessions
 from federation.work.secure.terms import SessionStage
 from federation.work.site import EVALUATE, MemoryLedger, SecurePolicy, SessionEntry, SessionLedger, Site
-from tests.federation.work.scene import ORIGIN, Cast, Inputs, Kept, Member, cast, equal, held, names, play, setting
+from tests.federation.work.scene import (
+    ORIGIN,
+    TRAIN,
+    Cast,
+    Inputs,
+    Kept,
+    Member,
+    cast,
+    equal,
+    held,
+    names,
+    play,
+    setting,
+)
 from worker.site.policy import Policy
 from worker.site.round_ledger import RoundLedger
 
@@ -109,7 +124,7 @@ def asked(ledger: SessionLedger) -> Ask:
             attempt=0,
             shape=Shape(update_layout([("w", 1)]), ("loss",), ("loss",)),
             memory=Kept(),
-            origin=replace(ORIGIN, run_id=run, base_model=model, task=task),
+            origin=replace(ORIGIN, run_id=run, base_model=digest(model.encode()), task=task),
             site=Site(ledger=ledger, data_sets=dict.fromkeys(together, together)),
         )
         try:
@@ -216,12 +231,96 @@ def test_after_a_sum_a_session_from_the_same_model_waits_until_owners_raise_the_
         summing(scene, b"3")
 
 
-def test_a_sum_that_was_not_unmasked_does_not_count() -> None:
+def test_two_sessions_may_be_lost_between_mask_and_unmask_before_the_sum_of_a_model() -> None:
+    scene = limited()
+    for number in range(2):
+        summing(scene, bytes([number]), until=SessionStage.UNMASK)
+    assert summing(scene, b"2")().record.survivors == tuple(names(range(6)))
+    assert not scene.declined
+
+
+def test_after_three_sessions_lost_between_mask_and_unmask_the_run_waits_for_the_owners() -> None:
     scene = limited()
     for number in range(3):
-        summing(scene, bytes([number]), until=SessionStage.UNMASK)
-    assert summing(scene, b"4")().record.survivors == tuple(names(range(6)))
-    assert not scene.declined
+        summing(scene, bytes([number]), until=SessionStage.CONFIRM)
+    with pytest.raises(Waiting, match=r"the owners may raise the limits in policy\.toml; then resume the run"):
+        summing(scene, b"3")
+    assert scene.declined == {(SessionStage.READY.value, name): "model-sums" for name in scene.members}
+    assert {entry.masked for entry in scene.members[VICTIM].site.counted(ORIGIN.task)} == {True}
+
+
+def test_of_many_sessions_from_one_model_that_are_ready_members_mask_in_three() -> None:
+    scene = limited(sessions_per_model=1000)
+    begun = [summing(scene, bytes([number]), until=SessionStage.MASK) for number in range(4)]
+    scene.unasked = SessionStage.CONFIRM
+    for rest in begun[:3]:
+        with pytest.raises(TooFewUpdatesError, match="0 members have confirmed"):
+            rest()
+    with pytest.raises(TooFewUpdatesError, match="0 of 6 members have sent their masked vectors"):
+        begun[3]()
+    assert scene.declined == {(SessionStage.MASK.value, name): "model-sums" for name in scene.members}
+
+
+# --- one model has one name, and all runs count
+
+
+OTHER_NAMES = (digest(b"model-0", "sha256"), ORIGIN.base_model.upper(), ORIGIN.base_model.replace("blake3:", "BLAKE3:"))
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_a_model_under_a_second_name_is_neither_summed_nor_evaluated_again(name: str) -> None:
+    scene = limited()
+    summing(scene, b"1")
+    assert evaluate(scene, b"e").record.survivors == tuple(names(range(6)))
+    scene.base_model = name
+    for ask in (lambda: summing(scene, b"2"), lambda: evaluate(scene, b"f")):
+        scene.declined.clear()
+        with pytest.raises(TooFewUpdatesError, match="0 are ready"):
+            ask()
+        assert scene.declined == {(SessionStage.READY.value, name): "base-model" for name in scene.members}
+
+
+FEDCMOO = {"bound": "none", "sketch": "exact", "budget": 1.0, "scope": "all"}
+GRADIENTS = Jacobian(sketch="exact", budget=1.0, batch_size=TRAIN.sgd.batch_size, objectives=("loss",))
+
+
+def gradients_of(scene: Cast, nonce: bytes, without: str = "", work: Work = GRADIENTS) -> Sum:
+    """A session of a run of FedCMOO with all members but one: of its gradients, or of its training."""
+    ids = next(iter(scene.members.values())).members.key_ids()
+    for member in scene.members.values():
+        member.gradients = {"loss": member.vector}
+    chosen = setting(
+        scene,
+        Mode.SUM,
+        "fedcmoo",
+        FEDCMOO,
+        clip=1.0,
+        work=work,
+        nonce=nonce * 16,
+        invited=invitation({name: ids[name] for name in scene.members if name != without}),
+    )
+    total: Sum = held(scene, secure_sum(chosen, equal))
+    return total
+
+
+def test_a_sum_of_all_in_one_run_and_gradients_of_all_but_one_in_another_are_not_both_shown() -> None:
+    scene = limited()
+    summing(scene, b"1")
+    scene.run_id = "another"
+    with pytest.raises(Waiting):
+        gradients_of(scene, b"2", without=VICTIM)
+    declined = {(SessionStage.READY.value, name): "model-sums" for name in scene.members if name != VICTIM}
+    assert scene.declined == declined
+
+
+def test_a_run_whose_algorithm_has_two_phases_gets_a_sum_of_each() -> None:
+    scene = limited()
+    assert gradients_of(scene, b"1").record.survivors == tuple(names(range(6)))
+    assert gradients_of(scene, b"2", work=TRAIN).record.survivors == tuple(names(range(6)))
+    with pytest.raises(Waiting):
+        gradients_of(scene, b"3")
+    with pytest.raises(Waiting):
+        gradients_of(scene, b"4", work=TRAIN)
 
 
 def test_a_member_that_unmasks_again_after_a_crash_counts_one_sum() -> None:
@@ -255,6 +354,8 @@ def test_a_sum_that_was_unmasked_is_known_after_a_restart(tmp_path: Path) -> Non
     first()
     ledger.close()
     ledger = restarted()
+    reached = [(entry.masked, entry.unmasked) for entry in ledger.entries({ORIGIN.task})]
+    assert sorted(reached) == [(True, False), (True, True)]
     with pytest.raises(TooFewUpdatesError):
         second()
     assert scene.declined[SessionStage.UNMASK.value, victim] == "model-sums"

@@ -145,6 +145,7 @@ def test_a_bundle_is_written_and_verified_by_commands(centre: Federation, finish
         "not verified: K and the model, because the file has no updates and no models; `fedpareto admin bundle "
         f"{run} --payloads --out FILE` adds them",
         measured,
+        f"{bare}: nothing is wrong; what is named above was not verified",
     ]
     edited = Edited.of(whole).with_round(1, lambda found: found.metrics.__setitem__("loss/test", 0.25))
     failed = fedpareto("verify", edited.write(wrong), code=1)

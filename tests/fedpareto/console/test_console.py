@@ -224,6 +224,14 @@ def test_an_entrance_leads_to_no_other_server(console: Served, to: str) -> None:
     assert 'content="0;url=/"' in answer.text
 
 
+@pytest.mark.parametrize(
+    "other", ['theme={"dark":true}', "a b=c", "=x", "flag", 'q="a;b', "x=\xff", "path=1; $Version=1", "n\xe4me=1"]
+)
+def test_a_cookie_of_another_program_on_this_machine_does_not_lock_the_console_out(console: Served, other: str) -> None:
+    for cookie in (f"{other}; {console.cookie}", f"{console.cookie};{other}"):
+        assert console.ask("/log", Cookie=cookie).status == 200
+
+
 def test_a_session_ends_after_twelve_hours_and_when_it_is_left(console: Served) -> None:
     console.enter()
     token = console.page("/log").partition('name="token" value="')[2].partition('"')[0]
@@ -265,6 +273,7 @@ def test_a_post_needs_our_origin_and_the_token_of_the_session(console: Served) -
     assert console.ask("/leave", "POST", b"", **ours).status == 403
     assert console.ask("/leave", "POST", b"x" * (security.MAX_BODY_BYTES + 1), **ours).status == 413
     assert console.ask("/leave", "POST", b"", **ours, Content_Length="x").status == 400
+    assert console.ask("/leave", "POST", b"a=1&" * 64 + body, **ours).status == 400
     assert console.ask("/log").status == 200  # the session goes on
 
 
@@ -305,6 +314,12 @@ def test_no_page_has_a_style_or_a_script_of_its_own(stage: Stage, console: Serve
         ("/log?before=-1", 400),
         ("/log?text=" + "x" * 300, 400),
         ("/log?" + "x" * 5000, 400),
+        ("/log?" + "&" * 64, 400),
+        ("/runs/none/series?" + "a=1&" * 64, 400),
+        ("/events?of=" + quote("/log?" + "a=1&" * 65, safe=""), 400),
+        ("/events?" + "a=1&" * 64, 400),
+        ("/events?of=//[", 400),
+        ("/enter?" + "key=x&" * 65, 400),
         ("/compare?" + "&".join(f"run={i}" for i in range(7)), 400),
         ("/compare?run=only", 400),
         ("/events?of=/nothing", 404),

@@ -109,8 +109,8 @@ def test_a_policy_that_cannot_be_used_is_refused_with_the_key(tmp_path: Path, te
 BASE = "blake3:base"
 
 
-def entry(session: str, work: str = "train", *, unmasked: bool = False) -> SessionEntry:
-    return SessionEntry(session, "run", "digits", BASE, work, unmasked)
+def entry(session: str, work: str = "train", **reached: bool) -> SessionEntry:
+    return SessionEntry(session, "run", "digits", BASE, work, **reached)
 
 
 def test_sessions_are_counted_once_and_survive_a_restart(tmp_path: Path) -> None:
@@ -119,9 +119,12 @@ def test_sessions_are_counted_once_and_survive_a_restart(tmp_path: Path) -> None
     for made in (entry("a"), entry("b", EVALUATE), entry("a")):
         first.add(made)
     first.add(SessionEntry("c", "run", "mnist", BASE, "train"))
+    for session in ("a", "b"):
+        first.mask(session)
     first.unmask("a")
     other_process = RoundLedger(path)
-    assert list(other_process.entries({"digits"})) == [entry("a", unmasked=True), entry("b", EVALUATE)]
+    expected = [entry("a", masked=True, unmasked=True), entry("b", EVALUATE, masked=True)]
+    assert list(other_process.entries({"digits"})) == expected
     assert other_process.tasks() == ["digits", "mnist"]
     assert path.stat().st_mode & 0o777 == 0o600
 

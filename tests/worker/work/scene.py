@@ -12,9 +12,10 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.digests import digest
-from federation.secure.thresholds import Mode
+from federation.secure.thresholds import BLUR, Mode
 from federation.spec.objective_names import joint_target
 from federation.spec.run_spec import RunSpec
+from federation.spec.sharing import Unshared
 from federation.trust.envelope import key_id
 from federation.trust.join_string import JoinStringFields
 from federation.trust.member_files import MemberFiles
@@ -81,8 +82,8 @@ def session_terms(
     """What the members agree on for a session of an assignment, in round 0 of the run `run`."""
     fields: dict[str, Any] = {
         "federation_id": FEDERATION, "run_id": "run", "round": 0, "mode": Mode.SUM, "base_model": asked.base_model,
-        "spec": digest(document), "task": "digits", "length": asked.rows[0].length, "clip": 0.0, "disclose": (),
-        "invited": invited(keys), "seed": asked.seed, "unshared": b"",
+        "spec": digest(document), "task": "digits", "length": asked.rows[0].length, "clip": 0.0, "blur": BLUR,
+        "disclose": (), "invited": invited(keys), "seed": asked.seed, "unshared": Unshared(),
         "work": Train.of(RunSpec.parse(document), 0, joint_target(("loss",))),
     }  # fmt: skip
     return SessionTerms(**{**fields, **changes})

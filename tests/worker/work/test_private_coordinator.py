@@ -16,7 +16,7 @@ from federation.secure import hashing
 from federation.secure.dealing import deal_bytes
 from federation.secure.member_keys import member_keys
 from federation.secure.payloads import join_envelopes
-from federation.secure.thresholds import Thresholds
+from federation.secure.thresholds import BLUR, Thresholds
 from federation.training.trainer import Trainer
 from federation.trust.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, Input, JacobianWork, ReplyManifest, Row
@@ -101,7 +101,7 @@ def colluder(name: str, terms: SessionTerms, key: Ed25519PrivateKey, secret: byt
     """The envelope that another member signs at READY."""
     session = hashing.session(terms_bytes(terms))
     public = member_keys(secret + name.encode(), session).public
-    said = SecureStatement(session=session, stage="secure-ready", keys=public.c + public.s)
+    said = SecureStatement(session=session, stage="secure-ready", keys=public.c + public.s, blur=BLUR)
     reply = ReplyManifest(
         federation_id=FEDERATION, run_id=terms.run_id, round=terms.round, spec=terms.spec, client_id=name,
         statement=said.SerializeToString(),

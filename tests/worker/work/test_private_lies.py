@@ -87,7 +87,9 @@ def test_after_an_attempt_that_was_voided_with_its_sum_the_run_waits_for_the_own
     assert first == (0, "the coordinator says that a check failed")
     assert all("their data sets have been in as many private rounds" in reason for _, reason in others), others
     for process in made.fed.workers.values():
-        process.wait_for_text("declined, model-sums: 1 sums of train from this model have been unmasked; 1 are allowed")
+        process.wait_for_text(
+            "declined, model-sums: for a sum of train from this model, 1 sums have been unmasked; 1 are allowed"
+        )
     reason = made.fed.query("select reason from runs where run_id = :run", run=run)[0][0]
     assert "the owners may raise the limits in policy.toml; then resume the run" in reason
     lies(made, "")

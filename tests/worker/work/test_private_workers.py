@@ -20,11 +20,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.home import CoordinatorHome
 from federation.record.bundle import BundleReader
+from federation.tasks import initial_model, task
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.v1.record_pb2 import RoundRecord
 from federation.v1.secure_pb2 import SecureDealWork
-from federation.vectors import Layout, Tensor
+from federation.vectors import Layout, Tensor, to_bytes
 from federation.work.base import Shape
 from federation.work.evaluate.work import Evaluate
 from federation.work.site import SessionEntry
@@ -67,8 +68,9 @@ def unpinned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
     with federation(tmp_path_factory.mktemp("private")) as fed:
         fed.serve()
         made = Members(fed, CLIENTS, task="digits")
-        # Runs in different modes are compared, so each model is trained on several times.
-        made.enrol("[secure]\nsums_per_model = 1000\n")
+        # Runs in different modes are compared, so each model is trained on several times. The owners decide about runs,
+        # so their workers keep the specifications and hold the coordinator to them.
+        made.enrol('submitters = ["admin"]\n[secure]\nsums_per_model = 1000\n')
         (fed.directory / LATE / "roster.toml").rename(fed.directory / "roster.toml")
         for client in CLIENTS:
             made.work(client)
@@ -174,6 +176,19 @@ def test_a_private_round_shows_one_sum_and_leaves_no_secret(scene: Members, tmp_
     assert {(phase["asked"], phase["replied"]) for phase in phases} == {(5, 5)}
 
     assert secrets_left_nowhere(scene, watch, tmp_path / "copy.db") == 2, "of an update and of an evaluation"
+
+
+def test_an_owner_sees_which_private_run_starts_from_a_model_of_its_submitter_and_both_are_done(
+    scene: Members, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(to_bytes(*initial_model(task("digits"), 12)))
+    run = scene.fed.completed("pretrained", SPEC, "--model", str(path))
+    assert {part.get("reason", "") for part in scene.round(run)["participations"]} == {""}
+    home = ("--home", str(scene.fed.directory / LATE))
+    assert "warning: initial model blake3:" in (shown := scene.fed.fedpareto("worker", "runs", "pretrained", *home))
+    assert "given by the submitter" in shown
+    assert "from task and seed, checked" in scene.fed.fedpareto("worker", "runs", "private", *home)
 
 
 # The stages of each mode: all but "sum" open the Gram matrix too.

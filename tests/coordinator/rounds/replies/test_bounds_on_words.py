@@ -2,17 +2,20 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coordinator.rounds.replies.content import MAX_NUMBERS
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, TaskOffer
-from storage.models import Client
+from storage.models import Client, Consent
+from tests.coordinator.rounds.runs.scene import answer, asked, attends, say
 from tests.few import few
 from tests.harness import Attending
 from tests.running import refused, wait_for
 from tests.stage import Player, Stage
+from tests.verification.scene import verified
 
 ESCAPES = "\x1b[2J[/red]\u202e\u200b\r\n"
 
@@ -133,3 +136,25 @@ def test_a_decline_with_a_hostile_reason_is_malformed_and_its_words_are_one_line
     assert (row.reason, len(row.message) <= 400, row.message.isprintable()) == ("malformed", True, True)
     assert row.message.startswith("\\x1b[2J[/red]\\u202e\\u200b\\r\\n: whywhy")
     wait_for(lambda: "malformed" in command(stage, "round", run, "0"), "the round to show it")
+
+
+def test_a_text_of_a_member_or_an_administrator_that_is_cut_still_verifies(stage: Stage, tmp_path: Path) -> None:
+    text = "CUDA out of memory.\n" * 50  # PyTorch describes a full device in some 700 characters
+
+    run = in_a_round(stage, lambda player, order: player.decline(order, "error", text))
+    assert stage.assignments(run)["cleo"].message.endswith(f"... ({len(text)} characters)")
+    parts = stage.served.document("round", run, "0")["participations"]
+    assert all(check["verified"] for part in parts for check in part["envelopes"])
+
+    stopped, (eve, finn) = stage.begin("eve", "finn")
+    stream = attends(eve, *eve.tasks)
+    say(eve, stream, answer(eve, asked(eve, stream), "refused", reason="owner", message=text))
+    wait_for(lambda: stage.look(lambda session: session.get(Consent, (stopped, "eve"))), "the answer")
+    finn.order()
+    stage.stop_run(stopped, reason=text * 3)
+    assert len(stage.run(stopped).reason) == len(stage.rounds(stopped)[0].reason) == 400
+    stream.close()
+    stage.revoke("eve", reason=text)
+    assert stage.served.document("audit", "verify")["problems"] == []
+    for ended in (run, stopped):
+        verified(stage, ended, tmp_path)

@@ -1,6 +1,7 @@
 """What members claim of themselves: how far it counts, and what an operator is told about it."""
 
 from datetime import UTC, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
 from storage.models import Reply
 from storage.states import RoundState
 from tests.running import SECONDS, refused
-from tests.stage import LAYOUT, MODEL, Stage, spec
+from tests.stage import LAYOUT, MODEL, Stage, answer, spec
+from tests.verification.scene import verified
 
 ABSURD = 2**53
 
@@ -98,6 +100,24 @@ def test_submit_says_what_claims_of_samples_steer(stage: Stage, more: str, words
     for word, warning in zip(words, response.warnings, strict=True):
         assert word in warning
         assert "limits.samples = 10000000" in warning
+
+
+def test_an_accuracy_that_is_no_share_neither_ends_a_run_nor_chooses_its_best_model(
+    stage: Stage, tmp_path: Path
+) -> None:
+    more = 'selection.minimum = 3\nstop = { metric = "accuracy", split = "test", target = 0.95, patience = 2 }'
+    run, players = stage.begin("ann", "ben", "cleo", rounds=2, more=more)
+    answer(*players)
+    for player in players:
+        claim = {"test/accuracy": 100.0, "test/accuracy/loss": -7.0} if player.name == "ann" else {}
+        player.reply(player.order(), metrics=claim)
+    stage.play(run, *players)
+    first, last = stage.rounds(run)
+    assert first.metrics["stop/value"] == first.metrics["accuracy/mean"] <= 1
+    assert last.metrics["stop/best"] <= 1
+    assert stage.evaluations(run)["ann", "test"].accuracy is None
+    assert stage.evaluations(run)["ann", "test"].others == {}
+    verified(stage, run, tmp_path)
 
 
 def test_the_default_box_leaves_no_client_more_than_its_share_and_one_over_m() -> None:

@@ -1,9 +1,11 @@
 """The coordinator's side of runs that members answer, and of sites that are closed."""
 
 import re
+import threading
 from collections.abc import Callable
 from datetime import UTC, timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -12,6 +14,7 @@ from sqlalchemy import ColumnElement
 
 from coordinator.members.access import control
 from coordinator.members.access.call_limits import CONSENT, RATES, Buckets, Rate
+from coordinator.rounds.supervisor import Supervisor
 from federation.digests import digest
 from federation.record.bundle import CONSENTS, BundleReader
 from federation.trust.envelope import seal
@@ -23,7 +26,7 @@ from storage.states import Answer
 from tests.coordinator.rounds.runs.scene import answer, asked, attends, say
 from tests.harness import refused
 from tests.running import SECONDS, wait_for
-from tests.stage import Player, Stage, spec
+from tests.stage import MODEL, Player, Stage, spec, submission
 from tests.verification.scene import Edited, exported
 from verification.errors import Verified, Wrong
 from verification.run import OpenedRun
@@ -51,6 +54,7 @@ def test_a_client_that_answers_runs_is_told_of_each_and_gets_work_of_those_that_
         fetched(ben, told.spec)
     say(ann, stream, answer(ann, told, "waiting", reason="owner"))
     train = ben.order()
+    assert (train.round, train.base_model) == (0, told.initial_model)
     asking = admin.GetRunRequest(run=run)
     shown = wait_for(lambda: stage._admin.GetRun(asking, timeout=SECONDS).run.consents, "the answer")
     assert [(one.client_id, one.answer, one.check.verified) for one in shown] == [("ann", "waiting", True)]
@@ -75,6 +79,27 @@ def test_a_client_that_answers_runs_is_told_of_each_and_gets_work_of_those_that_
     again.close()
     with refused("PERMISSION_DENIED", "blob-not-offered"):
         fetched(ann, told.spec)
+
+
+def test_members_are_asked_about_a_run_also_if_the_call_that_submits_it_is_cut(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, (ann,) = stage.crew("ann")
+    stream = attends(ann, task)
+    begun, go, submit = threading.Event(), threading.Event(), Supervisor.submit
+
+    def late(*arguments: Any, **more: Any) -> str:
+        begun.set()
+        assert go.wait(SECONDS)
+        return submit(*arguments, **more)
+
+    monkeypatch.setattr(Supervisor, "submit", late)
+    call = stage._admin.SubmitRun.future(iter(submission(spec(f"consents-{stage.count}", task), MODEL)))
+    assert begun.wait(SECONDS)
+    call.cancel()
+    stage._admin.ListRuns(admin.ListRunsRequest(), timeout=SECONDS)  # the end of the call has arrived before it
+    go.set()
+    assert asked(ann, stream).task == task
 
 
 def test_a_client_that_keeps_changing_its_answer_is_told_to_wait_and_writes_no_more_entries(

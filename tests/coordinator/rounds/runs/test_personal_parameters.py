@@ -161,6 +161,23 @@ def test_two_states_are_kept_and_a_round_that_is_repeated_begins_with_the_one_be
     assert kept.before(9, layout) is None
 
 
+def test_a_state_that_cannot_be_read_for_now_is_not_taken_for_none(tmp_path: Path) -> None:
+    layout = Layout((Tensor("a", (2,)),))
+    kept, aside = KeptState(tmp_path / "run"), tmp_path / "aside"
+    kept.keep(0, to_bytes(layout, np.ones(2, dtype=np.float32)))
+    for place in (kept.path(0), tmp_path / "run"):
+        place.rename(aside)
+        if place.suffix:
+            place.mkdir()  # to read it is an error of the system
+        else:
+            place.write_bytes(b"")
+        with pytest.raises((IsADirectoryError, NotADirectoryError)):
+            kept.before(1, layout)
+        place.rmdir() if place.suffix else place.unlink()
+        aside.rename(place)
+        np.testing.assert_array_equal(kept.before(1, layout), np.ones(2))
+
+
 def test_parameters_wait_beside_their_reply_and_count_only_when_it_is_accepted(tmp_path: Path) -> None:
     layout = Layout((Tensor("a", (2,)),))
     content = to_bytes(layout, np.ones(2, dtype=np.float32))

@@ -1,0 +1,79 @@
+"""A failed computation of a private session: it is answered like any other, counted, and told to the owner alone.
+
+The model is the coordinator's choice, so it can be made such that the computation fails exactly if the data have a
+property. If members declined then, or answered otherwise, one question would tell the property. So the reply is the
+same, and after some failures in a row a worker takes part in no private session until its owner has looked.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federation.secure.random_direction import random_direction
+from federation.work.base import WorkError, WorkingClient
+from federation.work.secure.journal import Journal
+from federation.work.site import FailedSession
+
+SHOWN = "training-failed"
+"""The reason for which a failure is declined if the run discloses numbers, which a failed computation does not have."""
+
+
+class FailureShown(WorkError):
+    """The run discloses numbers of this member, so it declines, without saying what failed.
+
+    Attributes:
+        failure: the error of the computation, for the owner.
+    """
+
+    def __init__(self, failure: str) -> None:
+        super().__init__("the numbers that this run discloses could not be computed", reason=SHOWN)
+        self.failure = failure
+
+
+def stand_in(journal: Journal, clip: float, length: int) -> NDArray[np.float32]:
+    """The vector in place of one that could not be computed, (length,).
+
+    Zero with a clip, which members may send then: `Journal.direction` gives its sketch a random direction. Without a
+    clip, a vector becomes a unit vector, and so it is itself a random direction.
+    """
+    if clip > 0:
+        return np.zeros(length, np.float32)
+    return random_direction(journal.secret, journal.session, length)
+
+
+def check_failing(client: WorkingClient, session: str) -> None:
+    """Raises WorkError, `failing`, if too many sessions of the data set failed in a row, this one not counted.
+
+    It is asked before the data are used. `session` is asked again after a crash.
+    """
+    site, task = client.site, client.origin.task
+    failed = [entry for entry in _row(client) if entry.session != session]
+    if len(failed) >= site.policy(task).failures:
+        raise WorkError(
+            f"{len(failed)} computations of private rounds failed here in a row; the owner of this site has to look",
+            reason="failing",
+        )
+
+
+def count(client: WorkingClient, session: str, work: str, failure: str) -> None:
+    """Counts a session whose computation failed, or ends the row of failures, durably before this returns.
+
+    The same session counts once. Raises OSError if the ledger cannot be written.
+
+    Args:
+        client: the member.
+        session: its hexadecimal digest.
+        work: the kind of work of the vectors, whose row of failures ends.
+        failure: the error; empty if there was none.
+    """
+    site, origin = client.site, client.origin
+    with site.ledger.lock:
+        if failure:
+            site.ledger.fail(FailedSession(session, origin.run_id, client.round, origin.task, work, failure))
+        else:
+            site.ledger.succeed(site.tasks_beside(origin.task), work)
+
+
+def _row(client: WorkingClient) -> Sequence[FailedSession]:
+    return client.site.ledger.failures(client.site.tasks_beside(client.origin.task))

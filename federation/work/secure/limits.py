@@ -1,0 +1,141 @@
+"""The owner's limits on private rounds: how many sessions, and how many sums of one model, a member takes part in.
+
+A session counts from its first message that depends on the member's vector. All numbers are those of the ledger, which
+outlives every run.
+"""
+
+from collections.abc import Sequence
+
+from federation.digests import model_name
+from federation.work.base import WorkError, WorkingClient
+from federation.work.secure.member_checks import require
+from federation.work.site import EVALUATE, SecurePolicy, SessionEntry
+
+LOST_SESSIONS = 2
+"""Sessions of one model and phase with MASK answered that may be lost before their sum, beside `sums_per_model`."""
+
+
+def check_sessions(client: WorkingClient, session: str, *, work: str, count: bool) -> None:
+    """Checks that the owner's limits allow one more session; `count` makes it count, durably.
+
+    An evaluation is deterministic: two evaluations of one model, the second without one member, would show the values
+    of this member. So each model is evaluated once, and in a run as often as this member has trained in private rounds.
+
+    Args:
+        client: the member.
+        session: its name in the ledger; a session that counts is allowed again.
+        work: the kind of work of the vectors; an evaluation may be shown in the clear.
+        count: if true, the session counts from now on.
+
+    Raises:
+        WorkError: `base-model`, `sessions`, `model-sessions`, `model-sums`, `model-evaluated` or `evaluations`.
+        OSError: the ledger cannot be written.
+    """
+    origin, site, evaluation = client.origin, client.site, work == EVALUATE
+    policy, model = site.policy(origin.task), _model(client)
+    noun, most = ("evaluation", policy.evaluations) if evaluation else ("training", policy.sessions)
+    with site.ledger.lock:
+        others = _others(client, session)
+        alike = [entry for entry in others if entry.evaluation == evaluation]
+        require(
+            len(alike) < most,
+            "sessions",
+            f"this data set has been in all sessions of {noun} that its owner allows: {most}",
+        )
+        if evaluation:
+            _check_evaluations(client, others, policy)
+        else:
+            rivals = _rivals(client, others, work)
+            require(
+                len(rivals) < policy.sessions_per_model,
+                "model-sessions",
+                f"{len(rivals)} sessions of {work} have begun from this model; {policy.sessions_per_model} are allowed",
+            )
+            _check_sums(rivals, policy, work)
+            _check_masks(rivals, policy, work)
+        if count:
+            site.ledger.add(SessionEntry(session, origin.run_id, origin.task, model, work))
+
+
+def mask(client: WorkingClient, session: str, *, work: str) -> None:
+    """Checks and counts a session as `check_sessions`, and records durably that MASK is answered in it."""
+    with client.site.ledger.lock:
+        check_sessions(client, session, work=work, count=True)
+        client.site.ledger.mask(session)
+
+
+def unmask(client: WorkingClient, session: str, *, work: str) -> None:
+    """Records durably that the sum of a session is unmasked, if the owner's limits allow one more.
+
+    If a member is in only one of two sums from one model, the two show its vector: see `docs/member/privacy.md`.
+    Raises as `check_sessions`.
+    """
+    ledger = client.site.ledger
+    with ledger.lock:
+        rivals = _rivals(client, _others(client, session), work)
+        _check_sums(rivals, client.site.policy(client.origin.task), work)
+        ledger.unmask(session)
+
+
+def _model(client: WorkingClient) -> str:
+    """The name of the model in the ledger. A second name of it is refused, so that no model counts as two."""
+    try:
+        return model_name(client.origin.base_model)
+    except ValueError as error:
+        raise WorkError(str(error), reason="base-model") from None
+
+
+def _others(client: WorkingClient, session: str) -> list[SessionEntry]:
+    """The sessions of the data set that count, without this one."""
+    return [entry for entry in client.site.counted(client.origin.task) if entry.session != session]
+
+
+def _rivals(client: WorkingClient, others: Sequence[SessionEntry], work: str) -> list[SessionEntry]:
+    """The sessions whose sums, beside that of this one, would show this member's vector.
+
+    They are from the same model, and of the same phase of the run's algorithm, or of any phase of training of another
+    run. Other phases of the same run are no rivals, since the algorithm needs all of them.
+    """
+    run_id, model, evaluation = client.origin.run_id, _model(client), work == EVALUATE
+    return [
+        entry
+        for entry in others
+        if entry.base_model == model
+        and entry.evaluation == evaluation
+        and (entry.work == work or entry.run_id != run_id)
+    ]
+
+
+def _check_sums(rivals: Sequence[SessionEntry], policy: SecurePolicy, work: str) -> None:
+    sums = sum(entry.unmasked for entry in rivals)
+    require(
+        sums < policy.sums_per_model,
+        "model-sums",
+        f"for a sum of {work} from this model, {sums} sums have been unmasked; {policy.sums_per_model} are allowed "
+        "(secure.sums_per_model)",
+    )
+
+
+def _check_masks(rivals: Sequence[SessionEntry], policy: SecurePolicy, work: str) -> None:
+    masked, most = sum(entry.masked for entry in rivals), policy.sums_per_model + LOST_SESSIONS
+    require(
+        masked < most,
+        "model-sums",
+        f"for a sum of {work} from this model, masked vectors have been sent in {masked} sessions; {most} are allowed "
+        f"(secure.sums_per_model, and {LOST_SESSIONS} that are lost)",
+    )
+
+
+def _check_evaluations(client: WorkingClient, others: Sequence[SessionEntry], policy: SecurePolicy) -> None:
+    model, run_id = _model(client), client.origin.run_id
+    evaluated = any(entry.evaluation and entry.base_model == model for entry in others)
+    require(not evaluated, "model-evaluated", "this model was evaluated here before; the numbers of then stand")
+    measured, trained = (
+        sum(entry.evaluation == kind and entry.run_id == run_id for entry in others) for kind in (True, False)
+    )
+    require(
+        measured < trained + policy.evaluations_ahead,
+        "evaluations",
+        f"this data set has been in {trained} private rounds of training of this run and in {measured} evaluations; "
+        "there are no more evaluations than rounds",
+    )

@@ -1,0 +1,334 @@
+"""What an approved run may be asked for: no update in the clear in a private run, and its own initial model alone.
+
+The coordinator signs what it likes. Its worker is real, over TLS, and its owner has pinned a roster.
+"""
+
+import json
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf.message import Message
+from google.protobuf.wrappers_pb2 import UInt64Value
+
+from federation.digests import digest
+from federation.spec.run_spec import RunSpec
+from federation.tasks import task
+from federation.training.own import run_model
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    EvaluateWork,
+    JacobianWork,
+    ResidualWork,
+    SearchWork,
+    SignedEnvelope,
+    TrainWork,
+)
+from federation.v1.secure_pb2 import (
+    SecureConfirmWork,
+    SecureDealWork,
+    SecureMaskWork,
+    SecureOpenWork,
+    SecureReadyWork,
+    SecureTerms,
+    SecureUnmaskWork,
+)
+from federation.vectors import to_bytes
+from federation.work.base import Shows
+from federation.work.registry import BUILT_IN, STAGES, decode
+from federation.work.site import SecurePolicy, Site
+from tests.harness import wait_for
+from tests.paths import OWNERS_CODE
+from tests.scripted import Submission
+from tests.worker.scene import ALLOWED, Running, Scene, asked_run, command, gradients, reason, training
+from tests.worker.work.scene import DOCUMENT, keys_of_five, pin, session_terms, to_be_ready
+from tests.works import set_work
+from worker.site import specified
+from worker.site.asked_runs import AskedRun, RunsFile
+from worker.site.policy import Policy
+
+OPEN = DOCUMENT.replace(b'privacy.secure = "sum"\n', b"")
+DISCLOSED = DOCUMENT + b'privacy.disclose = ["evaluation"]\n'
+EACH_RUN = Policy(approve="each-run")
+LOYAL = Policy(algorithms=("fedavg-n",))
+
+
+class Hospital(Scene):
+    """A member of five that have pinned a roster, and its coordinator, for the run `run`."""
+
+    number = 0
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene.coordinator, scene.home.directory, scene.offers, scene.model)
+        self.member, self.started = scene.member, scene.started
+        self.keys: dict[str, Ed25519PrivateKey] = keys_of_five(self.member)
+        pin(self.home, self.member, self.keys)
+
+    def approved(self, document: bytes, policy: Policy = EACH_RUN, **changes: str) -> Running:
+        """A worker, after the run has asked with this specification and was approved."""
+        running = self.attending(policy=policy)
+        self.approve(document, **changes)
+        return running
+
+    def approve(self, document: bytes, **changes: str) -> None:
+        """The run asks with this specification, and the owner approves it."""
+        asked = self.coordinator.ask(document, "run", **changes)
+        wait_for(lambda: any(said.spec == asked.spec for said in self.coordinator.consents), "an answer")
+        with closing(RunsFile(self.home.runs)) as file:
+            (run,) = [run for run in file.of("run") if run.spec == asked.spec]
+            file.decide(run, "approved", "", datetime.now(UTC))
+        wait_for(lambda: self.answer(asked.spec) == "accepted", "the run to be accepted")
+
+    def answer(self, spec: str) -> str:
+        return [said.answer for said in self.coordinator.consents if said.spec == spec][-1]
+
+    def work(self, document: bytes, message: Message | None = None, **changes: Any) -> AssignmentManifest:
+        """To do some work of the run in round 0, or to train."""
+        self.number += 1
+        fields = {"run_id": "run", "round": 0, "assignment_id": f"assignment-{self.number}", "spec": digest(document)}
+        asked = self.order(**{**fields, **changes})
+        if message is not None:
+            set_work(asked, message)
+        if isinstance(message, EvaluateWork):
+            del asked.rows[:]
+        return asked
+
+    def ready(self, **changes: Any) -> AssignmentManifest:
+        """To become ready for a session of the private run."""
+        self.coordinator.blobs[digest(DOCUMENT)] = DOCUMENT
+        terms = session_terms(self.order(**changes), self.keys, nonce=bytes(16))
+        return to_be_ready(self.work(DOCUMENT, **changes), terms)
+
+    def other_model(self) -> dict[str, Any]:
+        """The fields of an assignment from another model of the same layout."""
+        layout, data = self.model
+        other = to_bytes(layout, np.ones(layout.size, np.float32))
+        self.coordinator.blobs[digest(other)] = other
+        assert len(other) == len(data)
+        return {"base_model": digest(other)}
+
+    def told(self, asked: AssignmentManifest) -> str:
+        """The reason with which the worker declines; empty if it replies."""
+        self.coordinator.assign(asked)
+
+        def found() -> str | Submission | None:
+            declines = {one.assignment_id: one.reason for one in self.coordinator.declines}
+            replies = {one.manifest.assignment_id: one for one in self.coordinator.submissions}
+            return declines.get(asked.assignment_id) or replies.get(asked.assignment_id)
+
+        answer = wait_for(found, "an answer", 60)
+        self.coordinator.open.clear()
+        return answer if isinstance(answer, str) else ""
+
+    def evidence(self) -> list[tuple[str, str]]:
+        """The reason in the name of each kept order, and the assignment that it holds."""
+        kept = sorted(self.home.evidence.glob("*.order"))
+        orders = [SignedEnvelope.FromString(path.read_bytes()) for path in kept]
+        ids = [AssignmentManifest.FromString(order.manifest).assignment_id for order in orders]
+        return [(path.name.removesuffix(f"-{name}.order"), name) for path, name in zip(kept, ids, strict=True)]
+
+
+@pytest.fixture
+def five(scene: Scene) -> Hospital:
+    return Hospital(scene)
+
+
+# --- updates in the clear
+
+
+def test_an_approved_private_run_gets_no_result_in_the_clear_and_the_owner_is_alerted(five: Hospital) -> None:
+    running = five.approved(DOCUMENT)
+    jacobian = JacobianWork(batch_size=8, objectives=("loss",), sketch="exact", budget=1)
+    for message in (None, jacobian, SearchWork(steps=[1.0]), EvaluateWork(splits=["train"])):
+        assert five.told(five.work(DOCUMENT, message)) == "policy:approved"
+    assert five.told(five.work(DOCUMENT, round=7, **five.other_model())) == "policy:approved", "in any round"
+    alerts = running.wait_for("alert", 5)
+    assert "results in the clear, in a run whose specification asks for private rounds" in alerts[0]["message"]
+    assert five.evidence() == [("policy-approved", f"assignment-{number}") for number in range(1, 6)]
+    assert running.events("training") == []
+    assert five.told(five.ready()) == "", "the private round that was specified goes on"
+
+
+@pytest.mark.parametrize("policy", [EACH_RUN, LOYAL], ids=["each-run", "algorithms"])
+def test_another_specification_of_an_approved_private_run_opens_nothing(five: Hospital, policy: Policy) -> None:
+    running = five.approved(DOCUMENT, policy)
+    five.approve(OPEN)
+    for document in (DOCUMENT, OPEN):
+        assert five.told(five.work(document)) == "policy:approved"
+    running.stop()
+    five.start(policy=Policy())  # the owner decides about runs no more, and the specifications are still here
+    for document in (DOCUMENT, OPEN, b"that never asked"):
+        assert five.told(five.work(document)) == "policy:approved"
+    assert five.told(five.ready()) == ""
+
+
+def test_only_what_a_private_run_discloses_and_its_owner_allows_is_evaluated_in_the_clear() -> None:
+    evaluation = training()
+    del evaluation.rows[:]
+    set_work(evaluation, EvaluateWork(splits=["test"]))
+    for document, allowed, why in (
+        (DISCLOSED, ("evaluation",), ""),
+        (DISCLOSED, ("loss",), "policy:disclose"),
+        (DOCUMENT, ("evaluation",), "policy:approved"),
+        (OPEN, (), ""),
+        (b"rounds =", ("evaluation",), "policy:approved"),
+    ):
+        site = Site(policies={"digits": SecurePolicy(disclose=frozenset(allowed))})
+        assert reason(evaluation, site=site, kept=[asked_run(document=document)]) == why
+
+
+def test_work_of_a_kind_that_does_not_say_what_it_shows_is_not_done_in_an_approved_private_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(OWNERS_CODE / "lottery"))
+    ticket = training()
+    ticket.kind, ticket.work = "ticket", UInt64Value(value=1).SerializeToString()
+    required = Site(policies={"digits": SecurePolicy(required=True)})
+    for site in (Site(), required):  # no coordinator asks for it by mistake, so the owner is alerted of it at both
+        for asked in (ticket, gradients(8), training()):
+            assert reason(asked, site=site, kept=[asked_run(document=DOCUMENT)]) == "policy:approved"
+
+
+def test_a_worker_that_keeps_no_specifications_tells_its_owner_once_for_each_run_what_leaves_in_the_clear(
+    five: Hospital,
+) -> None:
+    running = five.attending()
+    (told,) = running.events("policy")
+    assert "the coordinator may ask for updates of digits in the clear" in told["message"]
+    for _ in range(2):
+        assert five.told(five.work(DOCUMENT)) == ""
+    assert five.told(five.work(DOCUMENT, EvaluateWork(splits=["test"]), run_id="other")) == ""
+    (said,) = running.events("in-the-clear")
+    assert (said["run_id"], said["task"]) == ("run", "digits")
+    running.stop()
+    five.home.policy.write_text("[secure.tasks.digits]\nrequired = true\n")
+    for quiet in (five.attending(), five.approved(OPEN)):
+        assert quiet.events("policy") == []
+        quiet.stop()
+
+
+# --- the initial model
+
+
+def test_round_0_of_an_approved_run_starts_from_the_model_with_which_it_asked(five: Hospital) -> None:
+    running = five.approved(OPEN)
+    other = five.other_model()
+    assert five.told(five.work(OPEN, **other)) == "initial-model"
+    assert "work from another model than the one with which the run asked" in running.wait_for("alert")[0]["message"]
+    assert five.evidence() == [("initial-model", "assignment-1")]
+    assert running.events("training") == []
+    assert five.told(five.work(OPEN, attempt=1)) == "", "also in a later attempt"
+    evaluation = five.work(OPEN, EvaluateWork(splits=["test"]), attempt=1, **other)
+    assert five.told(evaluation) == "", "of the model after the round"
+    assert five.told(five.work(OPEN, round=1, **other)) == "", "no later model is compared"
+
+
+def test_a_private_round_0_starts_from_the_model_with_which_the_run_asked(five: Hospital) -> None:
+    five.approved(DOCUMENT)
+    other = five.other_model()
+    for changes, why in ((other, "initial-model"), ({}, "")):
+        assert five.told(five.ready(**changes)) == why
+
+
+def test_a_run_that_asks_again_with_another_initial_model_keeps_the_first_one(five: Hospital) -> None:
+    running = five.approved(OPEN)
+    other = five.other_model()
+    five.coordinator.ask(OPEN, "run", initial_model=other["base_model"])
+    assert "and asks again with" in running.wait_for("run-invalid")[0]["message"]
+    assert five.told(five.work(OPEN, **other)) == "initial-model"
+    five.coordinator.ask(OPEN, "nameless", initial_model="")
+    running.wait_for("run-invalid", 2)
+    assert {said.run_id for said in five.coordinator.consents} == {"run"}
+
+
+def stages(terms: SecureTerms) -> dict[str, Message]:
+    """The messages of a session, by the name of the kind."""
+    members = ["a", "b"]
+    return {
+        "secure-ready": SecureReadyWork(terms=terms.SerializeToString()),
+        "secure-deal": SecureDealWork(session=bytes(32), mode="sum", members=members),
+        "secure-open": SecureOpenWork(session=bytes(32), members=members),
+        "secure-mask": SecureMaskWork(session=bytes(32), members=members),
+        "secure-confirm": SecureConfirmWork(session=bytes(32), members=members),
+        "secure-unmask": SecureUnmaskWork(session=bytes(32), members=members),
+    }
+
+
+def test_all_work_but_evaluations_and_later_stages_starts_from_the_model_of_its_round() -> None:
+    train, evaluate = TrainWork(steps=1, learning_rate=0.1), EvaluateWork(splits=["test"])
+    jacobian = JacobianWork(objectives=["left"], sketch="exact", budget=1)
+    messages: dict[str, Message] = {
+        "train": train, "evaluate": evaluate, "jacobian": jacobian, "search": SearchWork(steps=[1.0]),
+        "residual": ResidualWork(jacobian=jacobian, objectives=["left"]),
+        **stages(SecureTerms(mode="sum", train=train)),
+    }  # fmt: skip
+    assert set(messages) == {*BUILT_IN, *STAGES}
+    starts = {
+        name: decode(name, message.SerializeToString(), ALLOWED["digits"].shape).from_round_model
+        for name, message in messages.items()
+    }
+    assert {name for name, start in starts.items() if start} == {
+        "train", "jacobian", "residual", "search", "secure-ready",
+    }  # fmt: skip
+    ready = stages(SecureTerms(mode="sum", evaluate=evaluate))["secure-ready"].SerializeToString()
+    evaluation = decode("secure-ready", ready, ALLOWED["digits"].shape)
+    assert (evaluation.from_round_model, evaluation.shows) == (False, Shows.NOTHING)
+    run, asked = asked_run(document=DOCUMENT), training()
+    asked.round = 0
+    assert specified.problem(run, asked, evaluation, SecurePolicy()) is None
+
+
+# --- where the initial model comes from
+
+
+def made(document: bytes, algorithm: str = "blake3") -> str:
+    """The digest of the model that the task of a specification makes."""
+    spec = RunSpec.parse(document)
+    layout, vector = run_model(task(spec.task), spec.seed, spec.parameters)
+    return digest(to_bytes(layout, vector), algorithm)
+
+
+FROZEN = OPEN + b'parameters.frozen = ["*bias*"]\n'
+
+
+@pytest.mark.parametrize(
+    ("run", "source", "words"),
+    [
+        (asked_run(document=OPEN, initial_model=made(OPEN)), "task", "from task and seed, checked"),
+        (asked_run(document=OPEN, initial_model=made(OPEN, "sha256")), "task", "from task and seed, checked"),
+        (asked_run(document=FROZEN, initial_model=made(FROZEN)), "task", "from task and seed, checked"),
+        (asked_run(document=FROZEN, initial_model=made(OPEN)), "submitter", "given by the submitter"),
+        (asked_run(document=OPEN), "submitter", "makes another model from the seed 7"),
+        (asked_run(document=OPEN, task="mnist"), "unknown", "the specification is for the task digits"),
+        (asked_run(document=b"rounds ="), "unknown", "not checked"),
+        (
+            asked_run(document=OPEN.replace(b"digits", b"clinic:Clinic"), task="clinic:Clinic"),
+            "unknown",
+            "not checked, as this machine cannot make the model from task and seed",
+        ),
+        (asked_run(document=OPEN + b'parameters.frozen = ["no-such"]\n'), "unknown", "no-such"),
+    ],
+)
+def test_an_owner_sees_where_the_initial_model_of_a_run_comes_from(
+    scene: Scene, run: AskedRun, source: str, words: str
+) -> None:
+    place = ("--home", scene_home(scene))
+    with closing(RunsFile(scene.home.runs)) as file:
+        file.add(replace(run, spec=digest(run.document)))
+    shown = command("runs", "run-1", *place)
+    assert words in shown
+    assert ("warning: initial model" in shown) is (source != "task")
+    (document,) = json.loads(command("runs", "run-1", *place, "--json"))
+    assert document["origin"]["source"] == source
+    assert words in document["origin"]["message"]
+    (listed,) = json.loads(command("runs", *place, "--json"))
+    assert (listed["origin"], listed["initial_model"]) == (None, run.initial_model)
+
+
+def scene_home(scene: Scene) -> str:
+    scene.home.directory.mkdir(exist_ok=True)
+    return scene.joined()

@@ -1,0 +1,47 @@
+"""What a coordinator may ask for a run whose specification and initial model are kept at this site.
+
+The checks do not depend on which specification an assignment names: a run has one, so what one of its specifications
+rules out stays ruled out.
+"""
+
+from federation.v1.common_pb2 import AssignmentManifest
+from federation.work.base import Shows, Work
+from federation.work.site import SecurePolicy
+from worker.site.asked_runs import AskedRun
+
+
+def problem(run: AskedRun, manifest: AssignmentManifest, work: Work, policy: SecurePolicy) -> tuple[str, str] | None:
+    """The reason and the message with which work for a run is declined; None if the run may ask for it.
+
+    Args:
+        run: the run as it asked this site.
+        manifest: the assignment.
+        work: the work of the assignment.
+        policy: the permissions of the owner for the task of the assignment.
+    """
+    if manifest.round == 0 and work.from_round_model and manifest.base_model != run.initial_model:
+        return (
+            "initial-model",
+            f"the run asked this site with the initial model {run.initial_model}; {work.name!r} in round 0 is to start "
+            f"from {manifest.base_model}",
+        )
+    discloses = run.discloses
+    if discloses is None or work.shows is Shows.NOTHING:
+        return None
+    if work.shows is not Shows.METRICS:
+        return (
+            "policy:approved",
+            f"the specification {run.spec} asks for private rounds, and {work.name!r} shows an update or a gradient in "
+            "the clear",
+        )
+    if "evaluation" not in discloses:
+        return (
+            "policy:approved",
+            f"the specification {run.spec} asks for private rounds, and does not disclose evaluations in the clear",
+        )
+    if "evaluation" not in policy.disclose:
+        return (
+            "policy:disclose",
+            "the run discloses evaluations in the clear, which the owner does not (secure.disclose)",
+        )
+    return None
