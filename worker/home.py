@@ -104,7 +104,9 @@ class DiskUse:
         """The bytes of all files."""
         now = time.monotonic()
         if now - self._measured >= MEASURE_SECONDS:
-            self._bytes, self._measured = sum(map(_size, self._directory.rglob("*"))), now
+            # Not rglob, which fails if a directory is removed meanwhile.
+            files = (Path(folder, name) for folder, _, names in os.walk(self._directory) for name in names)
+            self._bytes, self._measured = sum(map(_size, files)), now
         return self._bytes
 
 

@@ -237,6 +237,8 @@ class Spool:
         """Puts a settled reply back, to be handed in once more as it was signed. False if it is no longer available."""
         with self._lock:
             entry = self._settled.pop(assignment_id, None)
+            if entry is not None and isinstance(entry.payload, Path) and not entry.payload.exists():
+                return False  # somebody has emptied the directory
             if entry is not None:
                 self._entries[assignment_id] = entry if entry.in_memory else self._write(entry)
             return entry is not None
