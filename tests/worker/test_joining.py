@@ -153,6 +153,20 @@ def test_a_settled_reply_whose_payload_somebody_has_deleted_is_no_longer_availab
     assert spool.entries() == []
 
 
+def test_a_reply_whose_files_cannot_be_removed_has_left_the_spool_until_the_next_start(tmp_path: Path) -> None:
+    spool = Spool(WorkerHome(tmp_path), KEY, Events())
+    spool.add(_reply("a"), None, {}, ASSIGNMENT)
+    [entry] = spool.entries()
+    envelope = next((tmp_path / "spool").glob("*.envelope"))
+    envelope.rename(tmp_path / "aside")
+    envelope.mkdir()  # to remove it is an error of the system
+    spool.settle(entry)
+    assert spool.entries() == []
+    envelope.rmdir()
+    (tmp_path / "aside").rename(envelope)
+    assert [entry.assignment_id for entry in Spool(WorkerHome(tmp_path), KEY, Events()).entries()] == ["a"]
+
+
 def test_a_damaged_spool_is_named(tmp_path: Path) -> None:
     spool = Spool(WorkerHome(tmp_path), KEY, Events())
     spool.add(_reply("a"), update_layout([("loss", 2)]), {"loss": np.ones(2, dtype=np.float32)}, ASSIGNMENT)
