@@ -116,12 +116,3 @@ def _size(path: Path) -> int:
     except OSError:  # it was removed meanwhile
         return 0
     return found.st_size if stat.S_ISREG(found.st_mode) else 0
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes renames inside `directory` survive a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,6 +12,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from federation.durable_files import sync_directory
 from federation.record import bound_fields
 from federation.record.bound_fields import difference, repeated
 from federation.refusals import Refusal
@@ -86,6 +87,8 @@ def append(path: Path, text: str) -> None:
             while data:
                 data = data[file.write(data) :]
             os.fsync(file.fileno())
+            if not end:  # the file may be new
+                sync_directory(path.parent)
         except OSError:
             file.truncate(end)
             raise

@@ -12,6 +12,7 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from federation.durable_files import make_directories, rename_durably
 from federation.line.addresses import each_problem, in_own_order, is_address, known_addresses
 from federation.line.channels import refusal_from_rpc_error, server_verified_channel
 from federation.line.first_serving import first_serving
@@ -152,10 +153,10 @@ def _new_directory(home: WorkerHome) -> Iterator[Path]:
         raise EnrollmentError(f"{home.directory} is not empty: choose a directory that does not exist yet")
     staging = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}")
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(directory.parent)
         staging.mkdir(mode=0o700)
         yield staging
-        staging.rename(directory)
+        rename_durably(staging, directory)
     except OSError as error:
         raise EnrollmentError(
             f"cannot make {home.directory}: {error.strerror or error}; choose one inside a directory of yours"

@@ -18,12 +18,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import DecodeError
 
 from federation.digests import DEFAULT_ALGORITHM, digest, file_digest, hasher
+from federation.durable_files import make_directories, sync_directory
 from federation.text import counted
 from federation.trust.envelope import seal
 from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.vectors import Array, Layout, payload_bytes
 from worker.events import Events
-from worker.home import DiskFull, WorkerHome, sync_directory
+from worker.home import DiskFull, WorkerHome
 from worker.receipts import append, receipt_line, stands
 
 _ENVELOPE = ".envelope"
@@ -95,7 +96,7 @@ class Spool:
         self._settled: OrderedDict[str, SpoolEntry] = OrderedDict()
         self._again: set[str] = set()  # replies of an earlier process, whose receipts it may have written
         for folder in (directory, handed_in):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directories(folder, 0o700)
         for path in handed_in.iterdir():
             path.unlink()
         for path in sorted(directory.glob(f"*{_ENVELOPE}"), key=lambda path: (path.stat().st_mtime_ns, path.name)):
