@@ -53,6 +53,7 @@ class WorkerHome:
         self.log = directory / "log.json"  # the newest checkpoints of the coordinator's audit log
         self.forked_log = directory / "log-forked.json"  # evidence of an audit log that does not continue them
         self.rotating = directory / "rotating.json"  # a rotation of the signing key that has begun
+        self.joining = directory / "joining.key"  # the TLS key of a member that joins again, until it has the answer
         self.coordinator_rotations = directory / COORDINATOR_ROTATIONS
         self.own_rotations = directory / OWN_ROTATIONS
         self.accepted_restore = directory / "restore-accepted"  # names the restore that the owner accepts
