@@ -248,11 +248,15 @@ def test_a_cache_that_is_emptied_or_changed_under_a_running_worker_is_filled_aga
 def test_the_cache_keeps_the_file_that_was_just_fetched_after_a_clock_was_set_back(tmp_path: Path) -> None:
     models = [bytes([number]) * 100 for number in range(4)]
     later = time.time() + 7200
+
+    def got(cache: ModelCache, data: bytes) -> Path:
+        return cache.get(digest(data), 100, lambda _: iter([data]))
+
     for data in models[:3]:
-        os.utime(ModelCache(tmp_path).get(digest(data), 100, lambda _, data=data: iter([data])), (later, later))
+        os.utime(got(ModelCache(tmp_path), data), (later, later))
     cache = ModelCache(tmp_path)
     for data in (models[3], models[0]):
-        assert cache.get(digest(data), 100, lambda _, data=data: iter([data])).read_bytes() == data
+        assert got(cache, data).read_bytes() == data
     assert cache.get(digest(models[3]), 100, lambda _: iter([])).read_bytes() == models[3]
     assert len(files_in(tmp_path)) == 3
 
