@@ -27,6 +27,7 @@ from weakref import WeakValueDictionary
 from blake3 import blake3
 
 from federation import digests
+from federation.durable_files import make_directories, sync_directory
 from federation.vectors import File
 from storage.blobs import (
     BlobCorrupt,
@@ -57,7 +58,7 @@ class DirectoryStore(BlobStore):
         self._lock = threading.Lock()
         self._verified: set[bytes] = set()  # a `_mark` of each file that was checked, in its version
         self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directories(root, 0o700)
         for name in ("tmp", "partial"):
             (root / name).mkdir(mode=0o700, exist_ok=True)
 
@@ -155,7 +156,7 @@ class DirectoryStore(BlobStore):
             else:
                 self._touch(digest)
         if self._durable:
-            _fsync_directory(path.parent)  # in both cases: the first writer may not have come this far yet
+            sync_directory(path.parent)  # in both cases: the first writer may not have come this far yet
 
     def _touch(self, digest: str) -> None:
         """Sets the age of a blob to zero; a checked blob stays checked."""
@@ -319,12 +320,4 @@ def _make_directory(directory: Path, root: Path, *, durably: bool) -> None:
         _make_directory(directory.parent, root, durably=durably)
         directory.mkdir(mode=0o700, exist_ok=True)
         if durably:
-            _fsync_directory(directory.parent)
-
-
-def _fsync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync_directory(directory.parent)

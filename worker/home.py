@@ -53,6 +53,7 @@ class WorkerHome:
         self.log = directory / "log.json"  # the newest checkpoints of the coordinator's audit log
         self.forked_log = directory / "log-forked.json"  # evidence of an audit log that does not continue them
         self.rotating = directory / "rotating.json"  # a rotation of the signing key that has begun
+        self.joining = directory / "joining.key"  # the TLS key of a member that joins again, until it has the answer
         self.coordinator_rotations = directory / COORDINATOR_ROTATIONS
         self.own_rotations = directory / OWN_ROTATIONS
         self.accepted_restore = directory / "restore-accepted"  # names the restore that the owner accepts
@@ -104,7 +105,9 @@ class DiskUse:
         """The bytes of all files."""
         now = time.monotonic()
         if now - self._measured >= MEASURE_SECONDS:
-            self._bytes, self._measured = sum(map(_size, self._directory.rglob("*"))), now
+            # Not rglob, which fails if a directory is removed meanwhile.
+            files = (Path(folder, name) for folder, _, names in os.walk(self._directory) for name in names)
+            self._bytes, self._measured = sum(map(_size, files)), now
         return self._bytes
 
 
@@ -114,12 +117,3 @@ def _size(path: Path) -> int:
     except OSError:  # it was removed meanwhile
         return 0
     return found.st_size if stat.S_ISREG(found.st_mode) else 0
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes renames inside `directory` survive a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

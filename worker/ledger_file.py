@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from federation.durable_files import sync_directory
 from worker import software
-from worker.home import DiskFull, FileLocked, WorkerHomeError, sync_directory
+from worker.home import DiskFull, FileLocked, WorkerHomeError
 
 BUSY_SECONDS = 5.0  # how long a statement waits for another process that has locked the file
 # Deleted values are overwritten, in the file and in its journal.

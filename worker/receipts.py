@@ -12,6 +12,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from federation.durable_files import sync_directory
 from federation.record import bound_fields
 from federation.record.bound_fields import difference, repeated
 from federation.refusals import Refusal
@@ -67,6 +68,15 @@ def receipt_line(
     return json.dumps(line) + "\n"
 
 
+def stands(path: Path, line: str) -> bool:
+    """True if a file has this line. Raises OSError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return line.encode() in file
+    except FileNotFoundError:
+        return False
+
+
 def append(path: Path, text: str) -> None:
     """Appends whole lines durably, or nothing, after completing a last line that was cut short. Raises OSError."""
     with path.open("a+b", buffering=0) as file:
@@ -77,6 +87,8 @@ def append(path: Path, text: str) -> None:
             while data:
                 data = data[file.write(data) :]
             os.fsync(file.fileno())
+            if not end:  # the file may be new
+                sync_directory(path.parent)
         except OSError:
             file.truncate(end)
             raise
@@ -85,6 +97,8 @@ def append(path: Path, text: str) -> None:
 def read_receipts(path: Path, coordinator: KeyChain) -> list[Receipt]:
     """Reads a `receipts.jsonl`, and verifies that a key of the `coordinator` signed every assignment and receipt in it.
 
+    A line that stands there twice is one receipt.
+
     Raises:
         ReceiptsError: the file cannot be read, or a line is damaged or not signed by its key of that time.
     """
@@ -92,14 +106,15 @@ def read_receipts(path: Path, coordinator: KeyChain) -> list[Receipt]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise ReceiptsError(f"{path} cannot be read: {error}") from None
-    receipts = []
+    receipts: dict[tuple[str, str], Receipt] = {}
     for number, line in enumerate(lines, 1):
         try:
-            receipts.append(_verified(json.loads(line), coordinator))
+            receipt = _verified(json.loads(line), coordinator)
         except (KeyError, TypeError, ValueError, DecodeError, Refusal, RecursionError) as error:
             hint = "; a loss of power can cut a line short: delete it then" if number == len(lines) else ""
             raise ReceiptsError(f"{path}, line {number} proves nothing: {error}{hint}") from None
-    return receipts
+        receipts.setdefault((receipt.assignment, receipt.receipt), receipt)
+    return list(receipts.values())
 
 
 def disagreements(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> list[tuple[Receipt, Receipt]]:

@@ -1,7 +1,6 @@
 """Restores a backup into the directory of a coordinator that does not serve, or only verifies it."""
 
 import base64
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -22,6 +21,7 @@ from coordinator.home import CoordinatorHome
 from coordinator.members.logged_rights import LoggedRights
 from coordinator.ownership import must_own
 from federation.digests import file_digest
+from federation.durable_files import rename_durably
 from federation.refusals import Refusal
 from federation.trust.certificates import fingerprint
 from federation.v1.common_pb2 import RestoreManifest, SignedEnvelope
@@ -249,12 +249,7 @@ def _put_in_place(home: CoordinatorHome, target: Database, *, keep: bool, now: d
         for suffix in _SQLITE_FILES:
             with suppress(FileNotFoundError):
                 Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
-    (home.directory / _COPY).replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    rename_durably(home.directory / _COPY, path)
     return aside
 
 

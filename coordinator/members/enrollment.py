@@ -20,7 +20,7 @@ from federation.trust.join_string import SECRET_BYTES, secret_hash
 from federation.trust.keys import IdentityError
 from federation.trust.proofs import proves_possession, signing_public_key
 from storage import audit
-from storage.models import Client, JoinString
+from storage.models import Certificate, Client, JoinString
 from storage.states import ClientState
 
 
@@ -50,6 +50,9 @@ def enroll(
     If the join string names a member, the member joins again: with the signing key that is on record it gets a
     certificate, and its other data stay as they are. Its older certificates end when the new one attends.
 
+    The answer may be lost. So an application with the secret, the signing key and the TLS key of the one that used up
+    the join string gets the same certificate again, as long as it holds, and nothing is written.
+
     The join string is found by the hash of its secret, so that no comparison's duration reveals anything of a secret. A
     refusal leaves the join string as it was. With `approval`, a security officer must approve the client before it gets
     work. `peer` is the address that the application came from, for the record.
@@ -59,7 +62,10 @@ def enroll(
             `signing-key`, `proof`, `client-exists`, `client-state`; `unlogged`: the audit log does not tell of the
             join string.
     """
-    row = _join_string(session, application.secret, now)
+    row = _join_string(session, application.secret)
+    if (answer := _answered(session, row, application, now)) is not None:
+        return answer
+    _must_be_unused(row, now)
     rights.must_tell_of_join_string(row)
     try:
         tls_key = csr_public_key(application.csr)
@@ -111,6 +117,27 @@ def enroll(
     return client, certificate
 
 
+def _answered(
+    session: Session, row: JoinString, application: Application, now: datetime
+) -> tuple[Client, x509.Certificate] | None:
+    """The client and the certificate of an application that was answered before; None for any other one."""
+    client = None if row.used is None else session.get(Client, row.client_id)
+    if client is None or client.signing_key != application.signing_key:
+        return None
+    try:
+        tls_key = csr_public_key(application.csr)
+        signing_key = signing_public_key(application.signing_key)
+    except IdentityError:
+        return None
+    if not proves_possession(signing_key, application.proof, application.secret, application.csr):
+        return None
+    holding = select(Certificate.certificate).where(
+        Certificate.client_id == client.client_id, Certificate.revoked.is_(None), Certificate.not_after > now
+    )
+    certificates = map(x509.load_der_x509_certificate, session.scalars(holding).all())
+    return next(((client, found) for found in certificates if found.public_key() == tls_key), None)
+
+
 def _join_again(
     session: Session, member: Client, key: EllipticCurvePublicKey, *, authority: Authority, peer: str, now: datetime
 ) -> x509.Certificate:
@@ -130,7 +157,7 @@ def _join_again(
     return certificate
 
 
-def _join_string(session: Session, secret: bytes, now: datetime) -> JoinString:
+def _join_string(session: Session, secret: bytes) -> JoinString:
     row = None
     if len(secret) == SECRET_BYTES:
         row = session.get(JoinString, secret_hash(secret), with_for_update=True)
@@ -139,6 +166,10 @@ def _join_string(session: Session, secret: bytes, now: datetime) -> JoinString:
             "join-string-invalid",
             "no join string with this secret exists: copy the whole join string again, or ask for a new one",
         )
+    return row
+
+
+def _must_be_unused(row: JoinString, now: datetime) -> None:
     for reason, at, event, remedy in (
         ("used", row.used, "was used", "and it works once; if that was not you, tell an administrator at once"),
         ("cancelled", row.cancelled, "was cancelled", "ask for another one"),
@@ -149,4 +180,3 @@ def _join_string(session: Session, secret: bytes, now: datetime) -> JoinString:
                 f"join-string-{reason}",
                 f"the join string of {row.client_id} {event} on {at:%Y-%m-%d %H:%M} UTC; {remedy}",
             )
-    return row

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from federation.durable_files import make_directories, rename_durably
 from federation.refusals import Refusal
 from federation.spec.computation import Computation, Descend, MeasureAlong
 from federation.spec.run_sections import ParametersSpec
@@ -156,7 +157,7 @@ class KeptState:
 
     def keep(self, round_: int, content: bytes) -> None:
         """Keeps the file of the state after the training of a round. Raises OSError."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directories(self._directory, 0o700)
         temporary = self._directory / "new.tmp"
         with temporary.open("wb") as file:
             file.write(content)
@@ -170,15 +171,11 @@ class KeptState:
 
         Older states and those of later rounds, which a restored coordinator has forgotten, are erased.
         """
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.rename(self.path(round_))
+        make_directories(self._directory, 0o700)
         if self._durable:
-            for directory in (self._directory, self._directory.parent):
-                descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+            rename_durably(file, self.path(round_))
+        else:
+            file.rename(self.path(round_))
         rounds = self.rounds()
         kept = [number for number in rounds if number <= round_][-_KEPT:]
         for number in set(rounds) - set(kept):

@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from federation.durable_files import make_directories, rename_durably, sync_directory
+
 _REPLACING = "replacing.json"  # the new content of several files, until all are replaced
 
 
@@ -51,6 +53,12 @@ def private_key_pem(key: EllipticCurvePrivateKey | Ed25519PrivateKey, passphrase
 
 def write_private(path: Path, data: bytes) -> None:
     """Writes a new file of mode 0600, durably. Raises FileExistsError if there is one: a key is never overwritten."""
+    _write_new(path, data)
+    sync_directory(path.parent)
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Writes a new file of mode 0600; its bytes are durable, and its name is not."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, 0o600)  # with any umask
@@ -67,8 +75,8 @@ def write_private_key(
 
 
 def make_private_directory(path: Path) -> None:
-    """Makes a directory and its missing parents; only its owner can enter it."""
-    path.mkdir(parents=True, exist_ok=True)
+    """Makes a directory and its missing parents, durably; only its owner can enter it."""
+    make_directories(path)
     path.chmod(0o700)
 
 
@@ -76,8 +84,8 @@ def replace_private(path: Path, data: bytes) -> None:
     """Replaces a file by another one of mode 0600, atomically and durably."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        write_private(temporary, data)
-        temporary.replace(path)
+        _write_new(temporary, data)
+        rename_durably(temporary, path)
     except BaseException:
         with suppress(FileNotFoundError):
             temporary.unlink()

@@ -28,7 +28,7 @@ from federation.trust.keys import (
     remedy,
     replace_private,
     replace_together,
-    write_private,
+    write_private_key,
 )
 
 if TYPE_CHECKING:
@@ -118,15 +118,17 @@ class MemberFiles(Files):
         Raises:
             FileExistsError: the directory holds keys already.
         """
-        make_private_directory(directory)
+        save_keys(directory, self.tls_key, self.signing_key, passphrase)
+        self.complete(directory)
+
+    def complete(self, directory: Path) -> None:
+        """Writes the rest of a directory that has the keys."""
         for name, content in {
-            "tls.key": private_key_pem(self.tls_key, passphrase),
             "ca.pem": self.ca,
             "certificate.pem": self.certificate,
-            "signing.key": private_key_pem(self.signing_key, passphrase),
             "coordinator.pub": self.coordinator.first.public_bytes_raw().hex().encode() + b"\n",
         }.items():
-            write_private(directory / name, content)
+            replace_private(directory / name, content)
         holder = {"federation_id": self.federation_id, self.name_key: self.client_id}
         write_description(directory, {**holder, "addresses": self.addresses})
 
@@ -180,6 +182,18 @@ def _load_common(directory: Path, values: Mapping[str, Any], passphrase: bytes |
         "certificate": pem(load_certificate_file(directory / "certificate.pem", tls_key)),
         "tls_key": tls_key,
     }
+
+
+def save_keys(
+    directory: Path,
+    tls_key: EllipticCurvePrivateKey,
+    signing_key: Ed25519PrivateKey,
+    passphrase: bytes | None = None,
+) -> None:
+    """Writes a member's keys to a new directory. Raises FileExistsError if it holds keys already."""
+    make_private_directory(directory)
+    write_private_key(directory / "tls.key", tls_key, passphrase)
+    write_private_key(directory / "signing.key", signing_key, passphrase)
 
 
 def _load_coordinator(directory: Path, federation_id: str) -> CoordinatorKeys:

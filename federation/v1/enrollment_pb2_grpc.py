@@ -52,8 +52,9 @@ class EnrollmentServicer:
     """
 
     def Enroll(self, request, context):
-        """Exchanges a join string for a client certificate. The join string is used up by the call that succeeds. A member
-        joins again with the signing key that it has registered; everything else of it stays.
+        """Exchanges a join string for a client certificate. The join string is used up by the call that succeeds; the same
+        secret, signing key and TLS key get the same certificate again, since an answer may be lost. A member joins
+        again with the signing key that it has registered; everything else of it stays.
         Errors: UNAUTHENTICATED join-string-invalid, join-string-expired, join-string-used; INVALID_ARGUMENT csr, signing-key,
         proof; ALREADY_EXISTS client-exists; FAILED_PRECONDITION client-state.
         """

@@ -34,8 +34,9 @@ class EnrollmentStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EnrollmentAsyncStub: ...
     Enroll: _grpc.UnaryUnaryMultiCallable[_enrollment_pb2.EnrollRequest, _enrollment_pb2.EnrollResponse]
-    """Exchanges a join string for a client certificate. The join string is used up by the call that succeeds. A member
-    joins again with the signing key that it has registered; everything else of it stays.
+    """Exchanges a join string for a client certificate. The join string is used up by the call that succeeds; the same
+    secret, signing key and TLS key get the same certificate again, since an answer may be lost. A member joins
+    again with the signing key that it has registered; everything else of it stays.
     Errors: UNAUTHENTICATED join-string-invalid, join-string-expired, join-string-used; INVALID_ARGUMENT csr, signing-key,
     proof; ALREADY_EXISTS client-exists; FAILED_PRECONDITION client-state.
     """
@@ -50,8 +51,9 @@ class EnrollmentAsyncStub(EnrollmentStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Enroll: _aio.UnaryUnaryMultiCallable[_enrollment_pb2.EnrollRequest, _enrollment_pb2.EnrollResponse]  # type: ignore[assignment]
-    """Exchanges a join string for a client certificate. The join string is used up by the call that succeeds. A member
-    joins again with the signing key that it has registered; everything else of it stays.
+    """Exchanges a join string for a client certificate. The join string is used up by the call that succeeds; the same
+    secret, signing key and TLS key get the same certificate again, since an answer may be lost. A member joins
+    again with the signing key that it has registered; everything else of it stays.
     Errors: UNAUTHENTICATED join-string-invalid, join-string-expired, join-string-used; INVALID_ARGUMENT csr, signing-key,
     proof; ALREADY_EXISTS client-exists; FAILED_PRECONDITION client-state.
     """
@@ -69,8 +71,9 @@ class EnrollmentServicer(metaclass=_abc_1.ABCMeta):
         request: _enrollment_pb2.EnrollRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_enrollment_pb2.EnrollResponse, _abc.Awaitable[_enrollment_pb2.EnrollResponse]]:
-        """Exchanges a join string for a client certificate. The join string is used up by the call that succeeds. A member
-        joins again with the signing key that it has registered; everything else of it stays.
+        """Exchanges a join string for a client certificate. The join string is used up by the call that succeeds; the same
+        secret, signing key and TLS key get the same certificate again, since an answer may be lost. A member joins
+        again with the signing key that it has registered; everything else of it stays.
         Errors: UNAUTHENTICATED join-string-invalid, join-string-expired, join-string-used; INVALID_ARGUMENT csr, signing-key,
         proof; ALREADY_EXISTS client-exists; FAILED_PRECONDITION client-state.
         """

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from federation.durable_files import rename_durably
+
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
@@ -25,6 +27,6 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(descriptor)
         temporary.chmod(0o644)
-        temporary.replace(path)
+        rename_durably(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

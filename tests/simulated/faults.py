@@ -73,7 +73,7 @@ class Faults:
         harsh = HARSH if random.random() < 0.3 else {}
         kinds = {**GENTLE, **harsh}
         chances = {kind: strength * chance for kind, chance in kinds.items() if random.random() < share}
-        return cls(world, chances | more)
+        return cls(world, {**chances, **more})
 
     @property
     def harsh(self) -> bool:

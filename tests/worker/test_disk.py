@@ -1,5 +1,6 @@
 """A worker whose disk is full: it keeps its reply in memory, or declines, says so, and shows no traceback."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,17 @@ def test_an_update_that_the_disk_does_not_take_is_handed_in_from_memory_and_its_
     scene.receipts(3, 2)
     receipts = read_receipts(running.home.receipts, running.member.coordinator.chain)
     assert [receipt.assignment_id for receipt in receipts] == [f"assignment-{number}" for number in range(3)]
+
+
+def test_a_worker_whose_cache_is_emptied_while_it_runs_goes_on(scene: Scene) -> None:
+    running = scene.attending()
+    scene.receipts(1, 0)
+    for path in running.home.cache.rglob("*.safetensors"):
+        path.unlink()
+    scene.receipts(2, 1)
+    shutil.rmtree(running.home.cache)
+    scene.receipts(3, 2)
+    assert running.events("declined") == []
 
 
 def test_few_updates_are_kept_in_memory_and_further_work_is_declined(scene: Scene) -> None:

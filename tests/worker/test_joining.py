@@ -1,6 +1,9 @@
 """Joining, what a worker keeps on its disk, and workers of a federation as shipped."""
 
+import os
 import random
+import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +143,30 @@ def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) ->
     assert files_in(directory) == []
 
 
+def test_a_settled_reply_whose_payload_somebody_has_deleted_is_no_longer_available(tmp_path: Path) -> None:
+    home = WorkerHome(tmp_path)
+    spool = Spool(home, KEY, Events())
+    spool.add(_reply("a"), update_layout([("loss", 2)]), {"loss": np.ones(2, dtype=np.float32)}, ASSIGNMENT)
+    spool.settle(spool.entries()[0])
+    shutil.rmtree(home.handed_in)
+    assert not spool.renew("a")
+    assert spool.entries() == []
+
+
+def test_a_reply_whose_files_cannot_be_removed_has_left_the_spool_until_the_next_start(tmp_path: Path) -> None:
+    spool = Spool(WorkerHome(tmp_path), KEY, Events())
+    spool.add(_reply("a"), None, {}, ASSIGNMENT)
+    [entry] = spool.entries()
+    envelope = next((tmp_path / "spool").glob("*.envelope"))
+    envelope.rename(tmp_path / "aside")
+    envelope.mkdir()  # to remove it is an error of the system
+    spool.settle(entry)
+    assert spool.entries() == []
+    envelope.rmdir()
+    (tmp_path / "aside").rename(envelope)
+    assert [entry.assignment_id for entry in Spool(WorkerHome(tmp_path), KEY, Events()).entries()] == ["a"]
+
+
 def test_a_damaged_spool_is_named(tmp_path: Path) -> None:
     spool = Spool(WorkerHome(tmp_path), KEY, Events())
     spool.add(_reply("a"), update_layout([("loss", 2)]), {"loss": np.ones(2, dtype=np.float32)}, ASSIGNMENT)
@@ -199,6 +226,39 @@ def test_the_cache_keeps_the_last_models_and_checks_what_an_earlier_process_left
     path.write_bytes(b"rotten" * 20)
     fresh = ModelCache(tmp_path, keep=2)
     assert fresh.get(digest(models[4]), 100, served(models[4])).read_bytes() == models[4]
+
+
+def test_a_cache_that_is_emptied_or_changed_under_a_running_worker_is_filled_again(tmp_path: Path) -> None:
+    data, directory = bytes(range(100)), tmp_path / "cache"
+    cache = ModelCache(directory)
+    fetched: list[int] = []
+
+    def fetch(offset: int) -> Iterator[bytes]:
+        fetched.append(offset)
+        yield data[offset:]
+
+    for harm in (Path.unlink, lambda path: path.write_bytes(b""), lambda path: shutil.rmtree(directory)):
+        path = cache.get(digest(data), 100, fetch)
+        assert cache.get(digest(data), 100, fetch) == path
+        harm(path)
+        assert cache.get(digest(data), 100, fetch).read_bytes() == data
+    assert fetched == [0] * 4
+
+
+def test_the_cache_keeps_the_file_that_was_just_fetched_after_a_clock_was_set_back(tmp_path: Path) -> None:
+    models = [bytes([number]) * 100 for number in range(4)]
+    later = time.time() + 7200
+
+    def got(cache: ModelCache, data: bytes) -> Path:
+        return cache.get(digest(data), 100, lambda _: iter([data]))
+
+    for data in models[:3]:
+        os.utime(got(ModelCache(tmp_path), data), (later, later))
+    cache = ModelCache(tmp_path)
+    for data in (models[3], models[0]):
+        assert got(cache, data).read_bytes() == data
+    assert cache.get(digest(models[3]), 100, lambda _: iter([])).read_bytes() == models[3]
+    assert len(files_in(tmp_path)) == 3
 
 
 def test_the_cache_starts_over_when_the_rest_does_not_fit_and_bounds_what_it_takes(tmp_path: Path) -> None:

@@ -9,10 +9,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.trust.envelope import envelope_digest, seal
 from federation.trust.key_chain import KeyChain
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
 from tests.scripted import FEDERATION, ScriptedCoordinator
 from tests.worker.scene import command
+from worker.events import Events
+from worker.home import WorkerHome
 from worker.receipts import ReceiptsError, append, disagreements, read_receipts, receipt_line
+from worker.work.spool import Spool
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 
@@ -96,6 +99,28 @@ def test_the_command_verifies_lists_and_compares(tmp_path: Path) -> None:
     assert "1 occasion compared, with 0 disagreements" in command(*arguments, "--compare", str(same))
     document, _ = json.JSONDecoder().raw_decode(command(*arguments, "--compare", str(other), "--json", code=1))
     assert document["disagreements"][0]["theirs"]["base_model"] == "mx"
+
+
+def test_a_receipt_that_was_written_before_its_reply_left_the_spool_stands_and_counts_once(tmp_path: Path) -> None:
+    home, events = WorkerHome(tmp_path), Events()
+
+    def taken(receipt: ReceiptManifest) -> int:
+        """Starts after kill -9, and records a receipt; the process ends before the reply has left the spool."""
+        spool = Spool(home, KEY, events)
+        if not spool.entries():
+            spool.add(ReplyManifest(assignment_id="a-1"), None, {}, seal(AssignmentManifest(), KEY))
+        spool.record(spool.entries()[0], seal(receipt, KEY), receipt)
+        return len(home.receipts.read_text().splitlines())
+
+    said = ReceiptManifest(assignment_id="a-1", accepted=True)
+    another = ReceiptManifest(assignment_id="a-1", accepted=False)
+    assert [taken(receipt) for receipt in (said, said, another)] == [1, 1, 2]
+
+
+def test_a_line_that_stands_twice_is_one_receipt(tmp_path: Path) -> None:
+    twice = written(tmp_path / "a", line("a", 1, "m1", "s0"), line("a", 1, "m1", "s0"), line("a", 2, "m2", "s1"))
+    receipts = read_receipts(twice, KeyChain(KEY.public_key()))
+    assert [receipt.occasion[1] for receipt in receipts] == [1, 2]
 
 
 def test_a_receipt_after_a_line_that_was_cut_short_is_on_a_line_of_its_own(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.works import set_work
 from worker.service import prepare_offers
 from worker.work.accomplices import Accomplices
 from worker.work.attacker import Attacker
+from worker.work.execution import Execution
 
 # Doing what is asked
 
@@ -91,6 +92,25 @@ def test_a_cancelled_assignment_is_dropped_in_the_middle_of_its_training(scene: 
     running.wait_for("cancelled")
     scene.receipts(1, 1)
     assert [submission.manifest.round for submission in scene.coordinator.submissions] == [1]
+
+
+def test_an_error_that_nobody_expects_costs_its_assignment_and_not_the_worker(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = Execution._reply
+
+    def once(self: Execution, *given: Any) -> None:
+        monkeypatch.setattr(Execution, "_reply", reply)
+        raise ValueError("cannot mmap an empty file")
+
+    monkeypatch.setattr(Execution, "_reply", once)
+    running = scene.attending()
+    scene.assign(0)
+    declined = running.wait_for("declined")[0]
+    assert (declined["reason"], declined["assignment_id"]) == ("failed", "assignment-0")
+    assert "ValueError: cannot mmap an empty file" in declined["message"]
+    assert [record.message for record in caplog.records if record.exc_info] == ["assignment assignment-0"]
+    scene.receipts(1, 1)
 
 
 def test_training_that_diverges_is_declined(scene: Scene) -> None:

@@ -3,15 +3,18 @@
 import contextlib
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from federation.digests import digest
+from federation.durable_files import make_directories, rename_durably
 from federation.line.addresses import each_problem, in_own_order, is_address, known_addresses
 from federation.line.channels import refusal_from_rpc_error, server_verified_channel
 from federation.line.first_serving import first_serving
@@ -20,8 +23,17 @@ from federation.trust.certificates import load_certificate_file, make_csr, pem
 from federation.trust.identity import parse_peer
 from federation.trust.join_string import JoinStringFields, fetch_ca
 from federation.trust.key_chain import CoordinatorKeys
-from federation.trust.keys import IdentityError, load_signing_key, new_tls_key, remedy
-from federation.trust.member_files import MemberFiles, note_addresses, read_description, save_renewal
+from federation.trust.keys import (
+    IdentityError,
+    is_encrypted,
+    load_signing_key,
+    load_tls_key,
+    new_tls_key,
+    private_key_pem,
+    remedy,
+    replace_private,
+)
+from federation.trust.member_files import MemberFiles, note_addresses, read_description, save_keys, save_renewal
 from federation.trust.proofs import prove_possession
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
@@ -31,6 +43,8 @@ from worker.home import WorkerHome
 CONNECT_SECONDS = 20.0
 ENROL_SECONDS = 60.0
 SERVICE = "federation.v1.Enrollment"
+# The status of a call that may have been obeyed.
+_UNKNOWN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL", "CANCELLED", "ABORTED", "DATA_LOSS"})
 
 _ADVICE = {
     "join-string-invalid": "the coordinator does not know this join string: check that it was copied whole, "
@@ -43,7 +57,11 @@ _ADVICE = {
 
 
 class EnrollmentError(Exception):
-    """Joining failed and left nothing behind; the message says why and what to do."""
+    """Joining failed; the message says why and what to do. New keys are kept only if their outcome is unknown."""
+
+
+class Unanswered(EnrollmentError):
+    """No answer came: the coordinator may have enrolled the member, or not."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +77,30 @@ def enroll(
 ) -> Enrolled:
     """Joins as the client that a join string names. The directory appears complete or not at all.
 
-    The home must be missing or empty. Without a passphrase, only the file mode protects the private keys.
+    The home must be missing or empty. Without a passphrase, only the file mode protects the private keys. They are on
+    the disk, beside the home, before the coordinator is asked. If its answer is lost, they stay, and the next call uses
+    them: the coordinator may have enrolled them.
 
     Raises:
         EnrollmentError: the directory is not empty, no server or another server answers, or the join string is
             refused.
+        IdentityError: the keys of an earlier call cannot be opened.
     """
-    with _new_directory(home) as staging:
+    _must_be_free(home)
+    directory = home.directory.absolute()
+    with _making(home):
+        make_directories(directory.parent)
         address, ca = _coordinator(join, proxy)
-        tls_key = new_tls_key()
-        signing_key = Ed25519PrivateKey.generate()
-        response = _exchange(join, address, ca, _request(join, tls_key, signing_key), proxy(address))
-        _check(response, join, ca)
+        staging = _staging(directory, join)
+        if kept := staging.exists():
+            _must_fit(staging, passphrase)
+        else:
+            _make_keys(staging, passphrase)
+        tls_key = load_tls_key(staging / "tls.key", passphrase)
+        signing_key = load_signing_key(staging / "signing.key", passphrase)
+        with _keeping(staging, kept, partial(shutil.rmtree, staging)):
+            response = _exchange(join, address, ca, _request(join, tls_key, signing_key), proxy(address))
+            _check(response, join, ca)
         member = MemberFiles(
             federation_id=response.federation_id,
             client_id=response.client_id,
@@ -83,7 +113,8 @@ def enroll(
                 response.federation_id, Ed25519PublicKey.from_public_bytes(response.coordinator_key)
             ),
         )
-        member.save(staging, passphrase)
+        member.complete(staging)
+        rename_durably(staging, directory)
     return Enrolled(member, response.approval_pending)
 
 
@@ -114,16 +145,24 @@ def join_again(
     address, ca = _coordinator(join, proxy)
     if ca.strip() != known.strip():
         raise EnrollmentError(f"the join string is of another federation than {values['federation_id']}")
-    tls_key = new_tls_key()
-    response = _exchange(join, address, ca, _request(join, tls_key, signing_key), proxy(address))
-    _check(response, join, ca)
+    kept = home.joining.exists()
+    try:
+        if not kept:
+            replace_private(home.joining, private_key_pem(new_tls_key(), passphrase))
+    except OSError as error:
+        raise EnrollmentError(f"{directory} cannot be written ({error.strerror or error}): make room there") from error
+    tls_key = load_tls_key(home.joining, passphrase)
+    with _keeping(home.joining, kept, home.joining.unlink):
+        response = _exchange(join, address, ca, _request(join, tls_key, signing_key), proxy(address))
+        _check(response, join, ca)
     try:
         save_renewal(directory, tls_key, response.certificate, passphrase)
         note_addresses(directory, MemberFiles.name_key, addresses=_addresses(response))
+        home.joining.unlink()
     except OSError as error:
         raise EnrollmentError(
-            f"the certificate cannot be written to {directory} ({error.strerror or error}): make room there, and ask "
-            "for another join string"
+            f"the certificate cannot be written to {directory} ({error.strerror or error}): make room there, and run "
+            "the same command again"
         ) from error
     return Enrolled(MemberFiles.load(directory, passphrase), response.approval_pending)
 
@@ -139,9 +178,8 @@ def _request(join: JoinStringFields, tls_key: EllipticCurvePrivateKey, signing_k
     )
 
 
-@contextmanager
-def _new_directory(home: WorkerHome) -> Iterator[Path]:
-    """Makes a directory to fill, before the join string is used: a wrong path must not use it up."""
+def _must_be_free(home: WorkerHome) -> None:
+    """Looks at the directory before the join string is used: a wrong path must not use it up."""
     directory = home.directory.absolute()
     if home.joined:
         raise EnrollmentError(
@@ -150,19 +188,58 @@ def _new_directory(home: WorkerHome) -> Iterator[Path]:
         )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise EnrollmentError(f"{home.directory} is not empty: choose a directory that does not exist yet")
-    staging = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}")
+
+
+@contextmanager
+def _making(home: WorkerHome) -> Iterator[None]:
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        staging.mkdir(mode=0o700)
-        yield staging
-        staging.rename(directory)
+        yield
     except OSError as error:
         raise EnrollmentError(
             f"cannot make {home.directory}: {error.strerror or error}; choose one inside a directory of yours"
         ) from error
+
+
+def _staging(directory: Path, join: JoinStringFields) -> Path:
+    """Where the keys of a newcomer are until it has joined: one place for each name in each federation."""
+    newcomer = digest(f"{join.client_id}/{join.ca_fingerprint}".encode()).partition(":")[2][:16]
+    return directory.with_name(f".{directory.name}.joining-{newcomer}")
+
+
+def _make_keys(staging: Path, passphrase: bytes | None) -> None:
+    """Makes new keys in a directory, which appears with both or not at all."""
+    new = staging.with_name(f"{staging.name}.{secrets.token_hex(4)}")
+    try:
+        save_keys(new, new_tls_key(), Ed25519PrivateKey.generate(), passphrase)
+        rename_durably(new, staging)
     finally:
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(staging)
+            shutil.rmtree(new)
+
+
+def _must_fit(staging: Path, passphrase: bytes | None) -> None:
+    """Raises EnrollmentError if the keys of an earlier call have a passphrase and this one has none, or vice versa."""
+    if is_encrypted(staging / "signing.key") is not bool(passphrase):
+        kept = "have a passphrase" if passphrase is None else "have no passphrase"
+        raise EnrollmentError(
+            f"the keys of an earlier attempt, in {staging}, {kept}: join with the same passphrase, or without"
+        )
+
+
+@contextmanager
+def _keeping(keys: Path, kept: bool, remove: Callable[[], object]) -> Iterator[None]:
+    """Removes new keys that a coordinator has refused. Those whose outcome is unknown stay; `kept` are of before."""
+    try:
+        yield
+    except EnrollmentError as error:
+        if not (kept or isinstance(error, Unanswered)):
+            remove()
+            raise
+        raise type(error)(
+            f"{error}. The coordinator may have enrolled this member before: the keys are kept in {keys}. To go on "
+            "with them, run the same command again; if the join string is no longer good, with another one for the "
+            "same name"
+        ) from error
 
 
 def _coordinator(join: JoinStringFields, proxy: ProxyChoice) -> tuple[str, bytes]:
@@ -200,9 +277,10 @@ def _exchange(
             return EnrollmentStub(channel).Enroll(request, timeout=ENROL_SECONDS)
         except grpc.RpcError as error:
             refusal = refusal_from_rpc_error(error, proxy=proxy)
+            failed = Unanswered if refusal.status in _UNKNOWN else EnrollmentError
             explanation = _ADVICE.get(refusal.reason, refusal.message or refusal.status)
             reason = f"{refusal.reason}: " if refusal.reason else ""
-            raise EnrollmentError(f"{address} did not enroll {join.client_id}: {reason}{explanation}") from error
+            raise failed(f"{address} did not enroll {join.client_id}: {reason}{explanation}") from error
 
 
 def _addresses(response: EnrollResponse) -> tuple[str, ...]:

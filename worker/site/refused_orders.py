@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from federation.durable_files import sync_directory
 from federation.text import escaped
 from federation.trust.keys import replace_private
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
@@ -43,6 +44,7 @@ class RefusedOrders:
         """Writes an order to a file `name`, without separators. Returns a sentence with its path or the error."""
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
+            sync_directory(self._directory.parent)
             if len(list(self._directory.glob("*.order"))) >= MAX_KEPT:
                 return f"{self._directory} holds {MAX_KEPT} orders already, so its signed order is not kept"
             path = self._directory / name.replace("/", "_").replace(":", "-")

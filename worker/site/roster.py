@@ -35,7 +35,6 @@ from federation.trust.keys import IdentityError, replace_private
 from federation.trust.member_files import MemberFiles
 from federation.trust.proofs import signing_public_key
 from federation.v1.common_pb2 import KeyRotation
-from worker.home import sync_directory
 
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
 _CONTEXT = b"fedpareto/v1/roster-key"
@@ -186,7 +185,6 @@ class Roster:
     def pin(self, path: Path) -> None:
         """Makes it the roster of a worker's home, atomically and durably."""
         replace_private(path, self.text.encode())
-        sync_directory(path.parent)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Models that were fetched, by digest: the model that a round evaluates is the one that the next round starts from."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from federation.digests import file_digest, parse
 
@@ -14,14 +16,33 @@ class ModelMismatch(Exception):
     """The served bytes are not the announced model."""
 
 
+class _Version(NamedTuple):
+    """Tells one version of a file from another one, as far as the file system can."""
+
+    inode: int
+    size: int
+    modified: int  # nanoseconds
+    changed: int  # nanoseconds
+
+    @classmethod
+    def of(cls, path: Path) -> Self | None:
+        """The version of a file; None without one."""
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return None
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
 class ModelCache:
-    """Keeps the last few models in a directory. One thread at a time."""
+    """Keeps the last few models in a directory, which anybody may empty at any time. One thread at a time."""
 
     def __init__(self, directory: Path, keep: int = KEPT_MODELS) -> None:
         self._directory = directory
         self._keep = keep
-        # Digests that this process has checked. Files of an earlier process are checked before their first use.
-        self._verified: set[str] = set()
+        # The files that this process has checked, by digest, the last used one last. A file is checked before its first
+        # use, and again when it is another version.
+        self._verified: dict[str, _Version | None] = {}
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def get(self, digest: str, size: int, fetch: Callable[[int], Iterator[bytes | memoryview]]) -> Path:
@@ -35,13 +56,15 @@ class ModelCache:
             ModelMismatch: other bytes were served.
             OSError: the model cannot be written, even after the other models here were removed.
         """
-        algorithm, value = parse(digest)
-        path = self._directory / f"{algorithm}-{value}{_MODEL}"
+        path = self._path(digest)
         part = path.with_suffix(_PART)
-        if digest not in self._verified:
-            if path.exists() and file_digest(path, algorithm) != digest:
+        verified = self._verified.pop(digest, None)
+        if verified is None or verified != _Version.of(path):
+            if path.exists() and file_digest(path, parse(digest)[0]) != digest:
                 path.unlink()
             if not path.exists():
+                for directory in (self._directory.parent, self._directory):
+                    directory.mkdir(mode=0o700, exist_ok=True)
                 try:
                     self._fetch(part, size, digest, fetch)
                 except OSError:
@@ -49,10 +72,13 @@ class ModelCache:
                         raise
                     self._fetch(part, size, digest, fetch)  # continues, in the space that the others took
                 part.rename(path)
-            self._verified.add(digest)
-        path.touch()
+        self._verified[digest] = _Version.of(path)
         self._evict(keep=set(self._files()[: self._keep]))
         return path
+
+    def _path(self, digest: str) -> Path:
+        algorithm, value = parse(digest)
+        return self._directory / f"{algorithm}-{value}{_MODEL}"
 
     def _fetch(self, part: Path, size: int, digest: str, fetch: Callable[[int], Iterator[bytes | memoryview]]) -> None:
         # A resumed download may have continued the beginning of another file; one from the start has not.
@@ -65,16 +91,23 @@ class ModelCache:
         raise ModelMismatch(f"what the coordinator served is not the model {digest[:23]}... of {size} bytes")
 
     def _files(self) -> list[Path]:
-        """The files of this directory, newest first."""
-        files = [path for path in self._directory.iterdir() if path.suffix in (_MODEL, _PART)]
-        return sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        """The files of this directory: first those that this process has used, the last one first, then the newest.
+
+        Times alone would not do: a clock may have been set back.
+        """
+        used = {self._path(digest): place for place, digest in enumerate(self._verified)}
+        with os.scandir(self._directory) as entries:
+            files = [Path(entry.path) for entry in entries]
+        found = {path: _Version.of(path) for path in files if path.suffix in (_MODEL, _PART)}
+        ages = {path: (used.get(path, -1), version.modified) for path, version in found.items() if version is not None}
+        return sorted(ages, key=ages.__getitem__, reverse=True)
 
     def _evict(self, keep: set[Path]) -> bool:
         """Removes all files except `keep`. True if any were removed."""
         files = [path for path in self._files() if path not in keep]
         for path in files:
-            path.unlink()
-            self._verified.discard(path.stem.replace("-", ":", 1))
+            path.unlink(missing_ok=True)
+            self._verified.pop(path.stem.replace("-", ":", 1), None)
         return bool(files)
 
 

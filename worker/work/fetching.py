@@ -48,6 +48,7 @@ class Fetcher:
         Raises:
             Declined: the coordinator does not give it, or gives other bytes.
             TrainingStopped: the work was stopped.
+            DirectoryGone: the worker's directory is.
             OSError: the disk cannot store it.
         """
         reached, mixed = 0, False
@@ -66,6 +67,7 @@ class Fetcher:
 
         name = order.manifest.assignment_id
         while not control.stopped():
+            self.events.home.must_be_there()
             try:
                 path = self.caches[order.work.lane].get(digest, size, chunks)
             except ModelMismatch as error:

@@ -4,6 +4,7 @@ Each lane does one assignment at a time. Work that trains or evaluates takes the
 take the lane `protocol`, so that they do not wait behind a training of hours.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,12 +12,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
+from federation.directories import DirectoryGone
 from federation.refusals import Refusal
 from federation.training import TrainingStopped
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.work.base import Lane
 from worker.events import Events
-from worker.home import with_remedy
+from worker.home import WorkerHomeError, with_remedy
 from worker.line.attendance import Attendance
 from worker.progress import Progress
 from worker.site.asked_runs import Verdict
@@ -26,6 +28,7 @@ from worker.work.execution import Execution
 from worker.work.spool import Spool
 from worker.work.work_control import Control
 
+LOGGER = logging.getLogger("fedpareto.worker")
 TIDY_SECONDS = 600.0
 
 
@@ -240,6 +243,11 @@ class Runner:
                 late = self._late(job)
                 if late is not None and not (self._stopping or job.unwanted):
                     self.decline(late, job.order.envelope)
+            except (WorkerHomeError, DirectoryGone):  # without these files, nothing can be done
+                raise
+            except Exception as error:
+                LOGGER.exception("assignment %s", job.name)
+                self.decline(Declined("failed", f"{type(error).__name__}: {error}"), job.order.envelope)
             finally:
                 with self._changed:
                     del self._current[lane]

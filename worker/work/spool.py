@@ -18,13 +18,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import DecodeError
 
 from federation.digests import DEFAULT_ALGORITHM, digest, file_digest, hasher
+from federation.durable_files import make_directories, sync_directory
 from federation.text import counted
 from federation.trust.envelope import seal
 from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.vectors import Array, Layout, payload_bytes
 from worker.events import Events
-from worker.home import DiskFull, WorkerHome, sync_directory
-from worker.receipts import append, receipt_line
+from worker.home import DiskFull, WorkerHome
+from worker.receipts import append, receipt_line, stands
 
 _ENVELOPE = ".envelope"
 _PAYLOAD = ".payload"
@@ -93,8 +94,9 @@ class Spool:
         self._lock = threading.Lock()
         self._entries: dict[str, SpoolEntry] = {}
         self._settled: OrderedDict[str, SpoolEntry] = OrderedDict()
+        self._again: set[str] = set()  # replies of an earlier process, whose receipts it may have written
         for folder in (directory, handed_in):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directories(folder, 0o700)
         for path in handed_in.iterdir():
             path.unlink()
         for path in sorted(directory.glob(f"*{_ENVELOPE}"), key=lambda path: (path.stat().st_mtime_ns, path.name)):
@@ -103,6 +105,7 @@ class Spool:
             entry = _read(path)
             if not isinstance(entry.payload, Path) or entry.payload.exists():
                 self._entries[entry.assignment_id] = entry
+                self._again.add(entry.assignment_id)
         # The other files are incomplete: the process ended before their envelope was written.
         whole = {self._path(name, suffix) for name in self._entries for suffix in _SUFFIXES}
         for path in directory.iterdir():
@@ -221,7 +224,7 @@ class Spool:
         """Removes an acknowledged reply. The last ones stay available while this process lives."""
         with self._lock:
             self._entries.pop(entry.assignment_id, None)
-            self._path(entry.assignment_id, _ENVELOPE).unlink(missing_ok=True)
+            self._unlink(entry.assignment_id, (_ENVELOPE,))
             if isinstance(entry.payload, Path):
                 try:
                     entry = replace(entry, payload=entry.payload.rename(self._handed_in / entry.payload.name))
@@ -237,6 +240,8 @@ class Spool:
         """Puts a settled reply back, to be handed in once more as it was signed. False if it is no longer available."""
         with self._lock:
             entry = self._settled.pop(assignment_id, None)
+            if entry is not None and isinstance(entry.payload, Path) and not entry.payload.exists():
+                return False  # somebody has emptied the directory
             if entry is not None:
                 self._entries[assignment_id] = entry if entry.in_memory else self._write(entry)
             return entry is not None
@@ -249,15 +254,28 @@ class Spool:
                 _forget(settled)
             self._unlink(assignment_id)
 
-    def _unlink(self, assignment_id: str) -> None:
+    def _unlink(self, assignment_id: str, suffixes: Sequence[str] = _SUFFIXES) -> None:
         # The envelope goes first: the next start then sweeps the files of an incomplete removal.
-        for suffix in _SUFFIXES:
-            self._path(assignment_id, suffix).unlink(missing_ok=True)
+        try:
+            for suffix in suffixes:
+                self._path(assignment_id, suffix).unlink(missing_ok=True)
+        except OSError as error:  # such as a disk that has become read-only
+            self._tell(
+                f"the files of assignment {assignment_id} cannot be removed ({error.strerror or error}): its reply is "
+                "handed in again after the next start"
+            )
 
     def record(self, entry: SpoolEntry, receipt: SignedEnvelope, manifest: ReceiptManifest) -> None:
-        """Keeps a receipt: the member's proof of its assignment, its reply and the coordinator's answer."""
+        """Keeps a receipt: the member's proof of its assignment, its reply and the coordinator's answer.
+
+        A process that was killed may have written it, and not have removed the reply.
+        """
         self._events.home.must_be_there()
-        self._unrecorded.append(receipt_line(entry.envelope, entry.assignment, receipt, manifest))
+        line = receipt_line(entry.envelope, entry.assignment, receipt, manifest)
+        with suppress(OSError):  # then it may stand there twice, and is read as one
+            if entry.assignment_id in self._again and stands(self._receipts, line):
+                return
+        self._unrecorded.append(line)
         try:
             append(self._receipts, "".join(self._unrecorded))
         except OSError as error:

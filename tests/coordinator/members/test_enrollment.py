@@ -3,10 +3,12 @@
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -16,15 +18,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.members.authority import Authority
 from coordinator.members.enrollment import Application, enroll
 from coordinator.members.logged_rights import LoggedRights
+from coordinator.members.membership import revoke
 from federation.line.channels import server_verified_channel
 from federation.refusals import Refusal
 from federation.trust.certificates import CLIENT_LIFETIME, fingerprint, load_certificate, make_ca, make_csr
 from federation.trust.identity import parse_peer
 from federation.trust.join_string import fetch_ca
-from federation.trust.keys import new_tls_key, private_key_pem, replace_private
+from federation.trust.keys import IdentityError, new_tls_key, private_key_pem, replace_private
 from federation.trust.member_files import MemberFiles
 from federation.trust.proofs import prove_possession, prove_renewal
-from federation.v1.enrollment_pb2 import EnrollRequest
+from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
@@ -34,6 +37,7 @@ from storage.states import ClientState
 from tests.coordinator.members.scene import AGE, attends, certificates, client, knocks
 from tests.running import SECONDS, Applicant, Clock, Running, add_join_string, command, refused, running
 from worker.home import WorkerHome
+from worker.line import enroll as enrolling
 
 
 def absent(served: Running, name: str) -> bool:
@@ -71,16 +75,77 @@ def test_the_subject_of_a_request_decides_nothing(served: Running) -> None:
     assert parse_peer(answer.certificate).uri == "fedpareto://test/client/mallory"
 
 
-def test_a_join_string_works_once(served: Running) -> None:
+def test_a_join_string_works_once_and_the_same_keys_get_the_same_answer_again(served: Running) -> None:
     secret = served.join_secret("once")
-    request = Applicant().request(secret)
-    served.admit(request)
-    for again in (request, Applicant().request(secret)):
+    applicant = Applicant()
+    request = applicant.request(secret)
+    first = served.admit(request)
+    assert served.admit(request) == first  # the answer may have been lost
+    other, tls_key, signing_key = Applicant(), Applicant(), Applicant()
+    tls_key.signing_key, signing_key.tls_key, signing_key.csr = (
+        applicant.signing_key,
+        applicant.tls_key,
+        applicant.csr,
+    )
+    unproven = Applicant().request(secret)
+    unproven.csr, unproven.signing_key = request.csr, request.signing_key
+    for again in (other.request(secret), tls_key.request(secret), signing_key.request(secret), unproven):
         with refused("UNAUTHENTICATED", "join-string-used") as messages:
             served.admit(again)
         assert "once" in messages[0]
     assert len(served.entries(action="Enroll", subject="once", outcome="")) == 1  # the first use is on record too
     assert served.refusals("Enroll")[-1].outcome == "join-string-used"
+    with served.database.begin() as session:
+        revoke(session, "once", "it left", by="operator", now=served.clock())
+    with refused("UNAUTHENTICATED", "join-string-used"):
+        served.admit(request)
+
+
+class LosesTheAnswer:
+    """Calls the coordinator, and then the connection breaks."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._stub = EnrollmentStub(channel)
+
+    def Enroll(self, request: EnrollRequest, timeout: float) -> EnrollResponse:  # noqa: N802
+        self._stub.Enroll(request, timeout=timeout)
+        raise grpc.RpcError("the connection broke")
+
+
+def test_a_newcomer_whose_answer_was_lost_joins_with_the_same_join_string_and_its_name_is_not_burned(
+    served: Running, tmp_path: Path
+) -> None:
+    join, home = served.join_string("unlucky"), WorkerHome(tmp_path / "member")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(enrolling, "EnrollmentStub", LosesTheAnswer)
+        with pytest.raises(enrolling.EnrollmentError, match=r"keys are kept in .*run the same command again"):
+            enrolling.enroll(home, join, passphrase=b"secret")
+    assert not home.directory.exists()
+    (kept,) = tmp_path.iterdir()
+    assert sorted(path.name for path in kept.iterdir()) == ["signing.key", "tls.key"]
+    assert b"ENCRYPTED" in (kept / "signing.key").read_bytes()
+    for wrong in (b"another", None):
+        with pytest.raises((enrolling.EnrollmentError, IdentityError), match="passphrase"):
+            enrolling.enroll(home, join, passphrase=wrong)
+    served.admit(Applicant().request(served.join_secret("bystander")))
+    enrolled = enrolling.enroll(home, join, passphrase=b"secret")
+    assert [path.name for path in tmp_path.iterdir()] == ["member"]
+    assert enrolled.member.signing_key.public_key().public_bytes_raw() == client(served, "unlucky").signing_key
+    attends(MemberFiles.load(home.directory, b"secret"))
+    assert len(certificates(served, "unlucky")) == 1
+
+
+def test_keys_whose_outcome_is_unknown_stay_also_when_a_later_call_is_refused(served: Running, tmp_path: Path) -> None:
+    join, home = served.join_string("patient"), WorkerHome(tmp_path / "member")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(enrolling, "EnrollmentStub", LosesTheAnswer)
+        with pytest.raises(enrolling.EnrollmentError):
+            enrolling.enroll(home, join)
+    with pytest.raises(enrolling.EnrollmentError, match=r"join-string-invalid.* keys are kept in "):
+        enrolling.enroll(home, replace(join, secret=bytes(32)))
+    again = served.join_string("patient")  # as `admin join-string --again` makes it
+    assert enrolling.enroll(home, again).member.client_id == "patient"
+    assert [path.name for path in tmp_path.iterdir()] == ["member"]
 
 
 @pytest.mark.parametrize("secret", [b"", b"x" * 32, b"x" * 31, b"x" * 100_000])

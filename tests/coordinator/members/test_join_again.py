@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from storage.states import ClientState
 from tests.coordinator.members.scene import attends, certificates, client, knocks
 from tests.running import Applicant, Running, command, refused, running
 from worker.home import WorkerHome
+from worker.line import enroll as enrolling
 
 LONG_AGO = timedelta(days=100)  # longer than a certificate lasts
 
@@ -62,6 +64,25 @@ def test_a_member_joins_again_with_its_signing_key_and_stays_who_it_was(
         *("join-string.created", "Enroll"),
         *("join-string.created", "client.joined-again", "certificate.retired"),
     ]
+
+
+def test_a_member_whose_answer_was_lost_joins_again_with_the_same_join_string(
+    served: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.joined(tmp_path / "h", "lucky", ago=LONG_AGO)
+    join, home, exchange = served.join_string("lucky"), WorkerHome(tmp_path / "h"), enrolling._exchange
+
+    def lost(*given: Any) -> Any:
+        exchange(*given)
+        raise enrolling.Unanswered("the connection broke")
+
+    monkeypatch.setattr(enrolling, "_exchange", lost)
+    with pytest.raises(enrolling.EnrollmentError, match="run the same command again"):
+        enrolling.join_again(home, join)
+    monkeypatch.setattr(enrolling, "_exchange", exchange)
+    attends(enrolling.join_again(home, join).member)
+    assert len(certificates(served, "lucky")) == 2
+    assert not home.joining.exists()
 
 
 def test_without_the_signing_key_nobody_joins_again_and_the_reason_says_what_to_do(
