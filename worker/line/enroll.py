@@ -60,7 +60,7 @@ class EnrollmentError(Exception):
     """Joining failed; the message says why and what to do. New keys are kept only if their outcome is unknown."""
 
 
-class Unanswered(EnrollmentError):
+class AnswerLost(EnrollmentError):
     """No answer came: the coordinator may have enrolled the member, or not."""
 
 
@@ -232,7 +232,7 @@ def _keeping(keys: Path, kept: bool, remove: Callable[[], object]) -> Iterator[N
     try:
         yield
     except EnrollmentError as error:
-        if not (kept or isinstance(error, Unanswered)):
+        if not (kept or isinstance(error, AnswerLost)):
             remove()
             raise
         raise type(error)(
@@ -277,7 +277,7 @@ def _exchange(
             return EnrollmentStub(channel).Enroll(request, timeout=ENROL_SECONDS)
         except grpc.RpcError as error:
             refusal = refusal_from_rpc_error(error, proxy=proxy)
-            failed = Unanswered if refusal.status in _UNKNOWN else EnrollmentError
+            failed = AnswerLost if refusal.status in _UNKNOWN else EnrollmentError
             explanation = _ADVICE.get(refusal.reason, refusal.message or refusal.status)
             reason = f"{refusal.reason}: " if refusal.reason else ""
             raise failed(f"{address} did not enroll {join.client_id}: {reason}{explanation}") from error

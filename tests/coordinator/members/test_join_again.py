@@ -74,7 +74,7 @@ def test_a_member_whose_answer_was_lost_joins_again_with_the_same_join_string(
 
     def lost(*given: Any) -> Any:
         exchange(*given)
-        raise enrolling.Unanswered("the connection broke")
+        raise enrolling.AnswerLost("the connection broke")
 
     monkeypatch.setattr(enrolling, "_exchange", lost)
     with pytest.raises(enrolling.EnrollmentError, match="run the same command again"):
