@@ -328,7 +328,7 @@ class Coordinator:
         """Enters the registry, and records the start."""
         home, database = self._home, self._database
         directories = [home.directory, home.blobs_dir, *filter(None, [database.directory])]
-        self._condition.keep(Directories(directories, "the coordinator"))
+        self._condition.keep(Directories(directories, "the coordinator", waits=True))
         home.ports_file.unlink(missing_ok=True)
         office = take_office(home, database, hold, secrets.token_hex(16), clock=self._clock)
         with database.read() as session:
