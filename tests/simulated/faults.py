@@ -41,6 +41,7 @@ HARSH: Mapping[str, float] = MappingProxyType(
         "deadline passed": 0.004,
         "member gone": 0.02,
         "run stopped": 0.002,
+        "member away": 0.0,  # only in the plans that say so
     }
 )
 """Likewise, of the faults after which a run may have another result, and must say why."""

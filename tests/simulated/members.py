@@ -107,6 +107,7 @@ class Member:
     answered: dict[str, str] = field(default_factory=dict)
     nonces: dict[bytes, set[tuple[int, int]]] = field(default_factory=dict)
     gone: bool = False
+    away_until: float = 0.0  # in the world's seconds
     _stream: _Stream | None = None
     _served: Process | None = None  # the process at the other end of the stream
     _arrives: float = 0.0  # when the last message of the stream arrives
@@ -128,6 +129,9 @@ class Member:
         """Attends, again and again until it succeeds."""
         process = self.coordinator()
         if self.gone or self._stream is not None:
+            return
+        if self.world.seconds < self.away_until:
+            self.world.after(self.away_until - self.world.seconds, self.attend)
             return
         try:
             if process is None:

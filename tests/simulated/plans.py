@@ -15,6 +15,7 @@ from federation.work.base import Result
 TASK = "made-up"
 FEDERATION = "simulated"
 DEADLINE_SECONDS = 3000
+MEASURED_EVERY = 40  # one schedule of so many evaluates privately
 LAYOUT = Layout((Tensor("layer.weight", (4, 3)), Tensor("layer.bias", (3,))))
 OBJECTIVES = ("left", "right")
 HEADS = Layout((Tensor("encoder.weight", (4, 3)), *(Tensor(f"heads.{name}.weight", (3,)) for name in OBJECTIVES)))
@@ -62,6 +63,11 @@ class Plan:
     def private(self) -> bool:
         """True for a run with private rounds."""
         return "privacy.secure" in self.more
+
+    @property
+    def evaluates_privately(self) -> bool:
+        """True if members show no measurement of their own."""
+        return "secure = " in self.more and "disclose" not in self.more
 
     @property
     def model(self) -> bytes:
@@ -126,6 +132,7 @@ def plans() -> Mapping[str, Plan]:
             objectives=OBJECTIVES,
         ),
         Plan("private", 1, _PRIVATE, _FIVE),
+        Plan("measured", 1, _PRIVATE.replace('disclose = ["evaluation"], ', ""), {**_FIVE, "finn": 10}),
         Plan("private of six", 1, _PRIVATE, {**_FIVE, "finn": 10}),  # goes on without one; only for planted bugs
     )
     return {plan.name: plan for plan in known}
@@ -134,5 +141,7 @@ def plans() -> Mapping[str, Plan]:
 def plan_of(seed: int) -> Plan:
     """The plan of a seed: the quick ones are played more often."""
     known = plans()
+    if seed % MEASURED_EVERY == MEASURED_EVERY - 1:
+        return known["measured"]
     names = (*["average"] * 6, *["pareto"] * 3, *["objectives"] * 3, "private")
     return known[names[seed % len(names)]]

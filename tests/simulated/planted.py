@@ -24,7 +24,7 @@ from federation.refusals import Refusal
 from federation.v1.common_pb2 import SignedEnvelope
 from storage import models
 from storage.models import Reply, Round, Run
-from storage.records import RunMemory
+from storage.records import ConversationFacts, RunMemory
 from storage.states import RoundState
 from tests.simulated import process
 
@@ -191,6 +191,11 @@ def a_lease_that_is_not_compared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunFacts, "locked", lambda self, session: session.get_one(Run, self.run_id, with_for_update=True))
 
 
+def facts_of_the_present(patch: pytest.MonkeyPatch) -> None:
+    """After a restart, the terms of a session are made of the pool of that moment."""
+    patch.setattr(ConversationFacts, "decode", classmethod(lambda cls, data: None))
+
+
 def _at_a_stepped_round(patch: pytest.MonkeyPatch, instead: Callable[[Fleet, Round], Round | None]) -> None:
     """Where a conductor begins with a round that has made its step, something else happens."""
 
@@ -235,6 +240,7 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = MappingProxyType(
             (a_payload_that_is_not_stored, ("average",)),
             (a_step_evaluated_on_the_old_model, ("average",)),
             (a_lease_that_is_not_compared, ("average",)),
+            (facts_of_the_present, ("measured",)),
         )
     }
 )

@@ -41,6 +41,8 @@ OPERATOR_SECONDS = 5.0  # between two chances of an operator, or of a clock
 SEVERAL_EVERY = 5  # one schedule of so many has two coordinators
 SLEEP_CHANCE = 0.05
 SLEEP_SECONDS = (8.0, 120.0)  # longer than a lease
+AWAY, AWAY_CHANCE = "member away", 0.2
+AWAY_SECONDS = (60.0, 300.0)  # longer than rounds wait for members after a restart
 PATIENCE_SECONDS = 600.0  # until the operator stops a run that waits for members who are gone or revoked
 
 
@@ -141,6 +143,8 @@ class Schedule:
         self.machine = Machine(directory, self.world, self.faults, stage.log_key, stage.signing, several=several)
         if several:
             self.faults.chances[SLEPT] = SLEEP_CHANCE
+        if not calm and stage.plan.evaluates_privately:
+            self.faults.chances[AWAY] = AWAY_CHANCE
         self.process: Process | None = None
         self._ids = Random(f"ids/{seed}")
         self._held = False  # an operator has paused the run, and will resume it
@@ -200,6 +204,8 @@ class Schedule:
         self.process = None
         for member in self.members:
             member.hang_up()
+            if self.faults.strikes(AWAY, member.name):  # the pool is another one after the restart
+                member.away_until = self.world.seconds + self.faults.seconds(*AWAY_SECONDS)
         self.world.after(self.faults.seconds(0.5, 20), self._start)
 
     def _start(self) -> None:
