@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 LOG_SECONDS = 60.0
 _WORDS = {
-    StorageFault.DISK: "the coordinator's disk is full or fails ({}); its runs are paused until there is space",
+    StorageFault.DISK: "the coordinator's disk is full or fails ({}); its runs are paused until it takes writes again",
     StorageFault.DATABASE: "the coordinator waits for its database ({})",
     StorageFault.DESCRIPTORS: "the coordinator has no file descriptors left ({}); raise its limit "
     "(ulimit -n, LimitNOFILE)",
@@ -28,7 +28,7 @@ _WORDS = {
     "it be kept by NTP",
 }
 _ANSWERS = {
-    StorageFault.DISK: "the coordinator's disk is full: it takes nothing until there is space; try again later",
+    StorageFault.DISK: "the coordinator's disk is full or fails: it takes nothing until it is well; try again later",
     StorageFault.DATABASE: "the coordinator waits for its database; try again in a moment",
     StorageFault.DESCRIPTORS: "the coordinator has no file descriptors left; try again in a moment",
     StorageFault.GONE: "the coordinator is stopping; try again when it is back",
@@ -127,7 +127,10 @@ class Condition:
 
     def _notify_listeners(self, fault: StorageFault | None) -> None:
         for listener in self._listeners:
-            listener(fault)
+            try:
+                listener(fault)
+            except Exception:
+                log.exception("a fault could not be told to a part of the coordinator")
 
     def over(self, fault: StorageFault) -> None:
         """Notes that a lasting fault has ended."""

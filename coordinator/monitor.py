@@ -2,7 +2,8 @@
 
 directory gone  end: nothing can be read or written, and nothing must be made in its place
 database away   wait; take the lock again when it is back, if no other coordinator has had it meanwhile
-disk full       release the reserve, pause every run, and take the reserve again when there is space
+disk full       release the reserve, pause every run, and take the reserve again when there is space; so if it is
+                read-only or reports errors
 bucket away     pause every run, and probe the bucket until it works
 """
 
@@ -19,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from coordinator.cluster.registry import Registry
 from coordinator.condition import PAUSING, Condition
 from coordinator.rounds.supervisor import Supervisor
+from federation.directories import DirectoryGone
 from storage.blobs import BlobStore, BlobStoreUnavailable
 from storage.database import Database, DatabaseBusy
 from storage.faults import StorageFault
@@ -111,7 +113,12 @@ class Monitor:
         shown: frozenset[StorageFault] | None = None
         while not self._stopping:
             self._wake.clear()
-            await asyncio.to_thread(self.look)
+            try:
+                await asyncio.to_thread(self.look)
+            except (DirectoryGone, LockLost):
+                raise
+            except Exception:
+                log.exception("the monitor failed; it looks again")
             faults = frozenset(self.condition.faults)
             if faults != shown:
                 shown = faults

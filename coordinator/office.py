@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from importlib.metadata import version
@@ -71,6 +72,14 @@ def hold_database(home: CoordinatorHome, database: Database) -> Hold:
         if directory is not None:
             os.close(directory)
         raise
+
+
+def forget_ports(home: CoordinatorHome) -> None:
+    """Removes the ports that a process which was killed has left in a directory, unless another one serves from it."""
+    with suppress(DatabaseBusy):
+        descriptor = _lock_directory(home)
+        home.ports_file.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def take_office(

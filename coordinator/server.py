@@ -2,17 +2,21 @@
 
 import asyncio
 import logging
+import math
 import secrets
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import version
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from sqlalchemy.exc import DBAPIError
 
 from coordinator.alerts.maker import AlertMaker, Limits
 from coordinator.audit.checkpoints import LogError
@@ -21,7 +25,7 @@ from coordinator.clock import utc_now
 from coordinator.cluster.announcements import Announcements, announcements_of
 from coordinator.cluster.leases import SharedLeases
 from coordinator.cluster.registry import Registry
-from coordinator.condition import Condition
+from coordinator.condition import LOG_SECONDS, Condition
 from coordinator.device import require_device
 from coordinator.front.connection_limits import ConnectionLimits, descriptor_limit, raise_descriptor_limit
 from coordinator.front.listener import BEAT_SECONDS, Front, Serves
@@ -31,7 +35,7 @@ from coordinator.members.access.control import Access
 from coordinator.members.logged_rights import LoggedRights
 from coordinator.members.requests import officers_caution
 from coordinator.monitor import Monitor
-from coordinator.office import Hold, Office, hold_database, must_share_blobs, take_office
+from coordinator.office import Hold, Office, forget_ports, hold_database, must_share_blobs, take_office
 from coordinator.rounds.fleets.attendances import Attendances, attendances_of
 from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.fleets.presence import Presence
@@ -53,8 +57,8 @@ from federation.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from federation.v1.enrollment_pb2_grpc import add_EnrollmentServicer_to_server
 from federation.v1.federation_pb2_grpc import add_FederationServicer_to_server
 from storage import audit
-from storage.database import UNAVAILABLE
-from storage.faults import StorageFault, explain_fault
+from storage.database import UNAVAILABLE, Database
+from storage.faults import StorageFault, explain_fault, fault_of
 from storage.reserve import Reserve
 
 log = logging.getLogger(__name__)
@@ -63,6 +67,8 @@ MAX_MESSAGE_BYTES = (2 << 20) + (64 << 10)  # two chunks and some room; holds af
 MAX_METADATA_BYTES = 16 << 10
 MAX_CALLS = 8192  # under way at a time, over all callers
 GRACE_SECONDS = 5.0
+START_SECONDS = 240.0  # how long a start waits for PostgreSQL; the startup probe of `deploy/` allows 300 s
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 10.0  # between two tries
 
 _OPTIONS: tuple[Option, ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -114,13 +120,23 @@ class PortTaken(RuntimeError):
 
 
 class Coordinator:
-    """A federation's coordinator, from `start` to `stop`; without `conduct`, no run advances. `clock` is aware."""
+    """A federation's coordinator, from `start` to `stop`; without `conduct`, no run advances. `clock` is aware.
 
-    def __init__(self, home: CoordinatorHome, *, clock: Callable[[], datetime] = utc_now, conduct: bool = True) -> None:
+    `database` is that of the federation; it is closed at the end. By default it is opened here, which may take seconds.
+    """
+
+    def __init__(
+        self,
+        home: CoordinatorHome,
+        database: Database | None = None,
+        *,
+        clock: Callable[[], datetime] = utc_now,
+        conduct: bool = True,
+    ) -> None:
         self._home = home
         self._conduct = conduct
         self._clock = clock
-        self._database = home.open_database()
+        self._database = home.open_database() if database is None else database
         self._executor = all_started(16, "service")
         # A second one, so that access is checked without a queue behind the calls that are served.
         self._access_executor = all_started(4, "access")
@@ -328,7 +344,7 @@ class Coordinator:
         """Enters the registry, and records the start."""
         home, database = self._home, self._database
         directories = [home.directory, home.blobs_dir, *filter(None, [database.directory])]
-        self._condition.keep(Directories(directories, "the coordinator"))
+        self._condition.keep(Directories(directories, "the coordinator", waits=True))
         home.ports_file.unlink(missing_ok=True)
         office = take_office(home, database, hold, secrets.token_hex(16), clock=self._clock)
         with database.read() as session:
@@ -423,9 +439,11 @@ def serve(
 ) -> None:
     """Runs a coordinator until SIGTERM or SIGINT; a second signal ends the process at once.
 
-    `ready` is called when it serves; without `conduct` no run advances.
+    `ready` is called when it serves; without `conduct` no run advances. If PostgreSQL does not answer at the start, it
+    waits up to `START_SECONDS`.
 
     Raises:
+        DBAPIError: PostgreSQL has not answered until then, or SQLite does not.
         BlobStoreUnavailable: at the start, the bucket of the blobs does not work.
         DatabaseBusy, LockLost: another coordinator has the database.
         DatabaseIncompatible: a newer or an unreleased version made it.
@@ -451,9 +469,11 @@ async def _serve(home: CoordinatorHome, ready: Callable[[Coordinator], None], co
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     require_device(home.settings.device)
-    coordinator = Coordinator(home, conduct=conduct)
+    coordinator = await _started(home, conduct, signalled)
+    if coordinator is None:
+        log.info("stopping: it has not served yet")
+        return
     try:
-        await coordinator.start()
         ready(coordinator)
         waits = [asyncio.create_task(signalled.wait()), asyncio.create_task(coordinator.watch())]
         done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -464,3 +484,39 @@ async def _serve(home: CoordinatorHome, ready: Callable[[Coordinator], None], co
         log.info("stopping")
     finally:
         await coordinator.stop()
+
+
+async def _started(home: CoordinatorHome, conduct: bool, signalled: asyncio.Event) -> Coordinator | None:
+    """Starts a coordinator as soon as its database answers; None if a signal comes before.
+
+    A PostgreSQL that starts, or restarts, refuses connections, or ends them in the middle of the start. No reason that
+    it gives tells this from a wrong password, so the log has its words.
+    """
+    ends, pause, told = time.monotonic() + START_SECONDS, _FIRST_PAUSE_SECONDS, -math.inf
+    while True:
+        try:
+            return await _start(home, conduct)
+        except DBAPIError as error:
+            now = time.monotonic()
+            if fault_of(error) is not StorageFault.DATABASE or home.database_url.startswith("sqlite") or now > ends:
+                raise
+            if now - told >= LOG_SECONDS:
+                told = now
+                log.error("the coordinator waits for its database (%s)", explain_fault(error))
+        await asyncio.to_thread(forget_ports, home)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(signalled.wait(), pause)
+        if signalled.is_set():
+            return None
+        pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+
+
+async def _start(home: CoordinatorHome, conduct: bool) -> Coordinator:
+    database = await asyncio.to_thread(home.open_database)  # it may wait ten seconds for an answer
+    coordinator = Coordinator(home, database, conduct=conduct)
+    try:
+        await coordinator.start()
+    except BaseException:
+        await coordinator.stop()
+        raise
+    return coordinator

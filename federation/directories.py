@@ -15,13 +15,15 @@ class Directories:
     Args:
         paths: of the directories.
         process: the process, for messages, such as "the coordinator".
+        waits: True if the process waits for a file system that has become read-only: its directories are not gone.
 
     Raises:
         OSError: one of them cannot be found.
     """
 
-    def __init__(self, paths: Iterable[Path] = (), process: str = "") -> None:
+    def __init__(self, paths: Iterable[Path] = (), process: str = "", *, waits: bool = False) -> None:
         self._process = process
+        self._waits = waits
         self._found = {path: _identity(path) for path in paths}
 
     def must_be_there(self) -> None:
@@ -37,7 +39,8 @@ class Directories:
                 raise self._gone(path, error.strerror or str(error)) from None
             if now != before:
                 raise self._gone(path, "another directory is there now")
-            if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            rights = os.R_OK | os.X_OK | (0 if self._waits and _is_read_only(path) else os.W_OK)
+            if not os.access(path, rights):
                 raise self._gone(path, "it cannot be read and written any more")
 
     def _gone(self, path: Path, cause: str) -> DirectoryGone:
@@ -45,6 +48,10 @@ class Directories:
             f"{path} is gone: {cause}. So {self._process} has stopped, and has made nothing in its place. Mount the "
             "directory again, or put it back, and start again: all work goes on where it was"
         )
+
+
+def _is_read_only(path: Path) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def _identity(path: Path) -> tuple[int, int]:

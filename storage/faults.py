@@ -1,4 +1,4 @@
-"""Faults of machine or storage, not of the caller: full disk, no database, no descriptors, lost or damaged blobs."""
+"""Faults of machine or storage, not of the caller: a full or failing disk, no database, no descriptors, lost blobs."""
 
 import errno
 import sqlite3
@@ -9,10 +9,10 @@ from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStoreUnavailable
 from storage.database import UNAVAILABLE
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
 _DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
-_POSTGRESQL_FULL = "53100"  # psycopg.errors.DiskFull, which takes long to import
-_SQLITE_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+_POSTGRESQL_DISK = frozenset({"53100", "58030"})  # psycopg.errors.DiskFull and IoError: it takes long to import
+_SQLITE_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY})
 
 
 class StorageFault(StrEnum):
@@ -30,7 +30,7 @@ class StorageFault(StrEnum):
 def fault_of(error: BaseException) -> StorageFault | None:
     """The fault that an exception shows; None for any other cause, such as a bug. It never shows CLOCK or GONE.
 
-    SQLite's I/O errors count as a full disk, since an exceeded quota causes them too.
+    A disk that is full, has become read-only, or reports errors is one fault: nothing can be recorded on it.
     """
     if isinstance(error, BlobCorrupt | BlobMissing):
         return StorageFault.BLOB
@@ -39,13 +39,13 @@ def fault_of(error: BaseException) -> StorageFault | None:
     if isinstance(error, DBAPIError):
         cause = error.orig
         sqlite_code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
-        if getattr(cause, "sqlstate", "") == _POSTGRESQL_FULL or sqlite_code in _SQLITE_DISK:
+        if getattr(cause, "sqlstate", "") in _POSTGRESQL_DISK or sqlite_code in _SQLITE_DISK:
             return StorageFault.DISK
         if error.connection_invalidated:
             return StorageFault.DATABASE
     if isinstance(error, (*UNAVAILABLE, PendingRollbackError)):
         return StorageFault.DATABASE
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and error.errno in _DISK:
         return StorageFault.DISK
     if isinstance(error, OSError) and error.errno in _DESCRIPTORS:
         return StorageFault.DESCRIPTORS

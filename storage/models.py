@@ -337,6 +337,8 @@ class Phase(Base):
     decides: Mapped[bool] = mapped_column(default=True)  # True if the step depends on the replies
     state: Mapped[PhaseState]
     wanted: Mapped[int]  # replies that are needed; the rest of the assignments is over-selection
+    # A ConversationFacts, in the first phase of an attempt and in that of an evaluation; empty in the others.
+    conversation: Mapped[dict[str, Any]] = mapped_column(default=dict)
     started: Mapped[datetime]
     deadline: Mapped[datetime]
     ended: Mapped[datetime | None]

@@ -55,6 +55,31 @@ class VoidRecord:
     paused: bool = False  # True if the run was paused, and then resumed with the next attempt
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConversationFacts:
+    """What the phases of a conversation build on, as it was at the first of them: the pool may change meanwhile.
+
+    Attributes:
+        clients: that may be asked, by name: the training samples and the objectives that each offered.
+        keys: the id of each member's signing key, hexadecimal, by name; empty in a run without private rounds.
+    """
+
+    clients: Mapping[str, tuple[int, tuple[str, ...]]]
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def decode(cls, data: Mapping[str, Any]) -> "ConversationFacts | None":
+        """Reads the column of a phase; None if it is not the first of its conversation."""
+        if not data:
+            return None
+        clients = {name: (samples, tuple(objectives)) for name, (samples, objectives) in data["clients"].items()}
+        return cls(clients=clients, keys=data["keys"])
+
+    def encode(self) -> dict[str, Any]:
+        """The value for the column of a phase."""
+        return asdict(self)
+
+
 def memory_digest(data: Mapping[str, Any]) -> str:
     """The digest of the column of a run, as signed steps name it."""
     return digest(canonical(data).encode())

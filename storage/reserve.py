@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 RESERVE_BYTES = 8 << 20
@@ -23,25 +24,27 @@ class Reserve:
         """Takes the space unless it is held already.
 
         Raises:
-            OSError: the disk or a quota has not enough space; no space is held then.
+            OSError: the disk or a quota has not enough space, or the disk takes no writes; no space is held then.
         """
         try:
             for path in self._files:
-                if not path.exists() or path.stat().st_size < RESERVE_BYTES:
-                    _take(path)
+                _take(path)
         except OSError:
             self.release()
             raise
 
     def release(self) -> None:
-        """Releases the space; may be called twice."""
+        """Releases the space; may be called twice. On a disk that takes no writes it stays, where it is of no use."""
         for path in self._files:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def _take(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # fails on a read-only disk
     try:
+        if os.fstat(descriptor).st_size >= RESERVE_BYTES:
+            return
         # Ask before allocating: a failing allocation takes the last space from other writers for a moment.
         system = os.fstatvfs(descriptor)
         if system.f_bavail * system.f_frsize < RESERVE_BYTES + MARGIN_BYTES:

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.interface import TooFewUpdatesError
-from coordinator.aggregation.phases import AlgorithmPhase, PrivateSetting, Replies, RoundContext, Step
+from coordinator.aggregation.phases import AlgorithmPhase, PrivateSetting, Replies, RoundContext, Selected, Step
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import server_rate
 from coordinator.aggregation.secure.evaluation import Means, evaluation
@@ -27,6 +27,7 @@ from federation.work.base import Shows
 from federation.work.train.work import Train
 from storage import models
 from storage.models import Round
+from storage.records import ConversationFacts
 
 Ending = TypeVar("Ending")
 
@@ -47,11 +48,13 @@ def hold(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step, int]
     if missing := [name for name in fleet.run.spec.selection.required if name not in current.selected]:
         reasons = ", ".join(f"{name} {current.not_asked.get(name, '')}".rstrip() for name in missing)
         raise Skipped(f"required: {reasons}", missing)
-    conversation = algorithm.round(_context(fleet, current, current.base_model))
     before = (models.Phase.round_id == current.round_id, models.Phase.attempt < current.attempt)
     with fleet.around.database.read() as session:
         number = session.scalar(select(func.count()).select_from(models.Phase).where(*before)) or 0
-    return _converse(fleet, current, conversation, number, current.base_model, fleet.run.spec.selection.required)
+    facts = _facts(fleet, current, number, current.selected)
+    conversation = algorithm.round(_context(fleet, current, current.base_model, facts))
+    required = fleet.run.spec.selection.required
+    return _converse(fleet, current, conversation, number, current.base_model, facts, required)
 
 
 def hold_evaluation(fleet: Fleet, current: Round, model: str, number: int, clients: Sequence[str]) -> Means:
@@ -61,8 +64,27 @@ def hold_evaluation(fleet: Fleet, current: Round, model: str, number: int, clien
         Held, Skipped, Voided: as `hold`.
         RevokedMeanwhile: a member whose reply entered was revoked.
     """
-    conversation = evaluation(_context(fleet, current, model, {}), fleet.run.evaluation, clients)
-    return _converse(fleet, current, conversation, number, model)[0]
+    facts = _facts(fleet, current, number, clients)
+    conversation = evaluation(_context(fleet, current, model, facts, {}), fleet.run.evaluation, sorted(facts.clients))
+    return _converse(fleet, current, conversation, number, model, facts)[0]
+
+
+def _facts(fleet: Fleet, current: Round, number: int, names: Sequence[str]) -> ConversationFacts:
+    """What a conversation with some clients builds on, whose first phase has this number.
+
+    Once that phase is on record they stand there: a later process of the coordinator may find another pool, other
+    offers, or other keys, and members answer a private session with the terms of which they have heard first.
+    """
+    with fleet.around.database.read() as session:
+        phase = select(models.Phase.conversation).filter_by(round_id=current.round_id, number=number)
+        if (recorded := ConversationFacts.decode(session.scalar(phase) or {})) is not None:
+            return recorded
+        known = fleet.known(session)
+        keys = fleet.keys(session) if fleet.run.spec.privacy.secure != "off" else {}
+    return ConversationFacts(
+        clients={name: (known[name].samples, known[name].objectives) for name in names if name in known},
+        keys={name: key.hex() for name, key in keys.items()},
+    )
 
 
 def _converse(
@@ -71,19 +93,21 @@ def _converse(
     conversation: Generator[AlgorithmPhase, Replies, Ending],
     number: int,
     model: str,
+    facts: ConversationFacts,
     required: Sequence[str] = (),
 ) -> tuple[Ending, int]:
     """Runs phases from this number on, with work on this model; returns the result and the number that follows.
 
-    Each phase needs the replies of the `required` clients that it asks.
+    The first phase keeps the `facts`. Each phase needs the replies of the `required` clients that it asks.
     """
     replies: Replies | None = None
+    begin = number
     while True:
         try:
             phase = _continued(conversation, replies)
         except StopIteration as end:
             return end.value, number
-        replies = _ask(fleet, current, number, phase, model, required)
+        replies = _ask(fleet, current, number, phase, model, required, facts if number == begin else None)
         number += 1
 
 
@@ -97,7 +121,13 @@ def _continued(conversation: Generator[AlgorithmPhase, Replies, Any], replies: R
 
 
 def _ask(
-    fleet: Fleet, current: Round, number: int, phase: AlgorithmPhase, model: str, required: Sequence[str] = ()
+    fleet: Fleet,
+    current: Round,
+    number: int,
+    phase: AlgorithmPhase,
+    model: str,
+    required: Sequence[str],
+    conversation: ConversationFacts | None,
 ) -> Replies:
     """The replies to one phase; raises if there are too few, or if they would reveal updates of private rounds."""
     if fleet.run.spec.privacy.secure != "off" and phase.kind.shows is Shows.UPDATE:
@@ -105,7 +135,7 @@ def _ask(
     clients = list(current.selected if phase.clients is None else phase.clients)
     closing = phase.closes(len(clients))
     wanted = min(current.wanted, len(clients)) if closing is None else closing.wanted
-    replies = fleet.ask(fleet.question(current, number, phase, clients, wanted, model))
+    replies = fleet.ask(fleet.question(current, number, phase, clients, wanted, model, conversation))
     _must_have(required, replies, clients)
     quorum = phase.kind.terms(fleet.run.spec).quorum
     if closing is not None:
@@ -135,21 +165,28 @@ def _recorded(fleet: Fleet, current: Round, number: int) -> int | None:
         return session.scalar(select(models.Phase.wanted).filter_by(round_id=current.round_id, number=number))
 
 
-def _context(fleet: Fleet, current: Round, model: str, state: Mapping[str, Any] | None = None) -> RoundContext:
-    """The context of a conversation about this model; without a `state`, that of the run before the round."""
+def _context(
+    fleet: Fleet, current: Round, model: str, facts: ConversationFacts, state: Mapping[str, Any] | None = None
+) -> RoundContext:
+    """The context of a conversation about this model; without a `state`, that of the run before the round.
+
+    A client that was revoked since is left out, but not of a private round, which is voided then.
+    """
     around = fleet.around
     with around.database.read() as session:
         if state is None:
             state = fleet.memory(session, current.number, current.base_model).rule
-        clients = fleet.known(session)
-        private = private_facts(session, fleet, current, model)
+        gone = revoked_clients(session) if not facts.keys else frozenset()
+        private = private_facts(session, fleet, current, model, facts.keys)
     layout = model_layout(around.blobs.local(current.base_model))
     return replace(
         bare_context(fleet.run, layout, current.number, state, private),
         attempt=current.attempt,
         device=around.device,
         recall=partial(recall, around.blobs),
-        selected={name: clients[name] for name in current.selected if name in clients},
+        selected={
+            name: Selected(*facts.clients[name]) for name in current.selected if name in facts.clients.keys() - gone
+        },
         draw=partial(_draw, fleet, current),
         revoked=partial(_revoked, fleet),
     )

@@ -54,12 +54,13 @@ log = logging.getLogger(__name__)
 # After a restart, a round waits this long for clients that attended shortly before.
 RECONNECT_GRACE = timedelta(seconds=30)
 RECENTLY = timedelta(seconds=60)
-RETRY_SECONDS = 1.0  # before a conductor whose database failed starts again
+RETRY_SECONDS = 1.0  # before a conductor whose database failed starts again; after an unknown error twice as long,
+MAX_RETRY_SECONDS = 60.0  # up to this
 # Temporary faults: a conductor tries again, and the monitor notes when they are over.
 _PASSING = frozenset({StorageFault.DATABASE, StorageFault.DISK, StorageFault.DESCRIPTORS, StorageFault.BLOB_STORE})
 # Of a run that a fault has paused: how its reason begins, and what an operator can do.
 _HELD = {
-    StorageFault.DISK: ("disk: ", "free some space"),
+    StorageFault.DISK: ("disk: ", "free some space, or see to the disk"),
     StorageFault.BLOB_STORE: ("blob-store: ", "see to the bucket"),
 }
 # Faults of this machine, because of which other coordinators shall conduct its runs.
@@ -346,15 +347,20 @@ class Supervisor:
     def _conduct_after(self, run_id: str, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
+        pause = RETRY_SECONDS
         while not (self._stopping.is_set() or self._holds_back):
+            # As after a crash: the next conductor continues from the committed state.
             try:
-                self._conduct_now(run_id)
-                break
-            except Exception as error:
-                # As after a crash: the next conductor continues from the committed state.
-                if self._condition.note(error) is None:
-                    raise
-                self._stopping.wait(RETRY_SECONDS)
+                try:
+                    self._conduct_now(run_id)
+                    break
+                except Exception as error:
+                    if self._condition.note(error) is None:
+                        raise
+            except Exception:  # also one of those that handle another
+                log.exception("run %s: its conductor failed; it is tried again", run_id)
+                pause = min(2 * pause, MAX_RETRY_SECONDS)
+            self._stopping.wait(pause)
         self.changes.notify(run_id)
 
     def _conduct_now(self, run_id: str) -> None:

@@ -1,7 +1,9 @@
 """PostgreSQL restarts, loses a connection, or is taken by another coordinator, while a coordinator serves."""
 
 import logging
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import InterfaceError, OperationalError
 
+from fedpareto.processes.process_federation import COMMAND, ProcessError, serving
 from storage.database import Database, DatabaseBusy
 from storage.states import RoundState
 from tests.coordinator.scene import NOT_SERVING, SERVING, begun, health, replied, with_constants
@@ -129,6 +132,36 @@ def test_a_coordinator_ends_with_a_sentence_when_another_one_has_its_database(ur
     assert re.search(r"in use by another\s+process: pid", served.text), served.text
     assert "Traceback" not in served.text
     assert "Event loop is closed" not in served.text
+
+
+def test_a_coordinator_that_starts_while_its_database_is_away_waits_for_it_and_then_serves(
+    url: str, server: Postgresql, tmp_path: Path
+) -> None:
+    with federation(tmp_path, "--database", url) as fed:
+        arguments = ["coordinator", "serve", "--home", str(fed.home)]
+        ports = fed.home / "ports.json"
+        ports.write_text('{"pid": 1}')  # of a process that was killed
+        server.stop()
+        try:
+            stopped, late, waiting = (
+                fed.spawn("coordinator", [*program, *arguments])
+                for program in (COMMAND, ("-c", with_constants("coordinator.server", START_SECONDS=0.1)), COMMAND)
+            )
+            for process in (stopped, waiting):
+                wait_for(lambda: "the coordinator waits for its database (" in process.text, "the log to tell")  # noqa: B023
+            os.kill(stopped.popen.pid, signal.SIGTERM)
+            assert (stopped.popen.wait(60), late.popen.wait(60)) == (0, 1), (stopped.text, late.text)
+            assert "the database does not answer as it should" in late.text
+            assert not ports.exists()
+            with pytest.raises(ProcessError, match="the database does not answer"):  # other commands do not wait
+                fed.fedpareto("coordinator", "restored", "--home", str(fed.home))
+        finally:
+            server.start()
+        wait_for(lambda: serving(fed.home) == waiting.popen.pid, "the coordinator to serve")
+        os.kill(waiting.popen.pid, signal.SIGTERM)
+        assert waiting.popen.wait(60) == 0
+    for process in (stopped, late, waiting):
+        assert "Traceback" not in process.text, process.text
 
 
 def test_a_coordinator_that_was_replaced_while_its_database_was_away_ends(

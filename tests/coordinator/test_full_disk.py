@@ -6,16 +6,22 @@ import os
 import resource
 import sqlite3
 import subprocess
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
+from coordinator import monitor
+from coordinator.cluster.leases import OneConductor
 from coordinator.condition import Condition
-from coordinator.monitor import Looks
+from coordinator.monitor import Looks, Monitor
+from coordinator.rounds import conductor, supervisor
+from coordinator.rounds.step import make_step
+from coordinator.rounds.supervisor import Supervisor
 from federation.v1.common_pb2 import AssignmentManifest
 from fedpareto.processes.forked import completed
 from storage.faults import StorageFault, fault_of
@@ -29,10 +35,9 @@ from tests.stage import Player, Stage, spec, stage
 MEBI = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A small file system of its own."""
-    directory = tmp_path_factory.mktemp("disk")
+@contextmanager
+def mounted_disk(directory: Path) -> Iterator[Path]:
+    """A small file system of its own, in an empty directory."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(directory)], capture_output=True, text=True, check=False
     )
@@ -40,6 +45,13 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
     yield directory
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A small file system of its own."""
+    with mounted_disk(tmp_path_factory.mktemp("disk")) as directory:
+        yield directory
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +121,91 @@ def test_resume_makes_the_coordinator_look_at_the_disk_at_once(small: Stage, dis
     small.resume(run)
     wait_for(lambda: health(small) == SERVING, "the health to tell")
     small.play(run, *replayed(small, run, orders))
+
+
+@contextmanager
+def read_only(disk: Path) -> Iterator[None]:
+    """The file system takes no writes."""
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+
+
+def test_a_disk_that_becomes_read_only_pauses_the_run_with_the_reason_and_it_goes_on_when_it_takes_writes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "disk").mkdir()
+    with (
+        mounted_disk(tmp_path / "disk") as disk,
+        stage(tmp_path / "coordinator", "sqlite:///coordinator.db", blobs=str(disk / "blobs")) as made,
+    ):
+        run, orders = begun(made)
+        with read_only(disk):
+            assert not all(replied(player, order, unless="disk") for player, order in orders.items())
+            reason = made.wait_state(run, RunState.PAUSED).reason
+            assert reason.startswith("disk: "), reason
+            assert "Read-only file system" in reason
+            made.pause(run)
+            made.resume(run)  # which the disk undoes
+            made.wait_state(run, RunState.PAUSED)
+        made.wait_state(run, RunState.RUNNING)
+        made.play(run, *replayed(made, run, orders))
+    assert [record.message for record in caplog.records if record.exc_info] == []
+
+
+HANDLERS: list[tuple[type[object], str]] = [
+    (Reserve, "release"),
+    (Reserve, "hold"),
+    (Condition, "note"),
+    (Condition, "gone"),
+    (Monitor, "_on_fault"),
+    (Supervisor, "_end_by"),
+    (Supervisor, "_move"),
+    (Supervisor, "pause_for_fault"),
+    (Supervisor, "resume_after_fault"),
+    (OneConductor, "take"),
+    (OneConductor, "release"),
+]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), ValueError("a bug")], ids=["disk", "bug"])
+@pytest.mark.parametrize(("owner", "name"), HANDLERS, ids=[name for _, name in HANDLERS])
+def test_a_run_goes_on_or_ends_with_its_reason_whichever_call_fails_while_a_fault_is_handled(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, owner: type[object], name: str, error: Exception
+) -> None:
+    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(monitor, "FAULT_CHECK_SECONDS", 0.05)
+    looking = stage.served.coordinator._monitor
+    assert looking is not None
+    looking._looks[StorageFault.DISK] = Looks(pause=0.01)
+    run, players = stage.begin("ann", "ben", algorithm="fedavg")
+    original: Callable[..., Any] = getattr(owner, name)
+    faults = [OSError(errno.EROFS, "Read-only file system"), RuntimeError("another bug")]
+    first = [error]
+
+    def step(*arguments: Any) -> Any:
+        monkeypatch.setattr(owner, name, fails)
+        if isinstance(error, ValueError) or first:
+            raise first.pop() if first else error
+        return make_step(*arguments)
+
+    def fails(*arguments: Any, **more: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return original(*arguments, **more)
+
+    monkeypatch.setattr(conductor, "make_step", step)
+    for player in players:
+        player.answer()
+    if isinstance(error, ValueError):
+        assert "a bug" in stage.wait_state(run, RunState.FAILED).reason
+    else:
+        wait_for(lambda: stage.rounds(run)[0].step, "the step")
+        monkeypatch.setattr(owner, name, original)
+        wait_for(lambda: not stage.served.coordinator._condition.faults, "the end of the fault")
+        stage.play(run, *players)
 
 
 def replayed(made: Stage, run: str, orders: dict[Player, AssignmentManifest]) -> list[Player]:
@@ -203,9 +300,22 @@ print(len(list((directory / "blobs" / "tmp").iterdir())))
     assert done.stdout.split() == ["disk", "disk", "0"], done.stdout
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_quotas_and_limits_are_full_disks(code: int) -> None:
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO])
+def test_quotas_limits_and_disks_that_fail_are_faults_of_the_disk(code: int) -> None:
     assert fault_of(OSError(code, os.strerror(code))) is StorageFault.DISK
+
+
+def test_a_database_that_cannot_be_written_any_more_is_a_fault_of_the_disk(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "test.db")) as made:
+        made.execute("CREATE TABLE filler (x BLOB)")
+    with (
+        closing(sqlite3.connect(f"file:{tmp_path / 'test.db'}?mode=ro", uri=True)) as record,
+        pytest.raises(sqlite3.OperationalError) as refused_write,
+    ):
+        record.execute("INSERT INTO filler VALUES (1)")
+    assert fault_of(OperationalError("INSERT", {}, refused_write.value)) is StorageFault.DISK
+    damaged = psycopg.errors.IoError("could not write to file: Read-only file system")
+    assert fault_of(OperationalError("INSERT", {}, damaged)) is StorageFault.DISK
 
 
 def test_a_full_disk_of_postgresql_is_a_full_disk_and_other_errors_of_it_are_not() -> None:

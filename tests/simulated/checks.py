@@ -196,6 +196,10 @@ class _Record:
         for round_ in rounds:
             if round_.state is not RoundState.COMPLETED or round_.reason.startswith("the run ended"):
                 continue
+            if self._schedule.stage.plan.evaluates_privately:
+                if "evaluated" not in round_.metrics and not round_.reason:
+                    yield f"round {round_.number} was completed without an evaluation, and nothing says why"
+                continue
             last = [phase for phase in self._phases if phase.round_id == round_.round_id][-1]
             if last.kind != "evaluate":
                 yield f"round {round_.number} was completed without an evaluation"
@@ -283,7 +287,10 @@ class _Record:
                 yield f"{action}: the log and the record differ in {dict(differing)}"
 
     def of_sessions(self) -> Iterator[str]:
-        """No nonce of a private round is used in two attempts."""
+        """No nonce of a private round is used in two attempts, and no session ends because its terms have changed."""
+        for one in self._assignments.values():
+            if one.reason == "session-over":
+                yield f"{one.client_id}: the session of {one.assignment_id} is not the one in which it has answered"
         for member in self._schedule.members:
             for nonce, asked in member.nonces.items():
                 if len(asked) > 1:

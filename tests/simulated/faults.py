@@ -41,11 +41,14 @@ HARSH: Mapping[str, float] = MappingProxyType(
         "deadline passed": 0.004,
         "member gone": 0.02,
         "run stopped": 0.002,
+        "member away after a kill": 0.0,  # only in the plans that say so
     }
 )
 """Likewise, of the faults after which a run may have another result, and must say why."""
 AWAY = "member away"
 """A fault of plans whose rounds begin without some members; it must not change the result either."""
+AWAY_AFTER_KILL = "member away after a kill"
+"""A fault of plans that find another pool after a restart."""
 MOST = 4  # faults of one kind in a schedule
 
 

@@ -16,6 +16,7 @@ from tests.simulated.faults import AWAY
 TASK = "made-up"
 FEDERATION = "simulated"
 DEADLINE_SECONDS = 3000
+MEASURED_EVERY = 40  # one schedule of so many evaluates privately
 LAYOUT = Layout((Tensor("layer.weight", (4, 3)), Tensor("layer.bias", (3,))))
 OBJECTIVES = ("left", "right")
 HEADS = Layout((Tensor("encoder.weight", (4, 3)), *(Tensor(f"heads.{name}.weight", (3,)) for name in OBJECTIVES)))
@@ -69,6 +70,11 @@ class Plan:
     def private(self) -> bool:
         """True for a run with private rounds."""
         return "privacy.secure" in self.more
+
+    @property
+    def evaluates_privately(self) -> bool:
+        """True if members show no measurement of their own."""
+        return "secure = " in self.more and "disclose" not in self.more
 
     @property
     def model(self) -> bytes:
@@ -144,6 +150,7 @@ def plans() -> Mapping[str, Plan]:
             faults={AWAY: 0.03},
         ),
         Plan("private", 1, _PRIVATE, _FIVE),
+        Plan("measured", 1, _PRIVATE.replace('disclose = ["evaluation"], ', ""), {**_FIVE, "finn": 10}),
         Plan("private of six", 1, _PRIVATE, {**_FIVE, "finn": 10}),  # goes on without one; only for planted bugs
     )
     return {plan.name: plan for plan in known}
@@ -152,5 +159,7 @@ def plans() -> Mapping[str, Plan]:
 def plan_of(seed: int) -> Plan:
     """The plan of a seed: the quick ones are played more often."""
     known = plans()
+    if seed % MEASURED_EVERY == MEASURED_EVERY - 1:
+        return known["measured"]
     names = (*["average"] * 5, "named", *["pareto"] * 3, *["objectives"] * 3, "private")
     return known[names[seed % len(names)]]

@@ -26,7 +26,7 @@ from federation.spec.run_sections import SelectionSpec
 from federation.v1.common_pb2 import SignedEnvelope
 from storage import models
 from storage.models import Reply, Round, Run
-from storage.records import RunMemory
+from storage.records import ConversationFacts, RunMemory
 from storage.states import RoundState
 from tests.simulated import process
 
@@ -205,6 +205,11 @@ def a_choice_from_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(selection, "select", careless)
 
 
+def facts_of_the_present(patch: pytest.MonkeyPatch) -> None:
+    """After a restart, the terms of a session are made of the pool of that moment."""
+    patch.setattr(ConversationFacts, "decode", classmethod(lambda cls, data: None))
+
+
 def _at_a_stepped_round(patch: pytest.MonkeyPatch, instead: Callable[[Fleet, Round], Round | None]) -> None:
     """Where a conductor begins with a round that has made its step, something else happens."""
 
@@ -250,6 +255,7 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = MappingProxyType(
             (a_step_evaluated_on_the_old_model, ("average",)),
             (a_lease_that_is_not_compared, ("average",)),
             (a_choice_from_nobody, ("named",)),
+            (facts_of_the_present, ("measured",)),
         )
     }
 )

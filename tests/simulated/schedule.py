@@ -30,7 +30,7 @@ from storage.blob_directory import DirectoryStore
 from storage.database import Database
 from storage.models import Client, Run, note_model
 from storage.states import ClientState, RunState
-from tests.simulated.faults import AWAY, Faults
+from tests.simulated.faults import AWAY, AWAY_AFTER_KILL, Faults
 from tests.simulated.members import Member
 from tests.simulated.plans import DEADLINE_SECONDS, FEDERATION, TASK, Plan
 from tests.simulated.process import SLEPT, Killed, Machine, Process
@@ -42,6 +42,8 @@ SEVERAL_EVERY = 5  # one schedule of so many has two coordinators
 SLEEP_CHANCE = 0.05
 AWAY_SECONDS = (40.0, 250.0)  # longer than a new coordinator waits for members, and less than the grace of a phase
 SLEEP_SECONDS = (8.0, 120.0)  # longer than a lease
+AFTER_KILL_CHANCE = 0.2
+AFTER_KILL_SECONDS = (60.0, 300.0)  # longer than rounds wait for members after a restart
 PATIENCE_SECONDS = 600.0  # until the operator stops a run that waits for members who are gone or revoked
 
 
@@ -142,6 +144,8 @@ class Schedule:
         self.machine = Machine(directory, self.world, self.faults, stage.log_key, stage.signing, several=several)
         if several:
             self.faults.chances[SLEPT] = SLEEP_CHANCE
+        if not calm and stage.plan.evaluates_privately:
+            self.faults.chances[AWAY_AFTER_KILL] = AFTER_KILL_CHANCE
         self.process: Process | None = None
         self._ids = Random(f"ids/{seed}")
         self._held = False  # an operator has paused the run, and will resume it
@@ -201,6 +205,8 @@ class Schedule:
         self.process = None
         for member in self.members:
             member.hang_up()
+            if not member.gone and self.faults.strikes(AWAY_AFTER_KILL, member.name):  # the next pool is another one
+                member.stay_away(self.faults.seconds(*AFTER_KILL_SECONDS))
         self.world.after(self.faults.seconds(0.5, 20), self._start)
 
     def _start(self) -> None:

@@ -66,6 +66,13 @@ def test_a_revocation_after_an_evaluation_in_the_open_does_not_end_a_private_run
     assert runner.run(seed).problems == []
 
 
+def test_a_private_evaluation_goes_on_when_the_coordinator_restarts_with_another_pool(runner: Runner) -> None:
+    """Its terms were made of the pool of that moment: five healthy members declined the session, each as over."""
+    outcome = runner.run(10, plans()["measured"])
+    assert outcome.counts["member away after a kill"]
+    assert outcome.problems == []
+
+
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("bug", PLANTED)

@@ -28,7 +28,7 @@ from storage import models
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.models import Model, Round, Run
-from storage.records import RunMemory
+from storage.records import ConversationFacts, RunMemory
 from storage.states import PhaseState, RunState
 
 MAX_SENT_BYTES = 128 << 10  # of the inputs that travel with one assignment; a worker takes messages of 1 MiB
@@ -193,6 +193,7 @@ class Question:
     wanted: int  # the number of replies with which the phase is complete
     base_model: str  # the digest of the model to train or evaluate
     layout: Layout  # of this model
+    conversation: ConversationFacts | None = None  # recorded with the first phase of a conversation
 
     def row(self, spec: RunSpec, started: datetime) -> models.Phase:
         """A new row for the phase, open from `started` for the specification's time and that of large replies."""
@@ -206,6 +207,7 @@ class Question:
             decides=kind.decides,
             state=PhaseState.OPEN,
             wanted=self.wanted,
+            conversation={} if self.conversation is None else self.conversation.encode(),
             started=started,
             deadline=started + timedelta(seconds=seconds),
         )
@@ -303,7 +305,14 @@ class Fleet(ABC):
         return RunMemory.decode(self.around.evidence.state(session.get_one(Run, run_id), before, base_model))
 
     def question(
-        self, current: Round, number: int, phase: AlgorithmPhase, clients: Sequence[str], wanted: int, base_model: str
+        self,
+        current: Round,
+        number: int,
+        phase: AlgorithmPhase,
+        clients: Sequence[str],
+        wanted: int,
+        base_model: str,
+        conversation: ConversationFacts | None = None,
     ) -> Question:
         """A question about a model that is stored; the arguments are as in `Question`.
 
@@ -318,6 +327,7 @@ class Fleet(ABC):
             wanted=wanted,
             base_model=base_model,
             layout=model_layout(self.around.blobs.local(base_model)),
+            conversation=conversation,
         )
 
     @abstractmethod

@@ -34,14 +34,21 @@ def record_named(session: Session, current: Round, named: Mapping[str, str], at:
         audit.record(session, at=at, actor="coordinator", action="member.named", subject=member, detail=detail)
 
 
-def private_facts(session: Session, fleet: Fleet, current: Round, base_model: str) -> PrivateSetting | None:
-    """The facts for an attempt at a round, for work on this model; None for a run with updates in the clear."""
+def private_facts(
+    session: Session, fleet: Fleet, current: Round, base_model: str, keys: Mapping[str, str]
+) -> PrivateSetting | None:
+    """The facts for an attempt at a round, for work on this model; None for a run with updates in the clear.
+
+    `keys` are the ids of the members' signing keys, hexadecimal.
+    """
     run = fleet.run
     if run.spec.privacy.secure == "off":
         return None
     rounds = session.scalars(select(Round).where(Round.run_id == run.run_id)).all()
     return replace(
-        bare_private(run, fleet.around.federation_id, base_model, fleet.keys(session)),
+        bare_private(
+            run, fleet.around.federation_id, base_model, {name: bytes.fromhex(key) for name, key in keys.items()}
+        ),
         named=frozenset(
             name
             for round_ in rounds

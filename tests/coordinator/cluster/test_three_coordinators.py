@@ -14,7 +14,7 @@ import pytest
 from coordinator.home import read_settings
 from coordinator.settings import SETTINGS_FILE
 from tests.coordinator.cluster.scene import LEASE_SECONDS, REFUSED, SETTINGS, Scene
-from tests.harness import Federation
+from tests.harness import Federation, wait_for
 from tests.postgresql import Postgresql, postgresql
 from tests.soak.cluster import NAMES, OPEN, PRIVATE, Coordinator, cluster
 
@@ -134,6 +134,32 @@ def test_a_run_goes_on_when_postgresql_is_killed_and_started(scene: Scene, serve
     scene.wait_round(run, 0)
     server.kill()
     server.start()
+    assert scene.problems(run, OPEN, scene.cluster.first, rounds=3) == []
+
+
+def test_coordinators_that_start_while_postgresql_restarts_wait_for_it_and_go_on_with_the_run(
+    scene: Scene, server: Postgresql
+) -> None:
+    scene.calm(OPEN, 3)
+    coordinators = list(scene.cluster.coordinators.values())
+    run = scene.cluster.submit(scene.cluster.first, OPEN, rounds=3)
+    scene.wait_round(run, 0)
+    server.kill()
+    before = []
+    for coordinator in coordinators:
+        coordinator.die()
+        before.append(len(coordinator.serving.text))
+        coordinator.begin()
+    try:
+        for coordinator, length in zip(coordinators, before, strict=True):
+            wait_for(lambda: "waits for its database" in coordinator.serving.text[length:], "it to wait")  # noqa: B023
+            assert coordinator.alive
+            assert not coordinator.has_served
+    finally:
+        server.start()
+    for coordinator in coordinators:
+        wait_for(lambda: coordinator.healthy, "it to serve")  # noqa: B023
+    scene.cluster.attending(*scene.cluster.workers)
     assert scene.problems(run, OPEN, scene.cluster.first, rounds=3) == []
 
 

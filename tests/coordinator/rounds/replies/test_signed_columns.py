@@ -21,8 +21,9 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"])).map(lambda text: text 
 def kept(table: type[Base], signed: Mapping[str, object]) -> dict[str, object]:
     """What a database returns for these columns."""
     columns = table.__table__.columns
+    kinds: dict[str, object] = {name: columns[name].type for name in signed}
     return {
-        name: columns[name].type.process_bind_param(value, None) if isinstance(columns[name].type, Prose) else value  # type: ignore[arg-type]
+        name: kind.process_bind_param(value, None) if isinstance(kind := kinds[name], Prose) else value  # type: ignore[arg-type]
         for name, value in signed.items()
     }
 
