@@ -72,7 +72,7 @@ def _worked(at: Path) -> None:
     KeptState(home.kept / "run").keep(0, b"state")
     StateFile(home.progress, "the time", events).write({})
     RefusedOrders(home.evidence, events).alert(
-        SignedEnvelope(manifest=AssignmentManifest(run_id="r").SerializeToString()), "reason", "message"
+        SignedEnvelope(manifest=AssignmentManifest(run_id="r").SerializeToString()), "cover", "message"
     )
 
 
