@@ -59,12 +59,12 @@ deadline_seconds = 3600
 """
 PRIVATE = (
     OPEN.replace('"fedmgda+"\nepsilon = 0.5', '"fedavg-n"').partition("[evaluate]")[0]
-    + '[evaluate]\nevery = 0\n[privacy]\nsecure = "sum"\n'
+    + '[evaluate]\nevery = 0\n[privacy]\nsecure = "sum"\nblur = 0.0\n'
 )
 
 
-# All private runs begin from one model, so that their results can be compared.
-POLICY = "secure = { sessions = 1000000, sessions_per_model = 1000000, sums_per_model = 1000000 }\n"
+# All private runs begin from one model, and no update is blurred, so that their results can be compared.
+POLICY = "secure = { blur = 0.0, sessions = 1000000, sessions_per_model = 1000000, sums_per_model = 1000000 }\n"
 ENDED = ("COMPLETED", "FAILED", "STOPPED", "PAUSED")
 
 
