@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import PhaseReply, Replies
+from coordinator.clock import SteadyClock
 from coordinator.rounds import conductor, finish, opening, signed_results
 from coordinator.rounds.fleets import remote
 from coordinator.rounds.fleets.base import Fleet, RunFacts
@@ -196,6 +197,11 @@ def facts_of_the_present(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ConversationFacts, "decode", classmethod(lambda cls, data: None))
 
 
+def a_clock_that_is_followed(patch: pytest.MonkeyPatch) -> None:
+    """The coordinator's time is that of its machine's clock, also when somebody sets it."""
+    patch.setattr(SteadyClock, "__call__", lambda self: self.machine())
+
+
 def _at_a_stepped_round(patch: pytest.MonkeyPatch, instead: Callable[[Fleet, Round], Round | None]) -> None:
     """Where a conductor begins with a round that has made its step, something else happens."""
 
@@ -241,6 +247,7 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = MappingProxyType(
             (a_step_evaluated_on_the_old_model, ("average",)),
             (a_lease_that_is_not_compared, ("average",)),
             (facts_of_the_present, ("measured",)),
+            (a_clock_that_is_followed, ("average",)),
         )
     }
 )
