@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogError, noted
 from coordinator.audit.log_verifier import log_problems
+from coordinator.clock import BEHIND_RECORD
 from coordinator.device import require_device
 from coordinator.home import CoordinatorHome
 from coordinator.members.administrators import officers
@@ -23,15 +24,15 @@ from coordinator.ownership import CoordinatorHomeError
 from coordinator.run_sizes import open_runs_bytes
 from federation.findings import CheckOutcome, Finding
 from federation.trust.certificates import SERVER_LIFETIME
+from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore, BlobStoreUnavailable
 from storage.database import Database
-from storage.models import AuditEntry, Run
+from storage.models import Run
 from storage.reserve import MARGIN_BYTES, RESERVE_BYTES
 from storage.revisions import pending_revisions
 
 SAMPLE = 20  # blobs, at equal distances through the store, that are read beside the models of runs
 _SOON = timedelta(days=30)
-_SKEW = timedelta(seconds=60)
 _CHANGED = "; keep a copy of the database, and restore the newest backup"
 
 
@@ -140,8 +141,8 @@ def _record(home: CoordinatorHome, now: datetime) -> Iterator[Finding]:
 
 
 def _clock(session: Session, now: datetime) -> Finding:
-    newest = session.scalar(select(func.max(AuditEntry.at)))
-    if newest is not None and newest > now + _SKEW:
+    newest = audit.last_time(session)
+    if newest is not None and newest > now + BEHIND_RECORD:
         return Finding.failed(
             "clock",
             f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, but the record's newest entry is of "

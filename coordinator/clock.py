@@ -1,8 +1,48 @@
 """The time of the coordinator, which every part takes as an argument; tests give another one."""
 
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+# A clock that lies further behind the newest entry of the record is wrong, or was wrong when the entry was written.
+BEHIND_RECORD = timedelta(minutes=5)
 
 
 def utc_now() -> datetime:
-    """The time, aware."""
+    """The time by the machine's clock, aware."""
     return datetime.now(UTC)
+
+
+def boot_seconds() -> float:
+    """Seconds since the machine's start, also those in which it was suspended; setting its clock changes nothing."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class SteadyClock:
+    """The time of a coordinator that runs: that of the machine's clock at its start, and the seconds since then.
+
+    Deadlines are judged by it, and members keep the newest time that they have seen signed. So it never goes back, and
+    goes on evenly when somebody sets the machine's clock. Any thread may call.
+
+    Attributes:
+        machine: the machine's clock, aware.
+    """
+
+    def __init__(self, machine: Callable[[], datetime] = utc_now, elapsed: Callable[[], float] = boot_seconds) -> None:
+        self.machine = machine
+        self._elapsed = elapsed
+        self._set = (machine(), elapsed())
+
+    def __call__(self) -> datetime:
+        """The time, aware."""
+        base, at = self._set
+        return base + timedelta(seconds=self._elapsed() - at)
+
+    @property
+    def ahead(self) -> timedelta:
+        """How far the machine's clock is ahead of this one: it was set, or the machine stood still."""
+        return self.machine() - self()
+
+    def follow(self) -> None:
+        """Goes on from the time of the machine's clock, which is right."""
+        self._set = (self.machine(), self._elapsed())

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 from federation.directories import Directories, DirectoryGone
 from federation.refusals import Refusal
@@ -33,14 +34,16 @@ _ANSWERS = {
     StorageFault.DESCRIPTORS: "the coordinator has no file descriptors left; try again in a moment",
     StorageFault.GONE: "the coordinator is stopping; try again when it is back",
     StorageFault.BLOB_STORE: "the coordinator cannot reach the storage of its models and updates; try again later",
-    StorageFault.CLOCK: "the coordinator's clock is wrong: it serves nobody until it is right; try another coordinator",
+    StorageFault.CLOCK: "the coordinator's clock is wrong: it serves nobody until it is right; try again later, or "
+    "another coordinator",
 }
 # Faults that pause the runs until the monitor sees that they are over.
 PAUSING = (StorageFault.DISK, StorageFault.BLOB_STORE)
 # Calls of gRPC's own services, which need neither disk nor database.
 _ALWAYS = frozenset({"Check", "List", "Watch", "ServerReflectionInfo"})
 # Calls that are served while a disk is full: they need no space, or free some.
-_SPARING = frozenset({"FetchBlob", "LocateBlob", "PauseRun", "ResumeRun", "StopRun", "RevokeClient"})
+_COMMANDS = frozenset({"PauseRun", "ResumeRun", "StopRun"})
+_SPARING = _COMMANDS | {"FetchBlob", "LocateBlob", "RevokeClient"}
 # Calls whose upload would be in vain while the bucket is away.
 _STORING = frozenset({"Submit", "SubmitRun"})
 
@@ -52,10 +55,22 @@ class _Noted:
 
 
 class Condition:
-    """The lasting faults. Its methods may be called from any thread; `clock` gives seconds that only grow."""
+    """The lasting faults. Its methods may be called from any thread.
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        clock: gives seconds that only grow.
+        alone: True if no other coordinator can serve meanwhile.
+
+    Attributes:
+        clock_back: how far the machine's clock was set back; 0 if it was not.
+        clock_vouched: True if an operator has said that the machine's clock is right, until that is taken into account.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, alone: bool = True) -> None:
         self._clock = clock
+        self._alone = alone
+        self.clock_back = timedelta()
+        self.clock_vouched = False
         self._lock = threading.Lock()
         self._noted: dict[StorageFault, _Noted] = {}
         self._lasting: dict[StorageFault, str] = {}
@@ -157,12 +172,12 @@ class Condition:
         faults = self._lasting
         if not faults or action in _ALWAYS:
             return
-        for fault in (StorageFault.DATABASE, StorageFault.CLOCK):
-            if fault in faults:
-                raise Refusal(fault, _ANSWERS[fault])
-        if StorageFault.DISK in faults and not (
-            action in _SPARING or action.startswith(("Get", "List", "Watch", "Export"))
-        ):
+        if StorageFault.DATABASE in faults:
+            raise Refusal(StorageFault.DATABASE, _ANSWERS[StorageFault.DATABASE])
+        reads = action.startswith(("Get", "List", "Watch", "Export"))
+        if StorageFault.CLOCK in faults and not (self._alone and (action in _COMMANDS or reads)):
+            raise Refusal(StorageFault.CLOCK, _ANSWERS[StorageFault.CLOCK])
+        if StorageFault.DISK in faults and not (action in _SPARING or reads):
             raise Refusal(StorageFault.DISK, _ANSWERS[StorageFault.DISK])
         if StorageFault.BLOB_STORE in faults and action in _STORING:
             raise Refusal(StorageFault.BLOB_STORE, _ANSWERS[StorageFault.BLOB_STORE])

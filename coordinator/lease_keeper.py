@@ -2,9 +2,11 @@
 
 import logging
 import threading
+from datetime import timedelta
 
 from sqlalchemy import select
 
+from coordinator.clock import SteadyClock
 from coordinator.cluster.leases import SharedLeases
 from coordinator.cluster.registry import CLOCK_TOLERANCE, Registry
 from coordinator.condition import Condition
@@ -28,6 +30,7 @@ class LeaseKeeper:
         registry: the coordinators.
         supervisor: conducts the runs.
         condition: notes faults of the database and of the clock.
+        clock: of the coordinator; None if nobody can set it.
     """
 
     def __init__(
@@ -37,12 +40,14 @@ class LeaseKeeper:
         registry: Registry,
         supervisor: Supervisor,
         condition: Condition,
+        clock: SteadyClock | None = None,
     ) -> None:
         self._database = database
         self._leases = leases
         self._registry = registry
         self._supervisor = supervisor
         self._condition = condition
+        self._clock = clock
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
 
@@ -61,6 +66,10 @@ class LeaseKeeper:
         ahead = self._registry.give_sign()
         if ahead is None:
             return  # a backup was restored meanwhile: the monitor ends this process
+        if self._clock is not None and abs(ahead) > CLOCK_TOLERANCE >= abs(ahead + self._clock.ahead):
+            self._clock.follow()  # the machine's clock was set right, or the machine stood still
+            log.warning("the time goes on from the machine's clock, which agrees with the database's")
+            ahead = timedelta()
         if abs(ahead) > CLOCK_TOLERANCE:
             way = "ahead of" if ahead.total_seconds() > 0 else "behind"
             cause = f"{abs(ahead).total_seconds():.1f} s {way} the database's"

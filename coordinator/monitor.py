@@ -5,6 +5,7 @@ database away   wait; take the lock again when it is back, if no other coordinat
 disk full       release the reserve, pause every run, and take the reserve again when there is space; so if it is
                 read-only or reports errors
 bucket away     pause every run, and probe the bucket until it works
+clock set       see `clock_watch`
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from coordinator.clock_watch import ClockWatch
 from coordinator.cluster.registry import Registry
 from coordinator.condition import PAUSING, Condition
 from coordinator.rounds.supervisor import Supervisor
@@ -64,6 +66,7 @@ class Monitor:
 
     Attributes:
         registry: has the row of this process.
+        clocks: compares the machine's clock with the coordinator's; None if there is only one.
         changed: called with the faults when they have changed, for the health service.
         clock: seconds that only grow.
     """
@@ -74,6 +77,7 @@ class Monitor:
     supervisor: Supervisor
     condition: Condition
     registry: Registry
+    clocks: ClockWatch | None
     changed: Callable[[frozenset[StorageFault]], Awaitable[None]]
     clock: Callable[[], float] = time.monotonic
 
@@ -136,6 +140,8 @@ class Monitor:
             LockLost: another coordinator has the database, or had it meanwhile.
         """
         self._look_at_directories()
+        if self.clocks is not None:
+            self.clocks.look()
         try:
             self._look_at_database()
             self._look_at_disk()
@@ -208,7 +214,7 @@ class Monitor:
     def _hold_runs(self) -> None:
         """Pauses the runs while a fault lasts, and resumes them after it."""
         faults = self.condition.faults
-        for fault in PAUSING:
+        for fault in PAUSING if self.database.serves_many else (*PAUSING, StorageFault.CLOCK):
             if fault in faults:
                 self._resume = True
                 return self.supervisor.pause_for_fault(fault, faults[fault])

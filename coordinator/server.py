@@ -21,7 +21,8 @@ from sqlalchemy.exc import DBAPIError
 from coordinator.alerts.maker import AlertMaker, Limits
 from coordinator.audit.checkpoints import LogError
 from coordinator.audit.sequencer import Sequencer
-from coordinator.clock import utc_now
+from coordinator.clock import SteadyClock, utc_now
+from coordinator.clock_watch import ClockBehind, ClockWatch, must_follow
 from coordinator.cluster.announcements import Announcements, announcements_of
 from coordinator.cluster.leases import SharedLeases
 from coordinator.cluster.registry import Registry
@@ -123,6 +124,7 @@ class Coordinator:
     """A federation's coordinator, from `start` to `stop`; without `conduct`, no run advances. `clock` is aware.
 
     `database` is that of the federation; it is closed at the end. By default it is opened here, which may take seconds.
+    By default the time is that of a `SteadyClock`, which is compared with the machine's clock.
     """
 
     def __init__(
@@ -130,17 +132,19 @@ class Coordinator:
         home: CoordinatorHome,
         database: Database | None = None,
         *,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] | None = None,
         conduct: bool = True,
     ) -> None:
         self._home = home
         self._conduct = conduct
-        self._clock = clock
+        steady = SteadyClock()
+        self._steady = steady if clock is None else None
+        self._clock = clock = clock or steady
         self._database = home.open_database() if database is None else database
         self._executor = all_started(16, "service")
         # A second one, so that access is checked without a queue behind the calls that are served.
         self._access_executor = all_started(4, "access")
-        self._condition = Condition()
+        self._condition = Condition(alone=not self._database.serves_many)
         self._rights = LoggedRights()
         self._sequencer = Sequencer(
             self._database,
@@ -225,6 +229,7 @@ class Coordinator:
             device=settings.device,
             keep_rounds=settings.keep_rounds or None,
             clock=self._clock,
+            machine_clock=self._machine_clock,
             submitted=self._submitted,
             leases=office.leases,
         )
@@ -248,6 +253,7 @@ class Coordinator:
             rights=self._rights,
             condition=self._condition,
             clock=self._clock,
+            machine_clock=self._machine_clock,
             **home.addresses(self.federation_port, self.enrollment_port),
         )
         add_EnrollmentServicer_to_server(EnrollmentService(parts), server)
@@ -260,7 +266,9 @@ class Coordinator:
         await asyncio.to_thread(self._attendances.start)
         supervisor.start(conduct=self._conduct)
         if self._conduct and isinstance(office.leases, SharedLeases):
-            self._keeper = LeaseKeeper(database, office.leases, office.registry, supervisor, self._condition)
+            self._keeper = LeaseKeeper(
+                database, office.leases, office.registry, supervisor, self._condition, self._steady
+            )
             self._keeper.start()
         if self._conduct:
             self._alerts = AlertMaker(
@@ -280,6 +288,9 @@ class Coordinator:
             raise RuntimeError(
                 "gRPC was imported before federation.line.tls.require_tls13 was called: it would serve TLS 1.2"
             )
+        clocks = None
+        if self._steady is not None:
+            clocks = ClockWatch(self._steady, self._condition, judged=database.serves_many)
         self._monitor = Monitor(
             database=database,
             blobs=blobs,
@@ -287,6 +298,7 @@ class Coordinator:
             supervisor=supervisor,
             condition=self._condition,
             registry=office.registry,
+            clocks=clocks,
             changed=self._tell_health,
         )
         await self._tell_health(frozenset(self._condition.faults))
@@ -295,6 +307,10 @@ class Coordinator:
         home.note_ports(self.federation_port, self.enrollment_port)
         message = "federation %s: members at %s, newcomers at %s, database %s"
         log.info(message, home.federation_id, parts.address, parts.enrollment_address, database.url)
+
+    @property
+    def _machine_clock(self) -> Callable[[], datetime]:
+        return self._clock if self._steady is None else self._steady.machine
 
     async def stop(self, grace: float = GRACE_SECONDS) -> None:
         """Ends streams, lets calls finish within `grace` seconds, stops the supervisor, and closes the database."""
@@ -440,7 +456,7 @@ def serve(
     """Runs a coordinator until SIGTERM or SIGINT; a second signal ends the process at once.
 
     `ready` is called when it serves; without `conduct` no run advances. If PostgreSQL does not answer at the start, it
-    waits up to `START_SECONDS`.
+    waits up to `START_SECONDS`; if the machine's clock is behind the record, until it is right.
 
     Raises:
         DBAPIError: PostgreSQL has not answered until then, or SQLite does not.
@@ -487,7 +503,7 @@ async def _serve(home: CoordinatorHome, ready: Callable[[Coordinator], None], co
 
 
 async def _started(home: CoordinatorHome, conduct: bool, signalled: asyncio.Event) -> Coordinator | None:
-    """Starts a coordinator as soon as its database answers; None if a signal comes before.
+    """Starts a coordinator as soon as its database answers and its clock is right; None if a signal comes before.
 
     A PostgreSQL that starts, or restarts, refuses connections, or ends them in the middle of the start. No reason that
     it gives tells this from a wrong password, so the log has its words.
@@ -497,12 +513,14 @@ async def _started(home: CoordinatorHome, conduct: bool, signalled: asyncio.Even
         try:
             return await _start(home, conduct)
         except DBAPIError as error:
-            now = time.monotonic()
+            cause, now = f"the coordinator waits for its database ({explain_fault(error)})", time.monotonic()
             if fault_of(error) is not StorageFault.DATABASE or home.database_url.startswith("sqlite") or now > ends:
                 raise
-            if now - told >= LOG_SECONDS:
-                told = now
-                log.error("the coordinator waits for its database (%s)", explain_fault(error))
+        except ClockBehind as error:
+            cause, now = str(error), time.monotonic()
+        if now - told >= LOG_SECONDS:
+            told = now
+            log.error("%s", cause)
         await asyncio.to_thread(forget_ports, home)
         with suppress(TimeoutError):
             await asyncio.wait_for(signalled.wait(), pause)
@@ -513,6 +531,11 @@ async def _started(home: CoordinatorHome, conduct: bool, signalled: asyncio.Even
 
 async def _start(home: CoordinatorHome, conduct: bool) -> Coordinator:
     database = await asyncio.to_thread(home.open_database)  # it may wait ten seconds for an answer
+    try:
+        await asyncio.to_thread(must_follow, database, utc_now())
+    except BaseException:
+        database.close()
+        raise
     coordinator = Coordinator(home, database, conduct=conduct)
     try:
         await coordinator.start()

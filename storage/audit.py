@@ -152,6 +152,11 @@ def newest_time(session: Session) -> datetime | None:
     return session.scalar(select(func.max(AuditEntry.at)))
 
 
+def last_time(session: Session) -> datetime | None:
+    """The time of the entry that was recorded last, aware; None without entries."""
+    return session.scalar(select(AuditEntry.at).order_by(AuditEntry.entry_id.desc()).limit(1))
+
+
 def newest_digest(session: Session, action: str, subject: str) -> str | None:
     """The digest in the newest entry of an action about a subject; None if there is no such entry."""
     rows = select(AuditEntry.digest).where(AuditEntry.action == action, AuditEntry.subject == subject)

@@ -83,6 +83,7 @@ class AlertKind(StrEnum):
     DISK_LOW = "DISK_LOW"
     BACKUP_OLD = "BACKUP_OLD"
     CERTIFICATE_ENDS = "CERTIFICATE_ENDS"
+    CLOCK_WRONG = "CLOCK_WRONG"
 
 
 class AlertSeverity(StrEnum):

@@ -109,6 +109,25 @@ def disk(session: Session, free: int | None, faults: Mapping[StorageFault, str],
     return [AlertFact(kind=AlertKind.DISK_LOW, severity=severity, message=message, remedy=remedy, began=now)]
 
 
+def clock(back: timedelta, faults: Mapping[StorageFault, str], now: datetime) -> list[AlertFact]:
+    """The fact that the machine's clock was set `back`, which changes nothing yet, or that it is a fault."""
+    kind = AlertKind.CLOCK_WRONG
+    if (cause := faults.get(StorageFault.CLOCK)) is not None:
+        message = f"the clock of the coordinator's machine cannot be trusted ({cause}): no work is given out"
+        remedy = "set the clock right, and let it be kept by NTP; if it is right, `fedpareto admin resume RUN`"
+        return [AlertFact(kind=kind, severity=AlertSeverity.CRITICAL, message=message, remedy=remedy, began=now)]
+    if back:
+        shown = timedelta(seconds=round(back.total_seconds()))
+        message = (
+            f"the clock of the coordinator's machine was set back by {shown}: the coordinator's time goes on evenly"
+        )
+        remedy = (
+            "set the clock right before the coordinator starts again: it serves nobody while it is behind the record"
+        )
+        return [AlertFact(kind=kind, severity=AlertSeverity.WARNING, message=message, remedy=remedy, began=now)]
+    return []
+
+
 def last_backup(session: Session, after: datetime | None) -> datetime | None:
     """The time of the newest backup. With `after`, older backups are not looked at."""
     query = select(func.max(AuditEntry.at)).where(AuditEntry.action == BACKUP_MADE)

@@ -36,7 +36,7 @@ LOOK_SECONDS = 20.0  # between two looks at members and runs that stand still
 TURN_SECONDS = 120  # after which another coordinator may make alerts although this one has not ended its look
 SLOW_LOOK_SECONDS = 300.0  # between two looks at certificates, backup and disk space
 GRACE = timedelta(minutes=1)  # after a start, in which members come back
-_SLOW = (AlertKind.DISK_LOW, AlertKind.BACKUP_OLD, AlertKind.CERTIFICATE_ENDS)
+_SLOW = (AlertKind.DISK_LOW, AlertKind.BACKUP_OLD, AlertKind.CERTIFICATE_ENDS, AlertKind.CLOCK_WRONG)
 _LEVELS = {
     AlertSeverity.NOTICE: logging.INFO,
     AlertSeverity.WARNING: logging.WARNING,
@@ -189,7 +189,7 @@ class AlertMaker:
             silent = self._silent(session, now) if now >= self._since else []
         self._record([AlertKind.RUN_STALLED], stalled, now)
         self._record([AlertKind.MEMBER_SILENT], silent, now)
-        if at >= self._next_slow_look or self._condition.faults:
+        if at >= self._next_slow_look or self._condition.faults or self._condition.clock_back:
             self._next_slow_look = at + SLOW_LOOK_SECONDS
             with self._database.read() as session:
                 slow = self._slow(session, now)
@@ -211,6 +211,7 @@ class AlertMaker:
 
     def _slow(self, session: Session, now: datetime) -> list[AlertFact]:
         facts = about_federation.disk(session, self._blobs.free_bytes(), self._condition.faults, now)
+        facts += about_federation.clock(self._condition.clock_back, self._condition.faults, now)
         facts += about_federation.member_certificates(session, now)
         facts += about_federation.own_certificates(*self._certificates, now)
         if self._limits.backup is not None:

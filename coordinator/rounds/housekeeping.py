@@ -103,8 +103,7 @@ class Housekeeper:
         if abs(ahead) > CLOCK_SET:
             way = "forward" if ahead > timedelta(0) else "back"
             by = abs(timedelta(seconds=round(ahead.total_seconds())))
-            effects = "deadlines and certificates follow it; no blob is removed for a day"
-            log.warning("the clock of this machine was set %s by %s: %s", way, by, effects)
+            log.warning("the clock of this machine was set %s by %s: no blob is removed for a day", way, by)
             self._next_collection = passed + COLLECTION_GRACE.total_seconds()
 
     def _collect(self) -> None:

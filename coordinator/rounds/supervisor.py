@@ -62,6 +62,7 @@ _PASSING = frozenset({StorageFault.DATABASE, StorageFault.DISK, StorageFault.DES
 _HELD = {
     StorageFault.DISK: ("disk: ", "free some space, or see to the disk"),
     StorageFault.BLOB_STORE: ("blob-store: ", "see to the bucket"),
+    StorageFault.CLOCK: ("clock: ", "set the clock of the machine right"),
 }
 # Faults of this machine, because of which other coordinators shall conduct its runs.
 _HELD_BACK = frozenset({StorageFault.DISK, StorageFault.BLOB_STORE, StorageFault.CLOCK})
@@ -81,6 +82,7 @@ class Supervisor:
         device: aggregates the updates, "cpu" or "cuda".
         keep_rounds: of each run, beside the first and the best round, that keep their blobs; None keeps all.
         clock: the time, aware.
+        machine_clock: that of the machine, by which files are dated; None if it is `clock`.
         new_id: makes ids of runs and assignments.
         announcements: tell the conductors and watchers at other coordinators of changes, and those here.
         submitted: True if the audit log tells of the submission of a run, by its id and its specification's digest.
@@ -100,6 +102,7 @@ class Supervisor:
         device: str = "cpu",
         keep_rounds: int | None = None,
         clock: Callable[[], datetime] = utc_now,
+        machine_clock: Callable[[], datetime] | None = None,
         new_id: Callable[[], str] = lambda: secrets.token_hex(16),
         submitted: Callable[[str, str], bool] = lambda run_id, spec: True,
         leases: Leases | None = None,
@@ -131,7 +134,7 @@ class Supervisor:
             self._condition,
             end_revoked=self.end_revoked,
             keep_rounds=keep_rounds,
-            clock=self._clock,
+            clock=machine_clock or clock,
         )
         presence.on_change(self.changes.wake_all)
 
@@ -210,7 +213,7 @@ class Supervisor:
         """Holds every run that is under way until `resume_after_fault` or an operator resumes it.
 
         With several coordinators, the others take the runs, and only those that none has taken are held. `fault` is
-        DISK or BLOB_STORE.
+        DISK, BLOB_STORE or CLOCK.
         """
         self.hold_back()
         begins, remedy = _HELD[fault]
@@ -242,12 +245,16 @@ class Supervisor:
             self._pause(run_id, f"storage: {error}; repair it, then resume the run", explain_fault(error))
 
     def resume(self, run_id: str, *, by: str) -> None:
-        """Resumes a run.
+        """Resumes a run. Of one that was paused because of the machine's clock, the operator vouches for the clock.
 
         Raises:
             Refusal: `run-state`.
         """
+        clock_wrong = Run.reason.startswith(_HELD[StorageFault.CLOCK][0])
+        vouches = bool(self._runs(Run.run_id == run_id, Run.state == RunState.PAUSED, clock_wrong))
         self._move(run_id, RunState.RUNNING, by, "run.resumed", "")
+        if vouches:
+            self._condition.clock_vouched = True
         self._conduct(run_id)
         self._condition.look_again()
 

@@ -1,6 +1,8 @@
 """The parts of the coordinator that the services share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 from coordinator.audit.sequencer import Sequencer
 from coordinator.condition import Condition
@@ -27,6 +29,7 @@ class Parts(RecordParts):
         rights: as the log tells of them.
         address: of this coordinator for members, "host:port".
         enrollment_address: of this coordinator for newcomers, "host:port".
+        machine_clock: that of the machine, by which files are dated.
     """
 
     home: CoordinatorHome
@@ -40,6 +43,7 @@ class Parts(RecordParts):
     condition: Condition
     address: str
     enrollment_address: str
+    machine_clock: Callable[[], datetime]
 
 
 class Service(RecordViews):
@@ -57,6 +61,7 @@ class Service(RecordViews):
         self._sequencer = parts.sequencer
         self._rights = parts.rights
         self._condition = parts.condition
+        self._machine_clock = parts.machine_clock
         self._own_addresses = (parts.address, parts.enrollment_address)
         self._attendances = parts.attendances
         self._offers = parts.offers

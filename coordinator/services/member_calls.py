@@ -114,7 +114,7 @@ class MemberCalls(Service):
     async def _remove_forgotten(self, client_id: str) -> Collection:
         rounds = self._settings.keep_rounds or None
         remove = partial(
-            remove_forgotten, self._database, self._blobs, client_id, now=self._clock(), keep_rounds=rounds
+            remove_forgotten, self._database, self._blobs, client_id, now=self._machine_clock(), keep_rounds=rounds
         )
         return await self._in_thread(remove)
 

@@ -191,6 +191,8 @@ class _AlertKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AlertKind.V
     """The last backup is too old, or there is none."""
     ALERT_KIND_CERTIFICATE_ENDS: _AlertKind.ValueType  # 14
     """A certificate ends soon, or has ended."""
+    ALERT_KIND_CLOCK_WRONG: _AlertKind.ValueType  # 15
+    """The clock of the coordinator's machine was set."""
 
 class AlertKind(_AlertKind, metaclass=_AlertKindEnumTypeWrapper):
     """The kinds of alerts. docs/operate/alerts.md says when each begins and ends."""
@@ -225,6 +227,8 @@ ALERT_KIND_BACKUP_OLD: AlertKind.ValueType  # 13
 """The last backup is too old, or there is none."""
 ALERT_KIND_CERTIFICATE_ENDS: AlertKind.ValueType  # 14
 """A certificate ends soon, or has ended."""
+ALERT_KIND_CLOCK_WRONG: AlertKind.ValueType  # 15
+"""The clock of the coordinator's machine was set."""
 Global___AlertKind: _TypeAlias = AlertKind  # noqa: Y015
 
 @_typing.final

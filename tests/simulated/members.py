@@ -7,6 +7,7 @@ verified receipt or a final refusal, and a question of a private round is answer
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -33,7 +34,8 @@ from storage.blobs import BlobCorrupt, BlobMissing
 from tests.simulated.faults import Faults
 from tests.simulated.plans import TASK, Plan
 from tests.simulated.process import Process
-from tests.simulated.world import World
+from tests.simulated.world import BEGINNING, World
+from worker.line.clock import TOLERANCE, TimeRefused
 from worker.work.execution import _origin
 from worker.work.memory import question_digest
 from worker.work.submitter import _CLOSED, _WRONG
@@ -109,6 +111,8 @@ class Member:
     gone: bool = False
     _stream: _Stream | None = None
     _served: Process | None = None  # the process at the other end of the stream
+    _newest: datetime = BEGINNING  # the newest time that it has seen signed
+    _time: tuple[datetime, float] = (BEGINNING, 0.0)  # that time, and when it came in the world's seconds
     _arrives: float = 0.0  # when the last message of the stream arrives
     _orders: dict[str, common.SignedEnvelope] = field(default_factory=dict)  # under way
     _inputs: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
@@ -138,12 +142,17 @@ class Member:
                 tasks={TASK: self.plan.samples[self.name]},
                 objectives={TASK: list(self.plan.objectives)},
                 loop=None,  # type: ignore[arg-type]  # only `say` uses it
-                last_seen=self.world.now(),
+                last_seen=process.clock(),
                 outbox=asyncio.Queue(),
                 deliver=lambda message: self._carry(stream, message),
             )
+            self._take_time(process.clock())
             self._stream, self._served, self._arrives = stream, process, self.world.seconds
             waiting = process.attends(stream, self.plan.samples[self.name], list(self.plan.objectives))
+        except TimeRefused:
+            self.world.note("time refused", self.name)
+            self.world.after(self.faults.seconds(1, 10), self.attend)
+            return
         except _FAILURES as error:
             self._stream = None
             if process is not None and process.refusal(error).reason == "certificate-revoked":
@@ -154,11 +163,27 @@ class Member:
         for assigned in waiting:
             self._carry(stream, assigned)
 
+    def _take_time(self, now: datetime) -> None:
+        """Takes the time that the coordinator has signed, as a worker does: it keeps the newest one.
+
+        Raises:
+            TimeRefused: it lies too far behind that.
+        """
+        if now < self._newest - TOLERANCE:
+            raise TimeRefused
+        self._newest = max(now, self._newest)
+        self._time = self._newest, self.world.seconds
+
+    def now(self) -> datetime:
+        """The coordinator's time as the member knows it."""
+        base, at = self._time
+        return base + timedelta(seconds=self.world.seconds - at)
+
     def hang_up(self, least: float = 0.5) -> None:
         """Loses the stream, and attends again after a while."""
         stream, process = self._stream, self._served
         if stream is not None and process is not None and process.alive:
-            process.presence.leave(stream, self.world.now())
+            process.presence.leave(stream, process.clock())
         self._stream = None
         self.world.after(self.faults.seconds(least, 20), self.attend)
 
@@ -166,7 +191,7 @@ class Member:
         """Gives signs of life while it attends."""
         self.world.after(BEAT_SECONDS, self.beat)
         if self._stream is not None and self._served is not None and self._served.alive:
-            self._served.presence.heartbeat(self._stream, self.world.now(), "", 0.0)
+            self._served.presence.heartbeat(self._stream, self._served.clock(), "", 0.0)
 
     def restart(self) -> None:
         """Is killed, and starts again: what it has not stored is lost."""
@@ -229,6 +254,9 @@ class Member:
             return
         if self.faults.strikes("member restarted", self.name):
             self.restart()
+            return
+        if self.now() > order.deadline.ToDatetime(UTC):
+            self._decline(order, "deadline", "")
             return
         if self.faults.strikes("work declined", self.name, order.kind):
             self._decline(order, "busy", "")
@@ -374,7 +402,7 @@ class Member:
             return
         ends = True
         try:
-            admission.must_be_in_time(self.world.now())
+            admission.must_be_in_time(process.clock())
             if self.faults.strikes("upload broken off", self.name):
                 return
             at = upload.arrived

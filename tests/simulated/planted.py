@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import PhaseReply, Replies
+from coordinator.clock import SteadyClock
 from coordinator.rounds import conductor, finish, opening, selection, signed_results
 from coordinator.rounds.fleets import remote
 from coordinator.rounds.fleets.base import Fleet, RunFacts
@@ -210,6 +211,11 @@ def facts_of_the_present(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ConversationFacts, "decode", classmethod(lambda cls, data: None))
 
 
+def a_clock_that_is_followed(patch: pytest.MonkeyPatch) -> None:
+    """The coordinator's time is that of its machine's clock, also when somebody sets it."""
+    patch.setattr(SteadyClock, "__call__", lambda self: self.machine())
+
+
 def _at_a_stepped_round(patch: pytest.MonkeyPatch, instead: Callable[[Fleet, Round], Round | None]) -> None:
     """Where a conductor begins with a round that has made its step, something else happens."""
 
@@ -256,6 +262,7 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = MappingProxyType(
             (a_lease_that_is_not_compared, ("average",)),
             (a_choice_from_nobody, ("named",)),
             (facts_of_the_present, ("measured",)),
+            (a_clock_that_is_followed, ("average",)),
         )
     }
 )

@@ -18,6 +18,8 @@ from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogKey
 from coordinator.audit.sequencer import Sequencer
+from coordinator.clock import SteadyClock
+from coordinator.clock_watch import ClockWatch, must_follow
 from coordinator.cluster.announcements import Announcements
 from coordinator.cluster.leases import SharedLeases, time_of
 from coordinator.cluster.registry import CoordinatorFacts, Registry
@@ -114,6 +116,7 @@ class Process:
         self.alive = True
         self.spare = False  # the reserve was released: small writes succeed on a full disk
         self.acting = False  # an event happens, or a transaction is open
+        self._doubts = False  # its clock, because of which runs are paused
         self._resumes = True  # runs that a full disk has paused, also before the start
         self._run_id = run_id
         self._revoked: frozenset[str] = frozenset()
@@ -122,7 +125,9 @@ class Process:
         self.database.entry_key = machine.log_key.entry_key
         self.blobs = _Blobs(machine.directory / "blobs", self)
         self.blobs.sweep_temporary()
+        self.clock = SteadyClock(self.world.now, self.world.monotonic)
         self.condition = Condition(clock=self.world.monotonic)
+        self._clocks = ClockWatch(self.clock, self.condition, judged=machine.several)
         self.condition.on_fault(self._on_fault)
         self.presence = Presence()
         self.uploads = Uploads(self.database, self.blobs, quota=QUOTA)
@@ -133,7 +138,7 @@ class Process:
             machine.signing,
             changed=self.supervisor.changes.notify,
             replied=self.supervisor.changes.count_reply,
-            clock=self.world.now,
+            clock=self.clock,
             signatures=self.supervisor.signatures,
         )
         self.sequencer = Sequencer(
@@ -141,15 +146,16 @@ class Process:
             machine.log_key,
             machine.directory,
             condition=self.condition,
-            clock=self.world.now,
+            clock=self.clock,
         )
 
     def start(self) -> None:
-        """Starts as the server does; the audit log is chained later."""
+        """Starts as the server does; the audit log is chained later. Raises ClockBehind."""
+        must_follow(self.database, self.world.now())
         if self._leases is not None:
             self._registry.enter()
         with self.database.begin() as session:
-            audit.record(session, at=self.world.now(), actor="coordinator", action="coordinator.started")
+            audit.record(session, at=self.clock(), actor="coordinator", action="coordinator.started")
         with self.database.read() as session:
             self._revoked = revoked_clients(session)
         self.supervisor.start()
@@ -232,6 +238,7 @@ class Process:
 
     def attends(self, stream: AttendanceStream, samples: int, objectives: list[str]) -> list[Assigned]:
         """A member attends. Returns its open assignments."""
+        self.condition.must_serve("Attend")
         self._must_be_member(stream.client_id)
         with self.database.begin() as session:
             client = session.get_one(Client, stream.client_id)
@@ -302,7 +309,7 @@ class Process:
     def revoke(self, client_id: str) -> None:
         """Revokes a member."""
         with self.database.begin() as session:
-            membership.revoke(session, client_id, "it left", by="operator", now=self.world.now())
+            membership.revoke(session, client_id, "it left", by="operator", now=self.clock())
         self._revoked |= {client_id}
         self.supervisor.end_revoked()
         self.supervisor.changes.notify(self._run_id)
@@ -354,8 +361,19 @@ class Process:
 
     def _look(self) -> None:
         """What the monitor and the housekeeper do from time to time."""
+        self._clocks.look()
         self._look_at_disk()
+        self._look_at_clock()
         self.supervisor._housekeeper.tidy()
+
+    def _look_at_clock(self) -> None:
+        cause = self.condition.faults.get(StorageFault.CLOCK)
+        if cause is not None:
+            self.supervisor.pause_for_fault(StorageFault.CLOCK, cause)
+            self._doubts = True
+        elif self._doubts and StorageFault.DISK not in self.condition.faults:
+            self.supervisor.resume_after_fault()
+            self._doubts = False
 
     def _look_at_disk(self) -> None:
         if self.machine.full:
@@ -367,7 +385,8 @@ class Process:
         elif self._resumes or StorageFault.DISK in self.condition.faults:
             self.condition.over(StorageFault.DISK)
             self.spare = False
-            self.supervisor.resume_after_fault()
+            if StorageFault.CLOCK not in self.condition.faults:
+                self.supervisor.resume_after_fault()
             self._resumes = False
 
 
@@ -474,7 +493,8 @@ class _Supervisor(Supervisor):
             uploads=process.uploads,
             signing=machine.signing,
             condition=process.condition,
-            clock=world.now,
+            clock=process.clock,
+            machine_clock=world.now,
             new_id=new_id,
             leases=process._leases,
             announcements=_Looks() if process._leases else None,

@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogKey
+from coordinator.clock_watch import ClockBehind
 from coordinator.rounds.runs.submission import new_run
 from coordinator.rounds.supervisor import HELD_REASONS
 from coordinator.rounds.transitions import RUN_ENDED
@@ -28,6 +29,7 @@ from federation.work.site import SCALARS, SecurePolicy, Site
 from storage import audit
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
+from storage.faults import StorageFault
 from storage.models import Client, Run, note_model
 from storage.states import ClientState, RunState
 from tests.simulated.faults import AWAY, AWAY_AFTER_KILL, Faults
@@ -44,6 +46,8 @@ AWAY_SECONDS = (40.0, 250.0)  # longer than a new coordinator waits for members,
 SLEEP_SECONDS = (8.0, 120.0)  # longer than a lease
 AFTER_KILL_CHANCE = 0.2
 AFTER_KILL_SECONDS = (60.0, 300.0)  # longer than rounds wait for members after a restart
+RIGHT_SECONDS = 300.0  # until a clock that was set is right again
+VOUCHED_SECONDS = 60.0  # until an operator sees to a machine that stood still
 PATIENCE_SECONDS = 600.0  # until the operator stops a run that waits for members who are gone or revoked
 
 
@@ -148,6 +152,7 @@ class Schedule:
             self.faults.chances[AWAY_AFTER_KILL] = AFTER_KILL_CHANCE
         self.process: Process | None = None
         self._ids = Random(f"ids/{seed}")
+        self._forward = 0  # steps forward of the machine's clock that are not set right yet
         self._held = False  # an operator has paused the run, and will resume it
         self.members = [
             Member(
@@ -210,13 +215,21 @@ class Schedule:
         self.world.after(self.faults.seconds(0.5, 20), self._start)
 
     def _start(self) -> None:
-        """Starts the coordinator; if it fails or is killed, it is started again later."""
+        """Starts the coordinator; if it fails or is killed, it is started again later.
+
+        Nothing tells a coordinator that starts that its machine's clock is ahead: an operator sets it right before.
+        """
+        if self._forward:
+            self.world.after(5.0, self._start)
+            return
         process = Process(self.machine, RUN, self._new_id, self._sleep if self.machine.several else None)
         self.process = process
         self.world.note("started")
         process.acting = True
         try:
             process.start()
+        except ClockBehind as error:
+            raise Killed("its clock is behind the record") from error
         except SQLAlchemyError as error:
             process.refusal(error)
             raise Killed("the start failed") from error
@@ -260,12 +273,13 @@ class Schedule:
         """Gives everything that is not a call a chance to go wrong."""
         self.world.after(OPERATOR_SECONDS, self._operate)
         strikes, world = self.faults.strikes, self.world
-        if strikes("clock set back"):
-            world.ahead -= self.faults.seconds(1, 600)
-        if strikes("clock set forward"):
-            world.ahead += self.faults.seconds(1, 30)
-        if strikes("deadline passed"):
+        if strikes("clock set back"):  # by up to two hours
+            self._set_clock(-12 * self.faults.seconds(1, 600))
+        if not self.machine.several and strikes("clock set forward"):  # by up to a day
+            self._set_clock(2880 * self.faults.seconds(1, 30))
+        if strikes("deadline passed"):  # the machine stood still, and an operator vouches for its clock
             world.ahead += DEADLINE_SECONDS
+            world.after(VOUCHED_SECONDS, self._vouch)
         for member in self.members:
             if not member.gone and strikes("stream broken", member.name):
                 member.hang_up()
@@ -289,6 +303,23 @@ class Schedule:
         if strikes("member revoked"):
             name = world.random.choice([member.name for member in self.members])
             self._order(lambda process: process.revoke(name))
+
+    def _set_clock(self, seconds: float) -> None:
+        """Somebody sets the machine's clock, and sets it right after a while."""
+
+        def right() -> None:
+            self.world.ahead -= seconds
+            self._forward -= seconds > 0
+
+        self.world.ahead += seconds
+        self._forward += seconds > 0
+        self.world.after(RIGHT_SECONDS, right)
+
+    def _vouch(self) -> None:
+        """An operator resumes the run, which its coordinator has paused because of its clock, until it obeys."""
+        if self.process is not None and StorageFault.CLOCK in self.process.condition.faults:
+            self.world.after(5.0, self._vouch)
+            self._order(lambda process: process.supervisor.resume(RUN, by="operator"))
 
     def _order(self, order: Callable[[Process], None]) -> bool:
         """Gives an order to the coordinator. True if it was obeyed or refused."""

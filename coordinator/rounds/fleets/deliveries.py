@@ -23,7 +23,7 @@ def open_assignments_of(session: Session, client_id: str) -> list[Assigned]:
     rows = session.execute(
         select(Assignment.assignment_id, Assignment.envelope)
         .where(Assignment.client_id == client_id, Assignment.state == AssignmentState.OPEN)
-        .order_by(Assignment.created)
+        .order_by(Assignment.phase_id)
     )
     return [Assigned(assignment_id, envelope) for assignment_id, envelope in rows]
 
@@ -38,7 +38,7 @@ def deliver(session: Session, streams: Mapping[str, AttendanceStream]) -> None:
     new = [assignment_id for assignment_id in is_open if assignment_id not in given]
     for chunk in _chunks(new):
         rows = select(Assignment.assignment_id, Assignment.client_id, Assignment.envelope)
-        for row in session.execute(rows.where(Assignment.assignment_id.in_(chunk)).order_by(Assignment.created)):
+        for row in session.execute(rows.where(Assignment.assignment_id.in_(chunk)).order_by(Assignment.phase_id)):
             streams[row.client_id].say(Assigned(row.assignment_id, row.envelope))
     # One that is not on record yet in this snapshot was sent by a conductor a moment ago.
     for chunk in _chunks([assignment_id for assignment_id in given if assignment_id not in is_open]):

@@ -10,7 +10,7 @@ from fedpareto.console.view import PageRequest, PageView, Screen
 from fedpareto.pages.alert_list import alert_list, lines_of
 from fedpareto.pages.html import Html
 
-_KINDS = ("DISK_LOW", "BACKUP_OLD", "CERTIFICATE_ENDS")
+_KINDS = ("DISK_LOW", "BACKUP_OLD", "CERTIFICATE_ENDS", "CLOCK_WRONG")
 
 
 def _view(reader: Reader, asked: PageRequest) -> PageView:

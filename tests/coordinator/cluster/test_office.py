@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select, text
 
-from coordinator.clock import utc_now
+from coordinator.clock import SteadyClock, utc_now
 from coordinator.cluster.leases import SharedLeases
 from coordinator.condition import Condition
 from coordinator.home import CoordinatorHome
@@ -131,3 +131,28 @@ def test_a_coordinator_with_a_wrong_clock_conducts_nothing_and_serves_nobody(
     ahead = timedelta(0)
     keeper.look()
     assert condition.faults == {}
+
+
+@pytest.mark.parametrize("ahead", [timedelta(hours=2), timedelta(hours=-2)])
+def test_the_time_follows_the_machines_clock_where_the_database_confirms_it(
+    home: CoordinatorHome, ends: ExitStack, ahead: timedelta
+) -> None:
+    started, condition, held = Started(home, ends), Condition(alone=False), list[str]()
+    set_by = [ahead]
+    clock = SteadyClock(lambda: utc_now() + set_by[0])  # it was wrong at the start
+    supervisor: Any = SimpleNamespace(hold_back=partial(held.append, "held back"), conducted=dict)
+    leases = started.office.leases
+    assert isinstance(leases, SharedLeases)
+    started.office.registry._clock = clock
+    keeper = LeaseKeeper(started.database, leases, started.office.registry, supervisor, condition, clock)
+    keeper.look()
+    assert StorageFault.CLOCK in condition.faults
+    set_by[0] = timedelta(0)  # an operator sets it right
+    keeper.look()
+    assert condition.faults == {}
+    assert abs(clock() - utc_now()) < timedelta(seconds=2)
+    set_by[0] = ahead  # and wrong: the coordinator's time agrees with the database's
+    keeper.look()
+    assert condition.faults == {}
+    assert abs(clock() - utc_now()) < timedelta(seconds=2)
+    assert held == ["held back"]

@@ -51,7 +51,7 @@ def states(stage: Stage, run: str) -> set[str]:
 # before it, and what the clients do.
 LOOKS = {
     "before the first round": ("SELECT clients", 0, "reply"),
-    "while clients train": ("SELECT phases", 1, "reply"),
+    "while clients train": ("SELECT phases", 2, "reply"),
     "when enough replies are read": ("SELECT replies", 0, "reply"),
     "when too few replies are read": ("SELECT replies", 0, "decline"),
     "when the evaluation is read": ("SELECT replies", 3, "reply"),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from coordinator.rounds.replies import signed_columns
 from federation.v1.common_pb2 import ConsentManifest, DeclineManifest, ReceiptManifest
-from storage.columns import Prose
+from storage.columns import Prose, cleaned
 from storage.models import Assignment, Base, Consent, Reply
 
 # Protobuf carries any text but lone surrogates; the long ones need escapes, or a cut, or both.
@@ -20,10 +20,9 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"])).map(lambda text: text 
 
 def kept(table: type[Base], signed: Mapping[str, object]) -> dict[str, object]:
     """What a database returns for these columns."""
-    columns = table.__table__.columns
-    kinds: dict[str, object] = {name: columns[name].type for name in signed}
+    types = {name: table.__table__.columns[name].type for name in signed}
     return {
-        name: kind.process_bind_param(value, None) if isinstance(kind := kinds[name], Prose) else value  # type: ignore[arg-type]
+        name: cleaned(str(value), kind.length) if isinstance(kind := types[name], Prose) else value
         for name, value in signed.items()
     }
 
