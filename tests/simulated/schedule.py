@@ -251,6 +251,8 @@ class Schedule:
                     other.conduct()
                 else:
                     other.idle()
+        except ClockBehind:  # nobody serves until the first one wakes
+            self.world.note("start refused")
         except SQLAlchemyError as error:  # at its start
             sleeper.refusal(error)
         except Killed:
