@@ -5,7 +5,10 @@ database away   wait; take the lock again when it is back, if no other coordinat
 disk full       release the reserve, pause every run, and take the reserve again when there is space; so if it is
                 read-only or reports errors
 bucket away     pause every run, and probe the bucket until it works
-clock set       see `clock_watch`
+clock set back  alert, and nothing more: the coordinator's time goes on evenly
+clock forward   follow it by up to a minute. By more it is the fault `clock`: with SQLite nobody can say which time is
+                right, so pause every run until both agree again, or an operator resumes one. PostgreSQL's clock
+                decides it otherwise
 """
 
 import asyncio
@@ -15,14 +18,16 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator.clock_watch import ClockWatch
+from coordinator.clock import BEHIND_RECORD, SteadyClock
 from coordinator.cluster.registry import Registry
 from coordinator.condition import PAUSING, Condition
 from coordinator.rounds.supervisor import Supervisor
 from federation.directories import DirectoryGone
+from storage import audit
 from storage.blobs import BlobStore, BlobStoreUnavailable
 from storage.database import Database, DatabaseBusy
 from storage.faults import StorageFault
@@ -35,10 +40,48 @@ FAULT_CHECK_SECONDS = 1.0  # while there is a fault
 LOCK_SECONDS = 10.0  # how long another process may have the database for itself: a coordinator has it while it starts
 SOON_SECONDS = 600.0  # a disk or bucket that fails again within this time is looked at less often, up to
 MAX_PAUSE_SECONDS = 60.0
+# How far the machine's clock may be set forward without a doubt; less than the second one is not a step.
+LARGEST_STEP, _SMALLEST_STEP = timedelta(minutes=1), timedelta(seconds=1)
 
 
 class LockLost(RuntimeError):
     """Another coordinator has the database."""
+
+
+class ClockBehind(RuntimeError):
+    """The machine's clock is behind the record; the message says by how much."""
+
+
+class ClockWatch:
+    """Watches over the clocks of a coordinator.
+
+    Args:
+        clock: the coordinator's.
+        condition: notes the fault.
+        judged: True if a database has a clock of its own, by which the coordinator's is judged (`LeaseKeeper`).
+    """
+
+    def __init__(self, clock: SteadyClock, condition: Condition, *, judged: bool) -> None:
+        self._clock = clock
+        self._condition = condition
+        self._judged = judged
+
+    def look(self) -> None:
+        """Compares the clocks; to be called every few seconds."""
+        ahead, doubted = self._clock.ahead, StorageFault.CLOCK in self._condition.faults
+        self._condition.clock_back = -ahead if ahead < -LARGEST_STEP else timedelta()
+        if self._judged:
+            return
+        if ahead > LARGEST_STEP and not self._condition.clock_vouched:
+            cause = f"it was set forward by {shown(ahead)}, or the machine stood still"
+            self._condition.begin(StorageFault.CLOCK, cause)
+            return
+        self._condition.clock_vouched = False
+        if ahead > _SMALLEST_STEP:
+            self._clock.follow()
+            log.warning("the time goes on from the machine's clock, which was set forward by %s", shown(ahead))
+        if doubted:
+            self._condition.over(StorageFault.CLOCK)
 
 
 @dataclass
@@ -222,3 +265,20 @@ class Monitor:
             self.supervisor.resume_after_fault()
             self._resume = False
         return None
+
+
+def must_follow(database: Database, now: datetime) -> None:
+    """Raises ClockBehind if a time is more than `BEHIND_RECORD` before the newest entry of the record."""
+    with database.read() as session:
+        newest = audit.last_time(session)
+    if newest is not None and now < newest - BEHIND_RECORD:
+        raise ClockBehind(
+            f"the clock of this machine says {now:%Y-%m-%d %H:%M:%S} UTC, and the newest entry of the record is of "
+            f"{newest:%Y-%m-%d %H:%M:%S} UTC: nobody is served until the clock is right. If that entry is of a wrong "
+            "clock, run `fedpareto coordinator restored`, which also tells the members"
+        )
+
+
+def shown(span: timedelta) -> str:
+    """A span of time in whole seconds."""
+    return str(timedelta(seconds=round(span.total_seconds())))

@@ -22,7 +22,6 @@ from coordinator.alerts.maker import AlertMaker, Limits
 from coordinator.audit.checkpoints import LogError
 from coordinator.audit.sequencer import Sequencer
 from coordinator.clock import SteadyClock, utc_now
-from coordinator.clock_watch import ClockBehind, ClockWatch, must_follow
 from coordinator.cluster.announcements import Announcements, announcements_of
 from coordinator.cluster.leases import SharedLeases
 from coordinator.cluster.registry import Registry
@@ -35,7 +34,7 @@ from coordinator.lease_keeper import LeaseKeeper
 from coordinator.members.access.control import Access
 from coordinator.members.logged_rights import LoggedRights
 from coordinator.members.requests import officers_caution
-from coordinator.monitor import Monitor
+from coordinator.monitor import ClockBehind, ClockWatch, Monitor, must_follow
 from coordinator.office import Hold, Office, forget_ports, hold_database, must_share_blobs, take_office
 from coordinator.rounds.fleets.attendances import Attendances, attendances_of
 from coordinator.rounds.fleets.consents import Offers

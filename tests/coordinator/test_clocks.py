@@ -17,9 +17,9 @@ from coordinator import monitor, server
 from coordinator.backups.statement import sign_restore
 from coordinator.check import check_home
 from coordinator.clock import SteadyClock
-from coordinator.clock_watch import ClockBehind, ClockWatch, must_follow
 from coordinator.condition import Condition
 from coordinator.members.access import control
+from coordinator.monitor import ClockBehind, ClockWatch, must_follow
 from coordinator.rounds.fleets import remote
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.housekeeping import COLLECTION_INTERVAL, Housekeeper

@@ -19,13 +19,13 @@ from sqlalchemy.orm import Session
 from coordinator.audit.checkpoints import LogKey
 from coordinator.audit.sequencer import Sequencer
 from coordinator.clock import SteadyClock
-from coordinator.clock_watch import ClockWatch, must_follow
 from coordinator.cluster.announcements import Announcements
 from coordinator.cluster.leases import SharedLeases, time_of
 from coordinator.cluster.registry import CoordinatorFacts, Registry
 from coordinator.condition import Condition
 from coordinator.lease_keeper import LOOKS, LeaseKeeper
 from coordinator.members import membership
+from coordinator.monitor import ClockWatch, must_follow
 from coordinator.rounds.bell import Bell
 from coordinator.rounds.fleets.deliveries import open_assignments_of
 from coordinator.rounds.fleets.presence import Assigned, AttendanceStream, Presence

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogKey
-from coordinator.clock_watch import ClockBehind
+from coordinator.monitor import ClockBehind
 from coordinator.rounds.runs.submission import new_run
 from coordinator.rounds.supervisor import HELD_REASONS
 from coordinator.rounds.transitions import RUN_ENDED
@@ -252,6 +252,8 @@ class Schedule:
                     other.conduct()
                 else:
                     other.idle()
+        except ClockBehind:  # nobody serves until the first one wakes
+            self.world.note("start refused")
         except SQLAlchemyError as error:  # at its start
             sleeper.refusal(error)
         except Killed:
