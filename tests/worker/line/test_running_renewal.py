@@ -23,7 +23,7 @@ from worker.home import WorkerHome
 SPEC = """
 task = "digits"
 rounds = 2
-train.epochs = 60
+train.epochs = 120
 train.deadline_seconds = 300
 evaluate.every = 0
 """
