@@ -144,8 +144,12 @@ def test_a_coordinator_that_starts_while_its_database_is_away_waits_for_it_and_t
         server.stop()
         try:
             stopped, late, waiting = (
-                fed.spawn("coordinator", [*program, *arguments])
-                for program in (COMMAND, ("-c", with_constants("coordinator.server", START_SECONDS=0.1)), COMMAND)
+                fed.spawn(name, [*program, *arguments])  # a log each: it says that this one handles signals
+                for name, program in (
+                    ("stopped", COMMAND),
+                    ("late", ("-c", with_constants("coordinator.server", START_SECONDS=0.1))),
+                    ("waiting", COMMAND),
+                )
             )
             for process in (stopped, waiting):
                 wait_for(lambda: "the coordinator waits for its database (" in process.text, "the log to tell")  # noqa: B023

@@ -318,8 +318,14 @@ class Schedule:
         self.world.after(RIGHT_SECONDS, right)
 
     def _vouch(self) -> None:
-        """An operator resumes the run, which its coordinator has paused because of its clock, until it obeys."""
-        if self.process is not None and StorageFault.CLOCK in self.process.condition.faults:
+        """An operator resumes the run, which its coordinator has paused because of its clock, until it obeys.
+
+        It waits while the clock is also set forward. If an operator vouches for a clock that is ahead, the record is
+        ahead, too: the next start waits until that time, or for `coordinator restored`.
+        """
+        if self._forward:
+            self.world.after(5.0, self._vouch)
+        elif self.process is not None and StorageFault.CLOCK in self.process.condition.faults:
             self.world.after(5.0, self._vouch)
             self._order(lambda process: process.supervisor.resume(RUN, by="operator"))
 
