@@ -58,7 +58,7 @@ def derived_seed(text: str) -> int:
 def model_name(text: str) -> str:
     """The only name of a model: the digest of its file by the default algorithm, in lower case.
 
-    Whoever counts by model must not take one model under two names. Raises ValueError for another name.
+    Sums are counted by model, so a model must not have two names. Raises ValueError for another name.
     """
     algorithm, _ = parse(text)
     if algorithm != DEFAULT_ALGORITHM:

@@ -364,7 +364,7 @@ class Supervisor:
                 except Exception as error:
                     if self._condition.note(error) is None:
                         raise
-            except Exception:  # also one of those that handle another
+            except Exception:  # an unknown one, or one that was raised while another was handled
                 log.exception("run %s: its conductor failed; it is tried again", run_id)
                 pause = min(2 * pause, MAX_RETRY_SECONDS)
             self._stopping.wait(pause)

@@ -22,11 +22,11 @@ class Chosen(Protocol):
 
     @property
     def personal(self) -> Iterable[str]:
-        """Patterns of those that each member keeps and trains."""
+        """Patterns of the names of parameters that each member keeps and trains."""
 
     @property
     def frozen(self) -> Iterable[str]:
-        """Patterns of those that stay at their initial values."""
+        """Patterns of the names of parameters that stay at their initial values."""
 
     @property
     def buffers(self) -> str:

@@ -45,7 +45,7 @@ class Plan:
         layout: of the model.
         objectives: of the task.
         asking: TOML lines of who is asked; empty for all clients, each of whom must reply.
-        alike: True if all clients compute the same, so that the result is the same whoever is asked.
+        alike: True if all clients compute the same, so that every choice of clients gives the same result.
         faults: kinds of faults that strike this plan alone, with their chances.
     """
 
