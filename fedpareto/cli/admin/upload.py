@@ -17,6 +17,7 @@ from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
 from federation.tasks import Task, TaskError, metrics_of, task
 from federation.text import counted
+from federation.text_files import EncodingError, read_text
 from federation.training.own import run_model
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
 from federation.v1.admin_pb2_grpc import AdminStub
@@ -25,6 +26,7 @@ from federation.vectors import model_layout
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.formatting import size
+from fedpareto.standard_streams import print_document
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ def read_spec(path: Path) -> tuple[bytes, RunSpec]:
     Raises:
         CommandFailure: it cannot be used; the message names file and key.
     """
-    with failing(OSError, code=USAGE, what=f"cannot read {path}"):
-        text = path.read_bytes()
+    with failing(OSError, EncodingError, code=USAGE, what=f"cannot read {path}"):
+        text = read_text(path).encode()
     try:
         return text, parse_run(text)[0]
     except SpecError as error:
@@ -167,7 +169,7 @@ def submit(
 def show_prospects(response: SubmitRunResponse, as_json: bool) -> None:
     """Prints the members to ask and the disk space of a dry run; a CommandFailure if the run could not begin."""
     if as_json:
-        typer.echo(dumps(response))
+        print_document(dumps(response))
     else:
         for warning in response.warnings:
             typer.echo(f"warning: {warning}", err=True)
