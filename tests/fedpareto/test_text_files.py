@@ -47,7 +47,7 @@ READERS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
         "method,value\nFedAvg,1\n",
         lambda path: PublishedTable.model_validate({"file": path.name}, context={"place": path.parent}).rows(),
     ),
-    "receipts": ("receipts.jsonl", "{}\n", lambda path: read_receipts(path, MEMBER.coordinator)),
+    "receipts": ("receipts.jsonl", "{}\n", lambda path: read_receipts(path, MEMBER.coordinator.chain)),
     "a join string": ("join", JOIN + "\nfor ann\n", lambda path: JoinStringFields.decode(read_join_string(path, []))),
     "a passphrase": ("word", "correct horse\n", read_passphrase),
     "a proxy": ("proxy", "http://p:1\n", lambda path: proxies_for(["h:1"], f"@{path}")("h:1")),

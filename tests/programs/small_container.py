@@ -6,6 +6,7 @@ It ends with the code 77 where this process may not mount a file system: SIZE is
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 
 from fedpareto.cli.entry import main
 
@@ -15,7 +16,7 @@ NOT_ALLOWED = 77
 
 def mount_shared_memory(size: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    calls = (
+    calls: tuple[Callable[[], int], ...] = (
         lambda: libc.unshare(CLONE_NEWNS),
         lambda: libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None),
         lambda: libc.mount(b"none", b"/dev/shm", b"tmpfs", 0, f"size={size}".encode()),
