@@ -11,6 +11,7 @@ from coordinator.audit.excerpt import marked
 from coordinator.lookup import find_run, model_after, removed_model
 from coordinator.members.access.rpc_messages import NEXT_CHUNK_SECONDS, Context, next_message
 from coordinator.rounds.replies.uploads import Upload
+from coordinator.rounds.runs.prospects import DescribedModel, prospects
 from coordinator.rounds.runs.scores import best_round
 from coordinator.rounds.runs.submission import Submission
 from coordinator.run_sizes import open_runs_bytes, run_bytes
@@ -29,9 +30,11 @@ from federation.refusals import Refusal
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
+from federation.task_layout import TaskLayout
+from federation.text import escaped
 from federation.v1 import admin_pb2 as messages
 from federation.v1 import admin_pb2_grpc
-from federation.vectors import Layout
+from federation.vectors import MAX_ELEMENTS, Layout
 from storage import audit
 from storage.blobs import BlobMissing
 from storage.models import Run, note_model
@@ -101,14 +104,16 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
             raise Refusal(
                 "limit:model", f"the model has {header.model_bytes} bytes; this federation accepts at most {limit}"
             )
-        members = submission.members(session, self._presence.attending())
+        found = prospects(submission, session, self._presence.attending(), _described(header))
         needed = run_bytes(
-            submission.spec, model=header.model_bytes, members=len(members), objectives=len(submission.objectives)
+            submission.spec, model=header.model_bytes, members=len(found.members), objectives=len(submission.objectives)
         )
         free = self._blobs.free_bytes()
         if free is not None:
             free -= open_runs_bytes(session)
-        warnings = [*submission.warnings, *submission.unoffered(session), *submission.unable(session, members)]
+        warnings = [*submission.warnings, *submission.unoffered(session), *found.warnings]
+        if found.skips and not header.dry_run:
+            warnings.append(found.skips)
         warnings += submission.too_few(session)
         if caution := submission.sessions_caution(session):
             warnings.append(caution)
@@ -120,11 +125,14 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
             )
         return messages.SubmitRunResponse(
             warnings=warnings,
-            members=members,
-            asked=submission.asked(len(members)),
-            minimum=submission.least(session),
+            members=found.members,
+            asked=found.asked,
+            minimum=found.minimum,
             disk_needed=needed,
             disk_free=free,
+            others=[messages.NotTakingPart(**other._asdict()) for other in found.others],
+            needed=found.needed,
+            obstacle=found.waits or found.skips,
         )
 
     async def _take_model(
@@ -283,6 +291,19 @@ def _must_suit(layout: Layout, parameters: ParametersSpec) -> None:
         parameters.parameters_of(layout)
     except SharingError as error:
         raise Refusal("spec", f"the initial model: {error}") from None
+
+
+def _described(header: messages.RunHeader) -> DescribedModel:
+    """The model of a run, as its header describes it. Raises the Refusal `argument` if no model is like that."""
+    told, layout = header.layout, None
+    try:
+        if header.HasField("layout"):
+            layout = TaskLayout(told.digest, told.tensors, told.elements)
+        if header.parameters + header.buffers > MAX_ELEMENTS:
+            raise ValueError(f"{header.parameters} parameters and {header.buffers} buffers; at most {MAX_ELEMENTS}")
+    except ValueError as error:
+        raise Refusal("argument", f"the layout of the model: {escaped(str(error))}") from None
+    return DescribedModel(header.model_bytes, layout, header.parameters, header.buffers)
 
 
 def _parse(header: messages.RunHeader) -> Submission:

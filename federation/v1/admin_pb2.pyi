@@ -1421,6 +1421,9 @@ class RunHeader(_message.Message):
     OBJECTIVES_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    BUFFERS_FIELD_NUMBER: _builtins.int
     spec: _builtins.bytes
     """The run specification: the bytes of a TOML document."""
     model: _builtins.str
@@ -1431,6 +1434,10 @@ class RunHeader(_message.Message):
     """True when the run shall wait for `resume` before its first round."""
     dry_run: _builtins.bool
     """True when nothing shall be submitted: the answer says what would happen. No chunks follow."""
+    parameters: _builtins.int
+    """How many elements of the initial model are parameters; 0 where it is not known."""
+    buffers: _builtins.int
+    """How many elements after them are averaged buffers."""
     @_builtins.property
     def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The task's objectives, in its order; one called "loss" when none is named."""
@@ -1438,6 +1445,12 @@ class RunHeader(_message.Message):
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Metric]:
         """The task's own metrics, which members measure when they evaluate a model."""
+
+    @_builtins.property
+    def layout(self) -> _common_pb2.TaskLayout:
+        """The task's whole model, as the submitting machine has the task; or the initial model, if the machine does not have
+        the task and the run shares all parameters. Unset: the members' versions of the task are not compared with it.
+        """
 
     def __init__(
         self,
@@ -1449,10 +1462,13 @@ class RunHeader(_message.Message):
         objectives: _abc.Iterable[_builtins.str] | None = ...,
         dry_run: _builtins.bool = ...,
         metrics: _abc.Iterable[_common_pb2.Metric] | None = ...,
+        layout: _common_pb2.TaskLayout | None = ...,
+        parameters: _builtins.int = ...,
+        buffers: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "metrics", b"metrics", "model", b"model", "model_bytes", b"model_bytes", "objectives", b"objectives", "paused", b"paused", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "dry_run", b"dry_run", "layout", b"layout", "metrics", b"metrics", "model", b"model", "model_bytes", b"model_bytes", "objectives", b"objectives", "parameters", b"parameters", "paused", b"paused", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1471,6 +1487,9 @@ class SubmitRunResponse(_message.Message):
     MINIMUM_FIELD_NUMBER: _builtins.int
     DISK_NEEDED_FIELD_NUMBER: _builtins.int
     DISK_FREE_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
+    NEEDED_FIELD_NUMBER: _builtins.int
+    OBSTACLE_FIELD_NUMBER: _builtins.int
     asked: _builtins.int
     """How many of them a round asks."""
     minimum: _builtins.int
@@ -1481,6 +1500,10 @@ class SubmitRunResponse(_message.Message):
     """What is free for it: on the coordinator's disk, less what other runs will still take. Unset where the blobs are in
     a bucket, which has no known limit.
     """
+    needed: _builtins.int
+    """How many replies a round needs for a step."""
+    obstacle: _builtins.str
+    """Why the run could not begin now, or why each of its rounds would be skipped; empty if nothing of the kind is known."""
     @_builtins.property
     def run(self) -> Global___Run:
         """The run; not set for a dry run."""
@@ -1493,6 +1516,12 @@ class SubmitRunResponse(_message.Message):
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The members that a round could ask now, by name."""
 
+    @_builtins.property
+    def others(self) -> _containers.RepeatedCompositeFieldContainer[Global___NotTakingPart]:
+        """The members that offer the task and would not take part now, by name: some of `members`, which would decline, and
+        those that could not be asked now.
+        """
+
     def __init__(
         self,
         *,
@@ -1503,16 +1532,51 @@ class SubmitRunResponse(_message.Message):
         minimum: _builtins.int = ...,
         disk_needed: _builtins.int = ...,
         disk_free: _builtins.int | None = ...,
+        others: _abc.Iterable[Global___NotTakingPart] | None = ...,
+        needed: _builtins.int = ...,
+        obstacle: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_free", b"_disk_free", "disk_free", b"disk_free", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free", b"_disk_free", "asked", b"asked", "disk_free", b"disk_free", "disk_needed", b"disk_needed", "members", b"members", "minimum", b"minimum", "run", b"run", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free", b"_disk_free", "asked", b"asked", "disk_free", b"disk_free", "disk_needed", b"disk_needed", "members", b"members", "minimum", b"minimum", "needed", b"needed", "obstacle", b"obstacle", "others", b"others", "run", b"run", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__disk_free: _TypeAlias = _typing.Literal["disk_free"]  # noqa: Y015
     _WhichOneofArgType__disk_free: _TypeAlias = _typing.Literal["_disk_free", b"_disk_free"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_free) -> _WhichOneofReturnType__disk_free | None: ...
 
 Global___SubmitRunResponse: _TypeAlias = SubmitRunResponse  # noqa: Y015
+
+@_typing.final
+class NotTakingPart(_message.Message):
+    """A member that offers the task of a run, and would not take part in it now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """Its name."""
+    reason: _builtins.str
+    """The reason with which it would decline, such as "limit:samples"; "absent": it does not attend; "closed": its site is
+    closed; "objectives": it serves too few of the objectives to be asked in a private round.
+    """
+    message: _builtins.str
+    """The same as text."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "message", b"message", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NotTakingPart: _TypeAlias = NotTakingPart  # noqa: Y015
 
 @_typing.final
 class GetDiskRequest(_message.Message):
