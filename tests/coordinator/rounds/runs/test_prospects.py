@@ -24,7 +24,7 @@ from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello
 from federation.vectors import Array, Vector, update_layout
 from federation.work.site import Site
 from storage.states import RunState
-from tests.harness import Attending
+from tests.harness import Attending, federation
 from tests.running import SECONDS, refused
 from tests.stage import LAYOUT, MODEL, Player, Stage, spec
 from worker.site.assignments import Declined, check_assignment
@@ -271,6 +271,62 @@ def test_abilities_count_by_the_objectives_that_a_member_serves(stage: Stage) ->
     both.attend()
     assert told("fsmgda") == {"both": "limit:rows"}
     assert told("fedcmoo", "train.batch_size = 4\ntrain.steps = 9") == {"both": "limit:samples", "one": "limit:samples"}
+
+
+VERSION = """
+import numpy as np
+from fedpareto import Dataset, Splits, Task, Trainer
+
+class Halving(Trainer):
+    def train(self, model, plan):
+        return model / 2
+
+    def evaluate(self, model, plan):
+        return {{"loss": 1.0}}
+
+class Probe(Task):
+    trainer = Halving
+
+    def initial(self, seed):
+        return {{"body": np.ones(9), "head": np.ones((3, {width}))}}
+
+    def load(self, source):
+        some = Dataset(np.zeros((20, 1)), np.zeros(20))
+        return Splits(some, some, some)
+"""
+
+
+@pytest.mark.full
+def test_five_workers_of_which_three_would_decline_do_as_a_dry_run_says(tmp_path: Path) -> None:
+    for version in (1, 2):
+        (tmp_path / f"v{version}").mkdir()
+        (tmp_path / f"v{version}" / "probe.py").write_text(VERSION.format(width=version))
+    document = tmp_path / "run.toml"
+    document.write_text('name = "probe"\ntask = "probe:Probe"\nrounds = 1\ntrain = { steps = 2, batch_size = 10 }\n')
+    policies = {"dora": "[limits]\nsamples = 50\n", "emil": "[limits]\nmax_steps = 1\n"}
+    with federation(tmp_path) as fed:
+        fed.serve()
+        for name in ("ann", "ben", "cleo", "dora", "emil"):
+            (fed.join(name) / "policy.toml").write_text(policies.get(name, ""))
+            code = tmp_path / ("v2" if name == "cleo" else "v1")
+            fed.work(name, "--code", str(code), task="probe:Probe")
+        fed.attending("ann", "ben", "cleo", "dora", "emil")
+        submit = "submit", str(document), "--code", str(tmp_path / "v1")
+        dry = fed.admin(*submit, "--dry-run", code=1)
+        foretold = {other["client_id"]: other["reason"] for other in dry["others"]}
+        assert foretold == {"cleo": "layout", "dora": "limit:samples", "emil": "limit:steps"}
+        assert "2 of the 5 members that could be asked would take part, and a round needs 3 replies" in dry["obstacle"]
+        warnings = fed.admin(*submit)["warnings"]
+        assert [warning.partition(" ")[0] for warning in warnings] == ["cleo", "dora", "emil", "each"]
+        (run,) = fed.query("select run_id from runs")[0]
+        assert fed.wait_ended(run) == "FAILED"
+        declined = fed.query("select client_id, reason, message from assignments where state = 'DECLINED'")
+        assert {name: reason for name, reason, _ in declined} == foretold
+        (message,) = (message for name, _, message in declined if name == "cleo")
+        assert message == (
+            "tensor 2 is 'head' [3, 1] in the model of the run, and 'head' [3, 2] in this task: compare the versions "
+            "of the task"
+        )
 
 
 @pytest.mark.parametrize(
