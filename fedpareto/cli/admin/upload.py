@@ -1,6 +1,7 @@
 """Submits a run: its specification, which is checked here first, and its initial model, in chunks."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,13 +61,13 @@ class InitialModel:
         size: int,
         layout: Layout,
         parameters: ParametersSpec,
-        known: tuple[Task, Layout] | None,
+        task: Task | None,
+        whole: TaskLayout | None = None,
     ) -> "InitialModel":
-        """Computes the digest of a model of this layout.
+        """Computes the digest of a model of this layout; without a task here, there are no objectives and metrics.
 
-        `parameters` names those that the run does not share. `known` is the task, if it is installed here, with the
-        layout of its whole model. Without it there are no objectives and metrics, and the model is a whole one only if
-        the run shares all parameters.
+        `parameters` names those that the run does not share, and `whole` is the layout of the task's whole model. If
+        that is not known, it is this one, provided that the run shares all parameters.
 
         Raises:
             TaskError: the task's code raised an exception, or one of its metrics cannot be used.
@@ -78,11 +79,18 @@ class InitialModel:
             count = parameters.parameters_of(layout).size
         except SharingError:  # the coordinator refuses this model, and says why
             count = layout.size
-        shape = size, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", count, layout.size - count
-        if known is None:
-            return cls(pieces, *shape, TaskLayout.of(layout) if parameters.shares_all else None)
-        task, whole = known
-        return cls(pieces, *shape, TaskLayout.of(whole, task.buffers()), task.objectives, metrics_of(task))
+        if whole is None and parameters.shares_all:
+            whole = TaskLayout.of(layout)
+        return cls(
+            pieces,
+            size,
+            f"{DEFAULT_ALGORITHM}:{state.hexdigest()}",
+            count,
+            layout.size - count,
+            whole,
+            () if task is None else task.objectives,
+            () if task is None else metrics_of(task),
+        )
 
 
 def read_spec(path: Path) -> tuple[bytes, RunSpec]:
@@ -132,7 +140,8 @@ def made_model(task_name: str, seed: int, parameters: ParametersSpec = Parameter
                 yield bytes(part[start : start + CHUNK_BYTES])
 
     with failing(TaskError, code=USAGE):
-        return InitialModel.of(pieces, len(header) + len(data), layout, parameters, (task_here, whole))
+        told = TaskLayout.of(whole, task_here.buffers())
+        return InitialModel.of(pieces, len(header) + len(data), layout, parameters, task_here, told)
 
 
 def model_file(path: Path, task_name: str, parameters: ParametersSpec = ParametersSpec()) -> InitialModel:  # noqa: B008
@@ -157,9 +166,12 @@ def model_file(path: Path, task_name: str, parameters: ParametersSpec = Paramete
     size = path.stat().st_size
     try:
         task_here = task(task_name)
-        return InitialModel.of(pieces, size, layout, parameters, (task_here, initial_model(task_here, 0)[0]))
     except (TaskError, ModuleNotFoundError):  # a task that only members have: the specification may name its objectives
         return InitialModel.of(pieces, size, layout, parameters, None)
+    with suppress(TaskError, ModuleNotFoundError):  # such as PyTorch, with which it makes a model
+        whole = TaskLayout.of(initial_model(task_here, 0)[0], task_here.buffers())
+        return InitialModel.of(pieces, size, layout, parameters, task_here, whole)
+    return InitialModel.of(pieces, size, layout, parameters, task_here)
 
 
 def submit(

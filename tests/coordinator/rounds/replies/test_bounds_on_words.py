@@ -72,7 +72,8 @@ MODEL = TaskLayout(digest=digest(b""), tensors=3, elements=100)
 
 
 def with_layout(**changes: Any) -> Hello:
-    layout = TaskLayout(**({"digest": MODEL.digest, "tensors": 3, "elements": 100} | changes))
+    fields: dict[str, Any] = {"digest": MODEL.digest, "tensors": 3, "elements": 100} | changes
+    layout = TaskLayout(**fields)
     return Hello(tasks=[TaskOffer(task="task-0", samples=1, layout=layout)])
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from federation.digests import digest
 from federation.spec.computation import Ability
+from federation.spec.run_sections import ParametersSpec
 from federation.task_layout import TaskLayout
 from federation.tasks import Task
 from federation.training.plans import EvaluationPlan, TrainingPlan
@@ -20,16 +21,18 @@ from federation.training.trainer import Trainer
 from federation.v1 import common_pb2
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
 from federation.v1.common_pb2 import SignedEnvelope
-from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, TaskOffer
 from federation.vectors import Array, Vector, update_layout
 from federation.work.site import Site
+from fedpareto.cli.admin.upload import made_model, model_file
 from storage.states import RunState
 from tests.harness import Attending, federation
+from tests.paths import OWNERS_CODE
 from tests.running import SECONDS, refused
 from tests.stage import LAYOUT, MODEL, Player, Stage, spec
 from worker.site.assignments import Declined, check_assignment
 from worker.site.introduction import Introduction
-from worker.site.policy import Policy
+from worker.site.policy import Policy, WorkLimits
 
 ALL = frozenset(Ability)
 MOVED = len(MODEL) + update_layout([("loss", LAYOUT.size)]).file_bytes  # the model and an update
@@ -153,7 +156,7 @@ def test_the_members_that_would_decline_are_those_that_do_with_their_reasons(sta
         "limit:members": [make("alone", limits={"members": 20})],
         "policy:required": [make("hidden", secure={"required": True})],
     }
-    older = Hello(software="older", tasks=[{"task": task.name, "samples": 20}])
+    older = Hello(software="older", tasks=[TaskOffer(task=task.name, samples=20)])
     owners[""][-1].attend(older)
     expected = {item.player.name: reason for reason, items in owners.items() for item in items}
     document = spec("foretold", task.name, more="train.steps = 2\ntrain.batch_size = 16")
@@ -267,10 +270,40 @@ def test_abilities_count_by_the_objectives_that_a_member_serves(stage: Stage) ->
     assert told("fedavg-n") == {"both": "ability:weights"}
     assert told("fsmgda") == {}
     assert told("fedavg-n", "train.proximal_mu = 0.5") == {"both": "ability:proximal", "one": "ability:proximal"}
-    both.policy = Policy(limits={"rows": 1})
+    both.policy = Policy(limits=WorkLimits(rows=1))
     both.attend()
     assert told("fsmgda") == {"both": "limit:rows"}
     assert told("fedcmoo", "train.batch_size = 4\ntrain.steps = 9") == {"both": "limit:samples", "one": "limit:samples"}
+
+
+def test_nothing_is_foretold_of_an_algorithm_that_may_ask_for_anything(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(OWNERS_CODE / "lottery")
+    task = Numbers(stage.task())
+    owner(stage, task, "ann", limits={"samples": 21})
+    assert reasons(outlook(stage, spec("drawn", task.name, algorithm="lottery:Lottery"))) == {}
+    assert reasons(outlook(stage, spec("drawn", task.name))) == {"ann": "limit:samples"}
+
+
+def test_the_command_tells_the_layout_of_the_task_or_that_of_a_model_that_is_shared_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(MODEL)
+    without = model_file(path, "nowhere:Task")
+    assert (without.layout, without.parameters, without.buffers) == (TaskLayout.of(LAYOUT), LAYOUT.size, 0)
+    part = ParametersSpec(personal=("head",))
+    assert model_file(path, "nowhere:Task", part).layout is None
+    averaged = ParametersSpec(buffers="averaged", buffer_names=("layer.bias",))
+    last = model_file(path, "nowhere:Task", averaged)
+    assert (last.layout, last.parameters, last.buffers) == (None, LAYOUT.size - 5, 5)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "probed.py").write_text(VERSION.format(width=2))
+    made = made_model("probed:Probe", 0, part)
+    assert made.layout == model_file(path, "probed:Probe", part).layout
+    assert made.layout is not None
+    assert (made.layout.tensors, made.layout.elements, made.parameters) == (2, 15, 9)
 
 
 VERSION = """
