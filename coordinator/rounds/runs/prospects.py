@@ -179,12 +179,9 @@ def _declines(others: Sequence[NotTakingPart], known: int) -> Iterator[str]:
 
 
 def _answering(rows: Sequence[Client], willing: Collection[str]) -> Iterator[str]:
-    """A warning if members answer each run first."""
+    """A warning that names the members that answer each run before they work for it."""
     if names := [row.client_id for row in rows if row.consents and row.client_id in willing]:
-        yield (
-            f"{_named(names, len(willing))} answer each run first, by policy or by their owners, and take part once "
-            "they have accepted it"
-        )
+        yield f"{_named(names, len(willing))} must accept the run first, by policy or by decision of the owner"
 
 
 def _named(names: Sequence[str], total: int) -> str:

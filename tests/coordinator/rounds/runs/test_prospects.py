@@ -212,7 +212,8 @@ def test_a_submission_warns_of_rounds_that_would_be_skipped(stage: Stage) -> Non
 
 def test_members_that_cannot_be_asked_now_are_named_too(stage: Stage) -> None:
     task = Numbers(stage.task())
-    away, closed, _ = (owner(stage, task, name) for name in ("away", "closed", "there"))
+    away, closed = (owner(stage, task, name) for name in ("away", "closed"))
+    owner(stage, task, "there", approve="each-run")
     stage.hang_up(away.player)
     hello = closed.hello
     hello.closed_until.FromDatetime(datetime(2100, 1, 1, tzinfo=UTC))
@@ -220,7 +221,9 @@ def test_members_that_cannot_be_asked_now_are_named_too(stage: Stage) -> None:
     response = outlook(stage, spec("away", task.name))
     assert list(response.members) == ["there"]
     assert reasons(response) == {"away": "absent", "closed": "closed"}
-    assert (response.obstacle, list(response.warnings)) == ("", [])
+    assert response.obstacle == ""
+    accepts = "there (1 of 1 member) must accept the run first, by policy or by decision of the owner"
+    assert list(response.warnings) == [accepts]
     enrolled = outlook(stage, spec("away", task.name, more='selection.pool = "enrolled"'))
     assert list(enrolled.members) == ["away", "there"]
     required = outlook(stage, spec("away", task.name, more='selection.required = ["closed"]'))
