@@ -228,8 +228,9 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
             number = request.round if request.HasField("round") else None
             best = None
             if request.HasField("best"):
-                number, value = best_round(session, run, request.best.metric, request.best.of, request.best.split)
-                best = messages.BestModel(round=number, value=value)
+                found = best_round(session, run, request.best.metric, request.best.of, request.best.split)
+                number = found.number
+                best = messages.BestModel(round=number, value=found.value, equals=found.equals)
             return run, number, best, *model_after(session, run, number)
 
         run, number, best, digest, origin_round = await self._read(find)

@@ -3560,25 +3560,31 @@ Global___BestBy: _TypeAlias = BestBy  # noqa: Y015
 
 @_typing.final
 class BestModel(_message.Message):
-    """The best model of a run by a metric."""
+    """The best model of a run by a metric. Of equal values, the model with the lower mean loss on the same split is chosen,
+    then the later one.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
+    EQUALS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """The round that made it."""
     value: _builtins.float
     """Its value."""
+    equals: _builtins.int
+    """The number of rounds with this value, at least 1."""
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         value: _builtins.float = ...,
+        equals: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["equals", b"equals", "round", b"round", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

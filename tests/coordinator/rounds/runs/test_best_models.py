@@ -123,8 +123,8 @@ def test_a_run_shows_each_members_metrics_after_its_last_round(fed: Federation, 
         ("auc", "a", 1, 0.95),
         ("rmse", "worst", 3, 0.1),
         ("auc", "weighted", 3, 0.91),
-        ("accuracy", "mean", 0, 0.5),
-        ("loss", "b", 0, 2.0),
+        ("accuracy", "mean", 3, 0.5),
+        ("loss", "b", 3, 2.0),
     ],
 )
 def test_the_best_model_is_exported(stub: AdminStub, run: str, metric: str, of: str, number: int, value: float) -> None:
@@ -154,6 +154,8 @@ def test_commands_export_the_best_model_compare_runs_and_draw_metrics(
     out = str(tmp_path / "best.safetensors")
     words = command(fed, "export", run, "--best", "auc", "--of", "worst", "--split", "test", "--out", out)
     assert "round 3, test auc (worst) = 0.9" in " ".join(words.split())
+    words = command(fed, "export", run, "--best", "accuracy", "--split", "test", "--out", out, "--force")
+    assert "as in 4 rounds; of these, this one has the lowest mean test loss" in " ".join(words.split())
     found = fed.admin("compare", run, "second")
     compared = [(one["run"], one["rounds"], one["evaluated_round"]) for one in found["runs"]]
     assert compared == [(run, 4, 3), (other, 4, 3)]
