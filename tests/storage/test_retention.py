@@ -160,7 +160,7 @@ def test_the_best_round_of_each_run_is_retained_and_whether_a_blob_is_can_be_ask
         "a": [{"accuracy/mean": value} for value in (0.1, 0.9, 0.3, 0.9, 0.2)],  # of equals the last
         "b": [{"loss/test": value} for value in (3.0, 2.0, 1.0, math.nan, 5.0)],
         "c": [{}, {}, {}, {}, {}],
-        # Of the values that stop the run the best, also where it is no improvement that counts; of equals the lowest loss.
+        # The best value that stops the run, also where it is no improvement that counts; of equals the lowest loss.
         "d": [
             {"accuracy/mean": 0.1 * number, "stop/value": value, "stop/best": best, "loss/validation": loss}
             for number, (value, best, loss) in enumerate(

@@ -80,7 +80,7 @@ class BestRound(NamedTuple):
 
 
 def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> BestRound:
-    """The round with the best model by one metric; of equals that with the lower mean loss on this split, then the later.
+    """The round with the best model by one metric; of equals see `best_round_of`, by the mean loss on this split.
 
     Args:
         session: reads the record.
