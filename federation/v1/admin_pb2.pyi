@@ -231,6 +231,30 @@ ALERT_KIND_CLOCK_WRONG: AlertKind.ValueType  # 15
 """The clock of the coordinator's machine was set."""
 Global___AlertKind: _TypeAlias = AlertKind  # noqa: Y015
 
+class _RunChoice:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RunChoiceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunChoice.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RUN_CHOICE_UNSPECIFIED: _RunChoice.ValueType  # 0
+    """The newest."""
+    RUN_CHOICE_ONLY: _RunChoice.ValueType  # 1
+    """None: the request is refused with `run-ambiguous`. Use this before a file is written."""
+    RUN_CHOICE_OPEN: _RunChoice.ValueType  # 2
+    """The one that has not ended. If several have not, the request is refused with `run-ambiguous`."""
+
+class RunChoice(_RunChoice, metaclass=_RunChoiceEnumTypeWrapper):
+    """Which run is meant by a name that several runs have."""
+
+RUN_CHOICE_UNSPECIFIED: RunChoice.ValueType  # 0
+"""The newest."""
+RUN_CHOICE_ONLY: RunChoice.ValueType  # 1
+"""None: the request is refused with `run-ambiguous`. Use this before a file is written."""
+RUN_CHOICE_OPEN: RunChoice.ValueType  # 2
+"""The one that has not ended. If several have not, the request is refused with `run-ambiguous`."""
+Global___RunChoice: _TypeAlias = RunChoice  # noqa: Y015
+
 @_typing.final
 class CreateJoinStringRequest(_message.Message):
     """For whom, and for how long."""
@@ -2372,19 +2396,23 @@ class GetRunRequest(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     BRIEF_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """The id, an unambiguous beginning of it, or the name."""
     brief: _builtins.bool
     """True to leave out members, for which every round is read."""
+    choice: Global___RunChoice.ValueType
+    """Which run is meant by a name that several runs have."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         brief: _builtins.bool = ...,
+        choice: Global___RunChoice.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brief", b"brief", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brief", b"brief", "choice", b"choice", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -64,14 +64,14 @@ def resume(stub: AdminStub, run: RunName) -> Answer:
 @command
 def stop(stub: AdminStub, run: RunName, reason: Reason = "", yes: Yes = False) -> Answer:
     """Stop a run for good. Its last model can still be exported."""
+    present = stub.GetRun(v1.GetRunRequest(run=run, brief=True, choice=v1.RUN_CHOICE_OPEN)).run
 
     def question() -> str:
-        present = stub.GetRun(v1.GetRunRequest(run=run)).run
         done = f"{present.rounds_done} of {counted(present.rounds_total, 'round')} done"
         return f"End {present.name} ({present.run_id}), {done}? It cannot go on afterwards."
 
     confirm(yes, question)
-    response = stub.StopRun(v1.StopRunRequest(run=run, reason=reason))
+    response = stub.StopRun(v1.StopRunRequest(run=present.run_id, reason=reason))
     ended = admin_messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=response.run.run_id)).rounds
     if not any(summary.result_model for summary in ended):
         return response, "stopped; no round has made a step, so its model is still the initial one"
