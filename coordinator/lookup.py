@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from federation.refusals import Refusal
+from federation.text import did_you_mean
 from federation.trust.identity import NAME_PATTERN
 from storage import models
 from storage.blobs import BlobStore
@@ -20,6 +21,7 @@ from storage.states import RoundState
 
 _RUN_WORD = re.compile(r"[a-z0-9.-]{1,63}")
 _MOST_LISTED = 5  # runs in a message
+_MOST_COMPARED = 1000  # names that an unknown one is compared with
 
 
 class Choice(Enum):
@@ -37,9 +39,8 @@ def find_run(session: Session, text: str, choice: Choice = Choice.NEWEST) -> mod
         Refusal: `run-unknown`; `run-ambiguous`: several runs begin like this, or have this name and `choice` does not
             say which is meant. The message lists them.
     """
-    unknown = Refusal("run-unknown", f"there is no run {text[:63]!r}; `fedpareto admin runs` lists them")
     if not _RUN_WORD.fullmatch(text):  # such text is not sent to the database
-        raise unknown
+        raise _unknown_run(session, text)
     run = session.get(models.Run, text)
     if run is not None:
         return run
@@ -54,12 +55,18 @@ def find_run(session: Session, text: str, choice: Choice = Choice.NEWEST) -> mod
         return candidates[0]
     runs = session.scalars(newest_first.where(models.Run.run_id.startswith(text)).limit(_MOST_LISTED)).all()
     if not runs:
-        raise unknown
+        raise _unknown_run(session, text)
     if len(runs) > 1:
         raise Refusal(
             "run-ambiguous", f"{text!r} begins the ids of several runs: {_listed_runs(runs)}; give more characters"
         )
     return runs[0]
+
+
+def _unknown_run(session: Session, text: str) -> Refusal:
+    names = session.scalars(select(models.Run.name).order_by(models.Run.created.desc()).limit(_MOST_COMPARED))
+    near = did_you_mean(text, names)
+    return Refusal("run-unknown", f"there is no run {text[:63]!r}{near or ';'} `fedpareto admin runs` lists them")
 
 
 def _listed_runs(runs: Sequence[models.Run]) -> str:
@@ -122,7 +129,11 @@ def must_be_client(session: Session, client_id: str) -> None:
         Refusal: `client-unknown`.
     """
     if NAME_PATTERN.fullmatch(client_id) is None or session.get(models.Client, client_id) is None:
-        raise Refusal("client-unknown", f"there is no client {client_id[:63]!r}; `fedpareto admin clients` lists them")
+        names = session.scalars(select(models.Client.client_id).limit(_MOST_COMPARED))
+        near = did_you_mean(client_id, names) or ";"
+        raise Refusal(
+            "client-unknown", f"there is no client {client_id[:63]!r}{near} `fedpareto admin clients` lists them"
+        )
 
 
 def removed_model(

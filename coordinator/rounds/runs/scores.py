@@ -21,6 +21,7 @@ from federation.record.metric_definitions import OWN, SCORED
 from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec
 from federation.spec.task_metrics import BUILT_IN, best_round_of, kind_of
+from federation.text import did_you_mean
 from federation.work.evaluate.work import Evaluate
 from storage import models
 from storage.models import Assignment, Evaluation, Phase, Round, Run
@@ -96,8 +97,9 @@ def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> 
     kind = kind_of(metric, run.metrics)
     if kind is None:
         names = ", ".join(kind.name for kind in (*BUILT_IN, *run.metrics))
+        near = did_you_mean(metric, [kind.name for kind in (*BUILT_IN, *run.metrics)])
         shown = metric[:80]  # no mutant: any length that is easy to read
-        raise Refusal("metric-unknown", f"run {run.run_id} has no metric {shown!r}; there are {names}")
+        raise Refusal("metric-unknown", f"run {run.run_id} has no metric {shown!r}{near or ';'} there are {names}")
     of_member = of not in ("mean", "weighted", "worst")
     claims: dict[int, list[tuple[float, int]]] = {}
     query = select(Round.number, Evaluation).join(Round, Round.round_id == Evaluation.round_id)

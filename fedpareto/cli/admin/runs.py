@@ -15,7 +15,7 @@ from fedpareto.cli.admin import watch as watching
 from fedpareto.cli.admin.app import Answer, Home, Reason, RunName, Yes, command, confirm, connected
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure
 from fedpareto.cli.shared_options import JsonOption
-from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_tables, tables
+from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_lines, round_tables, tables
 
 
 @command
@@ -37,14 +37,18 @@ def runs(stub: AdminStub) -> Answer:
 
 
 @command
-def show_run(stub: AdminStub, run: RunName) -> Answer:
+def show_run(
+    stub: AdminStub,
+    run: RunName,
+    every: Annotated[bool, typer.Option("--all", help="Every number of the last evaluated round.")] = False,
+) -> Answer:
     """Show a run.
 
-    That is: its state, its numbers, the objectives that each client serves, its specification.
+    That is: its state, its ten most useful numbers, the objectives that each client serves, its specification.
     """
     response = stub.GetRun(v1.GetRunRequest(run=run))
     own = metric_tables.members_at_the_end(stub, response.run)
-    return response, lambda: tables.run(response.run, own)
+    return response, lambda: tables.run(response.run, own, every=every)
 
 
 @command
@@ -122,7 +126,8 @@ def rounds(stub: AdminStub, run: RunName) -> Answer:
     For each: replies, accuracy, improvement, bytes, time.
     """
     response = admin_messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=run))
-    return response, lambda: round_tables.rounds(response.rounds)
+    stop = round_lines.stop_title(stub.GetRun(v1.GetRunRequest(run=response.run.run_id, brief=True)).run)
+    return response, lambda: round_tables.rounds(response.rounds, stop)
 
 
 @command

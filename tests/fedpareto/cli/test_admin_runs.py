@@ -355,6 +355,8 @@ def test_a_run_is_found_by_id_by_its_beginning_or_by_its_name(database: Database
         assert lookup.find_run(session, "abd").run_id == "abd3"
         with pytest.raises(Refusal, match=r"run-ambiguous.*abd3 \(2026-01-01 12:02 UTC, STOPPED\), abc2 \(.*, abc1 \("):
             lookup.find_run(session, "ab")
+        with pytest.raises(Refusal, match=r"no run 'bc'; did you mean 'abc'\? `fedpareto admin runs` lists them"):
+            lookup.find_run(session, "bc")
         for nothing in ("", "%", "zzz", "abc1\0"):
             with pytest.raises(Refusal, match="run-unknown"):
                 lookup.find_run(session, nothing)

@@ -127,6 +127,7 @@ def test_the_best_round_is_the_last_of_those_with_the_best_value_where_no_loss_d
         ("loss", "c", "test", r"has a test loss \(c\) on record"),
         ("auc", "c", "validation", r"has a validation auc \(c\) on record"),
         ("dice", "", "", "run run has no metric 'dice'; there are accuracy, loss, auc, rmse"),
+        ("acuracy", "", "", r"run run has no metric 'acuracy'; did you mean 'accuracy'\? there are"),
     ):
         with pytest.raises(Refusal, match=why, check=lambda error: error.reason == "metric-unknown"):
             scores.best_round(session, run, metric, of, split)
