@@ -204,11 +204,6 @@ class StopSpec(Section):
     )
     improvement: NotNegative = Field(0.0, description="the least difference by which a value counts as better")
 
-    @property
-    def title(self) -> str:
-        """The watched value as the title of a column, such as "auc (worst)"; empty if the run is not stopped."""
-        return self.metric and f"{self.metric} ({self.of})"
-
     @model_validator(mode="after")
     def _complete(self) -> "StopSpec":
         if bool(self.metric) != (self.target is not None or self.patience > 0):

@@ -1,9 +1,9 @@
 """Rounds as lines with columns: their numbers, under the titles of these."""
 
+import tomllib
 from collections.abc import Container, Mapping, Sequence
 
 from federation.record.metric_definitions import definition
-from federation.spec.run_spec import RunSpec, SpecError
 from federation.v1.admin_pb2 import Run
 from fedpareto.formatting import NOT_DISCLOSED, recorded
 
@@ -42,10 +42,13 @@ def line(
 
 def stop_title(run: Run) -> str:
     """The title of the value by which a run is stopped, from its specification; empty if it is stopped by none."""
-    try:
-        return RunSpec.parse(run.spec).stop.title
-    except SpecError:  # of another version, or none was sent
-        return ""
+    stop = tomllib.loads(run.spec).get("stop", {})  # RunSpec would import NumPy
+    return watched(stop.get("metric", ""), stop.get("of", "mean"))
+
+
+def watched(metric: str, of: str) -> str:
+    """The title of the value by which a run is stopped, such as "auc (worst)"; empty without a metric."""
+    return metric and f"{metric} ({of})"
 
 
 def _stop_column(title: str) -> list[str]:
