@@ -4,12 +4,13 @@ import tomllib
 from collections.abc import Container, Mapping, Sequence
 
 from federation.record.metric_definitions import definition
+from federation.text import escaped
 from federation.v1.admin_pb2 import Run
 from fedpareto.formatting import NOT_DISCLOSED, recorded
 
 STOP = "stop/value"
-# Columns of the number of a round, of each recorded number, and at least of what follows.
-_ROUND, _NUMBER, _MORE = 6, len(NOT_DISCLOSED), 8
+# Columns of the number of a round, of each recorded number, at least of what follows, and at most of a title.
+_ROUND, _NUMBER, _MORE, _TITLE = 6, len(NOT_DISCLOSED), 8, 60
 
 
 def heading(names: Sequence[str], *more: str, stop: str = "") -> str:
@@ -42,8 +43,13 @@ def line(
 
 def stop_title(run: Run) -> str:
     """The title of the value by which a run is stopped, from its specification; empty if it is stopped by none."""
-    stop = tomllib.loads(run.spec).get("stop", {})  # RunSpec would import NumPy
-    return watched(stop.get("metric", ""), stop.get("of", "mean"))
+    try:
+        stop = tomllib.loads(run.spec).get("stop")  # RunSpec would import NumPy
+    except (ValueError, RecursionError):  # not a specification: a coordinator can send any text
+        return ""
+    if not isinstance(stop, dict):
+        return ""
+    return escaped(watched(str(stop.get("metric", "")), str(stop.get("of", "mean"))), _TITLE)
 
 
 def watched(metric: str, of: str) -> str:
