@@ -8,7 +8,7 @@ from datetime import timedelta
 from sqlalchemy.orm import Session
 
 from coordinator.audit.excerpt import marked
-from coordinator.lookup import find_run, model_after, removed_model
+from coordinator.lookup import Choice, find_run, model_after, removed_model
 from coordinator.members.access.rpc_messages import NEXT_CHUNK_SECONDS, Context, next_message
 from coordinator.rounds.replies.uploads import Upload
 from coordinator.rounds.runs.prospects import DescribedModel, prospects
@@ -180,7 +180,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
 
     async def _command(self, text: str, command: Callable[..., None], **arguments: str) -> messages.Run:
         """Gives the supervisor a command for a run; shows the run afterwards."""
-        run_id = (await self._run(text)).run_id
+        run_id = await self._read(lambda session: find_run(session, text, Choice.OPEN).run_id)
         await self._in_thread(command, run_id, by=self._access.caller().uri, **arguments)
         return await self._run(run_id)
 
@@ -232,12 +232,13 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
             raise Refusal("argument", "give a round or a metric, not both")
 
         def find(session: Session) -> tuple[Run, int | None, messages.BestModel | None, str, int | None]:
-            run = find_run(session, request.run)
+            run = find_run(session, request.run, Choice.ONLY)
             number = request.round if request.HasField("round") else None
             best = None
             if request.HasField("best"):
-                number, value = best_round(session, run, request.best.metric, request.best.of, request.best.split)
-                best = messages.BestModel(round=number, value=value)
+                found = best_round(session, run, request.best.metric, request.best.of, request.best.split)
+                number = found.number
+                best = messages.BestModel(round=number, value=found.value, equals=found.equals)
             return run, number, best, *model_after(session, run, number)
 
         run, number, best, digest, origin_round = await self._read(find)
@@ -262,7 +263,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         self, request: messages.ExportBundleRequest, context: Context
     ) -> AsyncIterator[messages.ExportBundleResponse]:
         """Streams the bundle of a run."""
-        run_id = await self._read(lambda session: find_run(session, request.run).run_id)
+        run_id = await self._read(lambda session: find_run(session, request.run, Choice.ONLY).run_id)
         pieces = write_bundle(
             self._database,
             self._blobs,

@@ -231,6 +231,30 @@ ALERT_KIND_CLOCK_WRONG: AlertKind.ValueType  # 15
 """The clock of the coordinator's machine was set."""
 Global___AlertKind: _TypeAlias = AlertKind  # noqa: Y015
 
+class _RunChoice:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RunChoiceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunChoice.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RUN_CHOICE_UNSPECIFIED: _RunChoice.ValueType  # 0
+    """The newest."""
+    RUN_CHOICE_ONLY: _RunChoice.ValueType  # 1
+    """None: the request is refused with `run-ambiguous`. Use this before a file is written."""
+    RUN_CHOICE_OPEN: _RunChoice.ValueType  # 2
+    """The one that has not ended. If several have not, the request is refused with `run-ambiguous`."""
+
+class RunChoice(_RunChoice, metaclass=_RunChoiceEnumTypeWrapper):
+    """Which run is meant by a name that several runs have."""
+
+RUN_CHOICE_UNSPECIFIED: RunChoice.ValueType  # 0
+"""The newest."""
+RUN_CHOICE_ONLY: RunChoice.ValueType  # 1
+"""None: the request is refused with `run-ambiguous`. Use this before a file is written."""
+RUN_CHOICE_OPEN: RunChoice.ValueType  # 2
+"""The one that has not ended. If several have not, the request is refused with `run-ambiguous`."""
+Global___RunChoice: _TypeAlias = RunChoice  # noqa: Y015
+
 @_typing.final
 class CreateJoinStringRequest(_message.Message):
     """For whom, and for how long."""
@@ -2436,19 +2460,23 @@ class GetRunRequest(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     BRIEF_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """The id, an unambiguous beginning of it, or the name."""
     brief: _builtins.bool
     """True to leave out members, for which every round is read."""
+    choice: Global___RunChoice.ValueType
+    """Which run is meant by a name that several runs have."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         brief: _builtins.bool = ...,
+        choice: Global___RunChoice.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brief", b"brief", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brief", b"brief", "choice", b"choice", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3624,25 +3652,31 @@ Global___BestBy: _TypeAlias = BestBy  # noqa: Y015
 
 @_typing.final
 class BestModel(_message.Message):
-    """The best model of a run by a metric."""
+    """The best model of a run by a metric. Of equal values, the model with the lower mean loss on the same split is chosen,
+    then the later one.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
+    EQUALS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """The round that made it."""
     value: _builtins.float
     """Its value."""
+    equals: _builtins.int
+    """The number of rounds with this value, at least 1."""
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         value: _builtins.float = ...,
+        equals: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["equals", b"equals", "round", b"round", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -285,5 +285,5 @@ class Policy(Section):
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            problems = "\n".join(explain(problem, _KEYS) for problem in error.errors())
+            problems = "\n".join(explain(problem, _KEYS, cls) for problem in error.errors())
             raise PolicyError(f"{path} cannot be used:\n{problems}") from None
