@@ -30,7 +30,7 @@ from federation.work.base import WorkError
 _HERE = Loading()
 _Key = tuple[str, int]  # a split, and the index of a sample in it
 _Batch = tuple[Tensor, Tensor]
-_Packed = tuple[NDArray[np.uint8], torch.dtype]  # a tensor's bytes, and its type, which NumPy may not have
+_Packed = tuple[NDArray[np.uint8], torch.dtype, torch.Size]  # a tensor's bytes; NumPy does not have every type
 SILENCE = 300.0  # seconds without a batch after which a pass ends; to start processes and read a batch takes far less
 _LOOK = 5.0  # seconds until PyTorch looks if the processes still run, and says that it has waited for so long
 _TIMED_OUT = "DataLoader timed out"
@@ -97,11 +97,13 @@ def _together(samples: Sequence["_Batch | _Problem"]) -> "_Batch | _Problem":
 def _packed(samples: Sequence["_Batch | _Problem"]) -> "list[_Packed] | _Problem":
     """As `_together`, without shared memory: the arrays go through the pipe of the process."""
     batch = _together(samples)
-    return batch if isinstance(batch, _Problem) else [(part.view(torch.uint8).numpy(), part.dtype) for part in batch]
+    if isinstance(batch, _Problem):
+        return batch
+    return [(part.flatten().view(torch.uint8).numpy(), part.dtype, part.shape) for part in batch]
 
 
 def _unpacked(parts: Sequence[_Packed]) -> _Batch:
-    x, y = (torch.from_numpy(array).view(dtype) for array, dtype in parts)
+    x, y = (torch.from_numpy(array).view(dtype).reshape(shape) for array, dtype, shape in parts)
     return x, y
 
 
