@@ -7,13 +7,14 @@ present, or replaced by a sample that contributes nothing. The number of samples
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
 LEAST_NOISE = 0.3  # a smaller noise multiplier protects nothing, and its PLD takes minutes
+MOST_NOISE = 10_000.0  # that is searched
 DELTA = 1e-5
 INTERVAL = 1e-4  # of the discretised privacy loss
 COARSE = 1e-3  # ten times as fast; epsilon is larger, but for 10^5 steps at tiny rates by less than 1 %
@@ -122,6 +123,30 @@ def _epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interval: float) -
         return Epsilon(bound, bound)
     value = float(PLDAccountant(relation, interval).compose(together).get_epsilon(delta))
     return Epsilon(min(value, bound), bound)
+
+
+def least_noise(spends: Callable[[float], float], target: float) -> float:
+    """The least noise multiplier that spends at most a target epsilon, rounded up to thousandths.
+
+    Args:
+        spends: epsilon by the noise; it falls as the noise grows.
+        target: the epsilon that may be spent.
+
+    Raises:
+        AccountingError: more than `MOST_NOISE` would be needed.
+    """
+    low, high = round(LEAST_NOISE * 1000), round(LEAST_NOISE * 1000)
+    while spends(high / 1000) > target:
+        low, high = high, 2 * high
+        if high > MOST_NOISE * 1000:
+            raise AccountingError(
+                f"no noise up to {MOST_NOISE:g} spends at most epsilon = {target:g}: ask for fewer rounds, smaller "
+                "minibatches, or a larger epsilon"
+            )
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if spends(middle / 1000) <= target else (middle, high)
+    return high / 1000
 
 
 def gaussian_epsilon(noise: float, times: int, delta: float) -> float:
