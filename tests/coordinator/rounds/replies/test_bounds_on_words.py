@@ -115,8 +115,10 @@ def with_budget(**budget: Any) -> Hello:
             "spent: noise = 1, rate = 2",
         ),
     ],
-    ids=["empty", "digest", "upper", "none", "fewer", "elements", "samples", "bytes", "nan", "negative", "infinite"]
-    + ["no-budget", "epsilon", "long", "rate"],
+    ids=[
+        *("empty", "digest", "upper", "none", "fewer", "elements", "samples", "bytes", "nan", "negative", "infinite"),
+        *("no-budget", "epsilon", "long", "rate"),
+    ],
 )
 def test_a_layout_or_a_bound_that_cannot_be_is_refused_and_not_kept(stage: Stage, hello: Hello, words: str) -> None:
     (player,) = stage.cast("kept", "ann")
