@@ -205,9 +205,10 @@ DOCUMENTS: dict[str, Any] = {
     },
     "data show": {
         "task": str, "partition": str, "sizes": str, "seed": int, "samples": int, "heterogeneity": float | None,
+        "groups": bool | None, "stratified": bool,
         "clients": [
             {"client": str, "owner?": str, **dict.fromkeys(("train", "validation", "test"), int),
-             "classes": Mapping[str, int]}
+             "classes": Mapping[str, int], "lacking": Mapping[str, [str]]}
         ],
     },
     "admin audit verify": {
