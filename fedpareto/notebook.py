@@ -1,7 +1,7 @@
 """Calls for notebooks and scripts."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ def simulate(
     spec: str | bytes | Path,
     *,
     data: str | Path | None = None,
+    members: Mapping[str, str | Path] | None = None,
     home: str | Path | None = None,
     device: str = "auto",
     backend: str = "auto",
@@ -33,6 +34,7 @@ def simulate(
     Args:
         spec: a run specification: a TOML document, or the path of one (a `Path`, or a text that ends in ".toml").
         data: the directory of the task's data.
+        members: the directory of each client's own data, by name, in place of `data` and [simulation].clients.
         home: directory of the record; without it, the record is deleted at the end.
         device: the device on which clients train: "auto", "cpu", "cuda" or "cuda:N".
         backend: the method of training them: "auto", "stacked", "loop", "compiled" or "ray".
@@ -50,7 +52,7 @@ def simulate(
     Raises:
         SpecError, TaskError, DataError, PartError, AttackError, PluginError: the specification cannot be used.
         SimulationError: there is nothing to resume, or `home` holds something else.
-        ValueError: `resume` without `home`, or `threads` below 1.
+        ValueError: `resume` without `home`, both `data` and `members`, or `threads` below 1.
         TypeError: `spec` is neither text nor a path.
     """
     from simulation.simulate import Simulation  # noqa: PLC0415 - it imports PyTorch
@@ -59,6 +61,8 @@ def simulate(
         raise TypeError(f"spec: a TOML text or the path of one is needed, not {type(spec).__name__}")
     if resume and home is None:
         raise ValueError("resume: which simulation? Give its home")
+    if data is not None and members:
+        raise ValueError("data or members: the data of all clients, or of each; not both")
     if threads is not None and threads < 1:
         raise ValueError(f"threads: at least 1; got {threads}")
     if isinstance(spec, str) and spec.endswith(".toml"):
@@ -72,6 +76,7 @@ def simulate(
             text,
             directory,
             data=Path(data) if data is not None else None,
+            members={name: Path(directory) for name, directory in members.items()} if members else None,
             device=device,
             backend=backend,
             trainer=trainer,

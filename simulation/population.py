@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from federation.attacks import Attack, AttackError, attack_seed, parse_attack
 from federation.spec.run_sections import SimulationSpec
@@ -25,8 +26,8 @@ class Population:
         return {name: len(splits.train) for name, splits in self.splits.items()}
 
 
-def populate(task: Task, run: RunSpec, source: DataSource) -> Population:
-    """Deals a task's data to the clients of a specification.
+def populate(task: Task, run: RunSpec, source: DataSource, members: Mapping[str, Path] | None = None) -> Population:
+    """Deals a task's data to the clients of a specification, or loads that of `members`, by name from its directory.
 
     Raises:
         DataError: missing or malformed data, or too little of it for all clients.
@@ -34,26 +35,32 @@ def populate(task: Task, run: RunSpec, source: DataSource) -> Population:
         PartError: no such partition.
     """
     spec, serve = run.simulation, run.objectives.serve
-    names = client_names(spec.clients)
-    splits = dict(zip(names, _deal(task, spec, source), strict=True))
+    names = sorted(members) if members else client_names(spec.clients)
+    if spec.attackers > len(names):
+        raise AttackError(f"simulation.attackers = {spec.attackers}, but there are {len(names)} members")
+    if members:
+        with task_code(task.name, "loading its data"):
+            splits = {name: task.load(DataSource(members[name], download=source.download)) for name in names}
+    else:
+        splits = dict(zip(names, _deal(task, spec, source), strict=True))
     attackers: dict[str, Attack] = {}
     if spec.attackers and (attack := parse_attack(spec.attack)) is not None:
-        attackers = dict.fromkeys(names[spec.clients - spec.attackers :], attack)
+        attackers = dict.fromkeys(names[len(names) - spec.attackers :], attack)
     for name, attack in attackers.items():
         if not isinstance(splits[name].train, Dataset) and type(attack).poison is not Attack.poison:
             raise AttackError(f"{attack} changes training data, and that of {task.name} is not in memory")
         splits[name] = attack.poison(splits[name], task, seed=attack_seed(run.seed, 0, name))
-    serves = {name: serve.get(name, own) for name, own in zip(names, _served(task, spec), strict=True)}
+    served = zip(names, _served(task, len(names), spec.objectives), strict=True)
+    serves = {name: serve.get(name, own) for name, own in served}
     return Population(splits, attackers, serves)
 
 
-def _served(task: Task, spec: SimulationSpec) -> list[tuple[str, ...]]:
+def _served(task: Task, clients: int, objectives: str) -> list[tuple[str, ...]]:
     """The objectives of each client: all of them, or some in turn."""
-    kind, _, count = spec.objectives.partition(":")
+    kind, _, count = objectives.partition(":")
     M = len(task.objectives)
     selected = [
-        set(range(M)) if kind == "all" else {(index + i) % M for i in range(int(count))}
-        for index in range(spec.clients)
+        set(range(M)) if kind == "all" else {(index + i) % M for i in range(int(count))} for index in range(clients)
     ]
     return [tuple(name for index, name in enumerate(task.objectives) if index in indices) for indices in selected]
 

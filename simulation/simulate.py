@@ -88,6 +88,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         home: Path,
         *,
         data: Path | None = None,
+        members: Mapping[str, Path] | None = None,
         download: bool = False,
         device: str = "auto",
         backend: str = "auto",
@@ -104,7 +105,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             torch.set_num_threads(threads)
         self._task = known_task = task(self.spec.task)
         self._trainer = trainer_kind(known_task, trainer)
-        self._population = populate(known_task, self.spec, DataSource(data, download=download))
+        self._population = populate(known_task, self.spec, DataSource(data, download=download), members)
         self._objectives = fitting_objectives(self.spec, self._algorithm, known_task.objectives)
         self._metrics = fitting_metrics(self.spec, metrics_of(known_task))
         needed = needed_abilities(self.spec, self._algorithm, self._objectives)
@@ -150,6 +151,11 @@ class Simulation(AbstractContextManager["Simulation"]):
     def attackers(self) -> tuple[str, ...]:
         """The clients that attack."""
         return tuple(self._population.attackers)
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The names of the clients, in order."""
+        return tuple(self._population.splits)
 
     @property
     def done(self) -> int:

@@ -139,7 +139,7 @@ def _keys(groups: Any) -> "NDArray[Any]":
     if keys.ndim != 1 or keys.dtype.kind not in "biuUS":
         wrong = f"; the first is {keys.ravel()[0]!r}" if keys.size else ""
         raise DataError(
-            f"groups are one key for each sample, integers or strings; got an array {keys.shape} of {keys.dtype}{wrong}."
+            f"groups are one key for each sample, integers or strings; got {keys.shape} of {keys.dtype}{wrong}."
             " Where the key of a sample is not known, give it one of its own"
         )
     return keys

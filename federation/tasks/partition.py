@@ -212,8 +212,8 @@ def _stratified(pool: Pool) -> Indices:
         return classes(pool)
     except PartError:
         raise DataError(
-            f"stratify=True needs classes, and the targets of this pool ({pool.y.dtype}) are none: give Pool(labels=...) a "
-            "class for each sample, or leave stratify out"
+            f"stratify=True needs classes, and the targets ({pool.y.dtype}) are none: give Pool(labels=...) "
+            "a class for each sample, or leave stratify out"
         ) from None
 
 
