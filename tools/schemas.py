@@ -213,7 +213,7 @@ DOCUMENTS: dict[str, Any] = {
         "groups": bool | None, "stratified": bool,
         "clients": [
             {"client": str, "owner?": str, **dict.fromkeys(("train", "validation", "test"), int),
-             "classes": Mapping[str, int], "lacking": Mapping[str, [str]]}
+             "classes": Mapping[str, int], "lacking": Mapping[str, list[str]]}
         ],
     },
     "admin audit verify": {

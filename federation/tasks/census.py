@@ -36,7 +36,8 @@ class Census:
     @property
     def counts(self) -> NDArray[np.int64]:
         """(clients, C), samples of each class in all three splits."""
-        return self.by_split.sum(axis=1)
+        counts: NDArray[np.int64] = self.by_split.sum(axis=1)
+        return counts
 
     @property
     def lacking(self) -> list[dict[str, NDArray[np.int64]]]:

@@ -97,7 +97,7 @@ class Pool:
     owners: tuple[str, ...] = ()
     owner: "NDArray[np.int64] | None" = None
     test: "Pool | None" = None
-    groups: "NDArray[Any] | None" = None
+    groups: "NDArray[Any] | Any" = None
     stratify: bool = False
 
     def __post_init__(self) -> None:

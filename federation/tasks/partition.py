@@ -78,7 +78,8 @@ def _one_owner_each(pool: Pool, names: NDArray[Any], keys: Indices) -> None:
 def _most_frequent(keys: Indices, labels: Indices) -> Indices:
     """The class that most samples of each group have; of several, the lowest."""
     known, kinds = np.unique(labels, return_inverse=True)
-    return known[counts_of(keys, kinds).argmax(axis=1)]
+    frequent: Indices = known[counts_of(keys, kinds).argmax(axis=1)]
+    return frequent
 
 
 def _parts(pool: Pool, part: Part, what: str) -> list[Indices]:

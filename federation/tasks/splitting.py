@@ -107,7 +107,8 @@ def _by_group(counts: Indices, held: int, kept: int, random: np.random.Generator
         held_now = np.array([counts[places == place].sum(axis=0) for place in range(len(SPLITS))])
         return float(((held_now - wanted) ** 2 / np.maximum(wanted, 1)).sum())
 
-    return min(drawn, key=distance)
+    best: Indices = min(drawn, key=distance)
+    return best
 
 
 def _present(counts: Indices, most: Indices, random: np.random.Generator) -> Indices:

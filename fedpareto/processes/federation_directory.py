@@ -134,7 +134,7 @@ def stop_running(directory: Path) -> bool:
 
 def is_of(directory: Path, command: str) -> bool:
     """True if this command has made the directory."""
-    return _noted(directory, "made_by") == command
+    return bool(_noted(directory, "made_by") == command)
 
 
 def _note(directory: Path, command: str, kept: int | None) -> None:

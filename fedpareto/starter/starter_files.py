@@ -21,7 +21,7 @@ class Starter:
 _BUFFERS = '\n[parameters]\nbuffers = "averaged"  # the running statistics of BatchNorm\n'
 STARTERS: Mapping[str, Starter] = {
     "tabular": Starter("visits", "Visits", 0.1),
-    "images": Starter("scans", "Scans", 0.02, _BUFFERS),
+    "images": Starter("scans", "Scans", 0.005, _BUFFERS),
     "text": Starter("notes", "Notes", 0.5),
 }
 
@@ -31,7 +31,7 @@ task = "{module}:{name}"
 rounds = 20
 
 [algorithm]
-name = "fedmgda+"  # gives more weight to the members that would gain least; "fedavg" is the plain average
+name = "fedavg"  # the average; "fedmgda+" gives more weight to the members that would gain least
 
 [train]
 epochs = 1
