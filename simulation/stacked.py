@@ -6,6 +6,7 @@ Every client draws the same batches as a real worker of its name, so the results
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +22,9 @@ from federation.tasks import Dataset, Splits, Task
 from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.determinism import deterministic
+from federation.training.lending import Lending
 from federation.training.objective_losses import Measured, OwnMetrics, correct
+from federation.training.objective_losses import losses as losses_of
 from federation.training.serving import reported_losses, served, split_metrics
 from federation.training.sgd import Descent
 from federation.training.trainer import training_seed
@@ -48,6 +51,7 @@ class Stacked(LocalWork):
             name: {split: self._place(getattr(own, split)) for split in SPLITS} for name, own in splits.items()
         }
         self._kept: dict[tuple[str, ...], Dataset] = {}
+        self._lending = Lending(task)
 
     def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
         began = time.perf_counter()
@@ -160,10 +164,15 @@ class Stacked(LocalWork):
         """The gradient of each objective at `start`, of clients that serve the same ones."""
         rows: dict[str, dict[str, NDArray[np.float32]]] = {name: {} for name in members}
         x, y = next(self._batches(members, batch_size, keys))
+        drawn = x._version, y._version
         self._model.train()
         for objective in self._serves[members[0]]:
+            if (x._version, y._version) != drawn:  # the task's code has written into them
+                x, y = next(self._batches(members, batch_size, keys))
             leaves = [part.expand(len(members), *part.shape).clone().requires_grad_() for part in start]
-            loss = vmap(self._loss((objective,)))(leaves, x, y, torch.ones(len(members), 1, device=self._device))
+            with self._lent(members, batch_size, x, y) as (own_x, own_y):
+                ones = torch.ones(len(members), 1, device=self._device)
+                loss = vmap(self._loss((objective,)))(leaves, own_x, own_y, ones)
             parts = torch.autograd.grad(loss.sum(), leaves, allow_unused=True, materialize_grads=True)
             gradients = torch.cat([part.reshape(len(members), -1) for part in parts], dim=1).cpu().numpy()
             for name, row in zip(members, gradients, strict=True):
@@ -178,7 +187,7 @@ class Stacked(LocalWork):
 
         def loss_of(parameters: list[Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
             output = functional_call(self._model, dict(zip(self._names, parameters, strict=True)), (x,))
-            losses = self._task.losses(output, y)
+            losses = losses_of(self._task, output, y)
             if len(objectives) == 1:
                 return weights[0] * losses[objectives[0]]
             return (weights * torch.stack([losses[name] for name in objectives])).sum()
@@ -213,7 +222,8 @@ class Stacked(LocalWork):
                 raise TrainingStopped
             x, y = next(batches)
             leaves = [part.requires_grad_() for part in values]
-            loss = vmap(loss_of)(leaves, x, y, shares)
+            with self._lent(members, work.batch_size, x, y) as (own_x, own_y):
+                loss = vmap(loss_of)(leaves, own_x, own_y, shares)
             gradients = torch.autograd.grad(loss.sum(), leaves, allow_unused=True, materialize_grads=True)
             for part in values:
                 part.detach_()
@@ -225,7 +235,7 @@ class Stacked(LocalWork):
         """Minibatches side by side, (clients, batch, ...), each in the order that the client's worker would draw."""
         data = [self._splits[name]["train"] for name in members]
         count = len(data[0])
-        if size == 0 or size >= count:
+        if self._whole(members, size):
             whole = self._joined(members, "train")
             while True:
                 yield _per_client(whole.x, len(members)), _per_client(whole.y, len(members))
@@ -238,6 +248,19 @@ class Stacked(LocalWork):
                 x = torch.stack([part.x.index_select(0, index) for part, index in pairs])
                 y = torch.stack([part.y.index_select(0, index) for part, index in pairs])
                 yield from zip(torch.split(x, size, dim=1), torch.split(y, size, dim=1), strict=True)
+
+    def _whole(self, members: list[str], size: int) -> bool:
+        """True if minibatches of this size are whole splits, of clients whose splits are of one size."""
+        return size == 0 or size >= len(self._splits[members[0]]["train"])
+
+    @contextmanager
+    def _lent(self, members: list[str], size: int, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """A minibatch for one pass: if it is the clients' own samples, as `Lending` lends them."""
+        if not self._whole(members, size):
+            yield x, y  # gathered for this pass
+            return
+        with self._lending.of("training", x, y) as loan:
+            yield loan.give(x, y)
 
     def _joined(self, clients: list[str], split: str) -> Dataset:
         """The samples of several clients, one after the other; the last few are kept for the next round."""
@@ -270,17 +293,20 @@ class Stacked(LocalWork):
             for group in self._passes(clients, split):
                 if stopped():
                     raise TrainingStopped
-                output = functional_call(self._model, named, (self._joined(group, split).x,))
+                joined = self._joined(group, split)
+                with self._lending.of("evaluation", joined.x) as loan:
+                    output = functional_call(self._model, named, (loan.give(joined.x),))
                 begin = 0
                 for name in group:
                     part = self._splits[name][split]
                     rows = slice(begin, begin + len(part))
                     begin = rows.stop
                     own = tree_map(lambda whole, rows=rows: whole[rows], output)
-                    losses = self._task.losses(own, part.y)
-                    hits = correct(self._task, own, part.y, self._serves[name])
-                    others = OwnMetrics(self._task, metrics.get(name, ()))
-                    others.update(own, part.y)
+                    with self._lending.of("losses", joined.x, part.y) as loan:
+                        losses = losses_of(self._task, *loan.give(own, part.y))
+                        hits = correct(self._task, *loan.give(own, part.y), self._serves[name])
+                        others = OwnMetrics(self._task, metrics.get(name, ()))
+                        others.update(*loan.give(own, part.y))
                     scores[name] = Measured(
                         {key: losses[key].item() for key in self._serves[name]},
                         {key: value.float().mean().item() for key, value in hits.items()},
@@ -367,4 +393,5 @@ def _try_stacked(task: Task, model: nn.Module, data: Dataset) -> None:
         output = functional_call(model, dict(zip(names, parameters, strict=True)), (x,))
         return torch.stack(list(task.losses(output, y).values())).sum()
 
-    torch.autograd.grad(vmap(loss_of)(stacked, data.x[None], data.y[None]).sum(), stacked, allow_unused=True)
+    x, y = data.x[None].clone(), data.y[None].clone()  # the task's code may write into them
+    torch.autograd.grad(vmap(loss_of)(stacked, x, y).sum(), stacked, allow_unused=True)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from federation.plugins import Offer, PluginError, Plugins
 from federation.spec.part import Part, PartError
+from federation.tasks.classification import cross_entropy, right_samples
 from federation.tasks.data import Dataset, DataSource, Loading, Pool, Splits
 from federation.tasks.errors import DataError, TaskError, task_code
+from federation.value_words import in_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +38,7 @@ __all__ = [
     "available",
     "initial_model",
     "metrics_of",
+    "pool_of",
     "task",
     "task_code",
 ]
@@ -129,16 +132,14 @@ class Task:
         """
         from federation.tasks.partition import deal  # noqa: PLC0415
 
-        return deal(self.pool(source), source.part)
+        return deal(pool_of(self, source), source.part)
 
     def losses(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
         """The mean loss of a batch for each objective, from the model's output and targets (n, ...).
 
-        By default, the cross-entropy of logits (n, C) with classes (n,).
+        By default, the cross-entropy of logits (n, C) with classes (n,), of bool or any type of integers.
         """
-        from torch.nn.functional import cross_entropy  # noqa: PLC0415
-
-        return {"loss": cross_entropy(output, y)}
+        return {"loss": cross_entropy(self.name, output, y)}
 
     def augment(self, x: "torch.Tensor") -> "torch.Tensor":
         """A training minibatch (n, ...), varied at random by torch's global generator; of the same shape."""
@@ -150,8 +151,7 @@ class Task:
         A task of several objectives may return it for each of them; a sample with several labels may be right by a
         share.
         """
-        right: torch.Tensor = output.argmax(dim=1) == y
-        return right
+        return right_samples(self.name, output, y)
 
     def metrics(self) -> "Mapping[str, Metric]":
         """The task's own metrics by name, made afresh; they are measured when a model is evaluated.
@@ -186,6 +186,20 @@ def task(name: str) -> Task:
         loaded: Task = kind()
     loaded.name = name
     return loaded
+
+
+def pool_of(task: Task, source: DataSource) -> Pool:
+    """All the data of a task at a source.
+
+    Raises:
+        DataError: missing or malformed.
+        TaskError: its code raised an exception, or returned something else.
+    """
+    with task_code(task.name, "loading its data"):
+        pool: object = task.pool(source)
+    if not isinstance(pool, Pool):
+        raise TaskError(f"task {task.name!r}: pool() returned {in_words(pool)}; needed: Pool(x, y)")
+    return pool
 
 
 def metrics_of(task: Task) -> "tuple[MetricKind, ...]":

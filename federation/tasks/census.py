@@ -57,13 +57,9 @@ def census(task: Task, source: DataSource, part: Part, *, tried: bool = False) -
         for index, own in enumerate(dealt if tried else ()):
             _try(task, own, f"client {index}")
     else:
-        with task_code(task.name, "loading its data"):
-            pool = task.pool(source)
+        pool = pool_of(task, source)
         if tried:
-            if trainer_kind(task) is TorchTrainer:
-                try_pool(task, pool)
-            else:
-                _try(task, deal(pool, None))
+            pool = tried_pool(task, pool, trainer_kind(task))
         dealt = deal_all(_without_samples(pool), part)
         if part.scheme == "natural":
             owners = tuple(pool.owners[owner] for owner in holders(pool, part.count))

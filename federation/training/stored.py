@@ -17,9 +17,12 @@ from torch import Tensor
 
 from federation.owners_code import described
 from federation.tasks import DataError, Dataset, Loading, Splits
+from federation.training.conversion import as_tensor, split_of_tensors
+from federation.value_words import in_words
 from federation.work.base import WorkError
 
 _HERE = Loading()
+_PAIR = 2
 _Key = tuple[str, int]  # a split, and the index of a sample in it
 
 
@@ -44,7 +47,12 @@ class _Samples(torch.utils.data.Dataset[Any]):
         name, index = key
         name_of_sample = f"sample {index} of the {name} split"
         try:
-            x, y = (torch.as_tensor(part) for part in self._splits[name][index])
+            sample = self._splits[name][index]
+            if isinstance(sample, Mapping) or len(sample) != _PAIR:
+                return _Problem(f"{name_of_sample} is {in_words(sample)}; needed: a pair, its features and its label")
+            x, y = map(_tensor, sample, ("its features", "its label"))
+        except DataError as error:
+            return _Problem(f"{name_of_sample}: {error}")
         except Exception as error:
             return _Problem(f"{name_of_sample} cannot be read: {described(error)}")
         for noun, part in (("features", x), ("labels", y)):
@@ -57,6 +65,10 @@ class _Samples(torch.utils.data.Dataset[Any]):
                 f"{name_of_sample} has features and labels of the shapes {found}; those of sample 0 are {first}"
             )
         return x, y
+
+
+def _tensor(part: Any, noun: str) -> Tensor:
+    return torch.as_tensor(part) if isinstance(part, int | float | complex | list) else as_tensor(part, noun)
 
 
 def _together(samples: Sequence["tuple[Tensor, Tensor] | _Problem"]) -> "tuple[Tensor, Tensor] | _Problem":
@@ -204,20 +216,23 @@ class StoredSamples:
 
 
 def with_stored(splits: Splits, loading: Loading = _HERE) -> Splits:
-    """The same splits, with `StoredSamples` in place of map-style data sets.
+    """The same splits, with `StoredSamples` in place of map-style data sets, and tensors in place of arrays.
 
     Raises:
-        DataError: a split is neither that nor in memory, or its first sample cannot be read.
+        DataError: these are no splits, a split is neither in memory nor map-style, samples in memory are no numbers, or
+            the first sample of a map-style data set cannot be read.
     """
+    if not isinstance(splits, Splits):
+        raise DataError(f"load() returned {in_words(splits)}; needed: Splits(train, validation, test)")
     given = {item.name: getattr(splits, item.name) for item in fields(splits)}
+    held = {name: split_of_tensors(split, name) for name, split in given.items() if isinstance(split, Dataset)}
     stored = {name: split for name, split in given.items() if not isinstance(split, Dataset | StoredSamples)}
     for name, split in stored.items():
-        if not (hasattr(split, "__getitem__") and hasattr(split, "__len__")):
+        if not (hasattr(split, "__getitem__") and hasattr(split, "__len__")) or isinstance(split, tuple | Mapping):
             raise DataError(
-                f"the {name} split is a {type(split).__name__}; it must be a Dataset of fedpareto or a map-style "
-                "one of torch, with a length"
+                f"the {name} split is {in_words(split)}; it must be a Dataset of fedpareto or a map-style one of "
+                "torch, with a length"
             )
-    if not stored:
-        return splits
-    reader = SampleReader(stored, loading)
-    return replace(splits, **{name: StoredSamples(reader, name, len(split)) for name, split in stored.items()})
+    reader = SampleReader(stored, loading) if stored else None
+    read = {name: StoredSamples(reader, name, len(split)) for name, split in stored.items() if reader is not None}
+    return replace(splits, **held, **read)

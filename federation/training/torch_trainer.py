@@ -2,7 +2,8 @@
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -21,6 +22,7 @@ from federation.training.buffers import ModelState, ParameterBuffers
 from federation.training.data_trial import try_splits
 from federation.training.determinism import describe_device, deterministic, pick_device, seed_torch
 from federation.training.dp_sgd import PrivateGradients, must_suit
+from federation.training.lending import Lending
 from federation.training.objective_losses import losses, measure, weighted
 from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.precision import Precision
@@ -78,6 +80,7 @@ class TorchTrainer(Trainer):
         self._layout = flat.layout(model)
         self._model = model.to(self._device)
         self._state = ModelState(self._model)
+        self._lending = Lending(self.task)
         count = len(self._layout.tensors) - len(self._state.names)
         self._buffers = ParameterBuffers(self._model, Layout(self._layout.tensors[:count]), self._device)
         self._hold(self.data)
@@ -188,8 +191,8 @@ class TorchTrainer(Trainer):
         with deterministic(self._device, 0):
             self._load(model)
             data = self._data[plan.split]
-            measured = measure(self._model, self.task, data, self.objectives, size, plan.stopped, plan.metrics)
-            return measured.scores()
+            given = self.objectives, size, plan.stopped, self._lending, plan.metrics
+            return measure(self._model, self.task, data, *given).scores()
 
     def _jacobian_at(self, base: Vector, batch_size: int, key: int) -> Tensor:
         """The gradients at w_t, which is loaded, as buffers, (M, padded); the kept ones if they are for w_t."""
@@ -199,7 +202,10 @@ class TorchTrainer(Trainer):
             x, y = next(minibatches(self._data["train"], batch_size, key, 1))
             count, x, y = len(y), self._part(x), self._part(y)
             self._model.train()
-            values = losses(self.task, self._model(self.task.augment(x)), y) if len(y) else {}
+            values: Mapping[str, Tensor] = {}
+            if len(y):
+                with self._lent(x, y) as (own_x, own_y):
+                    values = losses(self.task, self._model(self.task.augment(own_x)), own_y)
             gradients = []
             for objective in self.objectives:
                 self._buffers.gradient.zero_()
@@ -290,17 +296,29 @@ class TorchTrainer(Trainer):
         x, y = self._part(x), self._part(y)
         self._buffers.gradient.zero_()
         if len(y):
-            x, size = self.task.augment(x), plan.sgd.micro_batch or len(y)
-            for part_x, part_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
-                with training.precision.forward():
-                    loss = weighted(losses(self.task, self._model(part_x), part_y), plan.weights)
-                shares.append(_share(loss, len(part_y), count))
-                training.precision.backward(shares[-1])
+            with self._lent(x, y) as (own_x, own_y):
+                size = plan.sgd.micro_batch or len(y)
+                parts = torch.split(self.task.augment(own_x), size), torch.split(own_y, size)
+                for part_x, part_y in zip(*parts, strict=True):
+                    with training.precision.forward():
+                        loss = weighted(losses(self.task, self._model(part_x), part_y), plan.weights)
+                    shares.append(_share(loss, len(part_y), count))
+                    training.precision.backward(shares[-1])
         self._add_up(self._buffers.gradient)
         training.precision.step()
         total = shares[0].detach() if len(shares) == 1 else sum((part.detach() for part in shares), start=self._zero())
         self._add_up(total)
         return total
+
+    @contextmanager
+    def _lent(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """A minibatch, or a part of one, for one pass: if it is the client's own samples, as `Lending` lends them."""
+        train = self._data["train"]
+        if isinstance(train, StoredSamples) or not (x is train.x or x._base is train.x):
+            yield x, y  # gathered for this pass
+            return
+        with self._lending.of("training", x, y) as loan:
+            yield loan.give(x, y)
 
     def _zero(self) -> Tensor:
         return torch.zeros((), device=self._device)
