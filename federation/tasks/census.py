@@ -1,13 +1,24 @@
 """The number of samples of each class that every client holds, before any training."""
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import Dataset, DataSource, Part, PartError, Pool, Splits, Task, task_code
+from federation.tasks import (
+    DataError,
+    Dataset,
+    DataSource,
+    Part,
+    PartError,
+    Pool,
+    Splits,
+    Task,
+    TaskError,
+    task_code,
+)
 from federation.tasks.partition import classes, deal, deal_all, holders
-from federation.training.data_trial import try_pool, try_splits
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainers import trainer_code, trainer_kind
 
@@ -55,15 +66,15 @@ def census(task: Task, source: DataSource, part: Part, *, tried: bool = False) -
         with task_code(task.name, "loading its data"):
             dealt = [task.load(own) for own in parts]
         for index, own in enumerate(dealt if tried else ()):
-            _try(task, own, f"client {index}")
+            try:
+                _try(task, own)
+            except (DataError, TaskError) as error:
+                raise type(error)(f"client {index}: {error}") from error
     else:
         with task_code(task.name, "loading its data"):
             pool = task.pool(source)
         if tried:
-            if trainer_kind(task) is TorchTrainer:
-                try_pool(task, pool)
-            else:
-                _try(task, deal(pool, None))
+            _try_pool(task, pool)
         dealt = deal_all(_without_samples(pool), part)
         if part.scheme == "natural":
             owners = tuple(pool.owners[owner] for owner in holders(pool, part.count))
@@ -79,13 +90,22 @@ def census(task: Task, source: DataSource, part: Part, *, tried: bool = False) -
     return Census(sizes, known, counts, owners)
 
 
-def _try(task: Task, splits: Splits, whose: str = "") -> None:
+def _try_pool(task: Task, pool: Pool) -> None:
+    """Tries all the data of a task, before it is dealt to clients."""
+    if trainer_kind(task) is not TorchTrainer:
+        return _try(task, deal(pool, None))
+    none = Dataset(pool.x[:0], pool.y[:0])
+    data = {"the data": Dataset(pool.x, pool.y)}
+    if pool.test is not None:
+        data["the official test data"] = Dataset(pool.test.x, pool.test.y)
+    TorchTrainer(task, Splits(none, none, none), "auto").try_on(data, ["the data"])
+
+
+def _try(task: Task, splits: Splits) -> None:
+    """Tries the data of one client with a trainer as a worker makes it."""
     kind = trainer_kind(task)
-    if kind is TorchTrainer:
-        try_splits(task, splits, whose=whose)
-    else:
-        with trainer_code(kind, "trying it on the data"):
-            kind(task, splits).try_out()
+    with trainer_code(kind, "trying it on the data"), closing(kind(task, splits, "auto")) as trainer:
+        trainer.try_out()
 
 
 def _without_samples(pool: Pool) -> Pool:
