@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ray.exceptions import RayError
 from federation.spec.computation import AtBase
 from federation.tasks import Splits, task
 from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.determinism import log_operations
 from federation.work.base import Result, WorkError
 from simulation import SimulationError
 from simulation.local import LocalWork, Loop, Outcome, Serves, Stopped, Turn
@@ -38,15 +40,32 @@ class _Trainers:
     def ready(self) -> None:
         """Returns once the clients are loaded."""
 
-    def compute(
-        self, base: NDArray[np.float32], computations: dict[str, AtBase], seed: int, round_: int
-    ) -> dict[str, Result | WorkError | int]:
-        """Like `LocalWork.compute`; for training that diverged, the step, since an exception would lose it."""
+    def compute(self, base: NDArray[np.float32], computations: dict[str, AtBase], seed: int, round_: int) -> "_Done":
+        """Like `LocalWork.compute`."""
         outcomes = self._loop.compute(base, computations, Turn(seed, round_, lambda: False))
-        return {
-            name: outcome.step if isinstance(outcome, TrainingDiverged) else outcome
-            for name, outcome in outcomes.items()
-        }
+        return _Done(
+            {
+                name: outcome.step if isinstance(outcome, TrainingDiverged) else outcome
+                for name, outcome in outcomes.items()
+            },
+            {name: self._loop.repeatable(name) for name in outcomes},
+            self._loop.operations,
+        )
+
+
+@dataclass(frozen=True)
+class _Done:
+    """The work of one process.
+
+    Attributes:
+        outcomes: by client; for training that diverged, the step, since an exception would lose it.
+        repeatable: by client.
+        operations: those that had no deterministic kernel until now.
+    """
+
+    outcomes: Mapping[str, Result | WorkError | int]
+    repeatable: Mapping[str, bool]
+    operations: frozenset[str]
 
 
 class RayWork(LocalWork):
@@ -68,13 +87,15 @@ class RayWork(LocalWork):
     def __init__(
         self, name: str, splits: Mapping[str, Splits], device: str, address: str | None, serves: Serves | None = None
     ) -> None:
-        self._serves = serves
+        self._serves, self._name, self._device = serves, name, device.partition(":")[0]
+        self._repeatable: dict[str, bool] = {}  # by client, after its last work
+        self._operations: frozenset[str] = frozenset()
         self._actors: list[Any] = []
         self._started = not ray.is_initialized()
         if self._started:
             _connect(address)
         try:
-            self._home = self._place(name, splits, "cuda" if device.startswith("cuda") else "cpu")
+            self._home = self._place(name, splits, self._device)
             _gather([actor.ready.remote() for actor in self._actors], lambda: False)
         except BaseException:
             self.close()
@@ -88,12 +109,19 @@ class RayWork(LocalWork):
             if own:
                 asked.append(actor.compute.remote(shared, own, turn.seed, turn.round))
         outcomes: dict[str, Outcome] = {}
-        for part in _gather(asked, turn.stopped):
+        for done in _gather(asked, turn.stopped):
             outcomes |= {
                 name: TrainingDiverged(outcome) if isinstance(outcome, int) else outcome
-                for name, outcome in part.items()
+                for name, outcome in done.outcomes.items()
             }
+            self._repeatable |= done.repeatable
+            if new := done.operations - self._operations:
+                self._operations |= new
+                log_operations(self._name, self._device, new)
         return {name: outcomes[name] for name in computations}
+
+    def repeatable(self, client: str) -> bool:
+        return self._repeatable.get(client, True)
 
     def close(self) -> None:
         """Ends the processes at once, and the cluster if it was started here."""
@@ -133,7 +161,7 @@ def _connect(address: str | None) -> None:
         raise SimulationError(f"{problem}: {cause}") from error
 
 
-def _gather(asked: list[Any], stopped: Stopped) -> list[dict[str, Any]]:
+def _gather(asked: list[Any], stopped: Stopped) -> list[Any]:
     """Waits for the answers. If `stopped` returns true, it raises; unfinished work goes on until `RayWork.close`."""
     waiting = list(asked)
     try:
@@ -141,7 +169,7 @@ def _gather(asked: list[Any], stopped: Stopped) -> list[dict[str, Any]]:
             if stopped():
                 raise TrainingStopped
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_SECONDS)
-        answers: list[dict[str, Any]] = ray.get(asked)
+        answers: list[Any] = ray.get(asked)
     except RayError as error:
         cause = getattr(error, "cause", None) or error
         raise SimulationError(f"a process of the Ray cluster failed: {str(cause).splitlines()[-1]}") from error

@@ -97,7 +97,6 @@ class SimulatedFleet(Fleet):
         population: the clients.
         local: trains and evaluates them.
         probe: measures the success of a backdoor, where attackers plant one.
-        repeatable: True if the clients' trainer gives the same result for the same work.
         keeper: the states that the clients keep of the run.
         stopped: is called while clients train; True ends the work.
     """
@@ -111,7 +110,6 @@ class SimulatedFleet(Fleet):
         population: Population,
         local: LocalWork,
         probe: Probe | None,
-        repeatable: bool,
         keeper: PopulationKeeper,
         stopped: Callable[[], bool],
     ) -> None:
@@ -120,7 +118,6 @@ class SimulatedFleet(Fleet):
         self._population = population
         self._local = local
         self._probe = probe
-        self._repeatable = repeatable
         self._keeper = keeper
         self._stopped = stopped
         chosen = run.spec.privacy.effective_members or None  # the owners' requirement is the run's
@@ -322,7 +319,7 @@ class SimulatedFleet(Fleet):
             rows=[Row(name=row.name, dtype=row.dtype, length=row.length) for row in rows],
         )
         timed = replace(result, seconds=0.0 if question.phase.kind.conceals else seconds)
-        manifest = reply_manifest(order, timed, software=SOFTWARE, repeatable=self._repeatable)
+        manifest = reply_manifest(order, timed, software=SOFTWARE, repeatable=self._local.repeatable(name))
         manifest.payload, manifest.payload_bytes = payload, sum(map(len, pieces))
         kind, limits = question.phase.kind, self.run.spec.limits
         problem = content_problem(manifest, kind, limits)

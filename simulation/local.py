@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.spec.computation import AtBase
+from federation.spec.computation import Ability, AtBase
 from federation.tasks import Splits, Task
 from federation.training import TrainingDiverged
 from federation.training.own import Own, compute
@@ -40,6 +40,10 @@ class LocalWork(ABC):
         Raises:
             TrainingStopped: `turn.stopped`, which is called between minibatches, returned true.
         """
+
+    @abstractmethod
+    def repeatable(self, client: str) -> bool:
+        """True if a client gives the same result for the same work, as far as its work has shown until now."""
 
 
 class Loop(LocalWork):
@@ -78,3 +82,12 @@ class Loop(LocalWork):
             except (TrainingDiverged, WorkError) as error:
                 outcomes[name] = error
         return outcomes
+
+    def repeatable(self, client: str) -> bool:
+        return Ability.REPEATABLE in self._trainers[client].abilities
+
+    @property
+    def operations(self) -> frozenset[str]:
+        """The operations of the built-in trainer that had no deterministic kernel until now."""
+        trainers = self._trainers.values()
+        return frozenset().union(*(each.kernels.operations for each in trainers if isinstance(each, TorchTrainer)))

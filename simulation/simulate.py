@@ -29,7 +29,7 @@ from coordinator.rounds.transitions import INTERRUPTED, RUN_ENDED, SIMULATOR, mo
 from coordinator.settings import SETTINGS_FILE, Settings
 from federation.attacks.probe import Probe
 from federation.digests import digest
-from federation.spec.computation import CANNOT, Ability
+from federation.spec.computation import CANNOT
 from federation.spec.run_sections import SelectionSpec
 from federation.tasks import Dataset, DataSource, Task, metrics_of, task
 from federation.training.determinism import pick_device
@@ -188,7 +188,6 @@ class Simulation(AbstractContextManager["Simulation"]):
             population=self._population,
             local=self.backend.local,
             probe=self._probe,
-            repeatable=Ability.REPEATABLE in self._trainer.abilities,
             keeper=PopulationKeeper(self._home.directory / "kept", self._task, self.spec),
             stopped=lambda: self._stopping,
         )

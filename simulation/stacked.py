@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
-from federation.spec.computation import SPLITS, AtBase, Descend, Differentiate, LocalSgd, Measure
+from federation.spec.computation import SPLITS, Ability, AtBase, Descend, Differentiate, LocalSgd, Measure
 from federation.spec.objective_names import Targets
 from federation.tasks import Dataset, Splits, Task
 from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped
-from federation.training.determinism import deterministic
+from federation.training.determinism import Kernels
 from federation.training.lending import Lending
 from federation.training.objective_losses import Measured, OwnMetrics, correct
 from federation.training.objective_losses import losses as losses_of
 from federation.training.serving import reported_losses, served, split_metrics
 from federation.training.sgd import Descent
-from federation.training.trainer import training_seed
+from federation.training.trainer import inability, training_seed
 from federation.work.base import Result
 from simulation.local import LocalWork, Outcome, Serves, Stopped, Turn
 
@@ -52,24 +52,34 @@ class Stacked(LocalWork):
         }
         self._kept: dict[tuple[str, ...], Dataset] = {}
         self._lending = Lending(task)
+        self._kernels = Kernels(self._device, task.name)
 
     def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
         began = time.perf_counter()
-        groups: dict[object, list[str]] = defaultdict(list)
-        for name, computation in computations.items():
-            groups[len(self._splits[name]["train"]), self._alike(name, computation)].append(name)
-        rows: dict[str, Outcome] = {}
-        with deterministic(self._device, turn.seed):
-            start = self._parameters(base)
-            measured = self._measured(start, computations, turn.stopped)
-            for members in groups.values():
-                keys = [_seed(computations[name], turn, name) for name in members]
-                works = [computations[name] for name in members]
-                rows |= self._rows(start, works, members, keys, turn.stopped)
+        rows, measured = self._kernels.run(turn.seed, lambda: self._computed(base, computations, turn))
         seconds = (time.perf_counter() - began) / max(1, len(computations))
         return {
             name: self._outcome(name, work, rows[name], measured[name], seconds) for name, work in computations.items()
         }
+
+    def repeatable(self, client: str) -> bool:
+        return self._kernels.repeatable
+
+    def _computed(
+        self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn
+    ) -> tuple[dict[str, Outcome], dict[str, dict[str, Measured]]]:
+        """The rows of each client, and the scores of the base model by client and split."""
+        groups: dict[object, list[str]] = defaultdict(list)
+        for name, computation in computations.items():
+            groups[len(self._splits[name]["train"]), self._alike(name, computation)].append(name)
+        rows: dict[str, Outcome] = {}
+        start = self._parameters(base)
+        measured = self._measured(start, computations, turn.stopped)
+        for members in groups.values():
+            keys = [_seed(computations[name], turn, name) for name in members]
+            works = [computations[name] for name in members]
+            rows |= self._rows(start, works, members, keys, turn.stopped)
+        return rows, measured
 
     def _alike(self, name: str, computation: AtBase) -> object:
         """Equal for clients whose computations can be stacked."""
@@ -116,6 +126,8 @@ class Stacked(LocalWork):
         self, name: str, computation: AtBase, outcome: Outcome, measured: Mapping[str, Measured], seconds: float
     ) -> Outcome:
         """A client's rows and what it measured."""
+        if Ability.REPEATABLE in computation.needs() and not self._kernels.repeatable:
+            return inability(Ability.REPEATABLE)
         samples = len(self._splits[name]["train"])
         if isinstance(computation, Measure):
             metrics: dict[str, float] = {}

@@ -5,11 +5,12 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from federation.spec.computation import Ability
 from federation.tasks import DataSource, Loading, Part, Task, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.pipe import PROTOCOL, Header, Messages
@@ -18,7 +19,7 @@ from federation.training.reasons import reason_of
 from federation.training.trainer import Trainer
 from federation.training.trainers import trainer_kind
 from federation.training.training_json import plan_of
-from federation.vectors import Vector
+from federation.vectors import Array, Vector
 
 if TYPE_CHECKING:
     from federation.training.distributed import DistributedTrainer
@@ -110,16 +111,20 @@ class _Served:
                     stopped,
                     lambda share: self._messages.write({"type": "progress", "id": number, "share": share}),
                 )
-                self._messages.write({"type": "model", "id": number}, [trainer.train(model, plan)])
+                self._reply(trainer, {"type": "model", "id": number}, [trainer.train(model, plan)])
             case "gradients":
                 found = trainer.gradients(model, header["batch_size"], header["seed"])
-                self._messages.write({"type": "gradients", "id": number}, [found[name] for name in trainer.objectives])
+                self._reply(trainer, {"type": "gradients", "id": number}, [found[name] for name in trainer.objectives])
             case "evaluate":
                 wanted = EvaluationPlan(split=header["split"], metrics=tuple(header["metrics"]), stopped=stopped)
                 scores = {name: float(value) for name, value in trainer.evaluate(model, wanted).items()}
-                self._messages.write({"type": "scores", "id": number, "scores": scores})
+                self._reply(trainer, {"type": "scores", "id": number, "scores": scores})
             case other:
                 raise ValueError(f"an unknown order: {other[:40]!r}")
+
+    def _reply(self, trainer: Trainer, answer: Header, vectors: Sequence[Array] = ()) -> None:
+        """Writes an answer, and whether the trainer can still repeat its work, which the work may have changed."""
+        self._messages.write({**answer, "repeatable": Ability.REPEATABLE in trainer.abilities}, vectors)
 
 
 def _made(header: Header, name: str, ranks: "Ranks | None") -> Trainer:
