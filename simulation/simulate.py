@@ -104,7 +104,9 @@ class Simulation(AbstractContextManager["Simulation"]):
             torch.set_num_threads(threads)
         self._task = known_task = task(self.spec.task)
         self._trainer = trainer_kind(known_task, trainer)
-        self._population = populate(known_task, self.spec, DataSource(data, download=download))
+        self._population = populate(
+            known_task, self.spec, DataSource(data, download=download), self._trainer, picked_device
+        )
         self._objectives = fitting_objectives(self.spec, self._algorithm, known_task.objectives)
         self._metrics = fitting_metrics(self.spec, metrics_of(known_task))
         needed = needed_abilities(self.spec, self._algorithm, self._objectives)

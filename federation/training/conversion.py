@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from federation.tasks import DataError, Dataset, Pool
+from federation.spec.computation import SPLITS
+from federation.tasks import DataError, Dataset, Pool, Splits
 from federation.value_words import dtype_name, in_words
 
 # Models are float32, and PyTorch has few kernels for the other types.
@@ -32,8 +33,20 @@ def pool_of_tensors(pool: Pool) -> Pool:
     return dataclasses.replace(pool, x=as_tensor(pool.x, "x"), y=as_tensor(pool.y, "y"), test=test)
 
 
-def split_of_tensors(split: Dataset, name: str) -> Dataset:
-    """The same samples as tensors; `name` is that of the split. Raises DataError as of `as_tensor`."""
+def splits_of_tensors(splits: Splits) -> Splits:
+    """The same splits, with tensors in place of arrays in those in memory.
+
+    Raises:
+        DataError: these are no splits; or as of `as_tensor`.
+    """
+    if not isinstance(splits, Splits):
+        raise DataError(f"load() returned {in_words(splits)}; needed: Splits(train, validation, test)")
+    return Splits(*(_of_tensors(split, name) for split, name in zip(splits, SPLITS, strict=True)))
+
+
+def _of_tensors(split: Any, name: str) -> Any:
+    if not isinstance(split, Dataset):
+        return split
     return Dataset(as_tensor(split.x, f"x of the {name} split"), as_tensor(split.y, f"y of the {name} split"))
 
 
@@ -73,8 +86,8 @@ def _array(values: Any, name: str) -> NDArray[Any]:
         if isinstance(first, str | bytes)
         else ""
     )
-    words = f"{in_words(values)} whose values are {type(first).__name__}, such as {str(first)[:20]!r}"
-    raise DataError(f"{name} is {words}; needed: numbers{remedy}")
+    example = f", such as {str(first)[:20]!r}" if array.size else ""
+    raise DataError(f"{name} is {in_words(values)}{example}; needed: numbers{remedy}")
 
 
 def _table(values: Any, name: str) -> NDArray[Any]:

@@ -149,7 +149,7 @@ def _choice(split: Split) -> Iterator[int]:
         yield len(split) - 1
         return
     for values in (split.x, split.y):
-        values, bad = _ordered(values), _bad(values)
+        values, bad = _ordered(values), not_finite(values)
         yield from bad[:_BAD].tolist()
         flat = (torch.nan_to_num(values) if len(bad) else values).reshape(len(split), -1)
         if flat.dtype == torch.bool or not flat.shape[1]:
@@ -169,7 +169,7 @@ def _ordered(values: Tensor) -> Tensor:
     return values.float() if values.is_floating_point() and values.itemsize == 1 else values
 
 
-def _bad(values: Tensor) -> Tensor:
+def not_finite(values: Tensor) -> Tensor:
     """The samples that hold a value that is not finite, ascending."""
     values = _ordered(values)
     if not values.is_floating_point():
@@ -201,7 +201,7 @@ def _why(name: str, loss: float, place: str, split: Split) -> str:
         f"{len(bad)} of its {len(split)} samples have {noun} that are not finite (the first is sample {bad[0]}, "
         "counted from 0)"
         for noun, bad in (
-            () if isinstance(split, StoredSamples) else (("features", _bad(split.x)), ("labels", _bad(split.y)))
+            () if isinstance(split, StoredSamples) else (("features", not_finite(split.x)), ("labels", not_finite(split.y)))
         )
         if len(bad)
     ]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from federation.owners_code import described
 from federation.tasks import DataError, Dataset, Loading, Splits
-from federation.training.conversion import as_tensor, split_of_tensors
+from federation.training.conversion import as_tensor, splits_of_tensors
 from federation.value_words import in_words
 from federation.work.base import WorkError
 
@@ -222,10 +222,8 @@ def with_stored(splits: Splits, loading: Loading = _HERE) -> Splits:
         DataError: these are no splits, a split is neither in memory nor map-style, samples in memory are no numbers, or
             the first sample of a map-style data set cannot be read.
     """
-    if not isinstance(splits, Splits):
-        raise DataError(f"load() returned {in_words(splits)}; needed: Splits(train, validation, test)")
+    splits = splits_of_tensors(splits)
     given = {item.name: getattr(splits, item.name) for item in fields(splits)}
-    held = {name: split_of_tensors(split, name) for name, split in given.items() if isinstance(split, Dataset)}
     stored = {name: split for name, split in given.items() if not isinstance(split, Dataset | StoredSamples)}
     for name, split in stored.items():
         if not (hasattr(split, "__getitem__") and hasattr(split, "__len__")) or isinstance(split, tuple | Mapping):
@@ -233,6 +231,7 @@ def with_stored(splits: Splits, loading: Loading = _HERE) -> Splits:
                 f"the {name} split is {in_words(split)}; it must be a Dataset of fedpareto or a map-style one of "
                 "torch, with a length"
             )
-    reader = SampleReader(stored, loading) if stored else None
-    read = {name: StoredSamples(reader, name, len(split)) for name, split in stored.items() if reader is not None}
-    return replace(splits, **held, **read)
+    if not stored:
+        return splits
+    reader = SampleReader(stored, loading)
+    return replace(splits, **{name: StoredSamples(reader, name, len(split)) for name, split in stored.items()})
