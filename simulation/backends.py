@@ -51,11 +51,15 @@ def pick_backend(
         ValueError: no such backend, or a task that the chosen backend cannot train.
         WorkError: the task's model cannot be trained with noise, or the device lacks the precision.
         SimulationError: "ray" without Ray, a cluster that cannot be used, or "compiled" without a compiler.
+        DataError, TaskError, PluginError: as of `Loop.try_out`, of an owner's own trainer.
     """
     splits, serves, sgd = population.splits, population.serves, LocalSgd.of(spec.train)
 
     def loop(why: str = "") -> Backend:
-        return Backend("loop", why, Loop(task, splits, device, serves, trainer))
+        clients = Loop(task, splits, device, serves, trainer)
+        if trainer is not TorchTrainer:  # which was tried on all data before it was dealt
+            clients.try_out()
+        return Backend("loop", why, clients)
 
     if name not in BACKENDS:
         raise ValueError(f"no backend {name!r}: there are {', '.join(BACKENDS)}")

@@ -29,7 +29,7 @@ from federation.training.serving import reported_losses, served, split_metrics
 from federation.training.sgd import Descent
 from federation.training.trainer import inability, training_seed
 from federation.work.base import Result
-from simulation.local import LocalWork, Outcome, Serves, Stopped, Turn
+from simulation.local import LocalWork, Outcome, Serves, Stopped, Turn, naming
 
 _GATHERED = 32  # minibatches at a time
 _KEPT = 4  # copies of joined samples; with more, memory would grow with the number of clients squared
@@ -56,7 +56,8 @@ class Stacked(LocalWork):
 
     def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
         began = time.perf_counter()
-        rows, measured = self._kernels.run(turn.seed, lambda: self._computed(base, computations, turn))
+        with naming(list(computations), turn):
+            rows, measured = self._kernels.run(turn.seed, lambda: self._computed(base, computations, turn))
         seconds = (time.perf_counter() - began) / max(1, len(computations))
         return {
             name: self._outcome(name, work, rows[name], measured[name], seconds) for name, work in computations.items()

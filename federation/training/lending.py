@@ -16,20 +16,26 @@ from torch.utils._pytree import tree_map_only
 from federation.tasks import Task, TaskError
 
 
-class Lending:
-    """What is known of the code of a task; trainers that share a model share it."""
+class SamplesWrittenError(TaskError):
+    """Own code wrote into the samples themselves, and not into the first batch. Later passes get copies."""
 
-    def __init__(self, task: Task) -> None:
+
+class Lending:
+    """What is known of the code of a task; trainers that share a model share it.
+
+    With `copies`, own code always gets copies.
+    """
+
+    def __init__(self, task: Task, *, copies: bool = False) -> None:
         self._task = task
         self._tried: set[str] = set()
-        self._writes = False
+        self._writes = copies
 
     def of(self, kind: str, *samples: Tensor) -> "_Loan":
         """Lends samples for one pass, whose kind is "training" or "evaluation".
 
         Raises:
-            TaskError: at the end of the pass, if the code wrote into the samples themselves, since it wrote nothing
-                into the first batch of this kind. Later passes get copies.
+            SamplesWrittenError: at the end of the pass.
         """
         return _Loan(self, kind, samples, known=self._writes, copies=self._writes or kind not in self._tried)
 
@@ -38,7 +44,7 @@ class Lending:
         self._tried.add(kind)
         self._writes |= written
         if spoilt:
-            raise TaskError(
+            raise SamplesWrittenError(
                 f"task {self._task.name!r}: its code wrote into the samples that it was given, in some batches of the "
                 f"{kind} only: copy them first, as in x = x.clone() or y = y.clone()"
             )

@@ -22,7 +22,7 @@ from federation.training.buffers import ModelState, ParameterBuffers
 from federation.training.data_trial import DataTrial
 from federation.training.determinism import Kernels, describe_device, pick_device, seed_torch
 from federation.training.dp_sgd import PrivateGradients, must_suit
-from federation.training.lending import Lending
+from federation.training.lending import Lending, SamplesWrittenError
 from federation.training.objective_losses import losses, measure, weighted
 from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.precision import Precision
@@ -195,6 +195,9 @@ class TorchTrainer(Trainer):
     def _run(self, seed: int, work: Callable[[], T]) -> T:
         """Does work that starts afresh in each call with the kernels that are decided on; see `Kernels`."""
         try:
+            return self.kernels.run(seed, work)
+        except SamplesWrittenError:
+            self._hold(self.data)  # the samples as they were
             return self.kernels.run(seed, work)
         finally:
             self._note_kernels()
