@@ -10,7 +10,7 @@ from federation.attacks import Attack, attack_seed
 from federation.spec.sharing import BUFFERS
 from federation.vectors import Vector
 from federation.work.base import Result
-from simulation.local import Outcome
+from simulation.local import Outcome, naming
 
 
 def attacked(
@@ -40,9 +40,11 @@ def attacked(
             if objective in result.rows:
                 own = result.rows[objective] if attack.trains else changed
                 distort = attack.on_update if question.phase.kind.sends_update else attack.on_gradient
-                distorted = distort(own, peers=peers, m=m, seed=attack_seed(seed, question.current.number, name))
-                sent = np.ascontiguousarray(distorted, dtype=np.float32)
+                with naming([name], question.current.number):
+                    distorted = distort(own, peers=peers, m=m, seed=attack_seed(seed, question.current.number, name))
+                    sent = np.ascontiguousarray(distorted, dtype=np.float32)
                 results[name] = replace(result, rows={**result.rows, objective: sent})
     for name, attack in attacks.items():
-        results[name] = replace(results[name], losses=attack.on_losses(results[name].losses))
+        with naming([name], question.current.number):
+            results[name] = replace(results[name], losses=attack.on_losses(results[name].losses))
     return {**outcomes, **results}

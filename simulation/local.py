@@ -52,19 +52,19 @@ class LocalWork(ABC):
 
 
 @contextmanager
-def naming(clients: Sequence[str], turn: Turn) -> Iterator[None]:
+def naming(clients: Sequence[str], round_: int) -> Iterator[None]:
     """Turns an exception of the clients' code into a SimulationError with their names, the round and the owner's line.
 
-    Outcomes of a computation, which are exceptions, too, are passed on.
+    Exceptions that are outcomes of a computation are passed on.
     """
     try:
         yield
     except (TrainingDiverged, TrainingStopped, WorkError, SimulationError):
         raise
     except Exception as error:
-        names = clients[0] if len(clients) == 1 else f"{clients[0]} to {clients[-1]}, which compute together"
+        several = f"{clients[0]} to {clients[-1]}, stacked (the backend loop would name one of them)"
         why = str(error) if isinstance(error, TaskError | DataError) else described(error)
-        raise SimulationError(f"{names}, in round {turn.round}: {why}") from error
+        raise SimulationError(f"{clients[0] if len(clients) == 1 else several}, in round {round_}: {why}") from error
 
 
 class Loop(LocalWork):
@@ -103,7 +103,7 @@ class Loop(LocalWork):
         for name, computation in computations.items():
             try:
                 trainer, own = self._trainers[name], turn.own.get(name)
-                with naming([name], turn):
+                with naming([name], turn.round):
                     outcomes[name] = compute(
                         trainer,
                         base,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from federation.attacks import Attack, AttackError, attack_seed, parse_attack
+from federation.owners_code import described
 from federation.spec.run_sections import SimulationSpec
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Dataset, DataSource, Part, Splits, Task, pool_of, task_code
@@ -43,7 +44,7 @@ def populate(
     Raises:
         DataError: missing or malformed data, too little of it for all clients, or a loss that is not finite.
         TaskError: the task's code raised an exception, or returned something else than it must.
-        AttackError: no such attack.
+        AttackError: no such attack, or its code raised an exception.
         PartError: no such partition.
     """
     spec, serve = run.simulation, run.objectives.serve
@@ -55,7 +56,12 @@ def populate(
     for name, attack in attackers.items():
         if not isinstance(splits[name].train, Dataset) and type(attack).poison is not Attack.poison:
             raise AttackError(f"{attack} changes training data, and that of {task.name} is not in memory")
-        splits[name] = attack.poison(splits[name], task, seed=attack_seed(run.seed, 0, name))
+        try:
+            splits[name] = attack.poison(splits[name], task, seed=attack_seed(run.seed, 0, name))
+        except AttackError:
+            raise
+        except Exception as error:  # of the attack's own code
+            raise AttackError(f"{attack}: poisoning the data of {name} failed: {described(error)}") from error
     serves = {name: serve.get(name, own) for name, own in zip(names, _served(task, spec), strict=True)}
     return Population(splits, attackers, serves)
 

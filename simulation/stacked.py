@@ -56,7 +56,7 @@ class Stacked(LocalWork):
 
     def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
         began = time.perf_counter()
-        with naming(list(computations), turn):
+        with naming(list(computations), turn.round):
             rows, measured = self._kernels.run(turn.seed, lambda: self._computed(base, computations, turn))
         seconds = (time.perf_counter() - began) / max(1, len(computations))
         return {
@@ -393,8 +393,8 @@ def why_not_stacked(
     first = next(own.train for own in splits.values() if len(own.train))
     try:
         _try_stacked(task, model, Dataset(first.x[:1], first.y[:1]))
-    except RuntimeError as error:
-        return f"the model cannot be stacked: {str(error).splitlines()[0]}"
+    except Exception as error:  # of many kinds: the same code has passed its trial, for one client alone
+        return f"the model cannot be stacked: {(str(error) or type(error).__name__).splitlines()[0]}"
     return ""
 
 

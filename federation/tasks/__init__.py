@@ -132,7 +132,7 @@ class Task:
         """
         from federation.tasks.partition import deal  # noqa: PLC0415
 
-        return deal(pool_of(self, source), source.part)
+        return deal(_checked(self, self.pool(source)), source.part)
 
     def losses(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
         """The mean loss of a batch for each objective, from the model's output and targets (n, ...).
@@ -196,7 +196,10 @@ def pool_of(task: Task, source: DataSource) -> Pool:
         TaskError: its code raised an exception, or returned something else.
     """
     with task_code(task.name, "loading its data"):
-        pool: object = task.pool(source)
+        return _checked(task, task.pool(source))
+
+
+def _checked(task: Task, pool: object) -> Pool:
     if not isinstance(pool, Pool):
         raise TaskError(f"task {task.name!r}: pool() returned {in_words(pool)}; needed: Pool(x, y)")
     return pool

@@ -8,12 +8,16 @@ from pathlib import Path
 import typer
 
 from federation.attacks.catalogue import entries
+from federation.owners_code import described
+from federation.plugins import PluginError
 from federation.spec.run_spec import RunSpec, SpecError
-from federation.tasks import DataError
+from federation.spec.sharing import SharingError
+from federation.tasks import DataError, TaskError
 from federation.training import TrainingDiverged
 from federation.training.trainer import Trainer
+from federation.work.base import WorkError
 from fedpareto import formatting
-from fedpareto.cli.failure import answer, failing
+from fedpareto.cli.failure import CommandFailure, answer, failing
 from fedpareto.cli.shared_options import CodeOption, JsonOption
 from worker.work.trial import TrialRound, try_round
 
@@ -25,16 +29,25 @@ def rehearse_round(prepare: Callable[[], tuple[dict[str, Trainer], str]], spec: 
 
     Raises:
         CommandFailure: the specification, the task or the data cannot be used, a trainer lacks an ability that the
-            specification needs, or the training diverges.
+            specification needs, its or the task's code raises an exception, or the training diverges.
     """
     with failing(SpecError, OSError):
         run = None if spec is None else RunSpec.parse(spec.read_bytes())
     with failing(DataError, ValueError, TrainingDiverged):
         offers, _ = prepare()
         for trainer in offers.values():
-            trial = try_round(trainer, run)
+            trial = _tried(trainer, run)
             for line in [json.dumps(asdict(trial))] if as_json else lines(trial):
                 typer.echo(line)
+
+
+def _tried(trainer: Trainer, run: RunSpec | None) -> TrialRound:
+    try:
+        return try_round(trainer, run)
+    except (DataError, TaskError, PluginError, WorkError, SharingError, TrainingDiverged):
+        raise
+    except Exception as error:
+        raise CommandFailure(f"task {trainer.task.name!r}: a round of it failed: {described(error)}") from error
 
 
 def lines(trial: TrialRound) -> Iterator[str]:

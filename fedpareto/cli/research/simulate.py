@@ -3,7 +3,8 @@
 import shlex
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ import typer
 from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
+from federation.owners_code import described, owners_frame
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.tasks import DataError
 from federation.text import counted
@@ -86,6 +88,7 @@ def simulate_command(
     with failing(OSError, code=USAGE, what=f"cannot read {spec}"):
         text = spec.read_bytes()
     with (
+        _own_code(),
         failing(SimulationError, DatabaseBusy, ValueError, code=USAGE),  # tasks, attacks, devices, homes
         failing(SpecError, code=USAGE, what=str(spec)),
         failing(DataError),
@@ -107,7 +110,7 @@ def simulate_command(
         except (OSError, SQLAlchemyError) as error:
             raise CommandFailure(f"{directory} cannot hold a simulation: {_first_line(error)}") from error
     try:
-        with failing(SimulationError), simulation:
+        with _own_code(), simulation:
             _announce(say, simulation, directory)
             history = _run(console, simulation)
     except (OSError, SQLAlchemyError, BlobMissing, BlobCorrupt) as error:
@@ -122,6 +125,19 @@ def simulate_command(
         raise CommandFailure("stopped; the same command with --resume goes on", code=INTERRUPTED)
     if history.state != "COMPLETED":
         raise CommandFailure(f"the run ended {history.state}: {history.reason}")
+
+
+@contextmanager
+def _own_code() -> Iterator[None]:
+    """Turns a failure of a simulation that has begun, or of own code, such as a rule's, into a CommandFailure."""
+    try:
+        yield
+    except SimulationError as error:
+        raise CommandFailure(f"{error}\nOnce that is repaired, the same command with --resume goes on") from error
+    except Exception as error:
+        if isinstance(error, CommandFailure) or owners_frame(error) is None:
+            raise
+        raise CommandFailure(described(error)) from error
 
 
 def _first_line(error: Exception) -> str:
