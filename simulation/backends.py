@@ -11,6 +11,7 @@ from federation.spec.run_spec import RunSpec
 from federation.tasks import Task
 from federation.tasks import parameters as flat
 from federation.training.dp_sgd import must_suit
+from federation.training.generators import generators_kept
 from federation.training.precision import must_suit as must_suit_device
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
@@ -87,7 +88,9 @@ def pick_backend(
             raise ValueError(f"{task.name} cannot be trained compiled: {why}; use --backend loop")
         must_compile()
         return Backend("compiled", "", Loop(task, splits, device, serves, CompiledTrainer))
-    if why := why or why_not_stacked(task, splits, device, sgd, strict=name == "stacked"):
+    with generators_kept():
+        why = why or why_not_stacked(task, splits, device, sgd, strict=name == "stacked")
+    if why:
         if name == "stacked":
             raise ValueError(f"{task.name} cannot be trained stacked: {why}; use --backend loop")
         return loop(why)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from federation.spec.computation import SPLITS, Ability, AtBase, Descend, Differentiate, LocalSgd, Measure
 from federation.spec.objective_names import Targets
@@ -32,6 +32,7 @@ from federation.work.base import Result
 from simulation.local import LocalWork, Outcome, Serves, Stopped, Turn, naming
 
 _GATHERED = 32  # minibatches at a time
+_ROWS = 3  # samples that show whether an output has a row for each
 _KEPT = 4  # copies of joined samples; with more, memory would grow with the number of clients squared
 
 
@@ -392,10 +393,21 @@ def why_not_stacked(
         return "the clients hold different numbers of samples"
     first = next(own.train for own in splits.values() if len(own.train))
     try:
+        if not _gives_rows(model, first.x[:_ROWS].clone()):
+            return "the model's output in an evaluation has no row for each sample"
         _try_stacked(task, model, Dataset(first.x[:1], first.y[:1]))
     except Exception as error:  # of many kinds: the same code has passed its trial, for one client alone
         return f"the model cannot be stacked: {(str(error) or type(error).__name__).splitlines()[0]}"
     return ""
+
+
+def _gives_rows(model: nn.Module, x: Tensor) -> bool:
+    """True if the output of an evaluation can be cut into those of clients whose samples are evaluated together."""
+    model.eval()
+    with torch.no_grad():
+        parts = tree_leaves(model(x))
+    model.train()
+    return all(isinstance(part, Tensor) and part.shape[:1] == x.shape[:1] for part in parts)
 
 
 def _try_stacked(task: Task, model: nn.Module, data: Dataset) -> None:

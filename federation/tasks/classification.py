@@ -29,13 +29,17 @@ def cross_entropy(name: str, output: Any, y: "Tensor") -> "Tensor":
 def right_samples(name: str, output: Any, y: "Tensor") -> "Tensor":
     """Marks the samples whose greatest logit is that of their class, (n,) of bool.
 
-    Of samples with several labels (n, ...), such as a class for each pixel, the share that is right. Errors are those
-    of `cross_entropy`.
+    Of samples with several labels (n, ...), such as a class for each pixel, the share that is right of those that
+    count. Errors are those of `cross_entropy`.
     """
     _must_be_logits(name, "correct()", output)
     _must_be_classes(name, "correct()", output, y)
+    y = y.long()
     right: Tensor = output.argmax(dim=1) == y
-    return right if right.ndim == 1 else right.float().flatten(1).mean(dim=1)
+    if right.ndim == 1:
+        return right
+    counted = (y != _IGNORED).flatten(1).sum(dim=1)
+    return right.flatten(1).sum(dim=1) / counted.clamp(min=1)
 
 
 def must_know(name: str, output: Any, y: "Tensor") -> None:
