@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from federation.tasks import DataError, Dataset, DataSource, Splits, Task, TaskError
-from federation.training.data_trial import try_splits
+from federation.training.torch_trainer import TorchTrainer
 from tests.command_lines import failure
 from worker.service import prepare_offers
 
@@ -76,7 +76,7 @@ def _code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         (
             "Label",
             TaskError,
-            r"a forward and backward pass on the train split \(labels 0 to 10\) failed: IndexError: "
+            r"an evaluation of the train split \(labels 0 to 10\) failed: IndexError: "
             r"Target 10 is out of bounds",
         ),
         ("Loss", TaskError, r"failed: IndexError: .*\n  .*trial_tasks\.py, line 32, in losses\n    return \{\"loss\""),
@@ -94,7 +94,7 @@ def test_a_worker_finds_out_before_it_attends(name: str, kind: type[Exception], 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Label", "a forward and backward pass on the data (labels 0 to 10) failed: IndexError: Target 10 is out of"),
+        ("Label", "an evaluation of the data (labels 0 to 10) failed: IndexError: Target 10 is out of bounds"),
         ("Loss", "trial_tasks.py, line 32, in losses"),
     ],
 )
@@ -121,6 +121,6 @@ def test_labels_of_objectives_that_a_client_does_not_serve_need_not_be_finite() 
     y[:, 1] = torch.nan
     data = Dataset(torch.ones(20, 3), y)
     splits = Splits(data, Dataset(torch.empty(0, 3), torch.empty(0, 2)), data)
-    try_splits(Regression(), splits, ["left"])
+    TorchTrainer(Regression(), splits, objectives=["left"]).try_out()
     with pytest.raises(DataError, match="the loss 'right' on the train split is nan: 20 of its 20 samples have labels"):
-        try_splits(Regression(), splits)
+        TorchTrainer(Regression(), splits).try_out()
