@@ -318,7 +318,8 @@ class Stacked(LocalWork):
                     own = tree_map(lambda whole, rows=rows: whole[rows], output)
                     with self._lending.of("losses", joined.x, part.y) as loan:
                         losses = losses_of(self._task, *loan.give(own, part.y))
-                        hits = correct(self._task, *loan.give(own, part.y), self._serves[name])
+                        own_output, own_y = loan.give(own, part.y)
+                        hits = correct(self._task, own_output, own_y, self._serves[name])
                         others = OwnMetrics(self._task, metrics.get(name, ()))
                         others.update(*loan.give(own, part.y))
                     scores[name] = Measured(

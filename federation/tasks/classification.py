@@ -86,11 +86,7 @@ def _must_be_classes(name: str, method: str, output: "Tensor", y: "Tensor") -> N
     else:
         remedy = "give one class for each sample"
     raise TaskError(
-        f"task {name!r}: the default {method} needs labels that are classes, {_of_shape(shape)} whole numbers from 0 to "
+        f"task {name!r}: the default {method} needs labels that are classes, {tuple(shape)} whole numbers from 0 to "
         f"{output.shape[1] - 1}; y is {in_words(y)}, and the model's output {in_words(output)}: {remedy}, or write "
         "losses() and correct()"
     )
-
-
-def _of_shape(shape: tuple[int, ...]) -> str:
-    return str(tuple(shape))

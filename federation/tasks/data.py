@@ -124,8 +124,8 @@ def _length(name: str, values: Any) -> int:
     """The number of samples. Raises DataError if these are several parts, or a single value."""
     if isinstance(values, Mapping | tuple):
         raise DataError(
-            f"{name} is {in_words(values)}; needed: one tensor or array (n, ...). Put the parts beside each other in it, "
-            "and take them apart in the model or in losses()"
+            f"{name} is {in_words(values)}; needed: one tensor or array (n, ...). Put the parts beside each other in "
+            "it, and take them apart in the model or in losses()"
         )
     try:
         return len(values)

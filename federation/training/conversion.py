@@ -97,7 +97,9 @@ def _table(values: Any, name: str) -> NDArray[Any]:
         array: NDArray[Any] = values.to_numpy(dtype=np.float64, na_value=np.nan) if numbers else np.asarray(values)
         return array
     types = zip(values.columns, values.dtypes, strict=True)
-    if others := [f"{column} ({dtype_name(kind)})" for column, kind in types if getattr(kind, "kind", "O") not in "biuf"]:
+    if others := [
+        f"{column} ({dtype_name(kind)})" for column, kind in types if getattr(kind, "kind", "O") not in "biuf"
+    ]:
         raise DataError(
             f"{name} is {in_words(values)} with columns that are not numbers: {', '.join(others[:_SHOWN])}. Leave them "
             "out, or number their values in the same way at every member"

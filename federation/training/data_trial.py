@@ -149,9 +149,9 @@ def _choice(split: Split) -> Iterator[int]:
         yield len(split) - 1
         return
     for values in (split.x, split.y):
-        values, bad = _ordered(values), not_finite(values)
+        numbers, bad = _ordered(values), not_finite(values)
         yield from bad[:_BAD].tolist()
-        flat = (torch.nan_to_num(values) if len(bad) else values).reshape(len(split), -1)
+        flat = (torch.nan_to_num(numbers) if len(bad) else numbers).reshape(len(split), -1)
         if flat.dtype == torch.bool or not flat.shape[1]:
             continue
         if flat.shape[1] > _MAX_COLUMNS:  # of many features the extremes of all together
@@ -201,7 +201,9 @@ def _why(name: str, loss: float, place: str, split: Split) -> str:
         f"{len(bad)} of its {len(split)} samples have {noun} that are not finite (the first is sample {bad[0]}, "
         "counted from 0)"
         for noun, bad in (
-            () if isinstance(split, StoredSamples) else (("features", not_finite(split.x)), ("labels", not_finite(split.y)))
+            ()
+            if isinstance(split, StoredSamples)
+            else (("features", not_finite(split.x)), ("labels", not_finite(split.y)))
         )
         if len(bad)
     ]

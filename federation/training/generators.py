@@ -12,7 +12,7 @@ import torch
 def generators_kept() -> Iterator[None]:
     """Gives the global generators of Python, NumPy and PyTorch back the states that they had before."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     try:
         with torch.random.fork_rng(devices=devices):
             yield

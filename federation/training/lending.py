@@ -53,9 +53,7 @@ class Lending:
 class _Loan:
     """Samples during one pass. `give` is called for each call of own code, with the tensors among its arguments."""
 
-    def __init__(
-        self, lending: Lending, kind: str, samples: tuple[Tensor, ...], *, known: bool, copies: bool
-    ) -> None:
+    def __init__(self, lending: Lending, kind: str, samples: tuple[Tensor, ...], *, known: bool, copies: bool) -> None:
         self._lending, self._kind, self._samples, self._known = lending, kind, samples, known
         self._versions = [_version(part) for part in samples]
         self._copies: list[tuple[Tensor, Tensor, object]] = []
@@ -100,4 +98,4 @@ def _version(part: Tensor) -> object:
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     """True if the values are equal, also those that are not numbers."""
-    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,10 +82,12 @@ def correct(task: Task, output: object, y: Tensor, objectives: Sequence[str]) ->
     Raises:
         TaskError: `correct` of the task returned anything else.
     """
-    hits: object = task.correct(output, y)
+    hits: Any = task.correct(output, y)
     if hits is None:
         return {}
-    marks = {name: hits[name] for name in objectives if name in hits} if isinstance(hits, Mapping) else {"": hits}
+    marks: dict[str, Any] = {"": hits}
+    if isinstance(hits, Mapping):
+        marks = {name: hits[name] for name in objectives if name in hits}
     for value in marks.values():
         if not isinstance(value, Tensor) or value.shape != (len(y),):
             raise TaskError(
@@ -161,7 +164,8 @@ def measure(
                 values = losses(task, *loan.give(output, y))
                 for name in objectives:
                     sums[name] += values[name].item() * len(y)
-                for name, hits in correct(task, *loan.give(output, y), objectives).items():
+                own_output, own_y = loan.give(output, y)
+                for name, hits in correct(task, own_output, own_y, objectives).items():
                     right[name] += hits.sum().item()
                 others.update(*loan.give(output, y))
     means = {name: value / count for name, value in sums.items()}

@@ -1,4 +1,4 @@
-"""Data, models and losses as people have them, in a simulation: they train, or are refused before anything is recorded."""
+"""Data, models and losses as people have them: a simulation trains with them, or refuses them before it begins."""
 
 import random
 import re
@@ -149,6 +149,21 @@ class Scalar(Numbers):
         return None
 
 
+class Overflow(Numbers):
+    """Its first model is zero. What it learns is too large for one sample, 41."""
+
+    def model(self) -> nn.Module:
+        linear = nn.Linear(4, 2)
+        for parameter in linear.parameters():
+            nn.init.zeros_(parameter)
+        return linear
+
+    def given(self) -> Any:
+        x = X.clone()
+        x[41] = torch.finfo(torch.float32).max
+        return Pool(x, Y)
+
+
 class Careless(Attack):
     def on_update(self, own: Any, **more: Any) -> Any:
         return own[0, 0]
@@ -196,12 +211,12 @@ class Draws(Numbers):
 
 
 def drawn() -> list[float]:
-    return [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002, S311
+    return [random.random(), float(np.random.rand()), float(torch.rand(()))]
 
 
 def seed() -> None:
     random.seed(1)
-    np.random.seed(1)  # noqa: NPY002
+    np.random.seed(1)
     torch.manual_seed(1)
 
 
@@ -218,8 +233,16 @@ def test_the_trial_leaves_random_generators_as_they_were() -> None:
     [("loop", "client-000, in round 0: "), ("stacked", r"client-000 to client-002, stacked .*, in round 0: ")],
 )
 def test_a_later_error_names_the_clients_the_round_and_the_line_of_its_owner(backend: str, names: str) -> None:
-    with pytest.raises(SimulationError, match=rf"^{names}KeyError: 'site'\n.*test_data_kinds\.py, line \d+, in losses\n"):
+    with pytest.raises(
+        SimulationError, match=rf"^{names}KeyError: 'site'\n.*test_data_kinds\.py, line \d+, in losses\n"
+    ):
         run(Later, backend=backend)
+
+
+def test_a_client_that_the_means_lack_because_its_loss_is_not_finite_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    # This seed deals the sample to a test split.
+    run(Overflow, more="partition_seed = 7")
+    assert re.search(r"round 0: the loss of client-00\d on its test split is not finite", caplog.text)
 
 
 def test_an_error_of_an_attack_names_its_client() -> None:
@@ -236,12 +259,16 @@ def test_a_model_whose_output_has_no_row_for_each_sample_is_trained_client_by_cl
     assert run(Scalar).state == "COMPLETED"
 
 
-def test_the_command_shows_an_error_of_own_code_without_a_traceback_and_goes_on_after_the_repair(tmp_path: Path) -> None:
+def test_the_command_shows_an_error_of_own_code_without_a_traceback_and_goes_on_after_the_repair(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "later.toml").write_text(SPEC.format(task=f"{__name__}:Later"))
     arguments = ("simulate", str(tmp_path / "later.toml"), "--home", str(tmp_path / "home"), "--threads", "1")
     assert failure(*arguments).message.endswith("\nOnce that is repaired, the same command with --resume goes on")
     assert "in round 0: KeyError: 'site'\n" in failure(*arguments, "--resume").message
-    rehearsal = failure("worker", "run", "--rehearse", "--task", f"{__name__}:Later", "--spec", str(tmp_path / "later.toml"))
+    rehearsal = failure(
+        "worker", "run", "--rehearse", "--task", f"{__name__}:Later", "--spec", str(tmp_path / "later.toml")
+    )
     assert rehearsal.message.startswith(f"task '{__name__}:Later': a round of it failed: KeyError: 'site'\n")
 
 

@@ -64,7 +64,10 @@ def test_a_tensor_stays_as_it_is() -> None:
         (pd.Series(["no", "yes"]), r"y is a Series \(2,\) of \w+, such as 'no'; needed: numbers\. Number the classes"),
         (np.array([None, 1]), r"y is an array \(2,\) of object, such as 'None'; needed: numbers$"),
         (np.array(["2026-01-01"], "M8[D]"), r"y is an array \(1,\) of datetime64\[D\], such as '2026-01-01'; needed"),
-        (pd.DataFrame({"age": [40, 50], "sex": ["m", "f"]}), r"a DataFrame \(2, 2\) with columns .*: sex \(\w+\)\. Leave"),
+        (
+            pd.DataFrame({"age": [40, 50], "sex": ["m", "f"]}),
+            r"a DataFrame \(2, 2\) with columns .*: sex \(\w+\)\. Leave",
+        ),
         (np.ma.array([1, 2], mask=[True, False]), r"y is a masked array, whose mask would be lost"),
         (scipy.sparse.eye_array(3).tocsr(), r"y is sparse, a csr_array \(3, 3\) of float64; needed: .* toarray\(\)"),
         (torch.eye(3).to_sparse(), r"y is a sparse tensor; needed: a dense one"),
@@ -125,7 +128,11 @@ def test_the_default_accuracy_of_pixels_is_the_share_of_those_that_count() -> No
 @pytest.mark.parametrize(
     ("output", "y", "words"),
     [
-        (torch.zeros(4, 2), torch.zeros(4, 2).long(), r"y is a Tensor \(4, 2\) of int64, .*: of one-hot labels y\.argmax\(1\)"),
+        (
+            torch.zeros(4, 2),
+            torch.zeros(4, 2).long(),
+            r"y is a Tensor \(4, 2\) of int64, .*: of one-hot labels y\.argmax\(1\)",
+        ),
         (torch.zeros(4, 2), torch.zeros(4, 1).long(), r"y is a Tensor \(4, 1\) of int64, .*: y\.squeeze\(1\)"),
         (torch.zeros(4, 2), torch.zeros(4), r"y is a Tensor \(4,\) of float32, .*: y\.long\(\)"),
         (torch.zeros(4, 2, 3, 3), torch.zeros(4).long(), r"classes, \(4, 3, 3\) whole numbers .*: give one class"),
