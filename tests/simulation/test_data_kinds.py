@@ -159,9 +159,12 @@ class Overflow(Numbers):
         return linear
 
     def given(self) -> Any:
-        x = X.clone()
-        x[41] = torch.finfo(torch.float32).max
-        return Pool(x, Y)
+        x, y = X.clone(), Y.clone()
+        x[41], y[41] = torch.finfo(torch.float32).max, 0
+        return Pool(x, y)
+
+    def losses(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {"loss": super().losses(output, y)["loss"] ** 4}
 
 
 class Careless(Attack):
