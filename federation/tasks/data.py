@@ -102,6 +102,9 @@ class Pool:
     def __post_init__(self) -> None:
         _length("x", self.x)
         _length("y", self.y)
+        for field in ("labels", "owner"):  # which may be lists, tensors or columns of pandas
+            if getattr(self, field) is not None:
+                object.__setattr__(self, field, _whole_numbers(field, getattr(self, field)))
         for name, values in (("samples", self.x), ("labels to deal by", self.labels), ("owners", self.owner)):
             if values is not None and len(values) != len(self.y):
                 raise DataError(f"{len(values)} {name} but {len(self.y)} labels")
@@ -118,6 +121,16 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.y)
+
+
+def _whole_numbers(name: str, values: Any) -> "NDArray[np.int64]":
+    """A number for each sample. Raises DataError for other values."""
+    import numpy as np  # noqa: PLC0415
+
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
+        raise DataError(f"{name} of a pool is {in_words(array)}; needed: a whole number for each sample, (n,)")
+    return array.astype(np.int64, copy=False)
 
 
 def _length(name: str, values: Any) -> int:

@@ -84,7 +84,7 @@ def quotas(samples: int, part: Part) -> Indices:
 def classes(pool: Pool) -> Indices:
     """(n,) the class of each sample, which shards and Dirichlet deal by. Raises PartError if the pool has none."""
     if pool.labels is not None:
-        return np.asarray(pool.labels)
+        return pool.labels
     y = pool.y if hasattr(pool.y, "dtype") else np.asarray(pool.y)  # a table of pandas has none
     whole = re.fullmatch(r"(torch\.)?(bool|u?int[0-9]+)", str(y.dtype)) is not None
     if y.ndim != 1 or not whole:

@@ -191,8 +191,8 @@ def _types(x: Tensor, y: Tensor) -> str:
     """The types of features and labels where they may be why the model cannot take them."""
     words = [f"x of {dtype_name(x.dtype)}"] if x.dtype != torch.float32 else []
     words += [f"y of {dtype_name(y.dtype)}"] if y.is_floating_point() and y.dtype != torch.float32 else []
-    wide = torch.float64 in (x.dtype, y.dtype)
-    remedy = ", while the model's parameters are float32: .float() converts them" if wide else ""
+    others = any(part.is_floating_point() and part.dtype != torch.float32 for part in (x, y))
+    remedy = ", while the model's parameters are float32: .float() converts them" if others else ""
     return f"; {' and '.join(words)}{remedy}" if words else ""
 
 

@@ -103,6 +103,15 @@ def test_tables_are_dealt_as_tables_for_trainers_that_want_them() -> None:
         assert split.x["a"].tolist() == split.y.tolist()
 
 
+def test_owners_and_labels_may_be_lists_or_columns_of_whole_numbers() -> None:
+    pool = Pool(NUMBERS, [0, 1, 1], labels=pd.Series([2, 3, 3]), owners=("ann", "ben"), owner=[0, 0, 1])  # type: ignore[arg-type]
+    assert pool.owner is not None
+    assert pool.labels is not None
+    assert [pool.owner.tolist(), pool.labels.tolist()] == [[0, 0, 1], [2, 3, 3]]
+    with pytest.raises(DataError, match=r"owner of a pool is an array \(3,\) of str; needed: a whole number for each"):
+        Pool(NUMBERS, [0, 1, 1], owners=("ann", "ben"), owner=["ann", "ann", "ben"])  # type: ignore[arg-type]
+
+
 class Flat(Task):
     def model(self) -> nn.Module:
         return nn.Linear(2, 3)
