@@ -62,6 +62,17 @@ def test_a_run_is_refused_when_too_few_members_allow_as_many_private_rounds(
     assert "missing" not in warnings(stage, run(7, "evaluate.every = 2")), "an open run needs none"
 
 
+def test_a_private_round_counts_who_serves_all_objectives_and_has_sessions_left(stage: Stage) -> None:
+    players = stage.cast("digits", *NAMES, serves={"finn": ["left"]})
+    for player in players:
+        tell(stage, player, 0 if player.name == "emil" else 1, 1)
+    more = f'{PRIVATE}\nprivacy.clip = 1.0\nobjectives.names = ["left", "right"]'
+    response = stage.dry_run(run(1, more, "fedavg"))
+    assert {other.client_id: other.reason for other in response.others} == {"emil": "sessions", "finn": "objectives"}
+    skipped = "each round would be skipped: 4 of the 6 members that could be asked would take part, and a round needs 5"
+    assert response.obstacle.startswith(skipped)
+
+
 def test_a_dry_run_says_how_many_members_a_private_round_needs(stage: Stage) -> None:
     stage.cast("digits", *NAMES[:2])
     outlook = stage.dry_run(run(1, f'{PRIVATE}\nselection.members = ["ann", "ben"]'))
