@@ -10,10 +10,10 @@ from federation.spec.run_sections import SimulationSpec
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Dataset, DataSource, Part, Splits, Task, pool_of, task_code
 from federation.tasks.partition import deal_all
-from federation.training.conversion import splits_of_tensors
 from federation.training.data_trial import not_finite
 from federation.training.generators import generators_kept
 from federation.training.pool_trial import tried_pool, try_splits
+from federation.training.sample_tensors import splits_of_tensors
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 
@@ -91,7 +91,7 @@ def _deal(task: Task, spec: SimulationSpec, source: DataSource, trainer: type[Tr
         pool = pool_of(task, source)
         if trainer is TorchTrainer:
             with generators_kept():
-                pool = tried_pool(task, pool, trainer, device)
+                pool = tried_pool(task, pool, trainer, device, speaks=False)
         return deal_all(pool, parts[0])
     with task_code(task.name, "loading its data"):  # a task that can only load one client's samples
         dealt = [task.load(DataSource(source.directory, part, source.download)) for part in parts]
@@ -102,7 +102,7 @@ def _deal(task: Task, spec: SimulationSpec, source: DataSource, trainer: type[Tr
     for name, own in zip(client_names(spec.clients), dealt, strict=True):
         if own is first or _has_values_that_are_not_finite(own):
             with generators_kept():
-                try_splits(task, own, trainer, device, whose=name)
+                try_splits(task, own, trainer, device, whose=name, speaks=False)
     return dealt
 
 

@@ -4,14 +4,16 @@ from contextlib import closing
 
 from federation.tasks import DataError, Dataset, Pool, Splits, Task, TaskError
 from federation.tasks.partition import deal
-from federation.training.conversion import pool_of_tensors
+from federation.training.sample_tensors import pool_of_tensors
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.training.trainers import trainer_code
 
 
-def tried_pool(task: Task, pool: Pool, kind: type[Trainer], device: str = "auto") -> Pool:
+def tried_pool(task: Task, pool: Pool, kind: type[Trainer], device: str = "auto", *, speaks: bool = True) -> Pool:
     """The data in the form that a trainer takes, once it was tried.
+
+    `speaks` is false where later work logs the operations without a deterministic kernel.
 
     Raises:
         DataError: it holds no numbers, or a loss is not finite.
@@ -19,24 +21,30 @@ def tried_pool(task: Task, pool: Pool, kind: type[Trainer], device: str = "auto"
         PluginError: the same of an owner's own trainer.
     """
     if kind is not TorchTrainer:
-        try_splits(task, deal(pool, None), kind, device)
+        try_splits(task, deal(pool, None), kind, device, speaks=speaks)
         return pool
     pool = pool_of_tensors(pool)
     none = Dataset(pool.x[:0], pool.y[:0])
     data = {"the data": Dataset(pool.x, pool.y)}
     if pool.test is not None:
         data["the official test data"] = Dataset(pool.test.x, pool.test.y)
-    TorchTrainer(task, Splits(none, none, none), device).try_on(data, ["the data"])
+    trainer = TorchTrainer(task, Splits(none, none, none), device)
+    trainer.kernels.speaks = speaks
+    trainer.try_on(data, ["the data"])
     return pool
 
 
-def try_splits(task: Task, splits: Splits, kind: type[Trainer], device: str = "auto", *, whose: str = "") -> None:
-    """Tries the data of one client with a trainer as a worker makes it; `whose` is the client's in messages.
+def try_splits(
+    task: Task, splits: Splits, kind: type[Trainer], device: str = "auto", *, whose: str = "", speaks: bool = True
+) -> None:
+    """Tries the data of one client with a trainer as a worker makes it; `whose` is the client's name in messages.
 
     Errors are those of `tried_pool`.
     """
     try:
         with trainer_code(kind, "trying it on the data"), closing(kind(task, splits, device)) as trainer:
+            if isinstance(trainer, TorchTrainer):
+                trainer.kernels.speaks = speaks
             trainer.try_out()
     except (DataError, TaskError) as error:
         raise type(error)(f"{whose}: {error}" if whose else str(error)) from error

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from federation.owners_code import described
 from federation.tasks import DataError, Dataset, Loading, Splits
-from federation.training.conversion import as_tensor, splits_of_tensors
+from federation.training.sample_tensors import as_tensor, splits_of_tensors
 from federation.value_words import in_words
 from federation.work.base import WorkError
 

@@ -14,7 +14,7 @@ from torch import nn
 from federation.tasks import DataError, Dataset, DataSource, Pool, Splits, Task, TaskError
 from federation.tasks.classification import cross_entropy, must_know, right_samples
 from federation.tasks.partition import deal
-from federation.training.conversion import as_tensor
+from federation.training.sample_tensors import as_tensor
 from federation.training.torch_trainer import TorchTrainer
 
 NUMBERS = np.arange(6).reshape(3, 2)
