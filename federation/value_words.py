@@ -11,8 +11,8 @@ _CHARACTERS = 30  # of a key
 def in_words(value: Any) -> str:
     """A value in words: "a Tensor (8, 2) of float32", "a dict with 'ids' and 'mask'", "None"."""
     kind = "array" if type(value).__name__ == "ndarray" else type(value).__name__
-    if value is None:
-        return "None"
+    if value is None or isinstance(value, type):
+        return "None" if value is None else f"the class {value.__name__}"
     if hasattr(value, "shape") and hasattr(value, "__len__"):  # of PyTorch, NumPy, pandas or SciPy
         of = f" of {dtype_name(value.dtype)}" if hasattr(value, "dtype") else ""
         return f"{_article(kind)} {tuple(value.shape)}{of}"

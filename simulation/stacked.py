@@ -22,7 +22,7 @@ from federation.tasks import Dataset, Splits, Task
 from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.determinism import Kernels
-from federation.training.lending import Lending
+from federation.training.lending import Lending, version
 from federation.training.objective_losses import Measured, OwnMetrics, correct
 from federation.training.objective_losses import losses as losses_of
 from federation.training.serving import reported_losses, served, split_metrics
@@ -178,10 +178,10 @@ class Stacked(LocalWork):
         """The gradient of each objective at `start`, of clients that serve the same ones."""
         rows: dict[str, dict[str, NDArray[np.float32]]] = {name: {} for name in members}
         x, y = next(self._batches(members, batch_size, keys))
-        drawn = x._version, y._version
+        drawn = version(x), version(y)
         self._model.train()
         for objective in self._serves[members[0]]:
-            if (x._version, y._version) != drawn:  # the task's code has written into them
+            if (version(x), version(y)) != drawn:  # the task's code has written into them
                 x, y = next(self._batches(members, batch_size, keys))
             leaves = [part.expand(len(members), *part.shape).clone().requires_grad_() for part in start]
             with self._lent(members, batch_size, x, y) as (own_x, own_y):

@@ -20,7 +20,7 @@ from federation.tasks.parameters import build, trainable
 from federation.training.lending import Lending
 from federation.training.objective_losses import losses, measure
 from federation.training.stored import StoredSamples
-from federation.value_words import dtype_name
+from federation.value_words import dtype_name, in_words
 
 Split = Dataset | StoredSamples
 Losses = dict[str, float]
@@ -114,7 +114,13 @@ class DataTrial:
             model.train()
             with self.lending.of("training", x, y) as loan:
                 own_x, own_y = loan.give(x, y)
-                values = losses(self.task, model(self.task.augment(own_x)), own_y)
+                augmented: object = self.task.augment(own_x)
+                if not isinstance(augmented, Tensor) or len(augmented) != len(own_y):
+                    raise TaskError(
+                        f"task {self.task.name!r}: augment() returned {in_words(augmented)} for {len(own_y)} samples; "
+                        "needed: as many samples, varied"
+                    )
+                values = losses(self.task, model(augmented), own_y)
             total = torch.stack([values[name] for name in self.objectives]).sum()
             if total.requires_grad:
                 total.backward()  # type: ignore[no-untyped-call]

@@ -55,7 +55,7 @@ class _Loan:
 
     def __init__(self, lending: Lending, kind: str, samples: tuple[Tensor, ...], *, known: bool, copies: bool) -> None:
         self._lending, self._kind, self._samples, self._known = lending, kind, samples, known
-        self._versions = [_version(part) for part in samples]
+        self._versions = [version(part) for part in samples]
         self._copies: list[tuple[Tensor, Tensor, object]] = []
         self.give: Callable[..., Any] = self._copied if copies else _as_it_is
 
@@ -65,7 +65,7 @@ class _Loan:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is not None:
             return
-        spoilt = [_version(part) for part in self._samples] != self._versions
+        spoilt = [version(part) for part in self._samples] != self._versions
         written = self._known or spoilt or any(self._written(*each) for each in self._copies)
         self._lending.returned(self._kind, written=written, spoilt=spoilt)
 
@@ -78,21 +78,21 @@ class _Loan:
         if part.requires_grad:  # of a loss that differentiates, which would not depend on a copy
             return part
         copy = part.clone()
-        self._copies.append((part, copy, _version(copy)))
+        self._copies.append((part, copy, version(copy)))
         return copy
 
-    def _written(self, part: Tensor, copy: Tensor, version: object) -> bool:
+    def _written(self, part: Tensor, copy: Tensor, before: object) -> bool:
         """True if a copy was changed. PyTorch does not count what is written through `.data` or an array of NumPy."""
         sample = any(part is each for each in self._samples)
-        return _version(copy) != version or (sample and not _equal(part, copy))
+        return version(copy) != before or (sample and not _equal(part, copy))
 
 
 def _as_it_is(*given: Any) -> Any:
     return given if len(given) > 1 else given[0]
 
 
-def _version(part: Tensor) -> object:
-    """Another one after each write that PyTorch counts."""
+def version(part: Tensor) -> object:
+    """The version of a tensor: another one after each write that PyTorch counts."""
     return None if part.is_inference() else part._version, part.requires_grad
 
 

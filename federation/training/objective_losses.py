@@ -32,9 +32,8 @@ def losses(task: Task, output: object, y: Tensor) -> Mapping[str, Tensor]:
             f"name, {{{example}}}"
         )
     if set(values) != set(task.objectives):
-        raise TaskError(
-            f"task {task.name!r}: losses() returned {sorted(values)}, its objectives are {sorted(task.objectives)}"
-        )
+        names = sorted(map(str, values))
+        raise TaskError(f"task {task.name!r}: losses() returned {names}, its objectives are {sorted(task.objectives)}")
     for name, value in values.items():
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise TaskError(
@@ -87,6 +86,11 @@ def correct(task: Task, output: object, y: Tensor, objectives: Sequence[str]) ->
         return {}
     marks: dict[str, Any] = {"": hits}
     if isinstance(hits, Mapping):
+        if not set(hits) <= set(task.objectives):
+            names = sorted(map(str, hits))
+            raise TaskError(
+                f"task {task.name!r}: correct() returned {names}, its objectives are {sorted(task.objectives)}"
+            )
         marks = {name: hits[name] for name in objectives if name in hits}
     for value in marks.values():
         if not isinstance(value, Tensor) or value.shape != (len(y),):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from federation.spec.computation import SPLITS, Ability, Computation, Descend, Differentiate
 from federation.spec.noise import Noise
-from federation.tasks import Dataset, DataSource, Splits, Task, initial_model
+from federation.tasks import Dataset, DataSource, Splits, Task, TaskError, initial_model
 from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped, precision
 from federation.training.buffers import ModelState, ParameterBuffers
@@ -69,7 +69,15 @@ class TorchTrainer(Trainer):
         return self.device
 
     def prepare(self) -> None:
-        """Makes the model, and moves it and the data to the device. Raises ValueError: no such device."""
+        """Makes the model, and moves it and the data to the device.
+
+        Raises:
+            ValueError: no such device, or no number of samples in `evaluation_batch` of the task.
+            DataError: as of `with_stored`.
+        """
+        size = self.task.evaluation_batch
+        if not isinstance(size, int) or size < 1:
+            raise TaskError(f"task {self.task.name!r}: evaluation_batch is {size!r}; needed: a whole number from 1 on")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         self._device = torch.device(pick_device(self.device))
