@@ -99,6 +99,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         """A preview of a run: the members, the disk space and the warnings; `run` stays empty."""
         submission.must_be_new(session)
         submission.must_find_members(session)
+        submission.must_make_cohort(session)
         submission.must_share(session)
         if header.model_bytes > (limit := self._settings.max_model_bytes):
             raise Refusal(
@@ -114,7 +115,6 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         warnings = [*submission.warnings, *submission.unoffered(session), *found.warnings]
         if found.skips and not header.dry_run:
             warnings.append(found.skips)
-        warnings += submission.too_few(session)
         if caution := submission.sessions_caution(session):
             warnings.append(caution)
         if free is not None and needed > free:
