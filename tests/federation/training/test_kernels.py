@@ -40,7 +40,7 @@ class Attending(nn.Module):
         self.modes.append(torch.get_deterministic_debug_mode())
         some = self.norm(self.first(x))[None]
         attended = functional.scaled_dot_product_attention(some, some, some)
-        return self.out(functional.dropout(attended[0] * self.table, 0.2, self.training))
+        return self.out(functional.dropout(attended[0] * self.get_buffer("table"), 0.2, self.training))
 
 
 class Late(Line):
