@@ -100,6 +100,10 @@ def test_a_worker_answers_with_a_mark_once_its_trainer_cannot_repeat_its_work(sc
         scene.train(number, precision=precision)
         running.wait_for("receipt", number + 1)
     assert [submission.manifest.unrepeatable for submission in scene.coordinator.submissions] == [False, True, True]
+    running.wait_for("attending", 2)  # it attends anew, and tells the coordinator
+    assert [Ability.REPEATABLE in hello.tasks[0].abilities for hello in scene.coordinator.hellos] == [True, False]
+    scene.train(3)
+    running.wait_for("receipt", 4)
 
 
 @pytest.fixture(scope="module")
