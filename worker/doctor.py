@@ -22,6 +22,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from federation.findings import Finding
 from federation.line.proxies import Proxy, ProxyChoice, RouteError, dial, is_loopback
 from federation.refusals import Refusal
+from federation.spec.computation import CANNOT, Ability
 from federation.tasks import DataError, DataSource
 from federation.text import escaped
 from federation.training.trainers import TrainerChoice
@@ -296,7 +297,10 @@ def check_tasks(
         else:
             trainer = offers[name]
             size = trainer.layout.file_bytes
-            yield Finding.ok("task", f"{name}: {trainer.layout.size} parameters, {size / 1e6:.3g} MB a model"), size
+            text = f"{name}: {trainer.layout.size} parameters, {size / 1e6:.3g} MB a model"
+            if Ability.REPEATABLE not in trainer.abilities:
+                text += f"; its trainer {CANNOT[Ability.REPEATABLE]}, so replies are marked unrepeatable"
+            yield Finding.ok("task", text), size
             trainer.close()
             samples = f"{name}: {trainer.samples} training samples; a batch of each split has finite losses"
             yield (Finding.ok if trainer.samples else Finding.warning)("data", samples), size

@@ -256,11 +256,13 @@ class Worker:
         self._threads.stop()
 
     def _look(self) -> None:
-        """Checks once a second the directory, the owner's decisions about runs, and if the site opens or closes."""
+        """Checks once a second: the directory, the owner's decisions about runs, opening hours, and abilities."""
         while not self._threads.ending.wait(LOOK_SECONDS):
             self._events.home.must_be_there()
             self._consents.look()
             self._runner.look()
+            if self._introduction.outdated:
+                self._attendance.introduce_again()
 
     def _counted(self, task: str) -> None:
         """Sends the new numbers of private rounds left for the tasks that share a data set with `task`."""

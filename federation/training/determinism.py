@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TextIO, TypeVar
 
 import torch
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 # What PyTorch says of an operation without a deterministic kernel. The last form is that of CUDA's matrix products
 # where the owner's CUBLAS_WORKSPACE_CONFIG does not allow them.
 _SAYS = (
-    r"([^\n]{1,120}?) (?:does not have a deterministic implementation|defaults to a non-deterministic algorithm)"
+    r"(\w[\w +-]{0,120}?) (?:does not have a deterministic implementation|defaults to a non-deterministic algorithm)"
     r"|this operation is not deterministic because it uses (\w+)"
 )
 
@@ -115,12 +115,19 @@ class Kernels:
         known = self.operations
         show = warnings.showwarning
 
-        def note(message: Warning | str, category: type[Warning], file: str, line: int, *more: Any) -> None:
+        def note(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
             if said := re.search(_SAYS, str(message)):
                 found.add(said[1] or said[2])
-            elif (other := (str(message), file, line)) not in self._shown:  # Python forgets that it has shown it
+            elif (other := (str(message), filename, lineno)) not in self._shown:  # Python forgets that it has shown it
                 self._shown.add(other)
-                show(message, category, file, line, *more)
+                show(message, category, filename, lineno, file, line)
 
         with warnings.catch_warnings():
             warnings.filterwarnings("always", f".*({_SAYS})")

@@ -47,7 +47,7 @@ class Undetermined(torch.autograd.Function):
         """Nothing is kept for the backward pass."""
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
         alert_not_deterministic("undetermined_backward")
         return gradient
 

@@ -272,7 +272,7 @@ def test_the_command_shows_an_error_of_own_code_without_a_traceback_and_goes_on_
     rehearsal = failure(
         "worker", "run", "--rehearse", "--task", f"{__name__}:Later", "--spec", str(tmp_path / "later.toml")
     )
-    assert rehearsal.message.startswith(f"task '{__name__}:Later': a round of it failed: KeyError: 'site'\n")
+    assert rehearsal.message.startswith(f"task '{__name__}:Later': the rehearsed round failed: KeyError: 'site'\n")
 
 
 @pytest.mark.parametrize("example", ["Patients", "Boxes", "Helped", "Forces", "Points"])

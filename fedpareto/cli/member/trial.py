@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from federation.training import TrainingDiverged
 from federation.training.trainer import Trainer
 from federation.work.base import WorkError
 from fedpareto import formatting
-from fedpareto.cli.failure import CommandFailure, answer, failing
+from fedpareto.cli.failure import answer, failing
 from fedpareto.cli.shared_options import CodeOption, JsonOption
 from worker.work.trial import TrialRound, try_round
 
@@ -35,19 +36,22 @@ def rehearse_round(prepare: Callable[[], tuple[dict[str, Trainer], str]], spec: 
         run = None if spec is None else RunSpec.parse(spec.read_bytes())
     with failing(DataError, ValueError, TrainingDiverged):
         offers, _ = prepare()
-        for trainer in offers.values():
-            trial = _tried(trainer, run)
+        for task, trainer in offers.items():
+            with _round_code(task):
+                trial = try_round(trainer, run)
             for line in [json.dumps(asdict(trial))] if as_json else lines(trial):
                 typer.echo(line)
 
 
-def _tried(trainer: Trainer, run: RunSpec | None) -> TrialRound:
+@contextmanager
+def _round_code(task: str) -> Iterator[None]:
+    """Turns an error that no part of a round foresees into a TaskError with the line of the owner's code."""
     try:
-        return try_round(trainer, run)
-    except (DataError, TaskError, PluginError, WorkError, SharingError, TrainingDiverged):
+        yield
+    except (DataError, TaskError, PluginError, SharingError, TrainingDiverged, WorkError):
         raise
-    except Exception as error:
-        raise CommandFailure(f"task {trainer.task.name!r}: a round of it failed: {described(error)}") from error
+    except Exception as error:  # of the owner's code, or of PyTorch, with the run's minibatches and precision
+        raise TaskError(f"task {task!r}: the rehearsed round failed: {described(error)}") from error
 
 
 def lines(trial: TrialRound) -> Iterator[str]:

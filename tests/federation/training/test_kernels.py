@@ -40,7 +40,7 @@ class Attending(nn.Module):
         self.modes.append(torch.get_deterministic_debug_mode())
         some = self.norm(self.first(x))[None]
         attended = functional.scaled_dot_product_attention(some, some, some)
-        return self.out(functional.dropout(attended[0] * self.table, 0.2, self.training))
+        return self.out(functional.dropout(attended[0] * self.get_buffer("table"), 0.2, self.training))
 
 
 class Late(Line):
@@ -106,6 +106,8 @@ def test_one_trainer_decides_for_all_that_share_its_model() -> None:
     base = initial_model(Late(), 1)[1]
     train(first, base, ADAM, measure=False)
     begun = len(modes(second))
+    with pytest.raises(WorkError, match="cannot repeat"):
+        second.must_do(Differentiate(batch_size=3, again=True))
     train(second, base, ADAM, measure=False)
     assert modes(second)[begun:] == [WARN] * 6
     assert Ability.REPEATABLE not in second.abilities
@@ -137,7 +139,7 @@ def test_another_error_is_an_error_and_work_is_not_done_twice() -> None:
 def test_the_start_check_meets_such_an_operation_and_leaves_buffers_and_generators_as_they_were() -> None:
     class Moving(Attending):
         def forward(self, x: Tensor) -> Any:
-            self.get_buffer("table").mul_(-1)
+            self.get_buffer("table").mul_(0.99)
             return Undetermined.apply(super().forward(x))
 
     class Moved(Never):
