@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,17 +13,30 @@ from federation.spec import task_metrics as own
 from federation.spec.objective_names import JOINT
 from federation.tasks import Dataset, Task, TaskError
 from federation.training import TrainingStopped
+from federation.training.contract import kind_of
 from federation.training.stored import StoredSamples
 
 
 def losses(task: Task, output: object, y: Tensor) -> dict[str, Tensor]:
-    """The mean loss of a batch for each objective. Raises TaskError if they are not those of the task's objectives."""
-    values = task.losses(output, y)
+    """The mean loss of a batch for each objective; `losses` may return that of a single objective alone.
+
+    Raises:
+        TaskError: they are not those of the task's objectives, or a loss is no tensor of one number.
+    """
+    values: Any = task.losses(output, y)
+    if isinstance(values, Tensor) and len(task.objectives) == 1:
+        values = {task.objectives[0]: values}
+    if not isinstance(values, Mapping):
+        needed = f"a mapping with the loss of {' and '.join(task.objectives)} is needed"
+        raise TaskError(f"task {task.name!r}: losses() returned {kind_of(values)}; {needed}")
     if set(values) != set(task.objectives):
-        raise TaskError(
-            f"task {task.name!r}: losses() returned {sorted(values)}, its objectives are {sorted(task.objectives)}"
-        )
-    return values
+        names = sorted(map(str, values))
+        raise TaskError(f"task {task.name!r}: losses() returned {names}, its objectives are {sorted(task.objectives)}")
+    for name, value in values.items():
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            needed = "a tensor of one number is needed, the mean over the batch"
+            raise TaskError(f"task {task.name!r}: losses() returned {kind_of(value)} for {name!r}; {needed}")
+    return dict(values)
 
 
 def weighted(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
@@ -58,11 +72,21 @@ class Measured:
 
 
 def correct(task: Task, output: object, y: Tensor, objectives: Sequence[str]) -> dict[str, Tensor]:
-    """Marks the right samples of a batch, (n,) of bool, by objective; under "" if the task does not separate them."""
-    hits = task.correct(output, y)
+    """Marks the right samples of a batch, (n,) of bool, by objective; under "" if the task does not separate them.
+
+    Raises TaskError if they are no tensors of that shape.
+    """
+    hits: Any = task.correct(output, y)
     if hits is None:
         return {}
-    return {"": hits} if isinstance(hits, Tensor) else {name: hits[name] for name in objectives if name in hits}
+    if not isinstance(hits, Mapping):
+        hits, objectives = {"": hits}, [""]
+    marked = {name: hits[name] for name in objectives if name in hits}
+    for value in marked.values():
+        if not isinstance(value, Tensor) or value.shape != (len(y),):
+            needed = f"a tensor with a mark for each of the {len(y)} samples is needed, or None"
+            raise TaskError(f"task {task.name!r}: correct() returned {kind_of(value)}; {needed}")
+    return marked
 
 
 class OwnMetrics:

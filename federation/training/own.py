@@ -13,7 +13,7 @@ from federation.refusals import Refusal
 from federation.spec.computation import Computation, Descend, MeasureAlong
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.sharing import BUFFERS, Sharing, SharingError
-from federation.tasks import Task, initial_model
+from federation.tasks import Task, buffers_of, initial_model
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector, read_vector, to_bytes
 from federation.work.base import Result, RowSchema, Shape, WorkError, payload_layout
@@ -96,7 +96,7 @@ def run_model(task: Task, seed: int, parameters: ParametersSpec) -> tuple[Layout
         SharingError: as of `Sharing.of`, and if `buffer_names` do not match the averaged buffers.
     """
     layout, vector = initial_model(task, seed)
-    buffers = task.buffers()
+    buffers = buffers_of(task)
     if parameters.shares_all and not buffers:
         return layout, vector
     sharing = Sharing.of(layout, parameters.personal, parameters.frozen, buffers, parameters.buffers)

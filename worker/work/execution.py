@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from federation.owners_code import described, owners_frame
+from federation.owners_code import described, headline, owners_frame, passes
 from federation.refusals import Refusal
 from federation.spec.computation import Ability, Computation, Descend, Measure, MeasureAlong
 from federation.spec.sharing import Unshared
@@ -186,9 +186,9 @@ class Execution:
         began = time.perf_counter()
         try:
             result = self._compute(order, trainer, computation, base, own, control)
-        except TrainingStopped:  # the work is not wanted any more
-            raise
-        except Exception as error:
+        except BaseException as error:
+            if passes(error) or (isinstance(error, TrainingStopped) and control.stopped()):
+                raise
             if not reason_of(error):
                 _log(order, error)
             result = Result({}, {}, {}, samples, time.perf_counter() - began, failure=described(error))
@@ -204,7 +204,9 @@ class Execution:
                 self._metrics[key] = trainer.measurable(computation.splits, computation.metrics, control.stopped)
             except TrainingStopped:
                 raise
-            except Exception as error:
+            except BaseException as error:
+                if passes(error):
+                    raise
                 _log(order, error)
                 raise Declined(reason_of(error) or "failed", SILENT) from error
         return self._metrics[key]
@@ -286,7 +288,9 @@ def _declining(order: Order) -> Iterator[None]:
         yield
     except (TrainingStopped, Declined, DiskFull, FileLocked):
         raise
-    except Exception as error:
+    except BaseException as error:
+        if passes(error):
+            raise
         if reason := reason_of(error):
             message = str(error)
             if order.work.conceals and not isinstance(error, WorkError):
@@ -296,14 +300,19 @@ def _declining(order: Order) -> Iterator[None]:
                 message = message.partition("\n")[0] or "out of memory"
             raise Declined(reason, message) from error
         _log(order, error)  # work that is inconsistent, or a mistake in the owner's own task
-        raise Declined("failed", SILENT if order.work.conceals else f"{type(error).__name__}: {error}") from error
+        raise Declined("failed", SILENT if order.work.conceals else headline(error)) from error
 
 
-def _log(order: Order, error: Exception) -> None:
+def _log(order: Order, error: BaseException) -> None:
     """Logs an exception: with its traceback, unless it is one of the owner's own code."""
-    assignment_id = order.manifest.assignment_id
+    about = f"assignment {order.manifest.assignment_id}"
     if owners_frame(error):
-        for line in described(error).splitlines():
-            LOGGER.error("assignment %s: %s", assignment_id, line)
+        log_owners(about, error)
     else:
-        LOGGER.error("assignment %s", assignment_id, exc_info=error)
+        LOGGER.error("%s", about, exc_info=error)
+
+
+def log_owners(about: str, error: BaseException) -> None:
+    """Logs an exception of the owner's own code, with its line."""
+    for line in described(error).splitlines():
+        LOGGER.error("%s: %s", about, line)
