@@ -36,6 +36,7 @@ from worker.site.roster import Roster, pinned_roster
 from worker.site.round_ledger import RoundLedger
 from worker.threads import LOOK_SECONDS, WorkerThreads
 from worker.work.attacker import Attacker
+from worker.work.begun import BegunWork
 from worker.work.cache import ModelCache
 from worker.work.execution import Execution
 from worker.work.fetching import Fetcher
@@ -172,6 +173,7 @@ class Worker:
         self._renewer = Renewer(home, self._attendance, passphrase, Backoff(uniform, first=1.0, longest=3600.0), events)
         self._memory = WorkerMemory(home.memory, member.signing_key)
         self._ledger = Ledger(home.privacy)
+        self._begun = BegunWork(home.begun, events)
         spool = Spool(home, member.signing_key, events)
         keeper = Keeper(home.kept, spool, events)
         privacy = SitePrivacy(policy.privacy, self._ledger)
@@ -192,8 +194,10 @@ class Worker:
             site=site,
             privacy=privacy,
             keeper=keeper,
+            begun=self._begun,
             events=events,
         )
+        execution.count_deaths()
         self._submitter = Submitter(
             self._attendance, spool, keeper, Backoff(uniform), events, partial(execution.forget, acknowledged=True)
         )
@@ -250,6 +254,7 @@ class Worker:
                     stack.callback(self._accomplices.leave)
                 for trainer in self._offers.values():
                     stack.callback(close_trainer, trainer)
+                stack.callback(self._begun.stop)
                 for file in (self._consents, self._memory, self._ledger, self._rounds):
                     stack.callback(file.close)
         finally:

@@ -80,7 +80,7 @@ def _failed(session: Session, run: Run) -> str:
         .where(Assignment.state.in_([AssignmentState.DECLINED, AssignmentState.REFUSED]))
         .group_by(Assignment.reason)
     )
-    counts = Counter({reason: count for reason, count in session.execute(reasons)})
+    counts = Counter(dict(session.execute(reasons).all()))
     if not counts:
         return ""
     reason = min(counts, key=lambda reason: (-counts[reason], reason))

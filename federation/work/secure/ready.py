@@ -80,6 +80,9 @@ class Ready(Work):
     def kept_under(self) -> str:
         return session_names(self.session)
 
+    def session_vector(self) -> tuple[str, str]:
+        return self.session.hex(), self.inner.name
+
     def demand(self, samples: int) -> Demand | None:
         return self.inner.demand(samples)
 
