@@ -65,7 +65,7 @@ def model_of(returned: Any, layout: Layout, buffers: Collection[str], method: st
     try:
         if isinstance(returned, Mapping):
             return layout.join({str(name): plain(value) for name, value in returned.items()}, buffers)
-        if isinstance(returned, Sequence) and any(hasattr(part, "shape") for part in returned):
+        if isinstance(returned, Sequence) and any(getattr(part, "shape", ()) != () for part in returned):
             parts = [plain(part) for part in returned]
             if [part.shape for part in parts] == [tensor.shape for tensor in layout.tensors]:
                 return np.concatenate([part.reshape(-1) for part in parts])

@@ -1,5 +1,6 @@
 """The contract of a trainer: the methods of code that trains one client's models. It needs no PyTorch."""
 
+import logging
 import math
 import time
 from abc import ABC, abstractmethod
@@ -24,7 +25,15 @@ from federation.spec.computation import (
 )
 from federation.tasks import DataError, DataSource, Task, TaskError, buffers_of, initial_model
 from federation.training import TrainingDiverged
-from federation.training.contract import gradients_of, model_of, plain, refused, scores_of
+from federation.training.contract import (
+    gradients_of,
+    model_of,
+    no_share_in_words,
+    no_shares,
+    plain,
+    refused,
+    scores_of,
+)
 from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.serving import must_have_objectives, reported_losses, served, split_metrics
 from federation.vectors import Array, Layout, Vector
@@ -32,6 +41,8 @@ from federation.work.base import Result, Shape, WorkError
 
 if TYPE_CHECKING:
     from torch import nn
+
+LOGGER = logging.getLogger("fedpareto.trainer")
 
 
 class Trainer(ABC):
@@ -135,14 +146,17 @@ class Trainer(ABC):
             )
 
     def try_out(self) -> None:
-        """Tries the data on the initial model, before the client takes part.
+        """Tries the data on the initial model, before the client takes part. Warns of scores that nobody counts.
 
         Raises:
             DataError: a loss is not finite.
         """
         model = initial_model(self.task, 0)[1]
         for name in SPLITS:
-            losses = reported_losses(self._scores(model, EvaluationPlan(split=name)), self.objectives)
+            scores = self._scores(model, EvaluationPlan(split=name))
+            for score, value in no_shares(scores).items():
+                LOGGER.warning("task %s: %s", self.task.name, no_share_in_words(score, value))
+            losses = reported_losses(scores, self.objectives)
             if not all(map(math.isfinite, losses.values())):
                 raise DataError(f"task {self.task.name!r}: the initial model has no finite loss on the {name} split")
 

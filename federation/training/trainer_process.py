@@ -59,7 +59,8 @@ class _Served:
                 if passes(error):
                     raise
                 traceback.print_exc()
-                answer = {"type": "error", "id": number, "reason": reason_of(error), "message": headline(error)}
+                message = str(error) if isinstance(error, WorkError) else headline(error)
+                answer = {"type": "error", "id": number, "reason": reason_of(error), "message": message}
                 if self._ranks is None:
                     self._messages.write(answer)
                     continue

@@ -72,11 +72,9 @@ def make_trainer(kind: type[Trainer], *given: Any, **more: Any) -> Trainer:
         except TypeError as error:
             if owners_frame(error) is not None:
                 raise
-            # The call itself failed: a method is missing, or __init__ takes other arguments.
-            raise PluginError(
-                f"trainer {_name(kind)!r}: {error}; it is made with a task, its data, a device, threads and "
-                "objectives, which __init__ of Trainer takes"
-            ) from error
+            # The call itself failed: __init__ takes other arguments, or a method is missing.
+            given_to = "; it is given a task, its data, a device, threads and objectives, as that of Trainer is"
+            raise PluginError(f"trainer {_name(kind)!r}: {error}{given_to * ('__init__' in str(error))}") from error
     trainer.must_be_made()
     return trainer
 

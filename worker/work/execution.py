@@ -15,6 +15,7 @@ from federation.spec.computation import Ability, Computation, Descend, Measure, 
 from federation.spec.sharing import Unshared
 from federation.tensor_names import tensor_differences
 from federation.training import TrainingStopped
+from federation.training.contract import no_share_in_words, no_shares
 from federation.training.own import Own, compute
 from federation.training.reasons import reason_of
 from federation.training.trainer import Trainer
@@ -67,6 +68,7 @@ class Execution:
     _metrics: dict[tuple[str, tuple[str, ...], tuple[str, ...]], frozenset[str]] = field(
         default_factory=dict, init=False
     )  # by task, splits and asked metrics: what an evaluation measures
+    _told: set[tuple[str, str]] = field(default_factory=set, init=False)  # tasks and metrics
 
     def do(self, order: Order, control: Control) -> None:
         """Does the work of an assignment, and puts the reply into the spool.
@@ -147,11 +149,19 @@ class Execution:
                 else:
                     computed = self._compute(order, trainer, computation, base, own, control)
             result = replace(self._answered(order, client, computed), privacy=privacy)
+        self._tell_left_out(order, computed)
         text, seconds = f"{work.doing} done in {computed.seconds:.2f} s", computed.seconds
         self.events.tell_of(manifest, "done", text, kind=manifest.kind, seconds=seconds)
         if work.ends_after is not None:
             self.memory.end_after(manifest, work.kept_under(), work.ends_after)
         return result
+
+    def _tell_left_out(self, order: Order, computed: Result) -> None:
+        """Warns the owner, once for each task and name, of measurements that nobody counts."""
+        for name, value in no_shares(computed.metrics).items():
+            if (order.manifest.task, name) not in self._told:
+                self._told.add((order.manifest.task, name))
+                self.events.tell_of(order.manifest, "metric", no_share_in_words(name, value), warns=True, metric=name)
 
     def forget(self, assignment: SignedEnvelope, *, acknowledged: bool = False) -> None:
         """Erases the values that are kept for a verified assignment and for the later stages of its work.
