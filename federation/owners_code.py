@@ -59,7 +59,7 @@ def must_not_exit(kind: type[Exception]) -> Iterator[None]:
     except BaseException as error:
         if passes(error):
             raise
-        raise kind(f"code of the owner's tried to end the process: {described(error)}") from error
+        raise kind(f"code of your own tried to end the process: {described(error)}") from error
 
 
 def owners_frame(error: BaseException) -> traceback.FrameSummary | None:

@@ -31,6 +31,7 @@ from tests.harness import Process
 from tests.owners_code.ending import TASKS, TRAINERS, WHY, exits
 from tests.paths import OWNERS_CODE
 from tests.worker.scene import ALLOWED, KEY, Scene, training
+from tests.worker.work.scene import scene as members
 from worker.events import Events
 from worker.home import WorkerHomeError
 from worker.site.assignments import Declined, Order
@@ -222,6 +223,56 @@ def test_work_in_which_the_process_dies_is_tried_once_more_and_then_declined(
     scene.assign(2)
     scene.wait_submitted()
     assert third.stop() == 0
+
+
+FEDERATED = """\
+task = "two-digits"
+rounds = 1
+algorithm.name = "fedavg-n"
+selection = { minimum = 5, quorum = 0.6, pool = "enrolled", grace_seconds = 60.0 }
+train.steps = 1
+evaluate = { every = 0, splits = ["test"] }
+privacy.secure = "MODE"
+"""
+
+
+@pytest.mark.full
+def test_in_a_federation_a_member_declines_or_in_private_rounds_counts_and_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = tmp_path / "ending"
+    monkeypatch.setenv("ENDING", str(word))
+    word.write_text("exit")
+    with members(tmp_path, 5, policy="") as made:
+        fed, me = made.fed, made.clients[0]
+        fed.workers[me].stop()
+
+        def start() -> Process:
+            return made.work(me, "--trainer", "ending:Ending", "--code", str(OWNERS_CODE))
+
+        def declined(run: str) -> str:
+            first = "select phase_id from phases join rounds using (round_id) where run_id = :run and phases.number = 0"
+            query = f"select reason from assignments where client_id = :client and phase_id in ({first})"
+            return str(fed.query(query, client=me, run=run)[0][0])
+
+        worker = start()
+        fed.attending(me)
+        run = fed.completed("exits", FEDERATED.replace("MODE", "off"))
+        assert declined(run) == "failed"
+        for name, mode in (("dies", "off"), ("dies-in-private", "sum")):
+            word.write_text("die")
+            run = fed.submit(name, FEDERATED.replace("MODE", mode))
+            for _ in range(2):
+                worker.popen.wait(60)
+                worker = start()
+            fed.wait_completed(run)
+            assert declined(run) == ("crashed" if mode == "off" else "")
+            assert worker.popen.poll() is None
+        assert "two-digits: 1 computation of private rounds failed in a row" in fed.fedpareto(
+            "worker", "failures", "--home", str(fed.directory / me)
+        )
+        assert worker.stop() == 0
+        assert fed.admin("audit", "verify")["problems"] == []
 
 
 class Owner:
