@@ -13,7 +13,7 @@ from federation.owners_code import described, headline, owners_frame, passes
 from federation.refusals import Refusal
 from federation.spec.computation import Ability, Computation, Descend, Measure, MeasureAlong
 from federation.spec.sharing import Unshared
-from federation.tensor_names import tensor_differences
+from federation.tensor_names import first_difference
 from federation.training import TrainingStopped
 from federation.training.contract import no_share_in_words, no_shares
 from federation.training.own import Own, compute
@@ -32,7 +32,7 @@ from worker import software
 from worker.events import Events
 from worker.home import DiskFull, FileLocked
 from worker.line.attendance import Attendance
-from worker.site.assignments import Declined, Order
+from worker.site.assignments import COMPARE, Declined, Order
 from worker.site.privacy import SitePrivacy
 from worker.work.attacker import Attacker
 from worker.work.begun import DIED, BegunWork
@@ -302,9 +302,7 @@ class Execution:
         except Refusal as refusal:
             raise Declined("layout", f"the base model: {refusal.message}") from refusal
         if layout != order.shape.layout:
-            difference = tensor_differences(layout.shapes, order.shape.layout.shapes) or "another order"
-            message = f"the base model has other tensors than this task: {difference}. Compare the versions of the task"
-            raise Declined("layout", message)
+            raise Declined("layout", f"{first_difference(layout.shapes, order.shape.layout.shapes)}: {COMPARE}")
         return vector
 
     def _input(self, order: Order, item: Input, control: Control) -> memoryview:
