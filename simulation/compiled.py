@@ -15,7 +15,6 @@ from torch.func import functional_call, grad_and_value
 from federation.spec.computation import LocalSgd
 from federation.tasks import Task
 from federation.tasks import parameters as flat
-from federation.training.objective_losses import losses as losses_of
 from federation.training.sgd import Descent, Tensors
 from federation.training.torch_trainer import TorchTrainer, Training
 from simulation import SimulationError
@@ -53,7 +52,7 @@ class CompiledTrainer(TorchTrainer):
 
         def loss_of(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
             parameters = dict(zip(names, self._buffers.parameters(values), strict=True))
-            return losses_of(self.task, functional_call(self._model, parameters, (x,)), y)[objective]
+            return self.task.losses(functional_call(self._model, parameters, (x,)), y)[objective]
 
         def steps(values: Tensors, start: Tensors, velocity: Tensors, x: Tensor, y: Tensor) -> Tensor:
             descent, losses = Descent(work, values, start, velocity), []

@@ -22,7 +22,6 @@ from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.determinism import deterministic
 from federation.training.objective_losses import Measured, OwnMetrics, correct
-from federation.training.objective_losses import losses as losses_of
 from federation.training.serving import reported_losses, served, split_metrics
 from federation.training.sgd import Descent
 from federation.training.trainer import training_seed
@@ -179,7 +178,7 @@ class Stacked(LocalWork):
 
         def loss_of(parameters: list[Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
             output = functional_call(self._model, dict(zip(self._names, parameters, strict=True)), (x,))
-            losses = losses_of(self._task, output, y)
+            losses = self._task.losses(output, y)
             if len(objectives) == 1:
                 return weights[0] * losses[objectives[0]]
             return (weights * torch.stack([losses[name] for name in objectives])).sum()
@@ -278,7 +277,7 @@ class Stacked(LocalWork):
                     rows = slice(begin, begin + len(part))
                     begin = rows.stop
                     own = tree_map(lambda whole, rows=rows: whole[rows], output)
-                    losses = losses_of(self._task, own, part.y)
+                    losses = self._task.losses(own, part.y)
                     hits = correct(self._task, own, part.y, self._serves[name])
                     others = OwnMetrics(self._task, metrics.get(name, ()))
                     others.update(own, part.y)
@@ -366,6 +365,6 @@ def _try_stacked(task: Task, model: nn.Module, data: Dataset) -> None:
 
     def loss_of(parameters: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
         output = functional_call(model, dict(zip(names, parameters, strict=True)), (x,))
-        return torch.stack(list(losses_of(task, output, y).values())).sum()
+        return torch.stack(list(task.losses(output, y).values())).sum()
 
     torch.autograd.grad(vmap(loss_of)(stacked, data.x[None], data.y[None]).sum(), stacked, allow_unused=True)

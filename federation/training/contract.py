@@ -14,6 +14,7 @@ from federation.owners_code import headline
 from federation.spec.objective_names import OBJECTIVE
 from federation.spec.task_metrics import NAME
 from federation.tensor_names import size_difference
+from federation.value_words import in_words
 from federation.vectors import Layout, Vector
 from federation.work.base import WorkError
 
@@ -77,7 +78,7 @@ def model_of(returned: Any, layout: Layout, buffers: Collection[str], method: st
         hint = _HINT.format("tensors")
         if returned is None:
             raise refused(method, f"returned None; {hint}") from None
-        raise refused(method, f"returned {kind_of(returned)} that is no model: {cause}; {hint}") from error
+        raise refused(method, f"returned {in_words(returned)} that is no model: {cause}; {hint}") from error
     if vector.shape != (layout.size,):
         own_shapes = {name: shape for name, shape in layout.shapes.items() if name in buffers}
         parameters = layout.size - sum(int(np.prod(shape)) for shape in own_shapes.values())
@@ -92,7 +93,7 @@ def gradients_of(
     """The gradient (d,) of each objective, from what `gradients` returned. Raises WorkError as `model_of`."""
     if not isinstance(returned, Mapping) or not set(objectives) <= set(returned):
         needed = f"a mapping with a gradient for {' and '.join(objectives)} is needed"
-        raise refused("gradients()", f"returned {kind_of(returned)}; {needed}")
+        raise refused("gradients()", f"returned {in_words(returned)}; {needed}")
     return {name: model_of(returned[name], layout, buffers, f"gradients()[{name!r}]") for name in objectives}
 
 
@@ -109,11 +110,11 @@ def scores_of(returned: Any, requested: Collection[str], needed: Sequence[str]) 
     """
     if not isinstance(returned, Mapping):
         example = '{"loss": 0.4, "accuracy": 0.8}'
-        raise refused("evaluate()", f"returned {kind_of(returned)}; numbers by name are needed, such as {example}")
+        raise refused("evaluate()", f"returned {in_words(returned)}; numbers by name are needed, such as {example}")
     scores: dict[str, float] = {}
     for name, value in returned.items():
         if not isinstance(name, str):
-            raise refused("evaluate()", f"has a score with the name {str(name)[:80]!r}, which is {kind_of(name)}")
+            raise refused("evaluate()", f"has a score with the name {str(name)[:80]!r}, which is {in_words(name)}")
         if name.partition("/")[0] not in requested:
             continue
         if re.fullmatch(_METRIC, name) is None:
@@ -151,20 +152,7 @@ def _number(name: str, value: Any) -> float:
             return float(number)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         pass
-    raise refused("evaluate()", f"has the score {name!r}, which is {kind_of(value)}: a number or None is needed")
-
-
-def kind_of(value: object) -> str:
-    """What a value is, in words."""
-    if value is None:
-        return "None"
-    if isinstance(value, bool | int | float | str):
-        return f"{str(value)[:40]!r}" if isinstance(value, str) else str(value)[:40]
-    name = type(value).__name__
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        return f"a {name} of the shape {tuple(shape)}"
-    return f"a {name} of {len(value)}" if isinstance(value, Sequence | Mapping) else f"a {name}"
+    raise refused("evaluate()", f"has the score {name!r}, which is {in_words(value)}: a number or None is needed")
 
 
 def _listed(layout: Layout) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from federation.tasks import DataError, Dataset, Pool, Splits, Task, TaskError, metrics_of, task_code
 from federation.tasks.parameters import build, trainable
-from federation.training.objective_losses import OwnMetrics, correct
+from federation.training.objective_losses import OwnMetrics
 from federation.training.objective_losses import losses as losses_of
 from federation.training.stored import StoredSamples, with_stored
 
@@ -65,13 +65,13 @@ def _losses(task: Task, model: torch.nn.Module, split: Split) -> dict[str, Tenso
         with torch.no_grad():
             output = model(x)
             losses = losses_of(task, output, y)
-            correct(task, output, y, task.objectives)
+            task.correct(output, y)
             own = OwnMetrics(task, [kind.name for kind in metrics_of(task)])
             own.update(output, y)
             own.compute()
         model.train()
         model.zero_grad()
-        trained = losses_of(task, model(task.augment(x)), y)
+        trained = task.losses(model(task.augment(x)), y)
         torch.stack(list(trained.values())).sum().backward()  # type: ignore[no-untyped-call]
     if all(parameter.grad is None for _, parameter in trainable(model)):
         raise TaskError(f"task {task.name!r}: no loss depends on a trainable parameter of the model")

@@ -13,30 +13,33 @@ from federation.spec import task_metrics as own
 from federation.spec.objective_names import JOINT
 from federation.tasks import Dataset, Task, TaskError
 from federation.training import TrainingStopped
-from federation.training.contract import kind_of
 from federation.training.stored import StoredSamples
+from federation.value_words import in_words
 
 
-def losses(task: Task, output: object, y: Tensor) -> dict[str, Tensor]:
-    """The mean loss of a batch for each objective; `losses` may return that of a single objective alone.
+def losses(task: Task, output: object, y: Tensor) -> Mapping[str, Tensor]:
+    """The mean loss of a batch for each objective.
 
     Raises:
-        TaskError: they are not those of the task's objectives, or a loss is no tensor of one number.
+        TaskError: `losses` of the task returned anything else.
     """
-    values: Any = task.losses(output, y)
-    if isinstance(values, Tensor) and len(task.objectives) == 1:
-        values = {task.objectives[0]: values}
+    values: object = task.losses(output, y)
     if not isinstance(values, Mapping):
-        needed = f"a mapping with the loss of {' and '.join(task.objectives)} is needed"
-        raise TaskError(f"task {task.name!r}: losses() returned {kind_of(values)}; {needed}")
+        example = ", ".join(f"{name!r}: ..." for name in task.objectives)
+        raise TaskError(
+            f"task {task.name!r}: losses() returned {in_words(values)}; needed: the mean loss of each objective by "
+            f"name, {{{example}}}"
+        )
     if set(values) != set(task.objectives):
         names = sorted(map(str, values))
         raise TaskError(f"task {task.name!r}: losses() returned {names}, its objectives are {sorted(task.objectives)}")
     for name, value in values.items():
         if not isinstance(value, Tensor) or value.numel() != 1:
-            needed = "a tensor of one number is needed, the mean over the batch"
-            raise TaskError(f"task {task.name!r}: losses() returned {kind_of(value)} for {name!r}; {needed}")
-    return dict(values)
+            raise TaskError(
+                f"task {task.name!r}: losses()[{name!r}] is {in_words(value)}; needed: the mean over the batch, a "
+                "tensor of one number, as .mean() gives it"
+            )
+    return values
 
 
 def weighted(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
@@ -74,19 +77,27 @@ class Measured:
 def correct(task: Task, output: object, y: Tensor, objectives: Sequence[str]) -> dict[str, Tensor]:
     """Marks the right samples of a batch, (n,) of bool, by objective; under "" if the task does not separate them.
 
-    Raises TaskError if they are no tensors of that shape.
+    Raises:
+        TaskError: `correct` of the task returned anything else.
     """
     hits: Any = task.correct(output, y)
     if hits is None:
         return {}
-    if not isinstance(hits, Mapping):
-        hits, objectives = {"": hits}, [""]
-    marked = {name: hits[name] for name in objectives if name in hits}
-    for value in marked.values():
+    marks: dict[str, Any] = {"": hits}
+    if isinstance(hits, Mapping):
+        if not set(hits) <= set(task.objectives):
+            names = sorted(map(str, hits))
+            raise TaskError(
+                f"task {task.name!r}: correct() returned {names}, its objectives are {sorted(task.objectives)}"
+            )
+        marks = {name: hits[name] for name in objectives if name in hits}
+    for value in marks.values():
         if not isinstance(value, Tensor) or value.shape != (len(y),):
-            needed = f"a tensor with a mark for each of the {len(y)} samples is needed, or None"
-            raise TaskError(f"task {task.name!r}: correct() returned {kind_of(value)}; {needed}")
-    return marked
+            raise TaskError(
+                f"task {task.name!r}: correct() returned {in_words(value)} for {len(y)} samples; needed: a tensor "
+                f"({len(y)},) that marks the right ones, or None"
+            )
+    return marks
 
 
 class OwnMetrics:
