@@ -1,7 +1,6 @@
 """Trainers of a member's own: what the contract checks, and a run in which each member trains in its own way."""
 
 import math
-import operator
 import re
 import shlex
 import sys
@@ -191,7 +190,7 @@ def test_a_score_of_none_is_absent_and_the_others_stay() -> None:
     assert found == {"train/samples": 10.0, "train/loss": 0.5, "train/auc": 0.25}
 
 
-@pytest.mark.parametrize("writes", [lambda model: operator.iadd(model, 1.0), lambda model: model.fill(0.0)])
+@pytest.mark.parametrize("writes", [lambda model: model.__iadd__(1.0), lambda model: model.fill(0.0)])
 def test_a_trainer_that_writes_into_the_model_that_it_is_given_is_told_so(writes: Callable[[Any], Any]) -> None:
     class Writes(Halving):
         def train(self, model: Vector, plan: TrainingPlan) -> Any:
