@@ -31,6 +31,7 @@ from federation.owners_code import described
 from federation.spec.computation import SPLITS, Computation, Descend, Measure, MeasureAlong, training_losses
 from federation.spec.sharing import BUFFERS
 from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.contract import no_share_in_words, no_shares
 from federation.trust.envelope import envelope_digest, seal
 from federation.trust.proofs import UNSIGNED
 from federation.v1.common_pb2 import AssignmentManifest, Row, SignedEnvelope
@@ -124,7 +125,7 @@ class SimulatedFleet(Fleet):
         self._members = SimulatedMembers(run.spec.seed, population.samples, run.spec.task, effective_members=chosen)
         self._attempt = (-1, -1)
         self._memories: dict[str, _ClientMemory] = {}  # of that attempt, by client
-        self._undefined: set[tuple[str, str]] = set()  # clients and splits whose loss was not finite
+        self.left_out: dict[str, str] = {}  # measurements that nobody counts, by name, in words
         self._spending = Spending(run.run_id, around.database, population.samples)
 
     @property
@@ -237,8 +238,9 @@ class SimulatedFleet(Fleet):
         if any(not isinstance(computation, Measure | MeasureAlong) for computation in computations.values()):
             outcomes = attacked(outcomes, self._population.attackers, question, spec.seed, partial(self._change, base))
         for name, outcome in outcomes.items():
-            if isinstance(outcome, Result) and isinstance(computations.get(name), Measure):
-                self._warn_of_undefined(number, name, outcome.metrics)
+            if isinstance(outcome, Result):
+                measured = isinstance(computations.get(name), Measure)
+                self._tell_left_out(number, name, outcome.metrics, measured=measured)
             if works[name].conceals and not isinstance(outcome, Result):
                 outcomes[name] = self._failed(number, name, computations[name], outcome)
         for name, statement in statements.items():
@@ -247,15 +249,17 @@ class SimulatedFleet(Fleet):
         honest = [name for name in clients if name not in declined]
         return {name: _answer(works[name], members[name], outcomes[name]) for name in honest} | declined
 
-    def _warn_of_undefined(self, number: int, client: str, metrics: Mapping[str, float]) -> None:
-        """Warns once of each split of a client whose loss is not finite: the means over the clients leave it out."""
-        for split in SPLITS:
-            measured = metrics.get(f"{split}/samples", 0) > 0
-            undefined = measured and not math.isfinite(metrics.get(f"{split}/loss", math.nan))
-            if undefined and (client, split) not in self._undefined:
-                self._undefined.add((client, split))
-                text = "round %d: the loss of %s on its %s split is not finite, so the means over the clients lack it"
-                LOGGER.warning(text, number, client, split)
+    def _tell_left_out(self, number: int, client: str, metrics: Mapping[str, float], *, measured: bool) -> None:
+        """Warns once of each measurement that is left out; `measured` splits have a loss, unless it is not finite."""
+        found = {name: no_share_in_words(name, value) for name, value in no_shares(metrics).items()}
+        for split in SPLITS if measured else ():
+            name = f"{split}/loss"
+            if metrics.get(f"{split}/samples", 0) > 0 and not math.isfinite(metrics.get(name, math.nan)):
+                found[name] = f"{name} is not finite in round {number}, so the means over the clients lack it"
+        for name, words in found.items():
+            if name not in self.left_out:
+                self.left_out[name] = f"{client}: {words}"
+                LOGGER.warning("%s", self.left_out[name])
 
     def _failed(
         self, number: int, name: str, computation: Computation, failure: TrainingDiverged | WorkError

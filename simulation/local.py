@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.owners_code import described
+from federation.owners_code import described, passes
 from federation.spec.computation import Ability, AtBase
 from federation.tasks import DataError, Splits, Task, TaskError
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.generators import generators_kept
 from federation.training.own import Own, compute
+from federation.training.reasons import NOT_ASKED
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
-from federation.training.trainers import trainer_code
+from federation.training.trainers import make_trainer, trainer_code
 from federation.work.base import Result, WorkError
 from simulation import SimulationError
 
@@ -61,7 +62,9 @@ def naming(clients: Sequence[str], round_: int) -> Iterator[None]:
         yield
     except (TrainingDiverged, TrainingStopped, WorkError, SimulationError):
         raise
-    except Exception as error:
+    except BaseException as error:
+        if passes(error):
+            raise
         several = f"{clients[0]} to {clients[-1]}, stacked (the backend loop would name one of them)"
         why = str(error) if isinstance(error, TaskError | DataError) else described(error)
         raise SimulationError(f"{clients[0] if len(clients) == 1 else several}, in round {round_}: {why}") from error
@@ -83,8 +86,10 @@ class Loop(LocalWork):
         for name, own in splits.items():
             objectives = (serves or {}).get(name)
             with trainer_code(trainer, f"preparing it for {name}"):
-                made = first.on(own, objectives) if first else trainer(task, own, device, objectives=objectives)
-            self._trainers[name], first = made, first or made
+                if first is None:
+                    first = self._trainers[name] = make_trainer(trainer, task, own, device, objectives=objectives)
+                else:
+                    self._trainers[name] = first.on(own, objectives)
 
     def try_out(self) -> None:
         """Tries the trainer on the data of the first client that trains; random generators stay as they were.
@@ -116,6 +121,10 @@ class Loop(LocalWork):
                     )
             except (TrainingDiverged, WorkError) as error:
                 outcomes[name] = error
+            except TrainingStopped:
+                if turn.stopped():
+                    raise
+                outcomes[name] = WorkError(NOT_ASKED)
         return outcomes
 
     def repeatable(self, client: str) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from federation.attacks import Attack, AttackError, attack_seed, parse_attack
-from federation.owners_code import described
+from federation.owners_code import described, passes
 from federation.spec.run_sections import SimulationSpec
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Dataset, DataSource, Part, Splits, Task, pool_of, task_code
@@ -60,7 +60,9 @@ def populate(
             splits[name] = attack.poison(splits[name], task, seed=attack_seed(run.seed, 0, name))
         except AttackError:
             raise
-        except Exception as error:  # of the attack's own code
+        except BaseException as error:  # of the attack's own code
+            if passes(error):
+                raise
             raise AttackError(f"{attack}: poisoning the data of {name} failed: {described(error)}") from error
     serves = {name: serve.get(name, own) for name, own in zip(names, _served(task, spec), strict=True)}
     return Population(splits, attackers, serves)

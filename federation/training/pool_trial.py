@@ -1,13 +1,13 @@
 """Tries a task on all of its data, before any of it is dealt to clients: in `data show`, and before a simulation."""
 
-from contextlib import closing
+from contextlib import ExitStack
 
 from federation.tasks import DataError, Dataset, Pool, Splits, Task, TaskError
 from federation.tasks.partition import deal
 from federation.training.sample_tensors import pool_of_tensors
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
-from federation.training.trainers import trainer_code
+from federation.training.trainers import close_trainer, make_trainer, trainer_code
 
 
 def tried_pool(task: Task, pool: Pool, kind: type[Trainer], device: str = "auto", *, speaks: bool = True) -> Pool:
@@ -42,9 +42,12 @@ def try_splits(
     Errors are those of `tried_pool`.
     """
     try:
-        with trainer_code(kind, "trying it on the data"), closing(kind(task, splits, device)) as trainer:
+        with ExitStack() as stack:
+            trainer = make_trainer(kind, task, splits, device)
+            stack.callback(close_trainer, trainer)
             if isinstance(trainer, TorchTrainer):
                 trainer.kernels.speaks = speaks
-            trainer.try_out()
+            with trainer_code(kind, "trying it on the data"):
+                trainer.try_out()
     except (DataError, TaskError) as error:
         raise type(error)(f"{whose}: {error}" if whose else str(error)) from error

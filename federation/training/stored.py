@@ -15,7 +15,7 @@ import torch
 import torch.utils.data
 from torch import Tensor
 
-from federation.owners_code import described
+from federation.owners_code import described, passes
 from federation.tasks import DataError, Dataset, Loading, Splits
 from federation.training.sample_tensors import as_tensor, splits_of_tensors
 from federation.value_words import in_words
@@ -53,7 +53,9 @@ class _Samples(torch.utils.data.Dataset[Any]):
             x, y = map(_tensor, sample, ("its features", "its label"))
         except DataError as error:
             return _Problem(f"{name_of_sample}: {error}")
-        except Exception as error:
+        except BaseException as error:
+            if passes(error):
+                raise
             return _Problem(f"{name_of_sample} cannot be read: {described(error)}")
         for noun, part in (("features", x), ("labels", y)):
             if part.is_floating_point() and not part.isfinite().all():
