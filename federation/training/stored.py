@@ -20,7 +20,7 @@ import torch.utils.data
 from numpy.typing import NDArray
 from torch import Tensor
 
-from federation.owners_code import described
+from federation.owners_code import described, passes
 from federation.process_sockets import short_enough
 from federation.tasks import DataError, Dataset, Loading, Splits
 from federation.text import counted
@@ -60,7 +60,9 @@ class _Samples(torch.utils.data.Dataset[Any]):
         name_of_sample = f"sample {index} of the {name} split"
         try:
             x, y = (torch.as_tensor(part) for part in self._splits[name][index])
-        except Exception as error:
+        except BaseException as error:
+            if passes(error):
+                raise
             return _Problem(f"{name_of_sample} cannot be read: {described(error)}")
         for noun, part in (("features", x), ("labels", y)):
             if part.is_floating_point() and not part.isfinite().all():

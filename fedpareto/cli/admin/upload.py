@@ -17,7 +17,7 @@ from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
 from federation.task_layout import TaskLayout
-from federation.tasks import Task, TaskError, initial_model, metrics_of, task
+from federation.tasks import Task, TaskError, buffers_of, initial_model, metrics_of, task
 from federation.text import counted
 from federation.text_files import EncodingError, read_text
 from federation.training.own import shared_model
@@ -142,7 +142,7 @@ def made_model(task_name: str, seed: int, parameters: ParametersSpec = Parameter
                 yield bytes(part[start : start + CHUNK_BYTES])
 
     with failing(TaskError, code=USAGE):
-        told = TaskLayout.of(whole, task_here.buffers())
+        told = TaskLayout.of(whole, buffers_of(task_here))
         return InitialModel.of(pieces, len(header) + len(data), layout, parameters, task_here, told)
 
 
@@ -171,7 +171,7 @@ def model_file(path: Path, task_name: str, parameters: ParametersSpec = Paramete
     except (TaskError, ModuleNotFoundError):  # a task that only members have: the specification may name its objectives
         return InitialModel.of(pieces, size, layout, parameters, None)
     with suppress(TaskError, ModuleNotFoundError):  # such as PyTorch, with which it makes a model
-        whole = TaskLayout.of(initial_model(task_here, 0)[0], task_here.buffers())
+        whole = TaskLayout.of(initial_model(task_here, 0)[0], buffers_of(task_here))
         return InitialModel.of(pieces, size, layout, parameters, task_here, whole)
     return InitialModel.of(pieces, size, layout, parameters, task_here)
 

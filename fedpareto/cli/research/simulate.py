@@ -123,7 +123,7 @@ def simulate_command(
     if history.state == "PAUSED":
         raise CommandFailure("stopped; the same command with --resume goes on", code=INTERRUPTED)
     if history.state != "COMPLETED":
-        raise CommandFailure(f"the run ended {history.state}: {history.reason}")
+        raise CommandFailure(f"the run ended {history.state}: {history.failure}")
 
 
 def _first_line(error: Exception) -> str:
