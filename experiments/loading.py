@@ -8,6 +8,7 @@ from experiments.definition import Experiment, ExperimentError, parse
 from experiments.published import CATALOGUE
 from federation.owners_code import described, passes
 from federation.plugins import Offer, offers
+from federation.text_files import EncodingError, read_text
 
 GROUP = "fedpareto.experiments"
 
@@ -56,8 +57,8 @@ def _built_in() -> tuple[str, ...]:
 
 def _from_file(name: str, path: Traversable, place: Traversable) -> Experiment:
     try:
-        return parse(name, path.read_text(encoding="utf-8"), place)
+        return parse(name, read_text(path), place)
     except FileNotFoundError as error:
         raise ExperimentError(f"{path}: there is no file {error.filename}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EncodingError) as error:
         raise ExperimentError(f"{path} cannot be read: {error}") from None

@@ -3,7 +3,6 @@
 import logging
 import random
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -38,7 +37,9 @@ from fedpareto.cli.shared_options import (
     PassphraseOption,
     ProxyOption,
     SizesOption,
+    json_option,
 )
+from fedpareto.standard_streams import event_stream
 from worker.events import Events
 from worker.line.attendance import AttendanceError
 from worker.rotation import RotationError, end_rotation
@@ -111,7 +112,7 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="With --rehearse: the run specification that the training follows."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event.")] = False,
+    as_json: Annotated[bool, json_option("Print one JSON object per event.")] = False,
 ) -> None:
     """Attend, and do the assigned work.
 
@@ -151,7 +152,7 @@ def run(
                 member=member,
                 offers=offers,
                 device=devices,
-                events=Events(sys.stdout if as_json else None),
+                events=Events(event_stream() if as_json else None),
                 uniform=random.SystemRandom().uniform,
                 attacker=attacker,
                 policy=policy,

@@ -190,39 +190,33 @@ def test_a_worker_that_is_asked_to_end_says_what_could_not_be_closed(scene: Scen
 # --- without an exception
 
 
-@pytest.fixture
-def ending(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Process]:
-    """Starts a worker whose trainer ends the process as the word says."""
-    monkeypatch.setenv("ENDING", str(tmp_path / "ending"))
+def test_work_in_which_the_process_dies_is_tried_once_more_and_then_declined(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = tmp_path / "ending"
+    monkeypatch.setenv("ENDING", str(word))
+    word.write_text("exit")
     command = ["-m", "fedpareto", "worker", "run", "--home", scene.joined(), "--threads", "1", "--part", "1/8"]
     command += ["--task", "digits", "--trainer", "ending:Ending", "--code", str(OWNERS_CODE)]
-
-    def start(word: str) -> Process:
-        (tmp_path / "ending").write_text(word)
-        return Process(command, tmp_path / f"{len(list(tmp_path.glob('*.log')))}.log")
-
-    return start
-
-
-def test_work_in_which_the_process_dies_is_tried_once_more_and_then_declined(
-    scene: Scene, ending: Callable[[str], Process], tmp_path: Path
-) -> None:
-    first = ending("exit")
+    worker = Process(command, tmp_path / "worker.log")
     scene.assign()
     assert scene.declined() == ("assignment-0", "failed", f"SystemExit: {WHY}")
     scene.coordinator.open.clear()
-    (tmp_path / "ending").write_text("die")
+    word.write_text("die")
     scene.assign(1)
-    first.popen.wait(60)
-    second = ending("die")
-    second.popen.wait(60)
-    assert second.text.count("It is tried once more") == 1
-    third = ending("die")
-    assert scene.declined(2) == ("assignment-1", "crashed", f"{DIED}; it was tried 2 times")
-    (tmp_path / "ending").write_text("")
+    worker.popen.wait(60)
+    noted = scene.home.begun.read_text()
+    assert json.loads(noted) == {"assignment-1": {"tries": 1, "session": None}}
+    running = scene.start()
+    running.wait_for("receipt")
+    assert (len(running.events("crashed")), scene.home.begun.exists()) == (1, False)
+    running.stop()
+    scene.coordinator.open.clear()
+    scene.home.begun.write_text(noted.replace("assignment-1", "assignment-2").replace("1,", "2,"))
     scene.assign(2)
-    scene.wait_submitted()
-    assert third.stop() == 0
+    scene.attending()
+    assert scene.declined(2) == ("assignment-2", "crashed", f"{DIED}; it was tried 2 times")
+    scene.receipts(1, 3)
 
 
 FEDERATED = """\
