@@ -152,7 +152,9 @@ class Worker:
         if attacker is not None:
             site = replace(site, stretch=attacker.attack.stretch)
             events.warn("attack", attacker.warning, attack=str(attacker.attack))
-        self._introduction = Introduction(offers, device, site, policy)
+        self._ledger = Ledger(home.privacy)
+        privacy = SitePrivacy(policy.privacy, self._ledger)
+        self._introduction = Introduction(offers, device, site, policy, privacy.told)
         progress = Progress(
             home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
         )
@@ -171,10 +173,8 @@ class Worker:
         )
         self._renewer = Renewer(home, self._attendance, passphrase, Backoff(uniform, first=1.0, longest=3600.0), events)
         self._memory = WorkerMemory(home.memory, member.signing_key)
-        self._ledger = Ledger(home.privacy)
         spool = Spool(home, member.signing_key, events)
         keeper = Keeper(home.kept, spool, events)
-        privacy = SitePrivacy(policy.privacy, self._ledger)
         privacy.must_suit(offers)
         execution = Execution(
             attendance=self._attendance,

@@ -93,6 +93,7 @@ app.add_typer(_group("The coordinator: make a federation, and run its daemon."),
 app.add_typer(worker, name="worker")
 app.add_typer(admin, name="admin")
 app.add_typer(_group(_EXPERIMENT_HELP), name="experiment")
+app.add_typer(_group("Differential privacy: plan noise before a run."), name="privacy")
 app.add_typer(_group("Show which samples each client would hold."), name="data")
 
 
