@@ -29,6 +29,7 @@ from coordinator.rounds.transitions import INTERRUPTED, RUN_ENDED, SIMULATOR, mo
 from coordinator.settings import SETTINGS_FILE, Settings
 from federation.attacks.probe import Probe
 from federation.digests import digest
+from federation.owners_code import must_not_exit
 from federation.spec.computation import CANNOT
 from federation.spec.run_sections import SelectionSpec
 from federation.tasks import Dataset, DataSource, Task, metrics_of, task
@@ -82,6 +83,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         DatabaseBusy: another process uses the home.
     """
 
+    @must_not_exit(SimulationError)
     def __init__(
         self,
         spec: bytes,
@@ -160,6 +162,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         """Ends `run` soon, from any thread or signal handler. Finished rounds are kept, and the run can be resumed."""
         self._stopping = True
 
+    @must_not_exit(SimulationError)
     def run(self, progress: Callable[[SimulationProgress], object] = lambda progress: None) -> History:
         """Runs to the end, or until `stop`; calls `progress` after every round."""
         facts = RunFacts.load(self._database, self.run_id)
@@ -204,7 +207,12 @@ class Simulation(AbstractContextManager["Simulation"]):
         with self._database.read() as session:
             run = session.get_one(Run, self.run_id)
             return read_history(
-                session, self._blobs, run, attackers=self.attackers, seconds=time.perf_counter() - began
+                session,
+                self._blobs,
+                run,
+                attackers=self.attackers,
+                seconds=time.perf_counter() - began,
+                notes=tuple(fleet.left_out.values()),
             )
 
     def _wait(self, seconds: float | None, replies: int = 1) -> None:

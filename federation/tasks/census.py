@@ -20,7 +20,7 @@ from federation.tasks import (
 )
 from federation.tasks.partition import classes, deal, deal_all, holders
 from federation.training.torch_trainer import TorchTrainer
-from federation.training.trainers import trainer_code, trainer_kind
+from federation.training.trainers import make_trainer, trainer_code, trainer_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,8 @@ def _try_pool(task: Task, pool: Pool) -> None:
 def _try(task: Task, splits: Splits) -> None:
     """Tries the data of one client with a trainer as a worker makes it."""
     kind = trainer_kind(task)
-    with trainer_code(kind, "trying it on the data"), closing(kind(task, splits, "auto")) as trainer:
+    trainer = make_trainer(kind, task, splits, "auto")
+    with trainer_code(kind, "trying it on the data"), closing(trainer):
         trainer.try_out()
 
 
