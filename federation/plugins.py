@@ -143,13 +143,8 @@ class Plugins(Generic[T]):
         Raises:
             PluginError: the code raised an exception, or tried to end the process.
         """
-        passed: tuple[type[Exception], ...] = (PluginError, MemoryError, *passes)
-        try:
+        with plugin_code(f"{self.word} {name!r}", doing, *passes):
             yield
-        except passed:
-            raise
-        except (Exception, SystemExit) as error:
-            raise PluginError(f"{self.word} {name!r}: {doing} failed: {described(error)}") from error
 
     def _origin(self, name: str) -> str:
         """The class of an entry point, as `module:Class`."""
@@ -177,6 +172,18 @@ class Plugins(Generic[T]):
             if module and not module.startswith("."):
                 raise  # of the module's own code
             raise PluginError(f"{self.word} {name!r}: expected a name, or module:Class") from error
+
+
+@contextmanager
+def plugin_code(whose: str, doing: str, *passes: type[Exception]) -> Iterator[None]:
+    """As `Plugins.code`; `whose` is the plug-in in words, such as "rule 'mine'"."""
+    passed: tuple[type[Exception], ...] = (PluginError, MemoryError, *passes)
+    try:
+        yield
+    except passed:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{whose}: {doing} failed: {described(error)}") from error
 
 
 def _lies_in_code(module: str) -> bool:
