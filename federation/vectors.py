@@ -27,7 +27,7 @@ from federation.tensor_names import tensor_differences
 MAX_HEADER_BYTES = 1_000_000
 LENGTH_BYTES = 8  # of the length in front of a header
 _MAX_DIMENSIONS = 32
-_MAX_ELEMENTS = 2**48
+MAX_ELEMENTS = 2**48
 
 Vector = NDArray[np.float32]
 Array = NDArray[Any]
@@ -355,13 +355,13 @@ def _entry(name: str, entry: Any, dtypes: Collection[str]) -> tuple[Tensor, int,
         raise Refusal("layout", f"tensor {shown!r} has impossible data_offsets")
     tensor = Tensor(name, tuple(shape), dtype)
     begin, end = offsets
-    if tensor.size > _MAX_ELEMENTS or end - begin != tensor.bytes:
+    if tensor.size > MAX_ELEMENTS or end - begin != tensor.bytes:
         raise Refusal("layout", f"tensor {shown!r}: its shape does not fill its {end - begin} bytes")
     return tensor, begin, end
 
 
 def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item <= 8 * _MAX_ELEMENTS for item in value)
+    return isinstance(value, list) and all(type(item) is int and 0 <= item <= 8 * MAX_ELEMENTS for item in value)
 
 
 def layout_difference(found: Layout, expected: Layout) -> str:

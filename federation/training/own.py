@@ -95,7 +95,11 @@ def run_model(task: Task, seed: int, parameters: ParametersSpec) -> tuple[Layout
         TaskError: as of `initial_model`.
         SharingError: as of `Sharing.of`, and if `buffer_names` do not match the averaged buffers.
     """
-    layout, vector = initial_model(task, seed)
+    return shared_model(task, *initial_model(task, seed), parameters)
+
+
+def shared_model(task: Task, layout: Layout, vector: Vector, parameters: ParametersSpec) -> tuple[Layout, Vector]:
+    """The part of a task's whole model (d,) that a run shares, as `run_model` gives it. Errors as there."""
     buffers = task.buffers()
     if parameters.shares_all and not buffers:
         return layout, vector

@@ -1,6 +1,7 @@
 """Submits a run: its specification, which is checked here first, and its initial model, in chunks."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,13 +16,15 @@ from federation.spec.run_sections import ParametersSpec
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
-from federation.tasks import Task, TaskError, metrics_of, task
+from federation.task_layout import TaskLayout
+from federation.tasks import Task, TaskError, initial_model, metrics_of, task
 from federation.text import counted
-from federation.training.own import run_model
+from federation.training.own import shared_model
+from federation.v1 import common_pb2
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import Metric
-from federation.vectors import model_layout
+from federation.vectors import Layout, model_layout
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.formatting import size
@@ -35,6 +38,9 @@ class InitialModel:
         pieces: yields its bytes, from the start, in pieces of at most 1 MiB.
         size: its size in bytes.
         digest: the digest of all bytes.
+        parameters: the number of its elements that are parameters.
+        buffers: the number of its elements that are averaged buffers.
+        layout: of the task's whole model; None if it is not known here.
         objectives: those of the task, in its order; empty if the task is not installed here.
         metrics: those of the task, likewise.
     """
@@ -42,12 +48,26 @@ class InitialModel:
     pieces: Callable[[], Iterator[bytes]]
     size: int
     digest: str
+    parameters: int
+    buffers: int
+    layout: TaskLayout | None
     objectives: tuple[str, ...] = ()
     metrics: tuple[MetricKind, ...] = ()
 
     @classmethod
-    def of(cls, pieces: Callable[[], Iterator[bytes]], size: int, task: Task | None) -> "InitialModel":
-        """Computes the digest; without a task here, there are no objectives and metrics.
+    def of(
+        cls,
+        pieces: Callable[[], Iterator[bytes]],
+        size: int,
+        layout: Layout,
+        parameters: ParametersSpec,
+        task: Task | None,
+        whole: TaskLayout | None = None,
+    ) -> "InitialModel":
+        """Computes the digest of a model of this layout; without a task here, there are no objectives and metrics.
+
+        `parameters` names those that the run does not share, and `whole` is the layout of the task's whole model. If
+        that is not known, it is this one, provided that the run shares all parameters.
 
         Raises:
             TaskError: the task's code raised an exception, or one of its metrics cannot be used.
@@ -55,9 +75,22 @@ class InitialModel:
         state = hasher()
         for piece in pieces():
             state.update(piece)
-        if task is None:
-            return cls(pieces, size, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}")
-        return cls(pieces, size, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", task.objectives, metrics_of(task))
+        try:
+            count = parameters.parameters_of(layout).size
+        except SharingError:  # the coordinator refuses this model, and says why
+            count = layout.size
+        if whole is None and parameters.shares_all:
+            whole = TaskLayout.of(layout)
+        return cls(
+            pieces,
+            size,
+            f"{DEFAULT_ALGORITHM}:{state.hexdigest()}",
+            count,
+            layout.size - count,
+            whole,
+            () if task is None else task.objectives,
+            () if task is None else metrics_of(task),
+        )
 
 
 def read_spec(path: Path) -> tuple[bytes, RunSpec]:
@@ -92,7 +125,8 @@ def made_model(task_name: str, seed: int, parameters: ParametersSpec = Parameter
     try:
         with failing(TaskError, SharingError, code=USAGE):
             task_here = task(task_name)
-            layout, vector = run_model(task_here, seed, parameters)
+            whole, values = initial_model(task_here, seed)
+            layout, vector = shared_model(task_here, whole, values, parameters)
     except ModuleNotFoundError as error:
         raise CommandFailure(
             f"the initial model of {task_name} is made with {error.name}, which is not installed here: "
@@ -106,18 +140,19 @@ def made_model(task_name: str, seed: int, parameters: ParametersSpec = Parameter
                 yield bytes(part[start : start + CHUNK_BYTES])
 
     with failing(TaskError, code=USAGE):
-        return InitialModel.of(pieces, len(header) + len(data), task_here)
+        told = TaskLayout.of(whole, task_here.buffers())
+        return InitialModel.of(pieces, len(header) + len(data), layout, parameters, task_here, told)
 
 
-def model_file(path: Path, task_name: str) -> InitialModel:
-    """The initial model of a task in a file.
+def model_file(path: Path, task_name: str, parameters: ParametersSpec = ParametersSpec()) -> InitialModel:  # noqa: B008
+    """The initial model of a task in a file. `parameters` names those that the run does not share.
 
     Raises:
         CommandFailure: it is not a model file.
     """
     try:
         with failing(OSError, code=USAGE, what=f"cannot read {path}"):
-            model_layout(path)
+            layout = model_layout(path)
     except Refusal as refusal:
         raise CommandFailure(
             f"{path} cannot be the initial model: {refusal.message} [{refusal.reason}]", code=USAGE
@@ -130,9 +165,13 @@ def model_file(path: Path, task_name: str) -> InitialModel:
 
     size = path.stat().st_size
     try:
-        return InitialModel.of(pieces, size, task(task_name))
+        task_here = task(task_name)
     except (TaskError, ModuleNotFoundError):  # a task that only members have: the specification may name its objectives
-        return InitialModel.of(pieces, size, None)
+        return InitialModel.of(pieces, size, layout, parameters, None)
+    with suppress(TaskError, ModuleNotFoundError):  # such as PyTorch, with which it makes a model
+        whole = TaskLayout.of(initial_model(task_here, 0)[0], task_here.buffers())
+        return InitialModel.of(pieces, size, layout, parameters, task_here, whole)
+    return InitialModel.of(pieces, size, layout, parameters, task_here)
 
 
 def submit(
@@ -155,6 +194,9 @@ def submit(
             objectives=model.objectives,
             dry_run=dry_run,
             metrics=[Metric(**asdict(kind)) for kind in model.metrics],
+            layout=None if model.layout is None else common_pb2.TaskLayout(**asdict(model.layout)),
+            parameters=model.parameters,
+            buffers=model.buffers,
         )
         yield SubmitRunRequest(header=header)
         for piece in () if dry_run else model.pieces():
@@ -165,21 +207,25 @@ def submit(
 
 
 def show_prospects(response: SubmitRunResponse, as_json: bool) -> None:
-    """Prints the members to ask and the disk space of a dry run; a CommandFailure if the run could not begin."""
+    """Prints the members of a dry run and the disk space; a CommandFailure if the run could not begin or go on."""
+    reasons = {other.client_id: other.reason for other in response.others}
     if as_json:
         typer.echo(dumps(response))
     else:
         for warning in response.warnings:
             typer.echo(f"warning: {warning}", err=True)
-        names = ", ".join(response.members) or "none"
-        typer.echo(f"members that could be asked now: {len(response.members)} ({names}); a round asks {response.asked}")
+        willing = [name for name in response.members if name not in reasons]
+        typer.echo(
+            f"members that would take part now: {len(willing)} ({', '.join(willing) or 'none'}); "
+            f"a round asks {response.asked}, and needs {counted(response.needed, 'reply', 'replies')}"
+        )
+        if reasons:
+            others = (f"{name} ({reason})" for name, reason in reasons.items())
+            typer.echo(f"members that offer the task and would not: {len(reasons)}: {', '.join(others)}")
         free = f"; {size(max(response.disk_free, 0))} are free for it" if response.HasField("disk_free") else ""
         typer.echo(f"disk: about {size(response.disk_needed)} for all rounds{free}")
-    if len(response.members) < response.minimum:
-        raise CommandFailure(
-            f"the run could not begin: {counted(len(response.members), 'member')} could be asked, and a round needs "
-            f"{response.minimum}"
-        )
+    if response.obstacle:
+        raise CommandFailure(response.obstacle)
     if response.HasField("disk_free") and response.disk_needed > response.disk_free:
         raise CommandFailure("the coordinator's disk has too little space for the run")
     if not as_json:
