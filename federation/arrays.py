@@ -1,10 +1,13 @@
 """Numbers as people have them, in lists, arrays of NumPy and tensors of PyTorch, as arrays."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+Numbers = ArrayLike | Sequence[Any]
 
 
 def numbers(values: Any) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from coordinator.aggregation.base import Rule
 from coordinator.aggregation.direction import Direction
@@ -19,7 +19,7 @@ from coordinator.aggregation.gram import combine, gram
 from coordinator.aggregation.interface import HyperparameterError, Rows, TooFewUpdatesError
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.streaming import Row, one_thread
-from federation.arrays import detached, numbers
+from federation.arrays import Numbers, detached, numbers
 from federation.process_state import ordinary_numpy
 from federation.vectors import RowFile
 
@@ -51,13 +51,13 @@ class Aggregate:
 @ordinary_numpy()
 def aggregate(
     name: str,
-    updates: ArrayLike | Sequence[Row],
+    updates: Numbers,
     *,
-    losses: ArrayLike | None = None,
-    accuracies: ArrayLike | None = None,
-    samples: ArrayLike | None = None,
-    prior: ArrayLike | None = None,
-    ages: ArrayLike | None = None,
+    losses: Numbers | None = None,
+    accuracies: Numbers | None = None,
+    samples: Numbers | None = None,
+    prior: Numbers | None = None,
+    ages: Numbers | None = None,
     clients: Sequence[str] | None = None,
     state: Mapping[str, Any] | None = None,
     **hyperparameters: Any,
@@ -157,7 +157,7 @@ def aggregate(
     )
 
 
-def _rows(updates: ArrayLike | Sequence[Row]) -> list[Row]:
+def _rows(updates: Numbers) -> list[Row]:
     if not isinstance(updates, Sequence):
         try:
             updates = numbers(updates)
@@ -183,14 +183,14 @@ def _row(name: str, values: Any) -> Row:
     return row if row.dtype == np.float32 else row.astype(np.float64, copy=False)
 
 
-def _weights(name: str, values: ArrayLike, m: int) -> NDArray[np.float64]:
+def _weights(name: str, values: Numbers, m: int) -> NDArray[np.float64]:
     array = _per_row(name, values, m)
     if not (np.isfinite(array) & (array >= 0)).all() or array.sum() <= 0:
         raise ValueError(f"{name} must be finite, not negative, and not all zero; got {array.tolist()}"[:300])
     return array
 
 
-def _per_row(name: str, values: ArrayLike, m: int) -> NDArray[np.float64]:
+def _per_row(name: str, values: Numbers, m: int) -> NDArray[np.float64]:
     try:
         array = np.array(detached(values), dtype=np.float64)  # None is NaN
     except (TypeError, ValueError, RuntimeError) as error:

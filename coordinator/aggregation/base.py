@@ -25,7 +25,7 @@ from coordinator.aggregation.pre import Stage, apply
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
 from coordinator.aggregation.secure.private_rule import private_round
 from coordinator.aggregation.server_optimisers import Optimiser
-from federation.arrays import vector
+from federation.arrays import Numbers, vector
 from federation.owners_code import is_owners_class
 from federation.plugins import CodeOrigin
 from federation.spec.computation import Ability
@@ -196,7 +196,7 @@ class Rule(Algorithm, ABC):
         return Step(replies, self.decide(replies.rows(context)))
 
 
-def conclude(K: Matrix, coefficients: Vector, weights: Vector, **measured: float) -> Combination:
+def conclude(K: Matrix, coefficients: Numbers, weights: Numbers, **measured: float) -> Combination:
     """The answer of a rule without state; where the rows cancel each other, all coefficients are 0: no step.
 
     K is (m, m), the coefficients are (m,), the weights those of the rows of this round, which come first; `measured`
@@ -205,12 +205,12 @@ def conclude(K: Matrix, coefficients: Vector, weights: Vector, **measured: float
     Raises:
         ValueError: no vectors of numbers, or of other lengths.
     """
-    coefficients, weights = vector("coefficients", coefficients, len(K)), vector("weights", weights)
-    if len(weights) > len(K):
-        raise ValueError(f"weights has {len(weights)} numbers; there are {len(K)} rows")
-    length = float(np.abs(coefficients) @ np.sqrt(np.diag(K)))
-    stationary = bool(coefficients @ K @ coefficients <= STATIONARY_TOLERANCE * length**2)
+    c, shares = vector("coefficients", coefficients, len(K)), vector("weights", weights)
+    if len(shares) > len(K):
+        raise ValueError(f"weights has {len(shares)} numbers; there are {len(K)} rows")
+    length = float(np.abs(c) @ np.sqrt(np.diag(K)))
+    stationary = bool(c @ K @ c <= STATIONARY_TOLERANCE * length**2)
     if stationary:
-        coefficients = np.zeros(len(K))
-    diagnostics = describe(K, coefficients, weights) | measured | {"stationary": float(stationary)}
-    return Combination(coefficients, weights, {}, diagnostics)
+        c = np.zeros(len(K))
+    diagnostics = describe(K, c, shares) | measured | {"stationary": float(stationary)}
+    return Combination(c, shares, {}, diagnostics)

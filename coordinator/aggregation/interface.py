@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.arrays import vector
+from federation.arrays import Numbers, vector
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -218,7 +218,7 @@ class Mixture:
     samples: Vector | None = None
 
     @classmethod
-    def scaled(cls, factors: Vector) -> "Mixture":
+    def scaled(cls, factors: Numbers) -> "Mixture":
         """Each row multiplied by its factor, shape (m,); it still stands for its own client."""
         checked = vector("factors", factors)
         return cls(np.diag(checked), np.eye(len(checked)))

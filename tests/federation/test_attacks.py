@@ -128,7 +128,9 @@ def test_the_bias_is_on_the_reported_losses_alone() -> None:
 
 def made(**methods: Any) -> Attack:
     """An attack with these methods."""
-    return type("Own", (Attack,), {"name": "own", **{name: staticmethod(method) for name, method in methods.items()}})()
+    own = {name: staticmethod(method) for name, method in methods.items()}
+    attack: Attack = type("Own", (Attack,), {"name": "own", **own})()
+    return attack
 
 
 def test_an_attack_of_ones_own_may_give_tensors_and_lists_and_write_into_its_update() -> None:

@@ -22,10 +22,9 @@ class Free(Rule):
 
     def combine(self, rows: Rows) -> Combination:
         weights = torch.zeros(len(rows.prior), requires_grad=True)
-        (
-            torch.softmax(weights, 0) @ torch.tensor(rows.gram, dtype=torch.float32) @ torch.softmax(weights, 0)
-        ).backward()
-        shares = torch.softmax(-1e-3 * weights.grad, 0)
+        lengths = torch.tensor(rows.norms, dtype=torch.float32)
+        (gradient,) = torch.autograd.grad(torch.softmax(weights, 0) @ lengths, weights)
+        shares = torch.softmax(-1e-3 * gradient, 0)
         draws = np.random.default_rng(rows.round).random(len(rows.prior))
         # The last key is the first one by name, which a record may put first.
         order = list(rows.state.get("clients", rows.clients))
@@ -35,7 +34,7 @@ class Free(Rule):
             "clients": {name: np.int64(at) for at, name in enumerate(reversed(order))},
             "count": np.arange(3),
         }
-        answer = conclude(rows.gram + 0.1 * np.eye(len(draws)), shares.tolist(), shares, draw=torch.tensor(draws[0]))
+        answer = conclude(rows.gram + 0.1 * np.eye(len(draws)), shares.tolist(), shares, draw=draws[0])
         return Combination(answer.coefficients, answer.weights, state, answer.diagnostics)
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -205,22 +205,20 @@ def switches() -> list[Any]:
 def test_what_the_caller_has_set_changes_no_number_and_is_the_same_afterwards(somewhere: Path) -> None:
     expected = simulated(0)
     with ExitStack() as notebook:
-        for switch, value, before in (
+        settings: list[tuple[Callable[[Any], object], Any, Any]] = [
             (torch.set_default_dtype, torch.float64, torch.float32),
             (torch.set_default_device, "meta", None),
             (torch.set_deterministic_debug_mode, 1, 0),
             (torch.set_float32_matmul_precision, "medium", "highest"),
             (torch.set_num_threads, 2, torch.get_num_threads()),
-        ):
-            switch(value)  # type: ignore[operator]
-            notebook.callback(switch, before)
-        for context in (
-            torch.inference_mode(),
-            torch.autocast("cpu", torch.bfloat16),
-            torch.autograd.set_detect_anomaly(True),
-            np.errstate(all="raise"),
-        ):
-            notebook.enter_context(context)  # type: ignore[arg-type]
+        ]
+        for switch, value, usual in settings:
+            switch(value)
+            notebook.callback(switch, usual)
+        notebook.enter_context(torch.inference_mode())
+        notebook.enter_context(torch.autocast("cpu", torch.bfloat16))
+        notebook.enter_context(torch.autograd.set_detect_anomaly(True))
+        notebook.enter_context(np.errstate(all="raise"))
         before = switches()
         model = simulated(0)
         assert switches() == before
@@ -276,5 +274,5 @@ def test_a_loss_that_is_not_known_drops_its_row_and_a_negative_one_counts_as_non
 
 
 def test_hyperparameters_may_be_numbers_of_numpy() -> None:
-    same = [fedpareto.aggregate("fedmgda+", np.eye(3), epsilon=value).coefficients for value in (0.5, np.float32(0.5))]
-    np.testing.assert_array_equal(*same)
+    first, second = (fedpareto.aggregate("fedmgda+", np.eye(3), epsilon=half) for half in (0.5, np.float32(0.5)))
+    np.testing.assert_array_equal(first.direction, second.direction)
