@@ -30,7 +30,8 @@ from coordinator.rounds.transitions import INTERRUPTED, RUN_ENDED, SIMULATOR, mo
 from coordinator.settings import SETTINGS_FILE, Settings
 from federation.attacks.probe import Probe
 from federation.digests import digest
-from federation.process_state import ordinary, ordinary_numpy
+from federation.owners_code import must_not_exit
+from federation.process.shared_state import ordinary, ordinary_numpy
 from federation.spec.computation import CANNOT, Ability
 from federation.spec.run_sections import SelectionSpec
 from federation.tasks import Dataset, DataSource, Task, metrics_of, task
@@ -84,6 +85,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         DatabaseBusy: another process uses the home.
     """
 
+    @must_not_exit(SimulationError)
     @ordinary()
     def __init__(
         self,
@@ -162,6 +164,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         """Ends `run` soon, from any thread or signal handler. Finished rounds are kept, and the run can be resumed."""
         self._stopping = True
 
+    @must_not_exit(SimulationError)
     def run(self, progress: Callable[[SimulationProgress], object] = lambda progress: None) -> History:
         """Runs to the end, or until `stop`; calls `progress` after every round."""
         facts = RunFacts.load(self._database, self.run_id)
@@ -211,7 +214,12 @@ class Simulation(AbstractContextManager["Simulation"]):
         with self._database.read() as session:
             run = session.get_one(Run, self.run_id)
             return read_history(
-                session, self._blobs, run, attackers=self.attackers, seconds=time.perf_counter() - began
+                session,
+                self._blobs,
+                run,
+                attackers=self.attackers,
+                seconds=time.perf_counter() - began,
+                notes=tuple(fleet.left_out.values()),
             )
 
     def _wait(self, seconds: float | None, replies: int = 1) -> None:

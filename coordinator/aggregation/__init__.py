@@ -20,7 +20,7 @@ from coordinator.aggregation.interface import HyperparameterError, Rows, TooFewU
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.streaming import Row, one_thread
 from federation.arrays import Numbers, detached, numbers
-from federation.process_state import ordinary_numpy
+from federation.process.shared_state import ordinary_numpy
 from federation.vectors import RowFile
 
 __all__ = ["Aggregate", "HyperparameterError", "TooFewUpdatesError", "aggregate"]

@@ -25,9 +25,10 @@ from coordinator.aggregation.interface import (
 from coordinator.aggregation.qp import UnsolvedError
 from federation.arrays import numbers, vector
 from federation.plugins import PluginError, plugin_code
-from federation.process_state import ordinary
+from federation.process.shared_state import ordinary
 from federation.record.metric_definitions import DEFINITIONS, pattern
 from federation.sketches.base import SketchError
+from federation.value_words import in_words
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ def _answer(whose: str, method: str, ask: Callable[[], Any], read: Callable[[Any
 def combination(answer: Any, rows: Rows) -> Combination:
     """The answer of a rule, checked and converted. Raises ValueError."""
     if not isinstance(answer, Combination):
-        raise ValueError(f"it is {_in_words(answer)}; return conclude(rows.gram, coefficients, weights)")
+        raise ValueError(f"it is {in_words(answer)}; return conclude(rows.gram, coefficients, weights)")
     coordinates = answer.coordinates
     if coordinates is not None:
         matrix = _matrix("coordinates.matrix", coordinates.matrix, len(rows.prior))
@@ -108,7 +109,7 @@ def combination(answer: Any, rows: Rows) -> Combination:
 def mixture(answer: Any, rows: Rows) -> Mixture:
     """The answer of a stage, checked and converted. Raises ValueError."""
     if not isinstance(answer, Mixture):
-        raise ValueError(f"it is {_in_words(answer)}; return Mixture(W), or Mixture.scaled(factors)")
+        raise ValueError(f"it is {in_words(answer)}; return Mixture(W), or Mixture.scaled(factors)")
     m = len(rows.prior)
     matrix = _matrix("W", answer.matrix, m)
     count = len(matrix)
@@ -167,7 +168,7 @@ def plain(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if not hasattr(value, "__array__"):
-        raise ValueError(f"{where} is {_in_words(value)}, which JSON cannot hold")
+        raise ValueError(f"{where} is {in_words(value)}, which JSON cannot hold")
     try:
         listed = numbers(value).tolist()
     except ValueError as error:
@@ -177,7 +178,7 @@ def plain(value: Any, where: str) -> Any:
 
 def _state(state: Any) -> dict[str, Any]:
     if not isinstance(state, Mapping):
-        raise ValueError(f"state: a dict is needed; got {_in_words(state)}")
+        raise ValueError(f"state: a dict is needed; got {in_words(state)}")
     converted: dict[str, Any] = plain(state, "state")
     return converted
 
@@ -191,7 +192,7 @@ def _key(key: Any, where: str) -> str:
 def _diagnostics(values: Any) -> dict[str, float]:
     """Measurements of a rule by name; they may be NaN or infinite."""
     if not isinstance(values, Mapping):
-        raise ValueError(f"diagnostics: numbers by name are needed; got {_in_words(values)}")
+        raise ValueError(f"diagnostics: numbers by name are needed; got {in_words(values)}")
     converted = {}
     for name, value in values.items():
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _NAME:
@@ -227,14 +228,6 @@ def _must_be_shares(name: str, array: Matrix) -> None:
     for row, total in zip(array, array.sum(axis=1), strict=True):
         if not abs(total - 1) <= _OF_ONE:  # NaN, too
             raise ValueError(f"{name} must have the sum 1; got {total:.6g}, of {row.tolist()}"[:300])
-
-
-def _in_words(value: Any) -> str:
-    """A value of a wrong type, for messages."""
-    shape = getattr(value, "shape", None)
-    if value is None or isinstance(value, type):
-        return str(value)
-    return f"of type {type(value).__name__}" + (f" and shape {tuple(shape)}" if isinstance(shape, tuple) else "")
 
 
 def _difference(first: Any, second: Any, where: str) -> str:

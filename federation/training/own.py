@@ -13,7 +13,7 @@ from federation.refusals import Refusal
 from federation.spec.computation import Computation, Descend, MeasureAlong
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.sharing import BUFFERS, Sharing, SharingError
-from federation.tasks import Task, initial_model
+from federation.tasks import Task, buffers_of, initial_model
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector, read_vector, to_bytes
 from federation.work.base import Result, RowSchema, Shape, WorkError, payload_layout
@@ -100,7 +100,7 @@ def run_model(task: Task, seed: int, parameters: ParametersSpec) -> tuple[Layout
 
 def shared_model(task: Task, layout: Layout, vector: Vector, parameters: ParametersSpec) -> tuple[Layout, Vector]:
     """The part of a task's whole model (d,) that a run shares, as `run_model` gives it. Errors as there."""
-    buffers = task.buffers()
+    buffers = buffers_of(task)
     if parameters.shares_all and not buffers:
         return layout, vector
     sharing = Sharing.of(layout, parameters.personal, parameters.frozen, buffers, parameters.buffers)

@@ -11,7 +11,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection
 
-from federation.process_state import alone
+from federation.process.shared_state import alone
 
 
 def config(connection: Connection | None = None) -> Config:

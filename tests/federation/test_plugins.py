@@ -286,7 +286,7 @@ def test_commands_say_in_words_that_the_answer_of_a_rule_cannot_be_used(code: Pa
         done = completed(["-m", "fedpareto", *arguments, "--code", "."], cwd=code)
         assert done.returncode == 1
         assert (
-            f"fedpareto: algorithm {name!r}: the answer of combine cannot be used: it is of type ndarray" in done.stderr
+            f"fedpareto: algorithm {name!r}: the answer of combine cannot be used: it is an array (2,)" in done.stderr
         )
         assert "Traceback" not in done.stderr
 

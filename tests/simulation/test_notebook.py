@@ -19,8 +19,11 @@ import pytest
 import torch
 
 import fedpareto
-from federation.process_state import alone
+from federation.process.shared_state import alone
 from federation.spec.run_spec import RunSpec
+from federation.training.plans import EvaluationPlan, TrainingPlan
+from federation.training.torch_trainer import TorchTrainer
+from federation.vectors import Vector
 from fedpareto import progress_line
 from simulation.history import History
 from simulation.simulate import SimulationProgress
@@ -93,6 +96,47 @@ def test_a_history_fits_a_screen_whatever_happened() -> None:
     ]
 
 
+class Forgetful(TorchTrainer):
+    """Returns no model."""
+
+    def train(self, model: Vector, plan: TrainingPlan) -> Any:
+        return None
+
+
+class Percent(TorchTrainer):
+    """Returns an accuracy in per cent."""
+
+    def evaluate(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
+        scores = super().evaluate(model, plan)
+        return {**scores, "accuracy": 100 * scores["accuracy"]}
+
+
+def simulated(trainer: str) -> History:
+    spec = SPEC.replace("rounds = 5", "rounds = 1\nsimulation.clients = 2\ntrain.steps = 1")
+    name = f"tests.simulation.test_notebook:{trainer}"
+    return fedpareto.simulate(spec, trainer=name, threads=1, progress=lambda _: None)
+
+
+def test_the_first_line_of_a_run_that_failed_says_why_its_clients_declined() -> None:
+    lines = repr(simulated("Forgetful")).splitlines()
+    assert "FAILED, trainer:result: train() of the trainer returned None; return a vector" in lines[0]
+    whole = " ".join(" ".join(lines).split())
+    assert "no step was made in its only round, with trainer:result in 2 of 2 failed answers" in whole
+
+
+def test_an_accuracy_that_is_no_share_is_told_in_the_log_and_in_the_summary(caplog: pytest.LogCaptureFixture) -> None:
+    found = simulated("Percent")
+    told = [
+        warning for warning in found.warnings if "and an accuracy is a share in [0, 1], so it is left out" in warning
+    ]
+    assert [warning.partition(" is ")[0] for warning in told] == [
+        f"client-000: {split}/accuracy" for split in ("train", "validation", "test")
+    ]
+    assert told == caplog.messages
+    assert "  warning: client-000: train/accuracy is " in repr(found)
+    assert "accuracy/mean" not in found.round_records[0]
+
+
 def at(done: int, **metrics: float) -> SimulationProgress:
     return SimulationProgress(
         done, 10, MappingProxyType({f"accuracy/{name}": value for name, value in metrics.items()}), 2.0
@@ -146,7 +190,7 @@ class Noise(fedpareto.Task):
         return x + torch.randn(())
 
 
-def simulated(seed: int, rounds: int = 1, **options: Any) -> np.ndarray:
+def noisy(seed: int, rounds: int = 1, **options: Any) -> np.ndarray:
     """The model of a small simulation."""
     spec = (
         f'name = "noise"\ntask = "{__name__}:Noise"\nrounds = {rounds}\nseed = {seed}\ntrain.steps = 3\n'
@@ -172,14 +216,14 @@ def eager() -> Iterator[None]:
 
 
 def test_simulations_at_once_give_the_models_of_each_alone(somewhere: Path, eager: None) -> None:
-    expected = [simulated(seed, rounds=3) for seed in (0, 1)]
+    expected = [noisy(seed, rounds=3) for seed in (0, 1)]
     with ThreadPoolExecutor(2) as threads:
-        models = list(threads.map(lambda seed: simulated(seed, rounds=3), (0, 1)))
+        models = list(threads.map(lambda seed: noisy(seed, rounds=3), (0, 1)))
     np.testing.assert_array_equal(models, expected)
 
 
 def test_the_record_is_where_the_caller_wanted_it_and_the_model_in_memory_of_its_own(somewhere: Path) -> None:
-    model = simulated(0, home="record")
+    model = noisy(0, home="record")
     assert (somewhere / "record" / "coordinator.toml").exists()
     assert type(model) is np.ndarray
     assert model.flags.owndata
@@ -203,7 +247,7 @@ def switches() -> list[Any]:
 
 
 def test_what_the_caller_has_set_changes_no_number_and_is_the_same_afterwards(somewhere: Path) -> None:
-    expected = simulated(0)
+    expected = noisy(0)
     with ExitStack() as notebook:
         settings: list[tuple[Callable[[Any], object], Any, Any]] = [
             (torch.set_default_dtype, torch.float64, torch.float32),
@@ -220,7 +264,7 @@ def test_what_the_caller_has_set_changes_no_number_and_is_the_same_afterwards(so
         notebook.enter_context(torch.autograd.set_detect_anomaly(True))
         notebook.enter_context(np.errstate(all="raise"))
         before = switches()
-        model = simulated(0)
+        model = noisy(0)
         assert switches() == before
         result = fedpareto.aggregate("torchjd:upgrad", [[1e-200, 1.0], [1.0, 1e-200]])
     np.testing.assert_array_equal(model, expected)

@@ -20,7 +20,7 @@ from coordinator.aggregation.base import Rule, conclude
 from coordinator.aggregation.interface import Combination, HyperparameterError, Rows, require_updates
 from coordinator.aggregation.qp import UnsolvedError
 from federation.plugins import CodeOrigin
-from federation.process_state import ordinary
+from federation.process.shared_state import ordinary
 from federation.spec.options import option
 
 PREFIX = "torchjd:"

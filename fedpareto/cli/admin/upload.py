@@ -17,8 +17,9 @@ from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
 from federation.task_layout import TaskLayout
-from federation.tasks import Task, TaskError, initial_model, metrics_of, task
+from federation.tasks import Task, TaskError, buffers_of, initial_model, metrics_of, task
 from federation.text import counted
+from federation.text_files import EncodingError, read_text
 from federation.training.own import shared_model
 from federation.v1 import common_pb2
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
@@ -28,6 +29,7 @@ from federation.vectors import Layout, model_layout
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.formatting import size
+from fedpareto.standard_streams import print_document
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,8 @@ def read_spec(path: Path) -> tuple[bytes, RunSpec]:
     Raises:
         CommandFailure: it cannot be used; the message names file and key.
     """
-    with failing(OSError, code=USAGE, what=f"cannot read {path}"):
-        text = path.read_bytes()
+    with failing(OSError, EncodingError, code=USAGE, what=f"cannot read {path}"):
+        text = read_text(path).encode()
     try:
         return text, parse_run(text)[0]
     except SpecError as error:
@@ -140,7 +142,7 @@ def made_model(task_name: str, seed: int, parameters: ParametersSpec = Parameter
                 yield bytes(part[start : start + CHUNK_BYTES])
 
     with failing(TaskError, code=USAGE):
-        told = TaskLayout.of(whole, task_here.buffers())
+        told = TaskLayout.of(whole, buffers_of(task_here))
         return InitialModel.of(pieces, len(header) + len(data), layout, parameters, task_here, told)
 
 
@@ -169,7 +171,7 @@ def model_file(path: Path, task_name: str, parameters: ParametersSpec = Paramete
     except (TaskError, ModuleNotFoundError):  # a task that only members have: the specification may name its objectives
         return InitialModel.of(pieces, size, layout, parameters, None)
     with suppress(TaskError, ModuleNotFoundError):  # such as PyTorch, with which it makes a model
-        whole = TaskLayout.of(initial_model(task_here, 0)[0], task_here.buffers())
+        whole = TaskLayout.of(initial_model(task_here, 0)[0], buffers_of(task_here))
         return InitialModel.of(pieces, size, layout, parameters, task_here, whole)
     return InitialModel.of(pieces, size, layout, parameters, task_here)
 
@@ -210,7 +212,7 @@ def show_prospects(response: SubmitRunResponse, as_json: bool) -> None:
     """Prints the members of a dry run and the disk space; a CommandFailure if the run could not begin or go on."""
     reasons = {other.client_id: other.reason for other in response.others}
     if as_json:
-        typer.echo(dumps(response))
+        print_document(dumps(response))
     else:
         for warning in response.warnings:
             typer.echo(f"warning: {warning}", err=True)

@@ -20,6 +20,7 @@ from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.shared_options import CodeOption, JsonOption
 from fedpareto.cli.show.tables import console, new_table
+from fedpareto.standard_streams import print_document
 
 _PER_ROW = ("losses", "accuracies", "samples", "prior", "ages")
 _ARRAYS = ("updates", *_PER_ROW, "state")
@@ -91,7 +92,7 @@ def aggregate_command(
             "diagnostics": result.diagnostics,
             "state": result.state,
         }
-        typer.echo(json.dumps(document, allow_nan=False))
+        print_document(json.dumps(document, allow_nan=False))
     else:
         _print(name, result)
 
@@ -163,7 +164,7 @@ def _list(as_json: bool) -> None:
     algorithms, stages = list(map(entry, listed())), list(map(entry, listed_stages()))
     common = described(common_hyperparameters())
     if as_json:
-        typer.echo(json.dumps({"algorithms": algorithms, "stages": stages, "common": common}))
+        print_document(json.dumps({"algorithms": algorithms, "stages": stages, "common": common}))
         return
     others: dict[str, Any] = {"name": f"{torchjd.PREFIX}NAME", "summary": torchjd.SUMMARY, "hyperparameters": []}
     stage_summary = "What is done to the updates before the algorithm sees them."

@@ -57,7 +57,7 @@ def test_rows_cannot_be_written_into_and_the_arrays_of_the_caller_still_can(valu
 @pytest.mark.parametrize(
     ("which", "says"),
     {
-        "array": "the answer of combine cannot be used: it is of type ndarray and shape (3,); return conclude(",
+        "array": "the answer of combine cannot be used: it is an array (3,) of float64; return conclude(",
         "nothing": "it is None; return conclude(",
         "short": "combine failed: ValueError: coefficients has shape (2,); 3 numbers, one for each row, are needed\n",
         "short-weights": "weights has shape (2,); 3 numbers",
@@ -70,9 +70,9 @@ def test_rows_cannot_be_written_into_and_the_arrays_of_the_caller_still_can(valu
         "chance": "combine was asked the same twice, and answered differently: coefficients[",
         "remembers": "answered differently: coefficients[0] is 0.3",
         "nan-state": "cannot be used: state.x[0] is nan, which JSON cannot hold",
-        "set-state": "state.x is of type set, which JSON cannot hold",
+        "set-state": "state.x is a set, which JSON cannot hold",
         "integer-keys": "state.x: keys must be text; got 1",
-        "list-state": "state: a dict is needed; got of type list",
+        "list-state": "state: a dict is needed; got a list",
         "accuracy": "diagnostics.accuracy/mean: rounds have a metric of this name already",
         "escape": r"diagnostics: a name has 1 to 64 characters that can be printed; got '\x1b[31m'",
         "note": "diagnostics.note: a number is needed; got 'good'",
@@ -88,7 +88,7 @@ def test_an_answer_of_a_rule_that_cannot_be_read_without_doubt_is_refused(which:
 @pytest.mark.parametrize(
     ("which", "says"),
     {
-        "array": "the answer of mix cannot be used: it is of type ndarray and shape (3, 3); return Mixture(W), or",
+        "array": "the answer of mix cannot be used: it is an array (3, 3) of float64; return Mixture(W), or",
         "nothing": "it is None; return Mixture(W)",
         "wide": "W has shape (4, 4); a matrix with 3 columns is needed",
         "bare": "each row of W, in a Mixture without `shares` (see Mixture.scaled), must have the sum 1; got 2, of [2",
