@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from federation.attacks import Attack, AttackError, attack_seed, parse_attack
+from federation.attacks import Attack, AttackError, attack_seed, parse_attack, poisoned
 from federation.spec.run_sections import SimulationSpec
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Dataset, DataSource, Part, Splits, Task, task_code
@@ -30,7 +30,7 @@ def populate(task: Task, run: RunSpec, source: DataSource) -> Population:
 
     Raises:
         DataError: missing or malformed data, or too little of it for all clients.
-        AttackError: no such attack.
+        AttackError: no such attack, or its code raised an exception.
         PartError: no such partition.
     """
     spec, serve = run.simulation, run.objectives.serve
@@ -42,7 +42,7 @@ def populate(task: Task, run: RunSpec, source: DataSource) -> Population:
     for name, attack in attackers.items():
         if not isinstance(splits[name].train, Dataset) and type(attack).poison is not Attack.poison:
             raise AttackError(f"{attack} changes training data, and that of {task.name} is not in memory")
-        splits[name] = attack.poison(splits[name], task, seed=attack_seed(run.seed, 0, name))
+        splits[name] = poisoned(attack, splits[name], task, seed=attack_seed(run.seed, 0, name))
     serves = {name: serve.get(name, own) for name, own in zip(names, _served(task, spec), strict=True)}
     return Population(splits, attackers, serves)
 

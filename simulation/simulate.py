@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from coordinator.settings import SETTINGS_FILE, Settings
 from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.owners_code import must_not_exit
+from federation.process.shared_state import ordinary, ordinary_numpy
 from federation.spec.computation import CANNOT
 from federation.spec.run_sections import SelectionSpec
 from federation.tasks import Dataset, DataSource, Task, metrics_of, task
@@ -84,6 +86,7 @@ class Simulation(AbstractContextManager["Simulation"]):
     """
 
     @must_not_exit(SimulationError)
+    @ordinary()
     def __init__(
         self,
         spec: bytes,
@@ -102,8 +105,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         self.cautions = cautions(self.spec, self._algorithm)
         existing = _existing(home, resume)  # first: data may take a while
         picked_device = pick_device(device)
-        if threads is not None:
-            torch.set_num_threads(threads)
+        self._threads = threads
         self._task = known_task = task(self.spec.task)
         self._trainer = trainer_kind(known_task, trainer)
         self._population = populate(known_task, self.spec, DataSource(data, download=download))
@@ -184,6 +186,8 @@ class Simulation(AbstractContextManager["Simulation"]):
                 self._collect()
 
         around = replace(self._around, changed=changed)
+        with ordinary():
+            keeper = PopulationKeeper(self._home.directory / "kept", self._task, self.spec)
         fleet = SimulatedFleet(
             facts,
             around,
@@ -191,11 +195,13 @@ class Simulation(AbstractContextManager["Simulation"]):
             population=self._population,
             local=self.backend.local,
             probe=self._probe,
-            keeper=PopulationKeeper(self._home.directory / "kept", self._task, self.spec),
+            keeper=keeper,
+            ordinary=partial(ordinary, self._threads),
             stopped=lambda: self._stopping,
         )
         try:
-            Conductor(fleet).conduct()
+            with ordinary_numpy():
+                Conductor(fleet).conduct()
         except Held:
             self._pause()
         except BaseException:

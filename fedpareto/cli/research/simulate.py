@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
+from federation.attacks import AttackError
+from federation.plugins import PluginError
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.tasks import DataError
 from federation.text import counted
@@ -109,7 +111,7 @@ def simulate_command(
         except (OSError, SQLAlchemyError) as error:
             raise CommandFailure(f"{directory} cannot hold a simulation: {_first_line(error)}") from error
     try:
-        with failing(SimulationError), simulation:
+        with failing(SimulationError, PluginError, AttackError), simulation:
             _announce(say, simulation, directory)
             history = _run(console, simulation)
     except (OSError, SQLAlchemyError, BlobMissing, BlobCorrupt) as error:
