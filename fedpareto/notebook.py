@@ -18,6 +18,7 @@ def simulate(
     *,
     data: str | Path | None = None,
     home: str | Path | None = None,
+    model: str | Path | None = None,
     device: str = "auto",
     backend: str = "auto",
     trainer: str = "",
@@ -33,6 +34,8 @@ def simulate(
         spec: a run specification: a TOML document, or the path of one (a `Path`, or a text that ends in ".toml").
         data: the directory of the task's data.
         home: directory of the record; without it, the record is deleted at the end.
+        model: a safetensors file with the initial model, as `fedpareto admin submit --model` takes it; without it, the
+            task makes one from the seed. `warnings` of the run say what was converted, added or left out.
         device: the device on which clients train: "auto", "cpu", "cuda" or "cuda:N".
         backend: the method of training them: "auto", "stacked", "loop", "compiled" or "ray".
         trainer: replaces the task's own: "torch", or "module:Class".
@@ -48,6 +51,7 @@ def simulate(
 
     Raises:
         SpecError, TaskError, DataError, PartError, AttackError, PluginError: the specification cannot be used.
+        GivenModelError: `model` cannot be the initial model.
         SimulationError: there is nothing to resume, or `home` holds something else.
         ValueError: `resume` without `home`, or `threads` below 1.
         TypeError: `spec` is neither text nor a path.
@@ -76,6 +80,7 @@ def simulate(
             threads=threads,
             resume=resume,
             download=download,
+            model=Path(model) if model is not None else None,
         )
         with simulation:
             return simulation.run(progress if progress is not None else stack.enter_context(shown()))

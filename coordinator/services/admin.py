@@ -277,12 +277,10 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
 
 def _must_suit(layout: Layout, parameters: ParametersSpec) -> None:
     """Raises the Refusal `spec` if the tensors of an initial model are not those that the run shares."""
-    if name := parameters.unshared(tensor.name for tensor in layout.tensors):
-        raise Refusal("spec", f"parameters: the initial model holds {name!r}, which the run does not share")
     try:
-        parameters.parameters_of(layout)
+        parameters.must_suit(layout)
     except SharingError as error:
-        raise Refusal("spec", f"the initial model: {error}") from None
+        raise Refusal("spec", str(error)) from None
 
 
 def _parse(header: messages.RunHeader) -> Submission:

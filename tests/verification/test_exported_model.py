@@ -156,4 +156,4 @@ def test_metadata_of_others_stay_and_what_is_no_model_is_refused(tmp_path: Path)
         with pytest.raises(Refusal):
             read_exported(path, "blake3")
     with pytest.raises(Refusal, match="at most"):
-        with_provenance(plain, replace(origin, record="x" * 1_000_000))
+        with_provenance(plain, replace(origin, record="x" * 10_010_000))

@@ -1,6 +1,7 @@
 """Submits a run: its specification, which is checked here first, and its initial model, in chunks."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -9,19 +10,20 @@ import typer
 from coordinator.rounds.runs.specification import parse_run
 from federation.digests import DEFAULT_ALGORITHM, hasher
 from federation.line.channels import CHUNK_BYTES
+from federation.line.payload_check import PayloadCheck
 from federation.plugins import PluginError
-from federation.refusals import Refusal
-from federation.spec.run_sections import ParametersSpec
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
-from federation.tasks import Task, TaskError, metrics_of, task
+from federation.tasks import Task, TaskAbsent, TaskError, metrics_of, task
 from federation.text import counted
+from federation.training.given_model import given_model, must_be_in_order
+from federation.training.model_file import GivenModelError
 from federation.training.own import run_model
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import Metric
-from federation.vectors import model_layout
+from federation.vectors import Layout, Vector
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.formatting import size
@@ -37,6 +39,7 @@ class InitialModel:
         digest: the digest of all bytes.
         objectives: those of the task, in its order; empty if the task is not installed here.
         metrics: those of the task, likewise.
+        remarks: what was converted, added or left out of the file that the administrator gave.
     """
 
     pieces: Callable[[], Iterator[bytes]]
@@ -44,20 +47,46 @@ class InitialModel:
     digest: str
     objectives: tuple[str, ...] = ()
     metrics: tuple[MetricKind, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, pieces: Callable[[], Iterator[bytes]], size: int, task: Task | None) -> "InitialModel":
-        """Computes the digest; without a task here, there are no objectives and metrics.
+    def of_vector(cls, layout: Layout, vector: Vector, task: Task, remarks: tuple[str, ...] = ()) -> "InitialModel":
+        """The model of a task, in memory. Raises CommandFailure for a metric of the task that cannot be used."""
+        parts = memoryview(layout.header), vector.data.cast("B")
 
-        Raises:
-            TaskError: the task's code raised an exception, or one of its metrics cannot be used.
-        """
+        def pieces() -> Iterator[bytes]:
+            for part in parts:
+                for start in range(0, len(part), CHUNK_BYTES):
+                    yield bytes(part[start : start + CHUNK_BYTES])
+
         state = hasher()
+        for part in parts:
+            state.update(part)
+        name = f"{DEFAULT_ALGORITHM}:{state.hexdigest()}"
+        with failing(TaskError, code=USAGE):
+            return cls(pieces, layout.file_bytes, name, task.objectives, metrics_of(task), remarks)
+
+    @classmethod
+    def of_file(cls, path: Path, task: Task | None) -> "InitialModel":
+        """A file that is sent as it is. Raises CommandFailure for what the coordinator would refuse."""
+
+        def pieces() -> Iterator[bytes]:
+            with path.open("rb") as file:
+                while piece := file.read(CHUNK_BYTES):
+                    yield piece
+
+        check = PayloadCheck(None)
         for piece in pieces():
-            state.update(piece)
-        if task is None:
-            return cls(pieces, size, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}")
-        return cls(pieces, size, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", task.objectives, metrics_of(task))
+            check.feed(piece)
+        digest = check.finish()
+        if (problem := check.problem) is not None:
+            raise CommandFailure(
+                f"{path} cannot be the initial model: {problem.message} [{problem.reason}]", code=USAGE
+            )
+        metrics: tuple[MetricKind, ...] = ()
+        with suppress(ModuleNotFoundError):  # of PyTorch; the specification may name the metrics
+            metrics = metrics_of(task) if task is not None else ()
+        return cls(pieces, path.stat().st_size, digest, task.objectives if task is not None else (), metrics)
 
 
 def read_spec(path: Path) -> tuple[bytes, RunSpec]:
@@ -81,58 +110,34 @@ def read_spec(path: Path) -> tuple[bytes, RunSpec]:
         return text, RunSpec.parse(text)
 
 
-def made_model(task_name: str, seed: int, parameters: ParametersSpec = ParametersSpec()) -> InitialModel:  # noqa: B008
-    """The initial model that a task makes; the same for the same seed.
+def initial_model(spec: RunSpec, path: Path | None) -> InitialModel:
+    """The initial model of a run: that of the file, if one is given, else the one that the task makes from the seed.
 
-    `parameters` names those that the run does not share.
-
-    Raises:
-        CommandFailure: no such task, its model does not suit `parameters`, or PyTorch is missing.
-    """
-    try:
-        with failing(TaskError, SharingError, code=USAGE):
-            task_here = task(task_name)
-            layout, vector = run_model(task_here, seed, parameters)
-    except ModuleNotFoundError as error:
-        raise CommandFailure(
-            f"the initial model of {task_name} is made with {error.name}, which is not installed here: "
-            "install fedpareto[torch], or give the model with --model FILE"
-        ) from None
-    header, data = layout.header, vector.data.cast("B")
-
-    def pieces() -> Iterator[bytes]:
-        for part in (memoryview(header), data):
-            for start in range(0, len(part), CHUNK_BYTES):
-                yield bytes(part[start : start + CHUNK_BYTES])
-
-    with failing(TaskError, code=USAGE):
-        return InitialModel.of(pieces, len(header) + len(data), task_here)
-
-
-def model_file(path: Path, task_name: str) -> InitialModel:
-    """The initial model of a task in a file.
+    Where the task cannot be used on this machine, a file in the order of the task's model is sent as it is.
 
     Raises:
-        CommandFailure: it is not a model file.
+        CommandFailure: no such task, a task or file that does not suit `spec.parameters`, or PyTorch is missing.
     """
-    try:
-        with failing(OSError, code=USAGE, what=f"cannot read {path}"):
-            model_layout(path)
-    except Refusal as refusal:
-        raise CommandFailure(
-            f"{path} cannot be the initial model: {refusal.message} [{refusal.reason}]", code=USAGE
-        ) from None
-
-    def pieces() -> Iterator[bytes]:
-        with path.open("rb") as file:
-            while piece := file.read(CHUNK_BYTES):
-                yield piece
-
-    size = path.stat().st_size
-    try:
-        return InitialModel.of(pieces, size, task(task_name))
-    except (TaskError, ModuleNotFoundError):  # a task that only members have: the specification may name its objectives
-        return InitialModel.of(pieces, size, None)
+    learned = None
+    with failing(TaskError, SharingError, GivenModelError, code=USAGE):
+        try:
+            learned = task(spec.task)
+            if path is None:
+                return InitialModel.of_vector(*run_model(learned, spec.seed, spec.parameters), learned)
+            given = given_model(path, learned, spec.seed, spec.parameters)
+            return InitialModel.of_vector(given.layout, given.vector, learned, given.remarks)
+        except ModuleNotFoundError as error:
+            absent = f"the initial model of {spec.task} is made with {error.name}, which is not installed here"
+            if path is None:
+                raise CommandFailure(
+                    f"{absent}: install fedpareto[torch], or give the model with --model FILE"
+                ) from None
+        except TaskAbsent as error:
+            if path is None:
+                raise
+            absent = str(error)
+        must_be_in_order(path, absent, spec.parameters)
+        return InitialModel.of_file(path, learned)
 
 
 def submit(
