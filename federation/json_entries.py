@@ -27,7 +27,9 @@ def entries(text: str, most: Callable[[str], int]) -> Iterator[tuple[str, Any]]:
         try:
             value, length = decoder.raw_decode(text[at : at + most(name)])
         except ValueError as error:
-            raise ValueError(f"what {name[:80]!r} has is not JSON of {most(name)} characters: {error}") from None
+            raise ValueError(
+                f"the value of {name[:80]!r} is no JSON of at most {most(name)} characters: {error}"
+            ) from None
         yield name, value
         at = _after_space(text, at + length)
         if more := text.startswith(",", at):

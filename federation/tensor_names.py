@@ -50,8 +50,8 @@ def _is_buffer(name: str, buffers: Collection[str]) -> bool:
     return name in buffers or any(fnmatchcase(name, pattern) for pattern in BUFFER_NAMES)
 
 
-def listed(names: Iterable[str]) -> str:
-    """The names as text, each shortened, since others may choose them."""
+def listed(names: Iterable[str], shown: int = _SHOWN) -> str:
+    """The first names as text, each shortened, since others may choose them."""
     texts = [name[:120] for name in names]
-    more = len(texts) - _SHOWN
-    return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(texts) - shown
+    return ", ".join(texts[:shown]) + (f" and {more} more" if more > 0 else "")

@@ -54,12 +54,17 @@ def simulate(
         GivenModelError: `model` cannot be the initial model.
         SimulationError: there is nothing to resume, or `home` holds something else.
         ValueError: `resume` without `home`, or `threads` below 1.
-        TypeError: `spec` is neither text nor a path.
+        TypeError: `spec` is neither text nor a path, or `model` is no path.
     """
     from simulation.simulate import Simulation  # noqa: PLC0415 - it imports PyTorch
 
     if not isinstance(spec, (str, bytes, Path)):
         raise TypeError(f"spec: a TOML text or the path of one is needed, not {type(spec).__name__}")
+    if not isinstance(model, (str, Path, type(None))):
+        raise TypeError(
+            f"model: the path of a safetensors file is needed, not {type(model).__name__}: "
+            "safetensors.torch.save_file(model.state_dict(), PATH) writes one"
+        )
     if resume and home is None:
         raise ValueError("resume: which simulation? Give its home")
     if threads is not None and threads < 1:

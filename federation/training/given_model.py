@@ -4,6 +4,7 @@ Tensors are taken by name and brought into the order of the task's model, since 
 signed is float32 in our own format.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from federation.vectors import FOREIGN_DTYPES, Array, Layout, Vector
 
 _EXACT = {"F16": "float16", "BF16": "bfloat16"}  # float32 has all of their values
 _FLOATS = ("F32", *_EXACT, "F64")
+_SHOWN = 3  # names in a remark
 _INTEGERS = tuple(name for name in FOREIGN_DTYPES if name[0] in "IU" or name == "BOOL")
 
 
@@ -87,14 +89,23 @@ def must_be_in_order(path: Path, absent: str, parameters: ParametersSpec) -> Non
     why = ""
     if other := next((tensor for tensor in file.tensors.values() if tensor.dtype != "F32"), None):
         why = f"tensor {other.name[:120]!r} is {other.dtype}, not F32"
-    elif names == sorted(names) and any(name.endswith("weight") and f"{name[:-6]}bias" in names for name in names):
-        why = "its tensors are sorted by name, as libraries write them, and models have weights before biases"
+    elif _sorted_by_name(names):
+        why = "its tensors are sorted by name, as libraries write them, and not in the order of a model"
     if why:
         raise file.unfit(f"{why}. The task would say their order, but it is not here: {absent}")
     try:
         parameters.must_suit(Layout(tuple(file.tensors.values())))
     except ValueError as error:
         raise file.unfit(str(error)) from None
+
+
+def _sorted_by_name(names: list[str]) -> bool:
+    """True if the order of tensors is that of their names, and no model's: with 10 before 2, or a bias first."""
+    if names != sorted(names):
+        return False
+    biases = {name for name in names if name.endswith("bias")}
+    numbered = sorted(names, key=lambda name: re.sub(r"\d+", lambda number: number[0].zfill(20), name))
+    return names != numbered or any(f"{name[:-6]}bias" in biases for name in names if name[-6:] == "weight")
 
 
 def _other_tensors(task: Task, layout: Layout) -> tuple[dict[str, str], dict[str, Array]]:
@@ -165,13 +176,14 @@ def _conversions(file: ModelFile, sources: Mapping[str, str], parts: Mapping[str
     others = [name for name, dtype in dtypes.items() if dtype not in ("F32", *_EXACT)]
     rounded = [name for name in others if not np.array_equal(file.array(sources[name]), parts[name].astype(float))]
     if rounded:
-        yield f"{counted(len(rounded), 'tensor')} rounded to float32: {listed(rounded)}"
+        yield f"{counted(len(rounded), 'tensor')} rounded to float32: {listed(rounded, _SHOWN)}"
 
 
 def _additions(names: Collection[str]) -> Iterator[str]:
     """A remark on buffers that the file lacks."""
     if names:
-        yield f"{counted(len(names), 'buffer')} not in the file are those of a new model of the task: {listed(names)}"
+        count, some = counted(len(names), "buffer"), listed(names, _SHOWN)
+        yield f"{count} not in the file are those of a new model of the task: {some}"
 
 
 def _omissions(
@@ -188,9 +200,10 @@ def _omissions(
     for kind, names in kinds.items():
         equal = all(np.array_equal(file.array(left_out[name]), own[name]) for name in names)
         values = "which are the same here" if equal else "which differ from the file's"
+        count, some = counted(len(names), kind), listed(names, _SHOWN)
         yield (
-            f"{counted(len(names), kind)} left out, as the run does not share them: {listed(names)}. Members use the "
-            f"initial values of the task, {values}"
+            f"{count} left out, as the run does not share them: {some}. Members use the initial values of the task, "
+            f"{values}"
         )
 
 

@@ -163,7 +163,7 @@ class Numbers(Task):
     trainer = Failing
 
     def initial(self, seed):
-        return {"a": np.zeros(3)}
+        return {"a" * 1_100_000: np.zeros(3)}  # as long as the names of a mixture of experts together
 
     def load(self, source):
         empty = Dataset(np.zeros((0, 1)), np.zeros(0))
@@ -171,7 +171,7 @@ class Numbers(Task):
 """
 
 
-def test_a_trainer_fails_with_the_same_reasons_in_a_process_of_its_own(
+def test_a_trainer_of_very_long_names_fails_with_the_same_reasons_in_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
