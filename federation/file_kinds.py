@@ -48,6 +48,12 @@ def file_kind(path: Path) -> FileKind:
     return FileKind.TEXT if _is_text(start) else FileKind.UNKNOWN
 
 
+def no_safetensors(path: Path) -> str:
+    """The kind of a file, if it is certain that it is no safetensors file; empty otherwise. Raises OSError."""
+    kind = file_kind(path)
+    return "" if kind in (FileKind.SAFETENSORS, FileKind.UNKNOWN) else kind
+
+
 def _archive(path: Path) -> FileKind:
     try:
         with zipfile.ZipFile(path) as archive:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from federation.file_kinds import FileKind, file_kind
+from federation.file_kinds import FileKind, no_safetensors
 from federation.refusals import Refusal
 from federation.vectors import (
     FOREIGN_DTYPES,
@@ -23,7 +23,11 @@ _FROM_PYTORCH = """\
 _FROM_NUMPY = """\
     import numpy, safetensors.numpy
     safetensors.numpy.save_file(dict(numpy.load({old!r}, allow_pickle=False)), {new!r})"""
-_CONVERTING = {FileKind.PYTORCH: _FROM_PYTORCH, FileKind.PICKLE: _FROM_PYTORCH, FileKind.NPZ: _FROM_NUMPY}
+_CONVERTING: dict[str, str] = {
+    FileKind.PYTORCH: _FROM_PYTORCH,
+    FileKind.PICKLE: _FROM_PYTORCH,
+    FileKind.NPZ: _FROM_NUMPY,
+}
 
 
 class GivenModelError(ValueError):
@@ -81,8 +85,7 @@ class ModelFile:
 
     def _must_be_ours(self) -> None:
         """Raises GivenModelError if it is a file of another kind, with the two lines that convert it."""
-        kind = file_kind(self.path)
-        if kind in (FileKind.SAFETENSORS, FileKind.UNKNOWN):
+        if not (kind := no_safetensors(self.path)):
             return
         why = f"it is {kind}; a safetensors file is needed"
         if lines := _CONVERTING.get(kind):
