@@ -4,12 +4,15 @@ The refusal of a blob that retention has removed names what was asked for and wh
 """
 
 import re
+from collections.abc import Sequence
+from enum import Enum
 from itertools import groupby
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from federation.refusals import Refusal
+from federation.text import did_you_mean
 from federation.trust.identity import NAME_PATTERN
 from storage import models
 from storage.blobs import BlobStore
@@ -17,30 +20,65 @@ from storage.retention import is_retained
 from storage.states import RoundState
 
 _RUN_WORD = re.compile(r"[a-z0-9.-]{1,63}")
+_MOST_LISTED = 5  # runs in a message
+_MOST_COMPARED = 1000  # names that an unknown one is compared with
 
 
-def find_run(session: Session, text: str) -> models.Run:
-    """The run with an id, with an unambiguous beginning of the id, or with a name; of several, the newest.
+class Choice(Enum):
+    """Which run is meant by a name that several runs have."""
+
+    NEWEST = "newest"  # where something is shown
+    ONLY = "only"  # where a file is written: none of several
+    OPEN = "open"  # where a command is given: the one that has not ended
+
+
+def find_run(session: Session, text: str, choice: Choice = Choice.NEWEST) -> models.Run:
+    """The run with an id, with an unambiguous beginning of the id, or with a name.
 
     Raises:
-        Refusal: `run-unknown`, `run-ambiguous`.
+        Refusal: `run-unknown`; `run-ambiguous`: several runs begin like this, or have this name and `choice` does not
+            say which is meant. The message lists them.
     """
-    unknown = Refusal("run-unknown", f"there is no run {text[:63]!r}; `fedpareto admin runs` lists them")
     if not _RUN_WORD.fullmatch(text):  # such text is not sent to the database
-        raise unknown
+        raise _unknown_run(session, text)
     run = session.get(models.Run, text)
     if run is not None:
         return run
-    run = session.scalar(select(models.Run).where(models.Run.name == text).order_by(models.Run.created.desc()).limit(1))
-    if run is not None:
-        return run
-    runs = session.scalars(select(models.Run).where(models.Run.run_id.startswith(text)).limit(5)).all()
+    newest_first = select(models.Run).order_by(models.Run.created.desc(), models.Run.run_id)
+    named = session.scalars(newest_first.where(models.Run.name == text)).all()
+    candidates = named
+    if choice is Choice.OPEN:
+        candidates = [run for run in named if run.ended is None] or named[:1]  # an ended one is refused by its state
+    if len(candidates) > 1 and choice is not Choice.NEWEST:
+        raise Refusal("run-ambiguous", f"several runs have the name {text!r}: {_listed_runs(candidates)}; give the id")
+    if candidates:
+        return candidates[0]
+    runs = session.scalars(newest_first.where(models.Run.run_id.startswith(text)).limit(_MOST_LISTED)).all()
     if not runs:
-        raise unknown
+        raise _unknown_run(session, text)
     if len(runs) > 1:
-        ids = ", ".join(run.run_id for run in runs)
-        raise Refusal("run-ambiguous", f"{text!r} begins the ids of several runs: {ids}; give more characters")
+        raise Refusal(
+            "run-ambiguous", f"{text!r} begins the ids of several runs: {_listed_runs(runs)}; give more characters"
+        )
     return runs[0]
+
+
+def _unknown_run(session: Session, text: str) -> Refusal:
+    names = session.scalars(select(models.Run.name).order_by(models.Run.created.desc()).limit(_MOST_COMPARED))
+    near = did_you_mean(text, names)
+    return Refusal("run-unknown", f"there is no run {text[:63]!r}{near or ';'} `fedpareto admin runs` lists them")
+
+
+def _listed_runs(runs: Sequence[models.Run]) -> str:
+    """Runs by id, with date and state; of many the first."""
+    shown = [
+        f"{run.run_id} ({run.created:%Y-%m-%d %H:%M} UTC, {run.state}"
+        + (f": {run.reason[:60]})" if run.reason and run.ended else ")")
+        for run in runs[:_MOST_LISTED]
+    ]
+    if len(runs) > _MOST_LISTED:
+        shown.append(f"and {len(runs) - _MOST_LISTED} older ones")
+    return ", ".join(shown)
 
 
 def find_round(session: Session, run: models.Run, number: int) -> models.Round:
@@ -91,7 +129,11 @@ def must_be_client(session: Session, client_id: str) -> None:
         Refusal: `client-unknown`.
     """
     if NAME_PATTERN.fullmatch(client_id) is None or session.get(models.Client, client_id) is None:
-        raise Refusal("client-unknown", f"there is no client {client_id[:63]!r}; `fedpareto admin clients` lists them")
+        names = session.scalars(select(models.Client.client_id).limit(_MOST_COMPARED))
+        near = did_you_mean(client_id, names) or ";"
+        raise Refusal(
+            "client-unknown", f"there is no client {client_id[:63]!r}{near} `fedpareto admin clients` lists them"
+        )
 
 
 def removed_model(

@@ -254,7 +254,7 @@ class Settings(Section):
         except ValidationError as error:
             known = f"there are {', '.join(cls.model_fields)}"
             # The database's URL may hold a password.
-            problems = [explain(problem, known, secret={"database"}) for problem in error.errors()]
+            problems = [explain(problem, known, cls, secret={"database"}) for problem in error.errors()]
             raise CoordinatorHomeError(f"{source}: {'; '.join(problems)}") from None
 
     def render(self) -> str:

@@ -295,7 +295,7 @@ def parse(name: str, text: str, place: Traversable = CATALOGUE) -> Experiment:
 
 
 def _refusal(name: str, error: ValidationError, known: str) -> ExperimentError:
-    problems = "\n".join(explain(problem, known) for problem in error.errors())
+    problems = "\n".join(explain(problem, known, Experiment) for problem in error.errors())
     return ExperimentError(f"{name}: {problems}")
 
 

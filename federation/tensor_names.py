@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 
 BUFFER_NAMES = ("*.running_mean", "*.running_var", "*.num_batches_tracked")  # of PyTorch's normalisations
 _SHOWN = 8  # names in a message
@@ -33,6 +34,18 @@ def tensor_differences(given: Shapes, expected: Shapes, buffers: Collection[str]
     return "; ".join(f"{title}: {listed(names)}" for title, names in parts.items() if names)
 
 
+def first_difference(given: Shapes, expected: Shapes) -> str:
+    """The first place at which two models, each in its order, have different tensors, as text; empty if they are equal.
+
+    `given` is the model of a run, `expected` that of the task here.
+    """
+    pairs = zip_longest(given.items(), expected.items())
+    for number, (theirs, ours) in enumerate(pairs, start=1):
+        if theirs != ours:
+            return f"tensor {number} is {_tensor(theirs)} in the model of the run, and {_tensor(ours)} in this task"
+    return ""
+
+
 def size_difference(size: int, parameters: int, buffers: Shapes) -> str:
     """The reason why a vector of `size` elements is not a model of these parameters and buffers, as text.
 
@@ -44,6 +57,11 @@ def size_difference(size: int, parameters: int, buffers: Shapes) -> str:
     text = f"the model has {parameters + elements} elements, {parameters} of parameters and {elements} of buffers"
     missing = "; missing buffers" if size == parameters else ""
     return f"{text}{missing}: {listed(buffers)}"
+
+
+def _tensor(entry: tuple[str, tuple[int, ...]] | None) -> str:
+    """A tensor as text, its name shortened and without line breaks, since others may choose it."""
+    return "missing" if entry is None else f"{entry[0][:120]!r} {list(entry[1])}"
 
 
 def _is_buffer(name: str, buffers: Collection[str]) -> bool:

@@ -4,7 +4,20 @@ A control character can move the cursor or change colours; a bidirectional contr
 line break can forge a further line of a log.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+from itertools import islice
+
 LIMIT = 1000
+_WORD = 64  # characters of a word that is compared
+_KNOWN = 2000  # words that it is compared with
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: "; did you mean 'runs'?", or empty if no known word is like it."""
+    words = {each.lower(): each for each in islice(known, _KNOWN) if len(each) <= _WORD}
+    near = get_close_matches(word[:_WORD].lower(), words, n=1, cutoff=0.7)
+    return f"; did you mean {words[near[0]]!r}?" if near else ""
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -32,7 +32,7 @@ METADATA = "__metadata__"
 _MAX_METADATA = 1_000_000  # characters
 _MAX_ENTRY = 1000  # characters of dtype, shape and data_offsets of a tensor
 _MAX_DIMENSIONS = 32
-_MAX_ELEMENTS = 2**48
+MAX_ELEMENTS = 2**48
 
 Vector = NDArray[np.float32]
 Array = NDArray[Any]
@@ -390,13 +390,13 @@ def _placed(name: str, entry: dict[str, Any], dtypes: Collection[str]) -> tuple[
         raise Refusal("layout", f"tensor {shown!r} has impossible data_offsets")
     tensor = Tensor(name, tuple(shape), dtype)
     begin, end = offsets
-    if tensor.size > _MAX_ELEMENTS or end - begin != tensor.bytes:
+    if tensor.size > MAX_ELEMENTS or end - begin != tensor.bytes:
         raise Refusal("layout", f"tensor {shown!r}: its shape does not fill its {end - begin} bytes")
     return tensor, begin
 
 
 def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item <= 8 * _MAX_ELEMENTS for item in value)
+    return isinstance(value, list) and all(type(item) is int and 0 <= item <= 8 * MAX_ELEMENTS for item in value)
 
 
 def layout_difference(found: Layout, expected: Layout) -> str:

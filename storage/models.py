@@ -117,6 +117,11 @@ class Client(Base):
     abilities: Mapped[dict[str, list[str]]] = mapped_column(
         default=dict
     )  # task -> the abilities of its trainer, likewise
+    # task -> the layout of its whole model, as of `TaskLayout`, likewise; without tasks whose layout it has not told
+    layouts: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    private_only: Mapped[list[str]] = mapped_column(default=list)  # tasks for which it declines open rounds, likewise
+    # The bounds of its owner, as of `WorkBounds`, likewise; empty if it has not told any.
+    limits: Mapped[dict[str, Any]] = mapped_column(default=dict)
     tags: Mapped[list[str]] = mapped_column(default=list)  # given by an operator
     contact: Mapped[str] = mapped_column(Prose(200), default="")  # whom operators reach there, likewise
     consents: Mapped[bool] = mapped_column(default=False)  # True if it answers each run before it works for it

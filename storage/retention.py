@@ -1,7 +1,8 @@
 """Garbage collection: blobs that no retained row refers to are removed."""
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
 from sqlalchemy.orm import Session
 
+from federation.record.metric_definitions import SCORED
+from federation.spec.run_spec import RunSpec
+from federation.spec.task_metrics import best_round_of
 from federation.work.base import Work, WorkError
 from federation.work.registry import kind
 from storage.blobs import BlobStore
@@ -57,8 +61,8 @@ def collect(
         grace_seconds: younger blobs are kept; longer than any upload or aggregation takes to commit its row.
         keep_rounds: the number of last rounds of each run that are retained, beside its first and its best one; None
             retains all. The best round has the best value of the metric that stops the run; without such a metric
-            the highest "accuracy/mean", or else the lowest "loss/test". A round that has not ended is retained in any
-            case.
+            the highest "accuracy/mean", or else the lowest "loss/test"; of equals, see `best_round_of`. A round that
+            has not ended is retained in any case.
 
     Raises:
         ValueError: a negative number of rounds or seconds.
@@ -106,19 +110,40 @@ def is_retained(session: Session, digest: str, keep_rounds: int | None) -> bool:
 
 def _first_and_best(session: Session) -> set[int]:
     """The ids of the first and of the best round of each run."""
-    first: dict[str, int] = {}
-    best: dict[str, tuple[float, int]] = {}
-    stopping: dict[str, tuple[float, int]] = {}
-    columns = select(Round.run_id, Round.round_id, Round.metrics).order_by(Round.run_id, Round.number)
-    for run_id, round_id, metrics in session.execute(columns):
-        first.setdefault(run_id, round_id)
-        score = metrics.get("accuracy/mean", -metrics.get("loss/test", math.inf))
-        if math.isfinite(score) and score > best.get(run_id, (-math.inf, 0))[0]:
-            best[run_id] = (score, round_id)
-        value = metrics.get("stop/best")
-        if value is not None and (run_id not in stopping or stopping[run_id][0] != value):
-            stopping[run_id] = (value, round_id)
-    return {*first.values(), *(round_id for _, round_id in (best | stopping).values())}
+    columns = select(Round.run_id, Round.number, Round.round_id, Round.metrics).order_by(Round.run_id, Round.number)
+    ids: set[int] = set()
+    for run_id, rows in itertools.groupby(session.execute(columns), key=lambda row: row.run_id):
+        rounds = {row.number: (row.round_id, row.metrics) for row in rows}
+        metrics = {number: found for number, (_, found) in rounds.items()}
+        chosen = {next(iter(rounds)), *_best(session, run_id, metrics)}
+        ids.update(rounds[number][0] for number in chosen)
+    return ids
+
+
+def _best(session: Session, run_id: str, metrics: Mapping[int, Mapping[str, float]]) -> Iterator[int]:
+    """The round that `export --best` would take by the metric that stops the run, or else by accuracy or loss.
+
+    Args:
+        session: reads the specification.
+        run_id: the run.
+        metrics: of its rounds, by number, ascending.
+    """
+
+    def recorded(name: str) -> dict[int, float]:
+        return {number: found[name] for number, found in metrics.items() if math.isfinite(found.get(name, math.nan))}
+
+    if stops := recorded("stop/best"):
+        best = stops[max(stops)]
+        equals = {number: value for number, value in recorded("stop/value").items() if value == best}
+        split = RunSpec.parse(session.get_one(Run, run_id).spec).stop.split if len(equals) > 1 else ""
+        if equals:
+            yield best_round_of(equals, recorded(f"loss/{split}"), higher=True)[0]
+        return
+    if accuracies := recorded("accuracy/mean"):
+        losses = next(filter(None, (recorded(f"loss/{split}") for split in SCORED)), {})
+        yield best_round_of(accuracies, losses, higher=True)[0]
+    elif losses := recorded("loss/test"):
+        yield best_round_of(losses, losses, higher=False)[0]
 
 
 def referenced(session: Session, keep_rounds: int | None) -> set[str]:

@@ -184,7 +184,15 @@ DOCUMENTS: dict[str, Any] = {
         v1.GetRoundResponse, {"cosines": SQUARE, "objectives": Either(((v1.Objectives, {"cosines": SQUARE}), None))}
     ),
     "admin replies": v1.ListRepliesResponse,
-    "admin export": {"file": str, "digest": str, "size": int, "initial": bool, "round?": int, "value?": float},
+    "admin export": {
+        "file": str,
+        "digest": str,
+        "size": int,
+        "initial": bool,
+        "round?": int,
+        "value?": float,
+        "equals?": int,
+    },
     "admin bundle": {"file": str, "record": str, "size": int, "rounds": int},
     "admin replay": {"run": str, "algorithm": str, "hyperparameters": Mapping[str, object], "rounds": [Replayed]},
     "admin audit": v1.AuditEntry,

@@ -29,6 +29,7 @@ from coordinator.aggregation.rules.nash_mtl import NashMTL
 from coordinator.aggregation.rules.q_fedavg import QFedAvg
 from coordinator.aggregation.rules.scalarised import Scalarised
 from federation.plugins import CodeOrigin, PluginError, Plugins
+from federation.text import did_you_mean
 
 T = TypeVar("T")
 
@@ -108,7 +109,8 @@ def algorithm(name: str, values: Mapping[str, Any] = MappingProxyType({})) -> Al
             names = " or ".join(f'"{stage}"' for stage in common[key].stages)
             raise HyperparameterError(f"{key}: only for the stage {names}, which pre lacks")
         accepted_names = ", ".join(dict.fromkeys([*of_rule, *common, *accepted]))
-        raise HyperparameterError(f"{key}: {name} has no such hyper-parameter; it has {accepted_names}")
+        near = did_you_mean(key, [*of_rule, *common, *accepted])
+        raise HyperparameterError(f"{key}: {name} has no such hyper-parameter{near or ';'} it has {accepted_names}")
     before = tuple(
         _made(_STAGES, "pre", stage, kind, _values(stage, of_stages[stage], values)) for stage, kind in stages.items()
     )

@@ -8,9 +8,10 @@ from datetime import timedelta
 from sqlalchemy.orm import Session
 
 from coordinator.audit.excerpt import marked
-from coordinator.lookup import find_run, model_after, removed_model
+from coordinator.lookup import Choice, find_run, model_after, removed_model
 from coordinator.members.access.rpc_messages import NEXT_CHUNK_SECONDS, Context, next_message
 from coordinator.rounds.replies.uploads import Upload
+from coordinator.rounds.runs.prospects import DescribedModel, prospects
 from coordinator.rounds.runs.scores import best_round
 from coordinator.rounds.runs.submission import Submission
 from coordinator.run_sizes import open_runs_bytes, run_bytes
@@ -29,9 +30,11 @@ from federation.refusals import Refusal
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
+from federation.task_layout import TaskLayout
+from federation.text import escaped
 from federation.v1 import admin_pb2 as messages
 from federation.v1 import admin_pb2_grpc
-from federation.vectors import Layout
+from federation.vectors import MAX_ELEMENTS, Layout
 from storage import audit
 from storage.blobs import BlobMissing
 from storage.models import Run, note_model
@@ -96,20 +99,22 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         """A preview of a run: the members, the disk space and the warnings; `run` stays empty."""
         submission.must_be_new(session)
         submission.must_find_members(session)
+        submission.must_make_cohort(session)
         submission.must_share(session)
         if header.model_bytes > (limit := self._settings.max_model_bytes):
             raise Refusal(
                 "limit:model", f"the model has {header.model_bytes} bytes; this federation accepts at most {limit}"
             )
-        members = submission.members(session, self._presence.attending())
+        found = prospects(submission, session, self._presence.attending(), _described(header))
         needed = run_bytes(
-            submission.spec, model=header.model_bytes, members=len(members), objectives=len(submission.objectives)
+            submission.spec, model=header.model_bytes, members=len(found.members), objectives=len(submission.objectives)
         )
         free = self._blobs.free_bytes()
         if free is not None:
             free -= open_runs_bytes(session)
-        warnings = [*submission.warnings, *submission.unoffered(session), *submission.unable(session, members)]
-        warnings += submission.too_few(session)
+        warnings = [*submission.warnings, *submission.unoffered(session), *found.warnings]
+        if found.skips and not header.dry_run:
+            warnings.append(found.skips)
         if caution := submission.sessions_caution(session):
             warnings.append(caution)
         if free is not None and needed > free:
@@ -120,11 +125,14 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
             )
         return messages.SubmitRunResponse(
             warnings=warnings,
-            members=members,
-            asked=submission.asked(len(members)),
-            minimum=submission.least(session),
+            members=found.members,
+            asked=found.asked,
+            minimum=found.minimum,
             disk_needed=needed,
             disk_free=free,
+            others=[messages.NotTakingPart(**other._asdict()) for other in found.others],
+            needed=found.needed,
+            obstacle=found.waits or found.skips,
         )
 
     async def _take_model(
@@ -172,7 +180,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
 
     async def _command(self, text: str, command: Callable[..., None], **arguments: str) -> messages.Run:
         """Gives the supervisor a command for a run; shows the run afterwards."""
-        run_id = (await self._run(text)).run_id
+        run_id = await self._read(lambda session: find_run(session, text, Choice.OPEN).run_id)
         await self._in_thread(command, run_id, by=self._access.caller().uri, **arguments)
         return await self._run(run_id)
 
@@ -224,12 +232,13 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
             raise Refusal("argument", "give a round or a metric, not both")
 
         def find(session: Session) -> tuple[Run, int | None, messages.BestModel | None, str, int | None]:
-            run = find_run(session, request.run)
+            run = find_run(session, request.run, Choice.ONLY)
             number = request.round if request.HasField("round") else None
             best = None
             if request.HasField("best"):
-                number, value = best_round(session, run, request.best.metric, request.best.of, request.best.split)
-                best = messages.BestModel(round=number, value=value)
+                found = best_round(session, run, request.best.metric, request.best.of, request.best.split)
+                number = found.number
+                best = messages.BestModel(round=number, value=found.value, equals=found.equals)
             return run, number, best, *model_after(session, run, number)
 
         run, number, best, digest, origin_round = await self._read(find)
@@ -254,7 +263,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         self, request: messages.ExportBundleRequest, context: Context
     ) -> AsyncIterator[messages.ExportBundleResponse]:
         """Streams the bundle of a run."""
-        run_id = await self._read(lambda session: find_run(session, request.run).run_id)
+        run_id = await self._read(lambda session: find_run(session, request.run, Choice.ONLY).run_id)
         pieces = write_bundle(
             self._database,
             self._blobs,
@@ -281,6 +290,19 @@ def _must_suit(layout: Layout, parameters: ParametersSpec) -> None:
         parameters.must_suit(layout)
     except SharingError as error:
         raise Refusal("spec", str(error)) from None
+
+
+def _described(header: messages.RunHeader) -> DescribedModel:
+    """The model of a run, as its header describes it. Raises the Refusal `argument` if no model is like that."""
+    told, layout = header.layout, None
+    try:
+        if header.HasField("layout"):
+            layout = TaskLayout(told.digest, told.tensors, told.elements)
+        if header.parameters + header.buffers > MAX_ELEMENTS:
+            raise ValueError(f"{header.parameters} parameters and {header.buffers} buffers; at most {MAX_ELEMENTS}")
+    except ValueError as error:
+        raise Refusal("argument", f"the layout of the model: {escaped(str(error))}") from None
+    return DescribedModel(header.model_bytes, layout, header.parameters, header.buffers)
 
 
 def _parse(header: messages.RunHeader) -> Submission:

@@ -228,6 +228,7 @@ def _note_hello(session: Session, attendance: AttendanceStream, hello: ReceivedH
     client = session.get_one(Client, attendance.client_id, with_for_update=True)
     retire_older(session, attendance.client_id, caller.serial, by=caller.uri, now=attendance.last_seen)
     client.tasks, client.objectives, client.abilities = hello.tasks, hello.objectives, hello.abilities
+    client.layouts, client.private_only, client.limits = hello.layouts, hello.private_only, hello.limits
     client.sessions_left, client.consents = hello.sessions_left, hello.consents
     client.software, client.device = hello.software, hello.device
     client.last_seen = attendance.last_seen

@@ -11,7 +11,7 @@ from datetime import UTC
 from sqlalchemy.orm import Session
 
 from coordinator.alerts import rows
-from coordinator.lookup import find_round, find_run, must_be_client
+from coordinator.lookup import Choice, find_round, find_run, must_be_client
 from coordinator.members import administrators, join_strings, requests
 from coordinator.members.access.rpc_messages import Context
 from coordinator.run_sizes import usage
@@ -36,6 +36,8 @@ JOIN_STRINGS_AT_A_TIME = 1000
 REQUESTS_AT_A_TIME = 200
 ENTRIES_AT_A_TIME = 500
 FOLLOW_SECONDS = 0.5
+
+_CHOICES = {messages.RUN_CHOICE_ONLY: Choice.ONLY, messages.RUN_CHOICE_OPEN: Choice.OPEN}
 
 
 class RecordCalls(RecordViews):
@@ -64,11 +66,11 @@ class RecordCalls(RecordViews):
 
     async def GetRun(self, request: messages.GetRunRequest, context: Context) -> messages.GetRunResponse:
         """Shows one run."""
-        return messages.GetRunResponse(run=await self._read(self._whole_run, request.run, request.brief))
+        return messages.GetRunResponse(run=await self._read(self._whole_run, request))
 
-    def _whole_run(self, session: Session, text: str, brief: bool) -> messages.Run:
-        item = find_run(session, text)
-        run = run_alone(session, item, spec=True) if brief else run_with_members(session, item, spec=True)
+    def _whole_run(self, session: Session, request: messages.GetRunRequest) -> messages.Run:
+        item = find_run(session, request.run, _CHOICES.get(request.choice, Choice.NEWEST))
+        run = run_alone(session, item, spec=True) if request.brief else run_with_members(session, item, spec=True)
         run.consents.extend(overview.consents(session, self._checks, item))
         return run
 

@@ -2,15 +2,18 @@
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from typing import Any
 
 from federation.refusals import Refusal
 from federation.spec.computation import Ability
 from federation.spec.objective_names import OBJECTIVE
 from federation.spec.run_sections import TASK
+from federation.task_layout import TaskLayout
 from federation.text import escaped
-from federation.v1.federation_pb2 import Heartbeat, Hello, SessionsLeft
+from federation.v1.federation_pb2 import Heartbeat, Hello, SessionsLeft, TaskOffer
+from federation.work.work_bounds import WorkBounds
 
 MAX_HELLO_BYTES = 64 << 10
 MAX_TASKS = 100
@@ -27,6 +30,9 @@ class ReceivedHello:
     objectives: dict[str, list[str]]
     sessions_left: dict[str, dict[str, int]]  # as `left` gives them
     abilities: dict[str, list[str]]
+    layouts: dict[str, dict[str, Any]]  # as of `TaskLayout`; of a task that is not here, the worker has told none
+    private_only: list[str]  # tasks
+    limits: dict[str, Any]  # as of `WorkBounds`; empty if the worker has told none
     consents: bool
     closed_until: datetime | None
     software: str
@@ -38,7 +44,7 @@ def introduction(hello: Hello) -> ReceivedHello:
 
     Raises:
         Refusal: `limit:hello`: too many bytes; `limit:tasks`: too many tasks or objectives, or names that cannot be
-            theirs.
+            theirs; `hello`: a layout that no model has, a bound that is no number or too large, or no time.
     """
     if hello.ByteSize() > MAX_HELLO_BYTES:
         raise Refusal("limit:hello", f"a Hello of {hello.ByteSize()} bytes; at most {MAX_HELLO_BYTES}")
@@ -57,6 +63,9 @@ def introduction(hello: Hello) -> ReceivedHello:
         objectives={offer.task: list(dict.fromkeys(offer.objectives)) for offer in hello.tasks},
         sessions_left={sessions.task: left(sessions, tasks) for sessions in hello.sessions_left},
         abilities={offer.task: [name for name in Ability if name in offer.abilities] for offer in hello.tasks},
+        layouts={offer.task: _layout(offer) for offer in hello.tasks if offer.HasField("layout")},
+        private_only=sorted({offer.task for offer in hello.tasks if offer.private_only}),
+        limits=_limits(hello),
         consents=hello.consents,
         closed_until=closed_until(hello),
         software=escaped(hello.software, MAX_TEXT),
@@ -76,6 +85,23 @@ def closed_until(message: Hello | Heartbeat) -> datetime | None:
         return message.closed_until.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
         raise Refusal("hello", f"closed_until does not exist: {error}") from None
+
+
+def _layout(offer: TaskOffer) -> dict[str, Any]:
+    told = offer.layout
+    try:
+        return asdict(TaskLayout(told.digest, told.tensors, told.elements))
+    except ValueError as error:
+        raise Refusal("hello", f"the layout of task {offer.task}: {escaped(str(error), MAX_TEXT)}") from None
+
+
+def _limits(hello: Hello) -> dict[str, Any]:
+    if not hello.HasField("limits"):
+        return {}
+    try:
+        return asdict(WorkBounds(**{item.name: getattr(hello.limits, item.name) for item in fields(WorkBounds)}))
+    except ValueError as error:
+        raise Refusal("hello", f"limits: {error}") from None
 
 
 def left(sessions: SessionsLeft, tasks: Collection[str]) -> dict[str, int]:

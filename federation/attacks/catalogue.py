@@ -20,6 +20,7 @@ from federation.attacks.lone import (
 )
 from federation.attacks.poisoning import Backdoor, LabelFlip
 from federation.plugins import PluginError, Plugins
+from federation.text import did_you_mean
 
 ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
     {
@@ -86,8 +87,11 @@ def _split(text: str) -> tuple[str, str | None]:
         return head, tail if colon else None
     if match := _CLASS.fullmatch(text.strip()):
         return match[1], match[2]
-    known = ", ".join([*ATTACKS, *(offer.name for offer in _PLUGINS.offers())])
-    raise AttackError(f"{head!r} is no attack: there are {known}; {_HINT}, or module:Class for a class of your own")
+    names = [*ATTACKS, *(offer.name for offer in _PLUGINS.offers())]
+    near = did_you_mean(head, names) or ":"
+    raise AttackError(
+        f"{head!r} is no attack{near} there are {', '.join(names)}; {_HINT}, or module:Class for a class of your own"
+    )
 
 
 def _make(called: str, kind: type[Attack], text: str) -> Attack:

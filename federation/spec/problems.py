@@ -1,9 +1,11 @@
 """Sections of a document, and the text of a validation error, with its key."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
+
+from federation.text import did_you_mean
 
 MAX_KEY = 200
 MAX_CHARACTERS = 400
@@ -28,14 +30,27 @@ class Section(BaseModel):
         return self
 
 
-def explain(problem: Any, known: str, *, secret: Collection[str] = ()) -> str:
+def _keys(section: type[BaseModel], path: Sequence[int | str]) -> Iterator[str]:
+    """The keys of the section at a path below another one; none where that has keys of any name."""
+    for part in path:
+        field = section.model_fields.get(str(part))
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return
+        section = field.annotation
+    yield from section.model_fields
+
+
+def explain(problem: Any, known: str, document: type[BaseModel] | None = None, *, secret: Collection[str] = ()) -> str:
     """One problem of a `pydantic.ValidationError.errors()` as a line.
 
-    `known` names the list of existing keys; the values of `secret` keys are not repeated.
+    `known` names the list of existing keys, of which that of `document` nearest to an unknown one is named; the values
+    of `secret` keys are not repeated.
     """
     key = ".".join(str(part) for part in problem["loc"])[:MAX_KEY] or "(the document)"
     if problem["type"] == "extra_forbidden":
-        return f"{key}: no such key; {known}"
+        *sections, name = problem["loc"]
+        near = did_you_mean(str(name), _keys(document, sections)) if document else ""
+        return f"{key}: no such key{near or ';'} {known}"
     if problem["type"] == "missing":
         return f"{key}: missing; it has no default"
     if not problem["loc"] and problem["type"] == "value_error":  # of several keys, which the message names

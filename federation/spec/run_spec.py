@@ -99,7 +99,7 @@ class RunSpec(Section):
             problems = error.errors()
             more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
             raise SpecError(
-                "\n".join([explain(problem, _KEYS) for problem in problems[:MAX_PROBLEMS]] + more)
+                "\n".join([explain(problem, _KEYS, cls) for problem in problems[:MAX_PROBLEMS]] + more)
             ) from error
 
 

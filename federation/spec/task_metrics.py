@@ -1,5 +1,6 @@
 """A task's own metrics, beside loss and accuracy: AUC, Dice, RMSE, recall of each class."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -124,3 +125,25 @@ def kind_of(metric: str, known: Iterable[MetricKind]) -> MetricKind | None:
     """The kind of a metric, or of one of its values; None if it is neither built in nor known."""
     name = metric.partition("/")[0]
     return next((kind for kind in (*BUILT_IN, *known) if kind.name == name), None)
+
+
+def best_round_of(values: Mapping[int, float], losses: Mapping[int, float], *, higher: bool) -> tuple[int, int]:
+    """The round with the best value, and the number of rounds that have this value.
+
+    Of equal values, the round with the lower loss is taken, then the later round: a metric such as AUC reaches 1.0 long
+    before the model is trained.
+
+    Args:
+        values: of each round, finite; at least one.
+        losses: the members' mean loss of each round on the split of the values. A round without a finite one comes
+            after the others.
+        higher: True if higher values are better.
+    """
+    best = max(values.values()) if higher else min(values.values())
+    equals = [number for number, value in values.items() if value == best]
+
+    def rank(number: int) -> tuple[float, int]:
+        loss = losses.get(number, math.inf)
+        return (-loss if math.isfinite(loss) else -math.inf, number)
+
+    return max(equals, key=rank), len(equals)

@@ -13,6 +13,7 @@ import numpy as np
 
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.sharing import Sharing
+from federation.task_layout import TaskLayout
 from federation.tasks import Task, initial_model
 from federation.tensor_names import listed
 from federation.text import counted
@@ -33,11 +34,13 @@ class GivenModel:
     Attributes:
         layout: of the run's model.
         vector: its values, (d,).
+        whole: the layout of the task's whole model.
         remarks: what was converted, added or left out, for the person who named the file.
     """
 
     layout: Layout
     vector: Vector
+    whole: TaskLayout
     remarks: tuple[str, ...]
 
 
@@ -72,7 +75,8 @@ def given_model(path: Path, task: Task, seed: int, parameters: ParametersSpec) -
         *_additions(parts.keys() - taken.keys()),
         *_omissions(file, left_out, own, buffers, sharing),
     ]
-    return GivenModel(shared, shared.join(parts), tuple(f"{path}: {remark}" for remark in remarks))
+    told = TaskLayout.of(layout, buffers)
+    return GivenModel(shared, shared.join(parts), told, tuple(f"{path}: {remark}" for remark in remarks))
 
 
 def must_be_in_order(path: Path, absent: str, parameters: ParametersSpec) -> None:

@@ -97,8 +97,12 @@ def run_model(task: Task, seed: int, parameters: ParametersSpec) -> tuple[Layout
         SharingError: as of `run_sharing`.
     """
     layout, vector = initial_model(task, seed)
-    sharing = run_sharing(layout, task.buffers(), parameters)
-    return (layout, vector) if sharing is None else (sharing.shared, sharing.shared_of(vector))
+    return shared_model(layout, vector, run_sharing(layout, task.buffers(), parameters))
+
+
+def shared_model(whole: Layout, vector: Vector, sharing: Sharing | None) -> tuple[Layout, Vector]:
+    """The part of a task's whole model (d,) that a run shares."""
+    return (whole, vector) if sharing is None else (sharing.shared, sharing.shared_of(vector))
 
 
 def run_sharing(whole: Layout, buffers: Collection[str], parameters: ParametersSpec) -> Sharing | None:

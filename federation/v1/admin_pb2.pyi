@@ -231,6 +231,30 @@ ALERT_KIND_CLOCK_WRONG: AlertKind.ValueType  # 15
 """The clock of the coordinator's machine was set."""
 Global___AlertKind: _TypeAlias = AlertKind  # noqa: Y015
 
+class _RunChoice:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RunChoiceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunChoice.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RUN_CHOICE_UNSPECIFIED: _RunChoice.ValueType  # 0
+    """The newest."""
+    RUN_CHOICE_ONLY: _RunChoice.ValueType  # 1
+    """None: the request is refused with `run-ambiguous`. Use this before a file is written."""
+    RUN_CHOICE_OPEN: _RunChoice.ValueType  # 2
+    """The one that has not ended. If several have not, the request is refused with `run-ambiguous`."""
+
+class RunChoice(_RunChoice, metaclass=_RunChoiceEnumTypeWrapper):
+    """Which run is meant by a name that several runs have."""
+
+RUN_CHOICE_UNSPECIFIED: RunChoice.ValueType  # 0
+"""The newest."""
+RUN_CHOICE_ONLY: RunChoice.ValueType  # 1
+"""None: the request is refused with `run-ambiguous`. Use this before a file is written."""
+RUN_CHOICE_OPEN: RunChoice.ValueType  # 2
+"""The one that has not ended. If several have not, the request is refused with `run-ambiguous`."""
+Global___RunChoice: _TypeAlias = RunChoice  # noqa: Y015
+
 @_typing.final
 class CreateJoinStringRequest(_message.Message):
     """For whom, and for how long."""
@@ -1421,6 +1445,9 @@ class RunHeader(_message.Message):
     OBJECTIVES_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    BUFFERS_FIELD_NUMBER: _builtins.int
     spec: _builtins.bytes
     """The run specification: the bytes of a TOML document."""
     model: _builtins.str
@@ -1431,6 +1458,10 @@ class RunHeader(_message.Message):
     """True when the run shall wait for `resume` before its first round."""
     dry_run: _builtins.bool
     """True when nothing shall be submitted: the answer says what would happen. No chunks follow."""
+    parameters: _builtins.int
+    """How many elements of the initial model are parameters; 0 where it is not known."""
+    buffers: _builtins.int
+    """How many elements after them are averaged buffers."""
     @_builtins.property
     def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The task's objectives, in its order; one called "loss" when none is named."""
@@ -1438,6 +1469,12 @@ class RunHeader(_message.Message):
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Metric]:
         """The task's own metrics, which members measure when they evaluate a model."""
+
+    @_builtins.property
+    def layout(self) -> _common_pb2.TaskLayout:
+        """The task's whole model, as the submitting machine has the task; or the initial model, if the machine does not have
+        the task and the run shares all parameters. Unset: the members' versions of the task are not compared with it.
+        """
 
     def __init__(
         self,
@@ -1449,10 +1486,13 @@ class RunHeader(_message.Message):
         objectives: _abc.Iterable[_builtins.str] | None = ...,
         dry_run: _builtins.bool = ...,
         metrics: _abc.Iterable[_common_pb2.Metric] | None = ...,
+        layout: _common_pb2.TaskLayout | None = ...,
+        parameters: _builtins.int = ...,
+        buffers: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "metrics", b"metrics", "model", b"model", "model_bytes", b"model_bytes", "objectives", b"objectives", "paused", b"paused", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "dry_run", b"dry_run", "layout", b"layout", "metrics", b"metrics", "model", b"model", "model_bytes", b"model_bytes", "objectives", b"objectives", "parameters", b"parameters", "paused", b"paused", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1471,6 +1511,9 @@ class SubmitRunResponse(_message.Message):
     MINIMUM_FIELD_NUMBER: _builtins.int
     DISK_NEEDED_FIELD_NUMBER: _builtins.int
     DISK_FREE_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
+    NEEDED_FIELD_NUMBER: _builtins.int
+    OBSTACLE_FIELD_NUMBER: _builtins.int
     asked: _builtins.int
     """How many of them a round asks."""
     minimum: _builtins.int
@@ -1481,6 +1524,10 @@ class SubmitRunResponse(_message.Message):
     """What is free for it: on the coordinator's disk, less what other runs will still take. Unset where the blobs are in
     a bucket, which has no known limit.
     """
+    needed: _builtins.int
+    """How many replies a round needs for a step."""
+    obstacle: _builtins.str
+    """Why the run could not begin now, or why each of its rounds would be skipped; empty if nothing of the kind is known."""
     @_builtins.property
     def run(self) -> Global___Run:
         """The run; not set for a dry run."""
@@ -1493,6 +1540,12 @@ class SubmitRunResponse(_message.Message):
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The members that a round could ask now, by name."""
 
+    @_builtins.property
+    def others(self) -> _containers.RepeatedCompositeFieldContainer[Global___NotTakingPart]:
+        """The members that offer the task and would not take part now, by name: some of `members`, which would decline, and
+        those that could not be asked now.
+        """
+
     def __init__(
         self,
         *,
@@ -1503,16 +1556,51 @@ class SubmitRunResponse(_message.Message):
         minimum: _builtins.int = ...,
         disk_needed: _builtins.int = ...,
         disk_free: _builtins.int | None = ...,
+        others: _abc.Iterable[Global___NotTakingPart] | None = ...,
+        needed: _builtins.int = ...,
+        obstacle: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_free", b"_disk_free", "disk_free", b"disk_free", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free", b"_disk_free", "asked", b"asked", "disk_free", b"disk_free", "disk_needed", b"disk_needed", "members", b"members", "minimum", b"minimum", "run", b"run", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free", b"_disk_free", "asked", b"asked", "disk_free", b"disk_free", "disk_needed", b"disk_needed", "members", b"members", "minimum", b"minimum", "needed", b"needed", "obstacle", b"obstacle", "others", b"others", "run", b"run", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__disk_free: _TypeAlias = _typing.Literal["disk_free"]  # noqa: Y015
     _WhichOneofArgType__disk_free: _TypeAlias = _typing.Literal["_disk_free", b"_disk_free"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_free) -> _WhichOneofReturnType__disk_free | None: ...
 
 Global___SubmitRunResponse: _TypeAlias = SubmitRunResponse  # noqa: Y015
+
+@_typing.final
+class NotTakingPart(_message.Message):
+    """A member that offers the task of a run, and would not take part in it now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """Its name."""
+    reason: _builtins.str
+    """The reason with which it would decline, such as "limit:samples"; "absent": it does not attend; "closed": its site is
+    closed; "objectives": it serves too few of the objectives to be asked in a private round.
+    """
+    message: _builtins.str
+    """The same as text."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "message", b"message", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NotTakingPart: _TypeAlias = NotTakingPart  # noqa: Y015
 
 @_typing.final
 class GetDiskRequest(_message.Message):
@@ -2372,19 +2460,23 @@ class GetRunRequest(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     BRIEF_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """The id, an unambiguous beginning of it, or the name."""
     brief: _builtins.bool
     """True to leave out members, for which every round is read."""
+    choice: Global___RunChoice.ValueType
+    """Which run is meant by a name that several runs have."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         brief: _builtins.bool = ...,
+        choice: Global___RunChoice.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brief", b"brief", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brief", b"brief", "choice", b"choice", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3560,25 +3652,31 @@ Global___BestBy: _TypeAlias = BestBy  # noqa: Y015
 
 @_typing.final
 class BestModel(_message.Message):
-    """The best model of a run by a metric."""
+    """The best model of a run by a metric. Of equal values, the model with the lower mean loss on the same split is chosen,
+    then the later one.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
+    EQUALS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """The round that made it."""
     value: _builtins.float
     """Its value."""
+    equals: _builtins.int
+    """The number of rounds with this value, at least 1."""
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         value: _builtins.float = ...,
+        equals: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["equals", b"equals", "round", b"round", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

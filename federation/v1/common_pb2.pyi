@@ -567,6 +567,36 @@ class EvaluateWork(_message.Message):
 Global___EvaluateWork: _TypeAlias = EvaluateWork  # noqa: Y015
 
 @_typing.final
+class TaskLayout(_message.Message):
+    """All tensors of a task's model, its buffers among them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    ELEMENTS_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """The digest of their names and shapes, in their order, and of which of them are buffers."""
+    tensors: _builtins.int
+    """How many tensors."""
+    elements: _builtins.int
+    """How many elements they have together."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        tensors: _builtins.int = ...,
+        elements: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "elements", b"elements", "tensors", b"tensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TaskLayout: _TypeAlias = TaskLayout  # noqa: Y015
+
+@_typing.final
 class Metric(_message.Message):
     """A metric of a task, beside loss and accuracy."""
 

@@ -200,6 +200,7 @@ class Hello(_message.Message):
     LOG_SIZE_FIELD_NUMBER: _builtins.int
     CONSENTS_FIELD_NUMBER: _builtins.int
     CLOSED_UNTIL_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
     software: _builtins.str
     """The worker software and its version."""
     device: _builtins.str
@@ -222,6 +223,10 @@ class Hello(_message.Message):
     def closed_until(self) -> _timestamp_pb2.Timestamp:
         """Until when the client's site is closed, and begins no work; not set while it is open."""
 
+    @_builtins.property
+    def limits(self) -> Global___WorkLimits:
+        """The owner's bounds on an assignment. A client that does not set them counts as one without bounds."""
+
     def __init__(
         self,
         *,
@@ -233,14 +238,61 @@ class Hello(_message.Message):
         log_size: _builtins.int = ...,
         consents: _builtins.bool = ...,
         closed_until: _timestamp_pb2.Timestamp | None = ...,
+        limits: Global___WorkLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until", "consents", b"consents", "device", b"device", "log_size", b"log_size", "nonce", b"nonce", "sessions_left", b"sessions_left", "software", b"software", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until", "consents", b"consents", "device", b"device", "limits", b"limits", "log_size", b"log_size", "nonce", b"nonce", "sessions_left", b"sessions_left", "software", b"software", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Hello: _TypeAlias = Hello  # noqa: Y015
+
+@_typing.final
+class WorkLimits(_message.Message):
+    """The bounds on an assignment beyond which a client declines it. The coordinator tells operators of them before a run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    MAX_STEPS_FIELD_NUMBER: _builtins.int
+    MAX_EPOCHS_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    samples: _builtins.int
+    """The fewest different training samples that an update or a gradient is made from."""
+    steps: _builtins.int
+    """The fewest optimiser steps in an update."""
+    max_steps: _builtins.int
+    """The most optimiser steps in an update; 0 is any number."""
+    max_epochs: _builtins.float
+    """The most passes over the training samples for an update; 0 is any number."""
+    max_bytes: _builtins.int
+    """The most bytes that one assignment moves: model, inputs and reply; 0 is any number."""
+    members: _builtins.int
+    """The fewest clients that the coordinator asks, with this one."""
+    rows: _builtins.int
+    """The most rows in an update; 0 is one for each objective that the client serves."""
+    def __init__(
+        self,
+        *,
+        samples: _builtins.int = ...,
+        steps: _builtins.int = ...,
+        max_steps: _builtins.int = ...,
+        max_epochs: _builtins.float = ...,
+        max_bytes: _builtins.int = ...,
+        members: _builtins.int = ...,
+        rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_bytes", b"max_bytes", "max_epochs", b"max_epochs", "max_steps", b"max_steps", "members", b"members", "rows", b"rows", "samples", b"samples", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkLimits: _TypeAlias = WorkLimits  # noqa: Y015
 
 @_typing.final
 class SessionsLeft(_message.Message):
@@ -282,10 +334,14 @@ class TaskOffer(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     OBJECTIVES_FIELD_NUMBER: _builtins.int
     ABILITIES_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    PRIVATE_ONLY_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """The task's name."""
     samples: _builtins.int
     """Training samples that this client holds for it."""
+    private_only: _builtins.bool
+    """True when the client declines work of the task that shows an update or a gradient in the clear."""
     @_builtins.property
     def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The objectives of the task that this client serves."""
@@ -296,6 +352,10 @@ class TaskOffer(_message.Message):
         "proximal", "frozen", "noise", "repeatable". Unknown ones are ignored.
         """
 
+    @_builtins.property
+    def layout(self) -> _common_pb2.TaskLayout:
+        """The task's whole model, as this client has the task. A client that does not set it is not compared with others."""
+
     def __init__(
         self,
         *,
@@ -303,10 +363,12 @@ class TaskOffer(_message.Message):
         samples: _builtins.int = ...,
         objectives: _abc.Iterable[_builtins.str] | None = ...,
         abilities: _abc.Iterable[_builtins.str] | None = ...,
+        layout: _common_pb2.TaskLayout | None = ...,
+        private_only: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "objectives", b"objectives", "samples", b"samples", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "layout", b"layout", "objectives", b"objectives", "private_only", b"private_only", "samples", b"samples", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ from federation.record.metric_definitions import SCORED
 from federation.record.results import accepted
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.v1.admin_pb2 import (
+    RUN_CHOICE_ONLY,
     Client,
     ExportRoundsRequest,
     ExportRoundsResponse,
@@ -54,8 +55,8 @@ class RunData:
 
     @classmethod
     def read(cls, stub: AdminStub, name: str) -> "RunData":
-        """The run of that name or id."""
-        run = stub.GetRun(GetRunRequest(run=name)).run
+        """The run of that name or id; a name that several runs have is refused."""
+        run = stub.GetRun(GetRunRequest(run=name, choice=RUN_CHOICE_ONLY)).run
         rounds = list(stub.ExportRounds(ExportRoundsRequest(run=run.run_id)))
         clients = whole(stub.ListClients, ListClientsRequest()).clients
         return cls(run, rounds, {client.client_id: client for client in clients})

@@ -163,7 +163,7 @@ def test_a_real_federation_does_not_import_the_attack_of_a_simulation(code: Path
     (code / "dangerous.py").write_text("raise RuntimeError('imported')\n")
     text = 'name = "a"\ntask = "digits"\nrounds = 1\n[simulation]\nattackers = 1\nattack = "ATTACK"\n'
     assert parse_run(text.replace("ATTACK", "dangerous:Attack"))[0].simulation.attack == "dangerous:Attack"
-    with pytest.raises(ValueError, match="'sign-flop' is no attack: there are loss-scaling"):
+    with pytest.raises(ValueError, match=r"'sign-flop' is no attack; did you mean 'sign-flip'\? there are"):
         parse_run(text.replace("ATTACK", "sign-flop"))
 
 

@@ -20,6 +20,8 @@ from federation.digests import digest
 from federation.line.payload_check import PayloadCheck
 from federation.record.provenance import Provenance, read_exported, with_provenance
 from federation.refusals import Refusal
+from federation.task_layout import TaskLayout
+from federation.tensor_names import first_difference
 
 MODEL = vectors.Layout((vectors.Tensor("weight", (2, 3)), vectors.Tensor("bias", (3,)), vectors.Tensor("scale", ())))
 ROWS = vectors.update_layout([("loss", 7), ("fairness", 5)])
@@ -304,3 +306,17 @@ def test_large_chunks_are_seen_whole() -> None:
     vector[-1] = np.inf
     assert check(vectors.to_bytes(layout, vector), layout, cuts=(200_003,)).problem is not None
     assert check(vectors.to_bytes(layout, np.ones_like(vector)), layout, cuts=(200_003,)).problem is None
+
+
+def test_versions_of_a_task_are_compared_by_the_names_shapes_places_and_buffers_of_their_tensors() -> None:
+    weight, mean = vectors.Tensor("layer.weight", (8, 5)), vectors.Tensor("layer.mean", (5,))
+    layout = vectors.Layout((weight, mean))
+    found = TaskLayout.of(layout, {"layer.mean"})
+    assert found.digest == "blake3:b941c1e0a2e3cdd6cab7fa2f33c48f7cf46fe292747b5bba09a9c065992b4dd0"  # as the protocol
+    assert (found.tensors, found.elements) == (2, 45)
+    others = [(mean, weight), (weight,), (weight, vectors.Tensor("layer.mean", (5, 1)))]
+    digests = {found.digest, TaskLayout.of(layout).digest}
+    assert len(digests | {TaskLayout.of(vectors.Layout(other), {"layer.mean"}).digest for other in others}) == 5
+    for other, words in zip(others, ("tensor 1 is 'layer.mean' [5]", "tensor 2 is missing", "[5, 1]"), strict=True):
+        assert words in first_difference(vectors.Layout(other).shapes, layout.shapes)
+    assert first_difference(layout.shapes, layout.shapes) == ""

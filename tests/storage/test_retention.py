@@ -157,23 +157,30 @@ def test_the_first_and_the_last_rounds_of_each_run_are_retained_and_the_initial_
 
 def test_the_best_round_of_each_run_is_retained_and_whether_a_blob_is_can_be_asked(federation: Federation) -> None:
     measured: dict[str, list[dict[str, float]]] = {
-        "a": [{"accuracy/mean": value} for value in (0.1, 0.9, 0.3, 0.9, 0.2)],  # of equals the first
+        "a": [{"accuracy/mean": value} for value in (0.1, 0.9, 0.3, 0.9, 0.2)],  # of equals the last
         "b": [{"loss/test": value} for value in (3.0, 2.0, 1.0, math.nan, 5.0)],
         "c": [{}, {}, {}, {}, {}],
-        # Of the values that stop the run the best, also where it is no improvement that counts; of equals the first.
+        # The best value that stops the run, also where it is no improvement that counts; of equals the lowest loss.
         "d": [
-            {"accuracy/mean": 0.1 * number, "stop/value": value, "stop/best": best, "stop/since": float(number)}
-            for number, (value, best) in enumerate([(0.5, 0.5), (0.8, 0.8), (0.6, 0.8), (0.8, 0.8), (0.7, 0.8)])
+            {"accuracy/mean": 0.1 * number, "stop/value": value, "stop/best": best, "loss/validation": loss}
+            for number, (value, best, loss) in enumerate(
+                [(0.5, 0.5, 0.1), (0.8, 0.8, 0.2), (0.6, 0.8, 0.1), (0.8, 0.8, 0.3), (0.7, 0.8, 0.1)]
+            )
         ],
     }
     for run_id, rounds in measured.items():
         federation.run(run_id, len(rounds))
+    with federation.database.begin() as session:
+        session.get_one(
+            Run, "d"
+        ).spec = b'name = "d"\ntask = "digits"\nrounds = 5\nstop = { metric = "auc", patience = 9 }\n'
+    for run_id, rounds in measured.items():
         for number, metrics in enumerate(rounds):
             with federation.database.begin() as session:
                 round_row(session, run_id, number).metrics = metrics
     every = {federation.blobs.read(digest).decode(): digest for digest in stored(federation.blobs)}
     clean(federation, keep_rounds=1)
-    retained = [(run_id, number) for run_id in "abcd" for number in (0, 4)] + [("a", 1), ("b", 2), ("d", 1)]
+    retained = [(run_id, number) for run_id in "abcd" for number in (0, 4)] + [("a", 3), ("b", 2), ("d", 1)]
     assert federation.contents() == set[str]().union(*(of_round(*each) for each in retained))
     with federation.database.read() as session:
         assert {word for word, digest in every.items() if is_retained(session, digest, 1)} == federation.contents()

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.attacks import AttackError, parse_attack
 from federation.digests import digest
+from federation.task_layout import TaskLayout
 from federation.tasks import task
 from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import EvaluateWork
@@ -51,6 +52,8 @@ def test_an_assignment_is_trained_and_its_reply_is_bound_to_it_and_acknowledged(
     assert json.loads(line)["accepted"] is True
     hello = scene.coordinator.hellos[0]
     assert [(offer.task, offer.samples) for offer in hello.tasks] == [("digits", expected.samples)]
+    assert hello.tasks[0].layout.digest == TaskLayout.of(layout).digest
+    assert (hello.limits.samples, hello.limits.max_steps, hello.limits.rows) == (8, 1_000_000, 0)
 
 
 def test_an_evaluation_sends_measurements_of_the_splits_that_were_asked_and_no_payload(scene: Scene) -> None:

@@ -13,9 +13,11 @@ from federation.training.own import run_shape
 from federation.training.trainer import Trainer
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, SignedEnvelope
+from federation.vectors import Layout
 from federation.work.base import RowSchema, Shape, Shows, Work, WorkError, payload_layout
 from federation.work.registry import decode
 from federation.work.site import SecurePolicy, Site
+from federation.work.work_bounds import Problem, WorkBounds
 from worker.site import specified
 from worker.site.asked_runs import AskedRun
 from worker.site.policy import WorkLimits
@@ -25,6 +27,7 @@ MAX_MANIFEST_BYTES = 512 << 10
 MAX_NAME = 200  # characters of the id of a run or an assignment, which name files and rows here
 MAX_ROUND = 2**31 - 1  # the largest that the coordinator's tables can store
 
+COMPARE = "compare the versions of the task"
 # Returns the run of the assignment as it is kept here, if it is; raises Declined if the run is not accepted.
 Consent = Callable[[AssignmentManifest], Sequence[AskedRun]]
 
@@ -44,6 +47,23 @@ class Declined(Exception):
 
 class UnverifiedAssignment(Declined):
     """An assignment without a valid signature of the coordinator."""
+
+
+class OtherModel(Declined):
+    """An assignment whose model has another size than those of this task in the run.
+
+    `digest` and `layout` are those of the assignment's model and of this task's: who can look into the former says
+    where they differ.
+    """
+
+    def __init__(self, manifest: AssignmentManifest, layout: Layout) -> None:
+        super().__init__(
+            "layout",
+            f"the base model has {manifest.base_model_bytes} bytes; a model of this task has {layout.file_bytes}: "
+            f"{COMPARE}",
+        )
+        self.digest = manifest.base_model
+        self.layout = layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,21 +106,22 @@ def check_assignment(
     round of a run in which this worker accepted work; `now` is by the coordinator's clock.
 
     Raises:
-        Declined: with the reason of the first check that failed.
+        OtherModel, Declined: with the reason of the first check that failed.
     """
     manifest = _opened(envelope, member)
     newest = newest_round(manifest.run_id) if limits.rounds_forward else None
+    bounds = limits.bounds
     _check_address(manifest, member)
     deadline = _check_time(manifest, newest, now)
-    trainer, kept = _check_consent(manifest, offers, limits, consent)
+    trainer, kept = _check_consent(manifest, offers, bounds, consent)
     try:
         shape, sharing = run_shape(trainer, manifest.unshared)
         work = decode(manifest.kind, manifest.work, shape)
         _check_model(manifest, shape)
         _check_specified(manifest, work, kept, site.policy(manifest.task))
         _check_clear(work, site.policy(manifest.task))
-        _check_demand(work, trainer.samples, shape, limits)
-        rows = _check_transfers(manifest, work, shape, limits)
+        _check_bound(bounds.problem_of_work(work, samples=trainer.samples, objectives=len(shape.serves)))
+        rows = _check_transfers(manifest, work, shape, bounds)
     except SharingError as error:
         raise Declined("parameters", str(error)[:500]) from None
     except WorkError as error:
@@ -126,6 +147,12 @@ def _require(holds: bool, reason: str, message: str) -> None:
     """Raises Declined unless `holds`."""
     if not holds:
         raise Declined(reason, message[:500])
+
+
+def _check_bound(problem: Problem | None) -> None:
+    """Raises Declined for work beyond a bound of the owner."""
+    if problem is not None:
+        raise Declined(*problem)
 
 
 # The checks, in their order. Each raises Declined.
@@ -170,23 +197,18 @@ def _check_time(manifest: AssignmentManifest, newest: int | None, now: datetime)
 
 
 def _check_consent(
-    manifest: AssignmentManifest, offers: Mapping[str, Trainer], limits: WorkLimits, consent: Consent
+    manifest: AssignmentManifest, offers: Mapping[str, Trainer], bounds: WorkBounds, consent: Consent
 ) -> tuple[Trainer, Sequence[AskedRun]]:
     """Returns the trainer of the task, and the run as it is kept here."""
     _require(manifest.task in offers, "task-not-allowed", "the owner of this worker did not allow this task")
     kept = consent(manifest)
-    message = f"{manifest.members} clients are asked; this worker takes part with at least {limits.members}"
-    _require(manifest.members >= limits.members or limits.members == 1, "limit:members", message)
+    _check_bound(bounds.problem_of_members(manifest.members))
     return offers[manifest.task], kept
 
 
 def _check_model(manifest: AssignmentManifest, shape: Shape) -> None:
-    _require(
-        manifest.base_model_bytes == shape.layout.file_bytes,
-        "layout",
-        f"the base model has {manifest.base_model_bytes} bytes; a model of this task has {shape.layout.file_bytes}: "
-        "compare the versions of the task",
-    )
+    if manifest.base_model_bytes != shape.layout.file_bytes:
+        raise OtherModel(manifest, shape.layout)
 
 
 def _check_specified(manifest: AssignmentManifest, work: Work, kept: Sequence[AskedRun], policy: SecurePolicy) -> None:
@@ -211,25 +233,8 @@ def _check_clear(work: Work, policy: SecurePolicy) -> None:
         )
 
 
-def _check_demand(work: Work, samples: int, shape: Shape, limits: WorkLimits) -> None:
-    """Checks the owner's bounds on the work that is asked of `samples` samples."""
-    if (demand := work.demand(samples)) is None:
-        return
-    rows, steps = limits.rows or len(shape.serves), f"{demand.steps} steps are asked for; this worker does at"
-    message = f"{demand.rows} rows are asked for; this worker gives at most {rows}"
-    _require(demand.rows <= rows, "limit:rows", message)
-    _require(demand.steps <= limits.max_steps, "limit:steps", f"{steps} most {limits.max_steps}")
-    message = (
-        f"{demand.epochs:g} passes over the samples are asked for; this worker makes at most {limits.max_epochs:g}"
-    )
-    _require(not limits.max_epochs or demand.epochs <= limits.max_epochs, "limit:epochs", message)
-    _require(not demand.rows or demand.steps >= limits.steps, "limit:steps", f"{steps} least {limits.steps}")
-    message = f"it would be made from {demand.samples} of {samples} samples; this worker uses at least {limits.samples}"
-    _require(demand.samples >= limits.samples, "limit:samples", message)
-
-
 def _check_transfers(
-    manifest: AssignmentManifest, work: Work, shape: Shape, limits: WorkLimits
+    manifest: AssignmentManifest, work: Work, shape: Shape, bounds: WorkBounds
 ) -> tuple[RowSchema, ...]:
     """Checks the reply, the inputs and the bytes of all transfers. Returns the rows of the reply."""
     rows, largest = work.rows(shape), work.input_sizes(shape)
@@ -248,8 +253,7 @@ def _check_transfers(
             f"input {item.name!r} has {item.size} bytes; at most {most} are taken",
         )
     moved = manifest.base_model_bytes + sum(item.size for item in manifest.inputs) + size
-    message = f"{moved} bytes would be moved; this worker moves at most {limits.max_bytes} for an assignment"
-    _require(not limits.max_bytes or moved <= limits.max_bytes, "limit:bytes", message)
+    _check_bound(bounds.problem_of_bytes(moved))
     return rows
 
 

@@ -1,12 +1,15 @@
-"""A worker's description of itself for the coordinator: its tasks, the private rounds left, and its opening hours."""
+"""A worker's description of itself for the coordinator: its tasks, the bounds of its owner, and its opening hours."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
+from federation.task_layout import TaskLayout
 from federation.training.trainer import Trainer
-from federation.v1.federation_pb2 import Hello, SessionsLeft, TaskOffer
+from federation.v1 import common_pb2
+from federation.v1.federation_pb2 import Hello, SessionsLeft, TaskOffer, WorkLimits
 from federation.work.site import Site
+from federation.work.work_bounds import LARGEST_BOUND
 from worker import software
 from worker.site.policy import Policy
 
@@ -29,15 +32,13 @@ class Introduction:
 
     def hello(self) -> Hello:
         """The first message of a stream, without its nonce."""
-        tasks = [
-            TaskOffer(
-                task=name, samples=trainer.samples, objectives=trainer.objectives, abilities=sorted(trainer.abilities)
-            )
-            for name, trainer in self.offers.items()
-        ]
-        left = map(self._left, self.offers)
         return Hello(
-            software=software(), device=self.device, tasks=tasks, sessions_left=left, consents=self.policy.decides
+            software=software(),
+            device=self.device,
+            tasks=map(self._offer, self.offers),
+            sessions_left=map(self._left, self.offers),
+            consents=self.policy.decides,
+            limits=WorkLimits(**asdict(self.policy.limits.bounds)),
         )
 
     def left_beside(self, task: str) -> list[SessionsLeft]:
@@ -48,8 +49,20 @@ class Introduction:
         """The time until which the site is closed, aware; None while it is open."""
         return self.policy.open.closed_until(now)
 
+    def _offer(self, task: str) -> TaskOffer:
+        trainer = self.offers[task]
+        return TaskOffer(
+            task=task,
+            samples=trainer.samples,
+            objectives=trainer.objectives,
+            abilities=sorted(trainer.abilities),
+            layout=common_pb2.TaskLayout(**asdict(TaskLayout.of(trainer.layout, trainer.buffers))),
+            private_only=self.site.policy(task).required,
+        )
+
     def _left(self, task: str) -> SessionsLeft:
         training, evaluation = (
-            self.site.sessions_left(task, evaluation=is_evaluation) for is_evaluation in (False, True)
+            min(self.site.sessions_left(task, evaluation=is_evaluation), LARGEST_BOUND)
+            for is_evaluation in (False, True)
         )
         return SessionsLeft(task=task, training=training, evaluation=evaluation)

@@ -11,6 +11,7 @@ It sets what the coordinator may ask of this site; the coordinator cannot change
 import re
 import tomllib
 from collections.abc import Iterable
+from dataclasses import fields
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -23,6 +24,7 @@ from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.computation import PrivateSgd
 from federation.spec.problems import Section, explain
 from federation.work.site import SecurePolicy
+from federation.work.work_bounds import LARGEST_BOUND, WorkBounds
 
 _TIME = r"^(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$"
 _Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
@@ -59,6 +61,11 @@ class WorkLimits(Section):
     rounds_forward: bool = Field(
         True, description="whether a round before the newest one of its run is declined, unless a restore was signed"
     )
+
+    @property
+    def bounds(self) -> WorkBounds:
+        """The bounds on the work of an assignment, which the worker tells the coordinator."""
+        return WorkBounds(**{item.name: min(getattr(self, item.name), LARGEST_BOUND) for item in fields(WorkBounds)})
 
 
 class OpenHours(Section):
@@ -278,5 +285,5 @@ class Policy(Section):
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            problems = "\n".join(explain(problem, _KEYS) for problem in error.errors())
+            problems = "\n".join(explain(problem, _KEYS, cls) for problem in error.errors())
             raise PolicyError(f"{path} cannot be used:\n{problems}") from None

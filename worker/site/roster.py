@@ -136,7 +136,7 @@ class Roster:
         try:
             document = _Document.model_validate(tomllib.loads(text))
         except ValidationError as error:
-            raise RosterError("; ".join(explain(problem, _KEYS) for problem in error.errors()[:5])) from None
+            raise RosterError("; ".join(explain(problem, _KEYS, _Document) for problem in error.errors()[:5])) from None
         except (ValueError, RecursionError) as error:
             raise RosterError(f"it is not a TOML document: {error}") from None
         cards = tuple(

@@ -13,7 +13,7 @@ from federation.owners_code import described, owners_frame
 from federation.refusals import Refusal
 from federation.spec.computation import Ability, Computation, Descend, Measure, MeasureAlong
 from federation.spec.sharing import Unshared
-from federation.tensor_names import tensor_differences
+from federation.tensor_names import first_difference
 from federation.training import TrainingStopped
 from federation.training.own import Own, compute
 from federation.training.reasons import reason_of
@@ -30,7 +30,7 @@ from worker import software
 from worker.events import Events
 from worker.home import DiskFull, FileLocked
 from worker.line.attendance import Attendance
-from worker.site.assignments import Declined, Order
+from worker.site.assignments import COMPARE, Declined, Order
 from worker.site.privacy import SitePrivacy
 from worker.work.attacker import Attacker
 from worker.work.fetching import Fetcher
@@ -248,9 +248,7 @@ class Execution:
         except Refusal as refusal:
             raise Declined("layout", f"the base model: {refusal.message}") from refusal
         if layout != order.shape.layout:
-            difference = tensor_differences(layout.shapes, order.shape.layout.shapes) or "another order"
-            message = f"the base model has other tensors than this task: {difference}. Compare the versions of the task"
-            raise Declined("layout", message)
+            raise Declined("layout", f"{first_difference(layout.shapes, order.shape.layout.shapes)}: {COMPARE}")
         return vector
 
     def _input(self, order: Order, item: Input, control: Control) -> memoryview:

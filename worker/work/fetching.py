@@ -8,18 +8,22 @@ from pathlib import Path
 import grpc
 
 from federation.line.transfer_times import slowest_seconds
+from federation.refusals import Refusal
+from federation.tensor_names import first_difference
 from federation.training import TrainingStopped
 from federation.v1.federation_pb2 import FetchBlobRequest, LocateBlobRequest
+from federation.vectors import LENGTH_BYTES, header_length, parse_header
 from federation.work.base import Lane
 from worker.events import Events
 from worker.line.attendance import ANSWER_SECONDS, Attendance
 from worker.line.backoff import Backoff
 from worker.line.downloads import BlobUrl, DownloadFailed, download
-from worker.site.assignments import Declined, Order
+from worker.site.assignments import COMPARE, Declined, Order, OtherModel
 from worker.work.cache import ModelCache, ModelMismatch
 from worker.work.work_control import Control
 
 LEAST_BYTES = 1 << 20  # a smaller rest of a blob comes from the coordinator
+HEADER_SECONDS = 10.0  # for the beginning of a model that is not worked on
 PAUSE_SECONDS = 600.0  # after a fault of the bucket, until the next attempt
 
 
@@ -91,6 +95,28 @@ class Fetcher:
                 self.backoff.reset()
                 return path
         raise TrainingStopped
+
+    def compared(self, other: OtherModel) -> Declined:
+        """The decline of an assignment with another model, which names the first tensor that differs.
+
+        Only the beginning of the model is fetched. If the coordinator does not give it now, the decline tells the
+        sizes in bytes.
+        """
+        files = self.attendance.files_now()
+        header = bytearray()
+        try:
+            call = None if files is None else files.fetch(FetchBlobRequest(digest=other.digest), timeout=HEADER_SECONDS)
+            for piece in call or ():
+                header += piece
+                if len(header) >= LENGTH_BYTES and len(header) >= LENGTH_BYTES + header_length(header):
+                    break
+            if call is not None:
+                call.cancel()
+            theirs, _ = parse_header(bytes(header))
+        except (grpc.RpcError, ValueError, Refusal):
+            return other
+        difference = first_difference(theirs.shapes, other.layout.shapes)
+        return Declined(other.reason, f"{difference}: {COMPARE}") if difference else other
 
     def _from_coordinator(self, digest: str, offset: int, size: int, control: Control) -> Iterator[memoryview]:
         with self.attendance.calling() as files:

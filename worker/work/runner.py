@@ -22,7 +22,7 @@ from worker.home import WorkerHomeError, with_remedy
 from worker.line.attendance import Attendance
 from worker.progress import Progress
 from worker.site.asked_runs import Verdict
-from worker.site.assignments import Consent, Declined, Order, check_assignment, check_cancel
+from worker.site.assignments import Consent, Declined, Order, OtherModel, check_assignment, check_cancel
 from worker.site.policy import WorkLimits
 from worker.work.execution import Execution
 from worker.work.spool import Spool
@@ -102,6 +102,8 @@ class Runner:
             )
             with self._changed:
                 self._take_in(order)
+        except OtherModel as other:
+            self.decline(self.execution.fetcher.compared(other), envelope)
         except Declined as declined:
             self.decline(declined, envelope)
 

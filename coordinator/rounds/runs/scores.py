@@ -1,9 +1,8 @@
 """The members' measurements of a round's model: their record, and the value by which a run is stopped."""
 
 import math
-import operator
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -21,7 +20,8 @@ from coordinator.rounds.fleets.base import RunFacts
 from federation.record.metric_definitions import OWN, SCORED
 from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec
-from federation.spec.task_metrics import BUILT_IN, kind_of
+from federation.spec.task_metrics import BUILT_IN, best_round_of, kind_of
+from federation.text import did_you_mean
 from federation.work.evaluate.work import Evaluate
 from storage import models
 from storage.models import Assignment, Evaluation, Phase, Round, Run
@@ -72,8 +72,16 @@ def why_stopped(run: RunFacts, numbers: Mapping[str, float]) -> str:
     return run.spec.stop.reached(run.stopped_by, numbers)
 
 
-def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> tuple[int, float]:
-    """The round with the best model by one metric, the first one of equals, and the value.
+class BestRound(NamedTuple):
+    """The round with the best model of a run by one metric, its value, and the number of rounds with this value."""
+
+    number: int
+    value: float
+    equals: int
+
+
+def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> BestRound:
+    """The round with the best model by one metric; of equals see `best_round_of`, by the mean loss on this split.
 
     Args:
         session: reads the record.
@@ -89,8 +97,9 @@ def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> 
     kind = kind_of(metric, run.metrics)
     if kind is None:
         names = ", ".join(kind.name for kind in (*BUILT_IN, *run.metrics))
+        near = did_you_mean(metric, [kind.name for kind in (*BUILT_IN, *run.metrics)])
         shown = metric[:80]  # no mutant: any length that is easy to read
-        raise Refusal("metric-unknown", f"run {run.run_id} has no metric {shown!r}; there are {names}")
+        raise Refusal("metric-unknown", f"run {run.run_id} has no metric {shown!r}{near or ';'} there are {names}")
     of_member = of not in ("mean", "weighted", "worst")
     claims: dict[int, list[tuple[float, int]]] = {}
     query = select(Round.number, Evaluation).join(Round, Round.round_id == Evaluation.round_id)
@@ -109,8 +118,9 @@ def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> 
             f"no model of run {run.run_id} has a {split} {metric} ({of}) on record; `fedpareto admin round "
             f"{run.run_id} -1` shows what was measured",
         )
-    rounds, by_value = sorted(known_values.items()), operator.itemgetter(1)
-    return max(rounds, key=by_value) if kind.higher else min(rounds, key=by_value)
+    losses = _on_record(session, run, f"loss/{split}")
+    number, equals = best_round_of(known_values, losses, higher=kind.higher)
+    return BestRound(number, known_values[number], equals)
 
 
 def _means_on_record(session: Session, run: Run, metric: str, split: str) -> dict[int, float]:
@@ -119,5 +129,10 @@ def _means_on_record(session: Session, run: Run, metric: str, split: str) -> dic
     if metric != "loss" and split != next((scored for scored in SCORED if scored in evaluated), ""):
         return {}
     name = {"loss": f"loss/{split}", "accuracy": "accuracy/mean"}.get(metric, f"{OWN}{metric}/mean")
+    return _on_record(session, run, name)
+
+
+def _on_record(session: Session, run: Run, name: str) -> dict[int, float]:
+    """A metric of the run's rounds, by round."""
     query = select(Round.number, Round.metrics).where(Round.run_id == run.run_id)
     return {number: numbers[name] for number, numbers in session.execute(query) if name in numbers}

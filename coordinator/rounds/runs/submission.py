@@ -1,6 +1,6 @@
-"""A run at its submission: the checks of its specification, and the members that it would ask."""
+"""A run at its submission: the checks of its specification against the federation's members."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -14,7 +14,6 @@ from coordinator.rounds.runs.specification import (
     cautions,
     fitting_metrics,
     fitting_objectives,
-    needed_abilities,
     needed_sessions,
     parse_run,
 )
@@ -32,7 +31,6 @@ from federation.secure.thresholds import (
     smallest_cohort,
     truncated,
 )
-from federation.spec.computation import CANNOT
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.task_metrics import MetricKind
 from federation.text import counted
@@ -151,55 +149,38 @@ class Submission:
 
     def least(self, session: Session) -> int:
         """The number of members below which a round does not begin, or, if it is private, is skipped."""
-        minimum = self.spec.selection.minimum
+        return max(self.spec.selection.minimum, self.cohort(session))
+
+    def cohort(self, session: Session) -> int:
+        """The number of members that a private round needs; 0 if the run has none."""
         if self.spec.privacy.secure == "off":
-            return minimum
+            return 0
         active = session.scalar(select(func.count()).where(Client.state == ClientState.ACTIVE)) or 0
         cohort = smallest_cohort(Mode(self.spec.privacy.secure), assumed(active))
-        return max(minimum, cohort, SMALLEST_MGDA if self.rule.private != "sum" else SMALLEST)
+        return max(cohort, SMALLEST_MGDA if self.rule.private != "sum" else SMALLEST)
 
-    def too_few(self, session: Session) -> Iterator[str]:
-        """A warning if the members that offer the task are too few for a private round."""
-        known, least = len(known_clients(session, self.spec, self.objectives)), self.least(session)
-        if self.spec.privacy.secure != "off" and known < least:
-            yield (
-                f"a private round of this run needs {least} members, and {counted(known, 'member')} could be asked: "
-                f"such rounds are skipped. With selection.minimum = {least} the run waits for more members"
-            )
-
-    def members(self, session: Session, attending: Collection[str]) -> list[str]:
-        """The members that a round could ask now, by name; `attending` are those that attend."""
-        known = known_clients(session, self.spec, self.objectives)
-        enrolled = self.spec.selection.pool != "attending"
-        return sorted(name for name in known if enrolled or name in attending)
-
-    def unable(self, session: Session, members: Collection[str]) -> Iterator[str]:
-        """A warning for each ability that the run needs and that trainers of these members do not have.
+    def must_make_cohort(self, session: Session) -> None:
+        """Raises if too few members offer the task for a private round, and the run would not wait for more.
 
         Raises:
-            Refusal: `spec`: the rule's own code raised an exception.
+            Refusal: `cohort`: all its rounds would be skipped.
         """
-        try:
-            needs = needed_abilities(self.spec, self.rule, self.objectives)
-        except SpecError as error:
-            raise Refusal("spec", str(error)) from error
-        rows = session.scalars(select(Client).where(Client.client_id.in_(members)).order_by(Client.client_id)).all()
-        for ability in sorted(needs):
-            names = [row.client_id for row in rows if ability not in row.abilities.get(self.spec.task, ())]
-            if names:
-                yield (
-                    f"{', '.join(names[:10])}{' and others' if len(names) > 10 else ''} ({len(names)} of {len(rows)} "
-                    f"members) will decline work of this run: their trainer {CANNOT[ability]}"
-                )
+        known, least = len(known_clients(session, self.spec, self.objectives)), self.cohort(session)
+        if known >= least or self.spec.selection.minimum >= least:
+            return
+        raise Refusal(
+            "cohort",
+            f"a private round of this run needs {least} members, and {counted(known, 'member')} offer"
+            f"{'s' if known == 1 else ''} the task: each round would be skipped. With selection.minimum = {least} the "
+            'run waits for more members. Fewer members can train with privacy.secure = "off": privacy.client_noise '
+            "protects a member, and privacy.sample_noise each sample, against those who see the models "
+            "(docs/member/privacy.md, Three or four members)",
+        )
 
     def unoffered(self, session: Session) -> Iterator[str]:
         """A warning if no member offers the task."""
         if problem := missing_offer(session, self.spec.task):
             yield f"{problem}. The run waits until a member runs `fedpareto worker run --task {self.spec.task}`"
-
-    def asked(self, members: int) -> int:
-        """The number of the available members that a round asks."""
-        return self.spec.selection.asked(members)
 
 
 def new_run(

@@ -74,7 +74,7 @@ def bundle_command(
 
 def payloads_question(stub: AdminStub, name: str, out: Path) -> str:
     """The question before a bundle with payloads is written: its content and its size."""
-    run = stub.GetRun(v1.GetRunRequest(run=name)).run
+    run = stub.GetRun(v1.GetRunRequest(run=name, choice=v1.RUN_CHOICE_ONLY)).run
     (disk,) = (item for item in stub.GetDisk(v1.GetDiskRequest()).runs if item.run_id == run.run_id)
     noise = ""
     if RunSpec.parse(run.spec.encode()).privacy.client_noise:

@@ -55,6 +55,7 @@ def export(
 
     Its newest model, the model after one round, or with --best the best one: `--best auc --of worst` is the model
     whose worst member is best off. Choose by the validation split, so that the test split stays an honest measure.
+    Of several rounds with the best value, the one with the lowest mean loss on this split is taken, then the latest.
     Before the first step, the newest model is the one that the run began with, and the command says so.
     """
     if best and number is not None:
@@ -70,8 +71,13 @@ def export(
     if saved.initial:
         message += "; this is the model that the run began with, since no round up to here has made a step"
     if saved.best is not None:
-        saved_document |= {"round": saved.best.round, "value": saved.best.value}
+        saved_document |= {"round": saved.best.round, "value": saved.best.value, "equals": saved.best.equals}
         message += f"; round {saved.best.round}, {split} {best} ({of}) = {saved.best.value:.6g}"
+        if saved.best.equals > 1:
+            message += (
+                f", as in {saved.best.equals} rounds; of these, this one has the lowest mean {split} loss (of equal "
+                "losses, it is the latest)"
+            )
     show(as_json, saved_document, message)
 
 

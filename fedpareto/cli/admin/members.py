@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from federation.text import counted
+from federation.text import counted, did_you_mean
 from federation.trust import admin_files, identity, keys
 from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
@@ -108,7 +108,8 @@ def show_client(stub: AdminStub, client: ClientName) -> Answer:
     listed = admin_messages.whole(stub.ListClients, v1.ListClientsRequest()).clients
     item = next((item for item in listed if item.client_id == client), None)
     if item is None:
-        raise CommandFailure(f"no client has the name {client!r}: `fedpareto admin clients` lists them")
+        near = did_you_mean(client, (item.client_id for item in listed)) or ";"
+        raise CommandFailure(f"there is no client {client!r}{near} `fedpareto admin clients` lists them")
     return item, lambda: member_tables.client(item, datetime.now(UTC))
 
 

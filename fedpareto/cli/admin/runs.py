@@ -15,7 +15,7 @@ from fedpareto.cli.admin import watch as watching
 from fedpareto.cli.admin.app import Answer, Home, Reason, RunName, Yes, command, confirm, connected
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure
 from fedpareto.cli.shared_options import JsonOption
-from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_tables, tables
+from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_lines, round_tables, tables
 
 
 @command
@@ -37,14 +37,18 @@ def runs(stub: AdminStub) -> Answer:
 
 
 @command
-def show_run(stub: AdminStub, run: RunName) -> Answer:
+def show_run(
+    stub: AdminStub,
+    run: RunName,
+    every: Annotated[bool, typer.Option("--all", help="Every number of the last evaluated round.")] = False,
+) -> Answer:
     """Show a run.
 
-    That is: its state, its numbers, the objectives that each client serves, its specification.
+    That is: its state, its ten most useful numbers, the objectives that each client serves, its specification.
     """
     response = stub.GetRun(v1.GetRunRequest(run=run))
     own = metric_tables.members_at_the_end(stub, response.run)
-    return response, lambda: tables.run(response.run, own)
+    return response, lambda: tables.run(response.run, own, every=every)
 
 
 @command
@@ -64,14 +68,14 @@ def resume(stub: AdminStub, run: RunName) -> Answer:
 @command
 def stop(stub: AdminStub, run: RunName, reason: Reason = "", yes: Yes = False) -> Answer:
     """Stop a run for good. Its last model can still be exported."""
+    present = stub.GetRun(v1.GetRunRequest(run=run, brief=True, choice=v1.RUN_CHOICE_OPEN)).run
 
     def question() -> str:
-        present = stub.GetRun(v1.GetRunRequest(run=run)).run
         done = f"{present.rounds_done} of {counted(present.rounds_total, 'round')} done"
         return f"End {present.name} ({present.run_id}), {done}? It cannot go on afterwards."
 
     confirm(yes, question)
-    response = stub.StopRun(v1.StopRunRequest(run=run, reason=reason))
+    response = stub.StopRun(v1.StopRunRequest(run=present.run_id, reason=reason))
     ended = admin_messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=response.run.run_id)).rounds
     if not any(summary.result_model for summary in ended):
         return response, "stopped; no round has made a step, so its model is still the initial one"
@@ -122,7 +126,8 @@ def rounds(stub: AdminStub, run: RunName) -> Answer:
     For each: replies, accuracy, improvement, bytes, time.
     """
     response = admin_messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=run))
-    return response, lambda: round_tables.rounds(response.rounds)
+    stop = round_lines.stop_title(stub.GetRun(v1.GetRunRequest(run=response.run.run_id, brief=True)).run)
+    return response, lambda: round_tables.rounds(response.rounds, stop)
 
 
 @command

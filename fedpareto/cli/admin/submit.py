@@ -36,7 +36,8 @@ def submit(
         bool,
         typer.Option(
             "--dry-run",
-            help="Only check the run: show which members it would ask and how much disk space it would need.",
+            help="Only check the run: show which members would take part, why the others would not, and how much disk "
+            "space it would need.",
         ),
     ] = False,
     watch_it: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
@@ -51,8 +52,12 @@ def submit(
     The file of --model holds tensors under their names in the task's model, in any order: such as
     `save_file(model.state_dict(), FILE)` of PyTorch, or what `export` wrote. What the run does not share is left out.
 
-    With --dry-run the exit code is 0 when the run could begin now; 1 when the coordinator would refuse it, or members
-    or space on the disk are missing; 2 when the specification is wrong.
+    With --dry-run the exit code is 0 when the run could begin now; 1 when the coordinator would refuse it, when too few
+    members could be asked or would take part, or when space on the disk is missing; 2 when the specification is wrong.
+
+    Whether a member would take part follows from what its worker has told: its version of the task, its trainer's
+    abilities, the owner's bounds on work ([limits] of its policy), and private rounds. Not told are other rules of its
+    owner, such as noise or the approval of each run, and anything that shows only in the work.
 
     With --watch the exit code is 0 when the run completed and every member that its last round asked replied;
     otherwise 1.

@@ -8,18 +8,22 @@ from pathlib import Path
 import typer
 
 from coordinator.rounds.runs.specification import parse_run
+from federation import tasks
 from federation.digests import DEFAULT_ALGORITHM, hasher
 from federation.line.channels import CHUNK_BYTES
 from federation.line.payload_check import PayloadCheck
 from federation.plugins import PluginError
+from federation.spec.run_sections import ParametersSpec
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
-from federation.tasks import Task, TaskAbsent, TaskError, metrics_of, task
+from federation.task_layout import TaskLayout
+from federation.tasks import Task, TaskAbsent, TaskError, metrics_of
 from federation.text import counted
 from federation.training.given_model import given_model, must_be_in_order
 from federation.training.model_file import GivenModelError
-from federation.training.own import run_model
+from federation.training.own import run_sharing, shared_model
+from federation.v1 import common_pb2
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import Metric
@@ -37,6 +41,9 @@ class InitialModel:
         pieces: yields its bytes, from the start, in pieces of at most 1 MiB.
         size: its size in bytes.
         digest: the digest of all bytes.
+        parameters: the number of its elements that are parameters.
+        buffers: the number of its elements that are averaged buffers.
+        layout: of the task's whole model; None if it is not known here.
         objectives: those of the task, in its order; empty if the task is not installed here.
         metrics: those of the task, likewise.
         remarks: what was converted, added or left out of the file that the administrator gave.
@@ -45,13 +52,28 @@ class InitialModel:
     pieces: Callable[[], Iterator[bytes]]
     size: int
     digest: str
+    parameters: int
+    buffers: int
+    layout: TaskLayout | None
     objectives: tuple[str, ...] = ()
     metrics: tuple[MetricKind, ...] = ()
     remarks: tuple[str, ...] = ()
 
     @classmethod
-    def of_vector(cls, layout: Layout, vector: Vector, task: Task, remarks: tuple[str, ...] = ()) -> "InitialModel":
-        """The model of a task, in memory. Raises CommandFailure for a metric of the task that cannot be used."""
+    def of_vector(
+        cls,
+        layout: Layout,
+        vector: Vector,
+        parameters: ParametersSpec,
+        task: Task,
+        whole: TaskLayout,
+        remarks: tuple[str, ...] = (),
+    ) -> "InitialModel":
+        """The model of a task, in memory; `whole` is the layout of the task's whole model.
+
+        Raises:
+            TaskError: a metric of the task cannot be used.
+        """
         parts = memoryview(layout.header), vector.data.cast("B")
 
         def pieces() -> Iterator[bytes]:
@@ -62,13 +84,20 @@ class InitialModel:
         state = hasher()
         for part in parts:
             state.update(part)
-        name = f"{DEFAULT_ALGORITHM}:{state.hexdigest()}"
-        with failing(TaskError, code=USAGE):
-            return cls(pieces, layout.file_bytes, name, task.objectives, metrics_of(task), remarks)
+        count = parameters.parameters_of(layout).size
+        told = count, layout.size - count, whole, task.objectives, metrics_of(task), remarks
+        return cls(pieces, layout.file_bytes, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", *told)
 
     @classmethod
-    def of_file(cls, path: Path, task: Task | None) -> "InitialModel":
-        """A file that is sent as it is. Raises CommandFailure for what the coordinator would refuse."""
+    def of_file(cls, path: Path, parameters: ParametersSpec, task: Task | None) -> "InitialModel":
+        """A file that is sent as it is: float32, of tensors that suit `parameters`.
+
+        The layout of the task's whole model is this one, provided that the run shares all parameters.
+
+        Raises:
+            CommandFailure: the coordinator would refuse it.
+            TaskError: a metric of the task cannot be used.
+        """
 
         def pieces() -> Iterator[bytes]:
             with path.open("rb") as file:
@@ -79,14 +108,16 @@ class InitialModel:
         for piece in pieces():
             check.feed(piece)
         digest = check.finish()
-        if (problem := check.problem) is not None:
-            raise CommandFailure(
-                f"{path} cannot be the initial model: {problem.message} [{problem.reason}]", code=USAGE
-            )
+        if (problem := check.problem) is not None or (layout := check.layout) is None:
+            why = "" if problem is None else f": {problem.message} [{problem.reason}]"
+            raise CommandFailure(f"{path} cannot be the initial model{why}", code=USAGE)
         metrics: tuple[MetricKind, ...] = ()
         with suppress(ModuleNotFoundError):  # of PyTorch; the specification may name the metrics
             metrics = metrics_of(task) if task is not None else ()
-        return cls(pieces, path.stat().st_size, digest, task.objectives if task is not None else (), metrics)
+        count = parameters.parameters_of(layout).size
+        whole = TaskLayout.of(layout) if parameters.shares_all else None
+        objectives = task.objectives if task is not None else ()
+        return cls(pieces, path.stat().st_size, digest, count, layout.size - count, whole, objectives, metrics)
 
 
 def read_spec(path: Path) -> tuple[bytes, RunSpec]:
@@ -121,11 +152,13 @@ def initial_model(spec: RunSpec, path: Path | None) -> InitialModel:
     learned = None
     with failing(TaskError, SharingError, GivenModelError, code=USAGE):
         try:
-            learned = task(spec.task)
+            learned = tasks.task(spec.task)
             if path is None:
-                return InitialModel.of_vector(*run_model(learned, spec.seed, spec.parameters), learned)
+                return _made(learned, spec)
             given = given_model(path, learned, spec.seed, spec.parameters)
-            return InitialModel.of_vector(given.layout, given.vector, learned, given.remarks)
+            return InitialModel.of_vector(
+                given.layout, given.vector, spec.parameters, learned, given.whole, given.remarks
+            )
         except ModuleNotFoundError as error:
             absent = f"the initial model of {spec.task} is made with {error.name}, which is not installed here"
             if path is None:
@@ -137,7 +170,14 @@ def initial_model(spec: RunSpec, path: Path | None) -> InitialModel:
                 raise
             absent = str(error)
         must_be_in_order(path, absent, spec.parameters)
-        return InitialModel.of_file(path, learned)
+        return InitialModel.of_file(path, spec.parameters, learned)
+
+
+def _made(task: Task, spec: RunSpec) -> InitialModel:
+    whole, vector = tasks.initial_model(task, spec.seed)
+    buffers = task.buffers()
+    layout, shared = shared_model(whole, vector, run_sharing(whole, buffers, spec.parameters))
+    return InitialModel.of_vector(layout, shared, spec.parameters, task, TaskLayout.of(whole, buffers))
 
 
 def submit(
@@ -160,6 +200,9 @@ def submit(
             objectives=model.objectives,
             dry_run=dry_run,
             metrics=[Metric(**asdict(kind)) for kind in model.metrics],
+            layout=None if model.layout is None else common_pb2.TaskLayout(**asdict(model.layout)),
+            parameters=model.parameters,
+            buffers=model.buffers,
         )
         yield SubmitRunRequest(header=header)
         for piece in () if dry_run else model.pieces():
@@ -170,21 +213,25 @@ def submit(
 
 
 def show_prospects(response: SubmitRunResponse, as_json: bool) -> None:
-    """Prints the members to ask and the disk space of a dry run; a CommandFailure if the run could not begin."""
+    """Prints the members of a dry run and the disk space; a CommandFailure if the run could not begin or go on."""
+    reasons = {other.client_id: other.reason for other in response.others}
     if as_json:
         typer.echo(dumps(response))
     else:
         for warning in response.warnings:
             typer.echo(f"warning: {warning}", err=True)
-        names = ", ".join(response.members) or "none"
-        typer.echo(f"members that could be asked now: {len(response.members)} ({names}); a round asks {response.asked}")
+        willing = [name for name in response.members if name not in reasons]
+        typer.echo(
+            f"members that would take part now: {len(willing)} ({', '.join(willing) or 'none'}); "
+            f"a round asks {response.asked}, and needs {counted(response.needed, 'reply', 'replies')}"
+        )
+        if reasons:
+            others = (f"{name} ({reason})" for name, reason in reasons.items())
+            typer.echo(f"members that offer the task and would not: {len(reasons)}: {', '.join(others)}")
         free = f"; {size(max(response.disk_free, 0))} are free for it" if response.HasField("disk_free") else ""
         typer.echo(f"disk: about {size(response.disk_needed)} for all rounds{free}")
-    if len(response.members) < response.minimum:
-        raise CommandFailure(
-            f"the run could not begin: {counted(len(response.members), 'member')} could be asked, and a round needs "
-            f"{response.minimum}"
-        )
+    if response.obstacle:
+        raise CommandFailure(response.obstacle)
     if response.HasField("disk_free") and response.disk_needed > response.disk_free:
         raise CommandFailure("the coordinator's disk has too little space for the run")
     if not as_json:

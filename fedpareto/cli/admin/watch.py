@@ -13,6 +13,7 @@ from federation.line.channels import refusal_from_rpc_error
 from federation.text import escaped
 from federation.v1.admin_pb2 import (
     Alert,
+    GetRunRequest,
     ListRoundsRequest,
     MemberSummary,
     Outstanding,
@@ -29,7 +30,7 @@ from fedpareto.admin_messages import name_of, whole
 from fedpareto.cli.show import alert_lines, participation_table, round_lines, tables
 
 _METRICS = ("accuracy/mean", "accuracy/worst5", "improved")
-HEADER = round_lines.heading(_METRICS, "replies", "time")
+
 QUIET_SECONDS = 5.0  # without a terminal: between a line about an open phase and the line before it
 NAMED = 6  # members that are waited for by name
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts to reach the coordinator again
@@ -39,11 +40,17 @@ _ENDED_RUNS = (RunState.RUN_STATE_COMPLETED, RunState.RUN_STATE_FAILED, RunState
 _RESTARTING = ("UNAVAILABLE", "CANCELLED")  # the status of a call whose coordinator stops or does not answer
 
 
-def row(summary: RoundSummary) -> Text:
-    """A round in one line, under `HEADER`."""
+def header(stop: str = "") -> str:
+    """The titles of `row`; `stop` is that of the value by which the run is stopped, empty if by none."""
+    return round_lines.heading(_METRICS, "replies", "time", stop=stop)
+
+
+def row(summary: RoundSummary, stop: str = "") -> Text:
+    """A round in one line, under `header`."""
     replies = f"{summary.accepted}/{summary.asked}"
     took = formatting.seconds(summary.seconds)
-    line = Text(round_lines.line(summary.round, summary.metrics, summary.undisclosed, _METRICS, replies, took))
+    numbers = (summary.metrics, summary.undisclosed)
+    line = Text(round_lines.line(summary.round, *numbers, _METRICS, replies, took, stop=stop))
     if summary.reason:
         line.append(f"  {name_of(summary, 'state')}: {summary.reason}", style="yellow")
     return line
@@ -141,9 +148,10 @@ def changes(messages: Iterable[WatchRunResponse]) -> Iterator[WatchRunResponse]:
 class _Screen:
     """Prints lines about a run, and none of them twice."""
 
-    def __init__(self, stub: AdminStub, console: Console) -> None:
+    def __init__(self, stub: AdminStub, console: Console, stop: str) -> None:
         self._stub = stub
         self._console = console
+        self._stop = stop
         self._shown = -1  # the last round that has a line
         self._alerted: set[int] = set()
         self._last_failures: dict[str, str] = {}  # the last failure of each member
@@ -168,7 +176,7 @@ class _Screen:
             rounds, self._complete = [*missed, *rounds], True
         for summary in rounds:
             if summary.round > self._shown:
-                self.print(row(summary))
+                self.print(row(summary, self._stop))
                 self._shown = summary.round
         self._failures(run.members)
         self._alerts(run.alerts)
@@ -196,8 +204,9 @@ def show(stub: AdminStub, run_id: str, console: Console, *, quiet_seconds: float
     On a terminal the open phase is one line at the bottom. Elsewhere it is a further line when it has changed and
     `quiet_seconds` have passed since the last line.
     """
-    console.print(Text(HEADER, style="bold"))
-    screen = _Screen(stub, console)
+    stop = round_lines.stop_title(stub.GetRun(GetRunRequest(run=run_id, brief=True)).run)
+    console.print(Text(header(stop), style="bold"))
+    screen = _Screen(stub, console, stop)
 
     def tell(text: str) -> None:
         screen.gap()

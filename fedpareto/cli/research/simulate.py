@@ -160,7 +160,8 @@ def _run(console: Console, simulation: Simulation) -> History:
         signal.signal(received, before[signal.Signals(received)])  # a second Ctrl-C does not wait
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    header = [round_lines.heading(_METRICS)]  # printed once, before the first round with numbers
+    watched = round_lines.watched(simulation.spec.stop.metric, simulation.spec.stop.of)
+    header = [round_lines.heading(_METRICS, stop=watched)]  # printed once, before the first round with numbers
     try:
         with bar(console) as advance:
 
@@ -169,7 +170,8 @@ def _run(console: Console, simulation: Simulation) -> History:
                 if "accuracy/mean" in now.metrics or "loss/train" in now.metrics:
                     while header:
                         console.print(header.pop(), style="bold")
-                    console.print(round_lines.line(now.done - 1, now.metrics, now.undisclosed, _METRICS))
+                    numbers = (now.metrics, now.undisclosed)
+                    console.print(round_lines.line(now.done - 1, *numbers, _METRICS, stop=watched))
 
             return simulation.run(show)
     finally:

@@ -18,6 +18,7 @@ from fedpareto.admin_messages import duration, name_of
 from fedpareto.cli.show import envelope_lines
 from fedpareto.cli.show.heat_map import heat_map
 from fedpareto.cli.show.metric_tables import members, own_metrics
+from fedpareto.cli.show.round_lines import STOP
 from fedpareto.cli.show.tables import disclosed, new_table, state, state_of
 from fedpareto.formatting import (
     NOT_DISCLOSED,
@@ -47,9 +48,13 @@ _STATIONARY = (
 _STANDSTILL = 0.5  # of all the weight: about the share of a client that cancels the others
 
 
-def rounds(items: Sequence[RoundSummary]) -> RenderableType:
-    """The rounds of a run."""
-    columns = (f">{definition(name).title}".replace(" ", "\n", 1) for name in _COLUMNS)
+def rounds(items: Sequence[RoundSummary], stop: str = "") -> RenderableType:
+    """The rounds of a run; `stop` is the title of the value by which it is stopped, empty if by none."""
+    columns = [f">{definition(name).title}".replace(" ", "\n", 1) for name in _COLUMNS]
+    names = [*_COLUMNS]
+    if stop:
+        columns.append(f">{stop}".replace(" (", "\n").rstrip(")"))
+        names.append(STOP)
     titles = [">round", "state", ">replies", ">refused", *columns, "worst client", ">time"]
     rows: list[list[str | Text]] = []
     notes = []
@@ -59,7 +64,7 @@ def rounds(items: Sequence[RoundSummary]) -> RenderableType:
             state(name_of(summary, "state")),
             f"{summary.accepted}/{summary.asked}",
             str(summary.refused),
-            *(recorded(name, summary.metrics, summary.undisclosed) for name in _COLUMNS),
+            *(recorded(name, summary.metrics, summary.undisclosed) for name in names),
             summary.worst_client or (NOT_DISCLOSED if _WORST & {*summary.undisclosed} else UNKNOWN),
             seconds(summary.seconds),
         ]

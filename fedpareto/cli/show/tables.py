@@ -1,12 +1,12 @@
 """Tables and runs on a terminal: at most 100 columns, digests abbreviated, times in the local zone."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from federation.record.metric_definitions import DEFINITIONS, of_objective
+from federation.record.metric_definitions import DEFINITIONS, OWN, of_objective
 from federation.text import counted
 from federation.v1.admin_pb2 import (
     AlertKind,
@@ -39,6 +39,12 @@ WIDTH = 100  # columns
 NAME_WIDTH = 24  # columns; a longer name ends in an ellipsis
 _NAMES = frozenset({"run", "name", "state", "algorithm", "client", "worst client", "task"})  # columns that hold no text
 _NOTICE = AlertSeverity.ALERT_SEVERITY_NOTICE
+_USEFUL = 10  # numbers of a round that `admin run` shows without --all
+_FIRST_NUMBERS = ("accuracy/mean", "accuracy/worst5", "accuracy/worst", "stop/value", "stop/best")
+_LATER_NUMBERS = (
+    *("improved", "loss/train", "loss/validation", "loss/test", "loss/worst", "conflicts", "evaluated"),
+    *("epsilon/clients", "epsilon/samples", "bytes/up", "bytes/down"),
+)
 LISTED = 5  # members with failures that a list of runs names for each run
 MATRIX_ROWS = 24  # of the indicator matrix; more clients are grouped by the objectives that they serve
 
@@ -163,8 +169,12 @@ def members(summaries: Sequence[MemberSummary]) -> RenderableType:
     return table
 
 
-def run(item: Run, own: Sequence[RenderableType] = ()) -> RenderableType:
-    """One run; `own` are the tables of what its members measured last in the task's own metrics."""
+def run(item: Run, own: Sequence[RenderableType] = (), *, every: bool = False) -> RenderableType:
+    """One run.
+
+    `own` are the tables of what its members measured last in the task's own metrics; `every` shows all numbers of the
+    last evaluated round in place of the ten most useful ones.
+    """
     grid = Table.grid(padding=(0, 2))
     grid.add_row("run", item.run_id)
     grid.add_row("name", item.name)
@@ -191,9 +201,12 @@ def run(item: Run, own: Sequence[RenderableType] = ()) -> RenderableType:
         parts += [Text(f"\nthe members' own metrics after round {item.latest.round}", style="bold"), *own]
     raw = Table.grid(padding=(0, 2))
     metrics, undisclosed = item.latest.metrics, [name for name in item.latest.undisclosed if name in DEFINITIONS]
-    for name in sorted({*metrics, *undisclosed}):
-        if not (several and of_objective(name)):
-            raw.add_row(name, recorded(name, metrics, undisclosed))
+    names = [name for name in {*metrics, *undisclosed} if not (several and of_objective(name))]
+    shown = sorted(names) if every else _most_useful(names)
+    for name in shown:
+        raw.add_row(name, recorded(name, metrics, undisclosed))
+    if len(names) > len(shown):
+        raw.add_row(f"{len(names) - len(shown)} more", "with --all")
     if raw.row_count:
         parts += [Text(f"\nmetrics of round {item.latest.round}", style="bold"), raw]
     if several:
@@ -203,6 +216,13 @@ def run(item: Run, own: Sequence[RenderableType] = ()) -> RenderableType:
     if item.spec:
         parts += [Text("\nspecification", style="bold"), Text(item.spec.rstrip())]
     return Group(*parts)
+
+
+def _most_useful(names: Collection[str]) -> list[str]:
+    """The numbers of a round that a reader asks for first, most important first; at most `_USEFUL`."""
+    own = sorted(name for name in names if name.startswith(OWN) and name.endswith(("/mean", "/worst")))
+    order = [*_FIRST_NUMBERS, *own, *_LATER_NUMBERS]
+    return [name for name in order if name in names][:_USEFUL]
 
 
 def _consents(items: Iterable[Consent]) -> RenderableType:

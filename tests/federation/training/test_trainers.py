@@ -420,16 +420,18 @@ def test_a_run_that_needs_more_than_the_trainers_can_do_is_declined_and_submit_w
         'train.momentum = 0.5\nparameters.frozen = ["intercept"]\nprivacy.sample_noise = 1.0\n'
     )
     dry = running.admin("submit", str(path), "--dry-run", code=None)
-    said = (warning.partition("their trainer ")[2] for warning in dry["warnings"])
-    assert [words for words in said if words] == [
-        CANNOT[ability] for ability in (Ability.FROZEN, Ability.NOISE, Ability.OPTIMISERS)
-    ]
+    inability = ", and ".join(CANNOT[ability] for ability in (Ability.FROZEN, Ability.NOISE, Ability.OPTIMISERS))
+    (said,) = (other["message"] for other in dry["others"] if other["client_id"] == "ann")
+    assert said == f"the trainer of this worker {inability}"
+    assert "0 of the 4 members that could be asked would take part" in dry["obstacle"]
     path = running.directory / "proximal.toml"
     path.write_text('name = "proximal"\ntask = "scikit:Tumours"\nrounds = 1\n[train]\nproximal_mu = 0.1\n')
     warnings = running.admin("submit", str(path))["warnings"]
     assert warnings == [
-        "ann, ben, dan, eve (4 of 4 members) will decline work of this run: their trainer cannot add a proximal term "
-        "(train.proximal_mu)"
+        "ann, ben, dan, eve (4 of 4 members) will decline work of this run: the trainer of this worker cannot add a "
+        "proximal term (train.proximal_mu) [ability:proximal]",
+        "each round would be skipped: 0 of the 4 members that could be asked would take part, and a round needs 3 "
+        "replies",
     ]
     (run,) = running.query("select run_id from runs where name = 'proximal'")[0]
     assert running.wait_ended(run) == "FAILED", "no step was made"

@@ -105,7 +105,7 @@ def test_a_table_of_members_says_what_is_wrong_and_one_member_shows_the_rest(cen
     lines = [line.strip() for line in shown(member_tables.client(members[0], now)).splitlines()]
     assert "private rounds left  0 of training, 0 of evaluation" in lines
     assert ["can", "repeatable"] in [line.split() for line in lines]
-    assert "no client has the name 'nobody'" in command(centre, "client", "nobody", code=1).stderr
+    assert "there is no client 'nobody'; `fedpareto" in command(centre, "client", "nobody", code=1).stderr
 
 
 def test_a_run_shows_its_members_before_raw_metrics(centre: Federation, finished: Finished) -> None:

@@ -311,6 +311,37 @@ def a_run(run_id: str, name: str, minute: int) -> models.Run:
     )
 
 
+def test_a_name_that_several_runs_have_is_refused_where_something_is_written_and_commands_mean_the_one_not_ended(
+    database: Database,
+) -> None:
+    choice = lookup.Choice
+    with database.begin() as session:
+        session.add(
+            models.Model(digest=digest(b"model"), size=1, parameters=1, created=datetime(2026, 1, 1, tzinfo=UTC))
+        )
+        session.flush()
+        runs = [a_run(f"x{minute}", "x", minute) for minute in range(8)]
+        for run in runs[2:]:
+            run.ended, run.reason = run.created, "no more time"
+        session.add_all(runs)
+        session.flush()
+        with pytest.raises(
+            Refusal, match=r"run-ambiguous.*'x': x7 \(2026-01-01 12:07 UTC, STOPPED: no more time\), x6 "
+        ):
+            lookup.find_run(session, "x", choice.ONLY)
+        with pytest.raises(Refusal, match=r"x3 \([^)]*\), and 3 older ones; give the id"):
+            lookup.find_run(session, "x", choice.ONLY)
+        with pytest.raises(Refusal, match=r"run-ambiguous.*'x': x1 \([^)]*\), x0 \([^)]*\); give the id"):
+            lookup.find_run(session, "x", choice.OPEN)
+        runs[0].ended = runs[0].created
+        session.flush()
+        assert lookup.find_run(session, "x", choice.OPEN).run_id == "x1"
+        runs[1].ended = runs[1].created
+        session.flush()
+        assert lookup.find_run(session, "x", choice.OPEN).run_id == "x7", "a command refuses it by its state"
+        assert lookup.find_run(session, "x6", choice.ONLY).run_id == "x6"
+
+
 def test_a_run_is_found_by_id_by_its_beginning_or_by_its_name(database: Database) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     with database.begin() as session:
@@ -322,8 +353,10 @@ def test_a_run_is_found_by_id_by_its_beginning_or_by_its_name(database: Database
         assert lookup.find_run(session, "x").run_id == "abc2"  # the newest of that name
         assert lookup.find_run(session, "abc").run_id == "abd3"  # a name before a beginning
         assert lookup.find_run(session, "abd").run_id == "abd3"
-        with pytest.raises(Refusal, match=r"run-ambiguous.*abc1, abc2, abd3"):
+        with pytest.raises(Refusal, match=r"run-ambiguous.*abd3 \(2026-01-01 12:02 UTC, STOPPED\), abc2 \(.*, abc1 \("):
             lookup.find_run(session, "ab")
+        with pytest.raises(Refusal, match=r"no run 'bc'; did you mean 'abc'\? `fedpareto admin runs` lists them"):
+            lookup.find_run(session, "bc")
         for nothing in ("", "%", "zzz", "abc1\0"):
             with pytest.raises(Refusal, match="run-unknown"):
                 lookup.find_run(session, nothing)

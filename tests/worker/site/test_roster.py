@@ -83,7 +83,7 @@ def test_the_digest_depends_on_members_and_keys_and_not_on_their_order(member: M
     ("old", "new", "words"),
     [
         ("[[member]]", "[member", "it is not a TOML document"),
-        ("[[member]]", "[[mamber]]", "mamber: no such key; an entry has"),
+        ("[[member]]", "[[mamber]]", "mamber: no such key; did you mean 'member'. an entry has"),
         ("key =", "kay =", "member.0.kay: no such key"),
         ('key = "', 'key = "00', "the key of .* has 33 bytes, not 32"),
         ('key = "', 'key = "zz', "the key of .* is not hexadecimal: 'zz"),

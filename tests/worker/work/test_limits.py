@@ -14,10 +14,12 @@ from federation.trust.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, ObjectiveWeight, Row, Target
 from federation.v1.federation_pb2 import AttendResponse
 from federation.vectors import update_layout
+from federation.work.site import Site
 from tests.harness import wait_for
-from tests.worker.scene import LAYOUT, Scene, gradients, reason, training
+from tests.worker.scene import ALLOWED, LAYOUT, Scene, gradients, reason, training
 from tests.works import set_train
 from worker.events import Events
+from worker.site.introduction import Introduction
 from worker.site.policy import Policy, PolicyError, WorkLimits
 
 ENDLESS = 1_000_000  # steps
@@ -33,6 +35,16 @@ def test_a_policy_is_read_with_its_keys(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text("restore = 'ask'\n[limits]\nsamples = 32\nhours = 1\n")
     assert Policy.load(path) == Policy(restore="ask", limits=WorkLimits(samples=32, hours=1.0))
+
+
+def test_a_number_that_no_message_holds_is_told_as_the_largest_one() -> None:
+    policy = Policy.model_validate({"limits": {"max_bytes": 10**30}, "secure": {"sessions": 10**30}})
+    hello = Introduction({}, "cpu", Site(), policy).hello()
+    assert (hello.limits.max_bytes, hello.limits.samples) == (2**53, 8)
+    left = Introduction(
+        {"digits": ALLOWED["digits"]}, "cpu", Site(policies={"digits": policy.secure.of("digits")}), policy
+    )
+    assert [sessions.training for sessions in left.left_beside("digits")] == [2**53]
 
 
 def test_a_task_that_the_policy_does_not_name_cannot_be_offered() -> None:

@@ -1,6 +1,7 @@
 """What a worker refuses to do for a coordinator."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from federation.digests import digest
 from federation.trust.envelope import CONTEXTS, seal
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, ReceiptManifest, Row, SignedEnvelope
 from federation.vectors import Layout, Tensor, to_bytes
+from tests.harness import wait_for
 from tests.scripted import ScriptedCoordinator, Submission
 from tests.worker.scene import Scene
 from tests.works import set_train, set_work
@@ -48,7 +50,6 @@ def _other_splits(manifest: AssignmentManifest) -> None:
         (_changed(round=2**63), "round"),
         (_changed(task="os:system"), "task-not-allowed"),
         (_changed(base_model="../../etc/passwd"), "base-model"),
-        (_changed(base_model_bytes=10**12), "layout"),
         (_other_rows, "rows"),
         (_changed(max_payload_bytes=10), "limit:payload"),
         (_other_splits, "work"),
@@ -63,6 +64,34 @@ def test_an_assignment_that_the_coordinator_signed_is_declined_when_it_is_not_fo
     assert scene.turned_down(asked)[:2] == ("assignment-0", reason)
     assert scene.coordinator.fetches == []
     assert scene.coordinator.submissions == []
+    assert not scene.started[0].events("training")
+
+
+def test_a_decline_of_another_model_names_the_first_tensor_that_differs_and_reads_its_header_alone(
+    scene: Scene,
+) -> None:
+    ours, told = scene.model[0], threading.Event()
+    renamed = Tensor("a\nb", (3, 9))
+    layout = Layout((ours.tensors[0], renamed, *ours.tensors[2:]))
+    model = to_bytes(layout, np.zeros(layout.size, np.float32))
+
+    def serve(blob: bytes, offset: int) -> Iterator[bytes]:
+        yield blob[:5]
+        yield blob[5 : len(layout.header)]
+        told.wait(60)  # nobody waits for the rest
+        yield blob[len(layout.header) :]
+
+    scene.coordinator.serve_blob = serve
+    found = scene.turned_down(scene.coordinator.assignment(layout, model))
+    told.set()
+    there = f"{ours.tensors[1].name!r} {list(ours.tensors[1].shape)}"
+    difference = f"tensor 2 is 'a\\nb' [3, 9] in the model of the run, and {there} in this task"
+    assert found == ("assignment-0", "layout", f"{difference}: compare the versions of the task")
+    scene.coordinator.serve_blob = lambda blob, offset: iter([b"{" * 100])  # no model
+    scene.coordinator.assign(scene.coordinator.assignment(layout, model, 1))
+    wait_for(lambda: len(scene.coordinator.declines) == 2, "another decline")
+    sizes = f"the base model has {len(model)} bytes; a model of this task has {ours.file_bytes}: compare the versions"
+    assert scene.coordinator.declines[1].message.startswith(sizes)
     assert not scene.started[0].events("training")
 
 
@@ -117,7 +146,13 @@ def test_a_model_of_another_layout_is_refused_even_when_its_size_is_right(scene:
     layout, _ = scene.model
     renamed = Layout(tuple(Tensor(tensor.name[::-1], tensor.shape) for tensor in layout.tensors))
     data = to_bytes(renamed, np.zeros(layout.size, dtype=np.float32))
-    assert scene.turned_down(scene.coordinator.assignment(layout, data))[1] == "layout"
+    first = layout.tensors[0]
+    difference = f"tensor 1 is {first.name[::-1]!r} {list(first.shape)} in the model of the run, and {first.name!r}"
+    declined = scene.turned_down(scene.coordinator.assignment(layout, data))
+    assert declined[1:] == (
+        "layout",
+        f"{difference} {list(first.shape)} in this task: compare the versions of the task",
+    )
 
 
 @pytest.mark.parametrize("lie", ["key", "signature", "envelope", "payload", "assignment_id", "run_id", "round"])

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from coordinator.rounds.replies.content import MAX_NUMBERS
-from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, TaskOffer
+from federation.digests import digest
+from federation.v1.common_pb2 import TaskLayout
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, TaskOffer, WorkLimits
 from storage.models import Client, Consent
 from tests.coordinator.rounds.runs.scene import answer, asked, attends, say
 from tests.few import few
@@ -66,11 +68,52 @@ def test_a_hello_beyond_its_bounds_is_refused_and_not_kept(stage: Stage, hello: 
     assert stage.look(lambda session: session.get_one(Client, "ann").tasks) == {"kept": 10}
 
 
+MODEL = TaskLayout(digest=digest(b""), tensors=3, elements=100)
+
+
+def with_layout(**changes: Any) -> Hello:
+    fields: dict[str, Any] = {"digest": MODEL.digest, "tensors": 3, "elements": 100} | changes
+    layout = TaskLayout(**fields)
+    return Hello(tasks=[TaskOffer(task="task-0", samples=1, layout=layout)])
+
+
+@few("digest", "elements", "samples", "nan")
+@pytest.mark.parametrize(
+    ("hello", "words"),
+    [
+        (with_layout(digest=""), "the layout of task task-0: not a digest: ''"),
+        (with_layout(digest=ESCAPES), "the layout of task task-0: not a digest: '\\x1b[2J[/red]"),
+        (with_layout(digest="blake3:" + "A" * 64), "not a digest"),
+        (with_layout(tensors=0), "0 tensors with 100 elements"),
+        (with_layout(elements=2), "3 tensors with 2 elements"),
+        (with_layout(elements=2**48 + 1), f"3 tensors with {2**48 + 1} elements"),
+        (Hello(limits=WorkLimits(samples=2**53 + 1)), f"limits: samples = {2**53 + 1}: a bound is a number from 0 to"),
+        (Hello(limits=WorkLimits(max_bytes=2**64 - 1)), f"limits: max_bytes = {2**64 - 1}"),
+        (Hello(limits=WorkLimits(max_epochs=float("nan"))), "limits: max_epochs = nan"),
+        (Hello(limits=WorkLimits(max_epochs=-1.0)), "limits: max_epochs = -1.0"),
+        (Hello(limits=WorkLimits(max_epochs=float("inf"))), "limits: max_epochs = inf"),
+    ],
+    ids=["empty", "digest", "upper", "none", "fewer", "elements", "samples", "bytes", "nan", "negative", "infinite"],
+)
+def test_a_layout_or_a_bound_that_cannot_be_is_refused_and_not_kept(stage: Stage, hello: Hello, words: str) -> None:
+    (player,) = stage.cast("kept", "ann")
+    stream = Speaker(player, hello)
+    found = stream.end()
+    stream.close()
+    assert (found.status, found.reason) == ("INVALID_ARGUMENT", "hello")
+    assert words in found.message
+    assert found.message.isprintable()
+    assert stage.look(lambda session: session.get_one(Client, "ann").tasks) == {"kept": 10}
+
+
 def test_a_hello_within_its_bounds_is_taken_and_its_text_is_shown_escaped(stage: Stage) -> None:
     player = stage.player("ben")
     hello = offers(100, 10)
     hello.device = f"cuda:0 {ESCAPES}"
     hello.software = "x" * 1000
+    hello.tasks[0].layout.CopyFrom(MODEL)
+    hello.tasks[1].private_only = True
+    hello.limits.CopyFrom(WorkLimits(samples=2**53, max_epochs=0.5))
     stream = Speaker(player, hello)
     assert isinstance(stream.inbox.get(timeout=60), AttendResponse)
     stream.close()
@@ -78,6 +121,9 @@ def test_a_hello_within_its_bounds_is_taken_and_its_text_is_shown_escaped(stage:
     assert len(row.tasks) == 100
     assert row.device == "cuda:0 \\x1b[2J[/red]\\u202e\\u200b\\r\\n"
     assert len(row.software) == 200
+    assert row.layouts == {"task-0": {"digest": MODEL.digest, "tensors": 3, "elements": 100}}
+    assert row.private_only == ["task-1"]
+    assert (len(row.limits), row.limits["samples"], row.limits["max_epochs"]) == (7, 2**53, 0.5)
     assert "[/red]" in "".join(command(stage, "client", "ben").split())
     (shown,) = [one for one in json.loads(command(stage, "clients", "--json"))["clients"] if one["client_id"] == "ben"]
     assert shown["device"] == row.device

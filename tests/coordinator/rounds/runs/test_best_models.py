@@ -111,6 +111,28 @@ def test_a_round_shows_each_members_metrics_with_mean_weighted_worst_and_best(fe
     assert (cells(own)["a"], cells(own)["b"]) == (["0.950", "0.050"], ["0.400", "0.600"])
 
 
+def test_rounds_and_watch_show_the_metric_that_stops_the_run(fed: Federation, run: str) -> None:
+    table = command(fed, "rounds", run)
+    assert (cells(table)["0"][-4], cells(table)["3"][-4]) == ("0.500", "0.900"), "then the worst client and the time"
+    assert "auc" in table.splitlines()[0]
+    assert "worst" in table.splitlines()[1].split()[2:]
+    watched = command(fed, "watch", run).splitlines()
+    titles = watched[0].split("  ")
+    assert watched[0].index("auc (worst)") < watched[0].index("replies")
+    assert "0.900" in watched[4][watched[0].index("auc (worst)") - 4 :], titles
+
+
+def test_a_run_shows_its_ten_most_useful_numbers_and_with_all_every_one(fed: Federation, run: str) -> None:
+    few = command(fed, "run", run).partition("metrics of round 3")[2].partition("specification")[0].split("\n")
+    every = (
+        command(fed, "run", run, "--all").partition("metrics of round 3")[2].partition("specification")[0].split("\n")
+    )
+    few, every = ([line.split() for line in lines if line.strip()] for lines in (few, every))
+    assert [line[0] for line in few[:2]] == ["accuracy/mean", "accuracy/worst5"]
+    assert (len(few), few[-1]) == (11, [str(len(every) - 10), "more", "with", "--all"])
+    assert {tuple(line) for line in few[:-1]} < {tuple(line) for line in every}
+
+
 def test_a_run_shows_each_members_metrics_after_its_last_round(fed: Federation, runs: tuple[str, str]) -> None:
     rows = cells(command(fed, "run", runs[1]).partition("the members' own metrics after round 3")[2])
     assert (rows["client"], rows["a"], rows["b"]) == (["auc", "rmse"], ["0.900", "0.100"], ["0.400", "0.600"])
@@ -123,8 +145,8 @@ def test_a_run_shows_each_members_metrics_after_its_last_round(fed: Federation, 
         ("auc", "a", 1, 0.95),
         ("rmse", "worst", 3, 0.1),
         ("auc", "weighted", 3, 0.91),
-        ("accuracy", "mean", 0, 0.5),
-        ("loss", "b", 0, 2.0),
+        ("accuracy", "mean", 3, 0.5),
+        ("loss", "b", 3, 2.0),
     ],
 )
 def test_the_best_model_is_exported(stub: AdminStub, run: str, metric: str, of: str, number: int, value: float) -> None:
@@ -154,6 +176,8 @@ def test_commands_export_the_best_model_compare_runs_and_draw_metrics(
     out = str(tmp_path / "best.safetensors")
     words = command(fed, "export", run, "--best", "auc", "--of", "worst", "--split", "test", "--out", out)
     assert "round 3, test auc (worst) = 0.9" in " ".join(words.split())
+    words = command(fed, "export", run, "--best", "accuracy", "--split", "test", "--out", out, "--force")
+    assert "as in 4 rounds; of these, this one has the lowest mean test loss" in " ".join(words.split())
     found = fed.admin("compare", run, "second")
     compared = [(one["run"], one["rounds"], one["evaluated_round"]) for one in found["runs"]]
     assert compared == [(run, 4, 3), (other, 4, 3)]

@@ -15,7 +15,7 @@ from federation.record.metric_definitions import DEFINITIONS
 from federation.spec.run_spec import RunSpec
 from federation.v1.admin_pb2 import Participation, RoundSummary
 from fedpareto import simulate
-from fedpareto.cli.admin.watch import HEADER, row
+from fedpareto.cli.admin.watch import header, row
 from fedpareto.formatting import number, percent, recorded, size, whole
 from tests.coordinator.rounds.runs.scene import PRIVATE
 from tests.running import command
@@ -114,8 +114,8 @@ def test_numbers_that_are_none_have_their_own_words() -> None:
 def test_a_line_of_a_round_has_the_words_under_its_title() -> None:
     summary = RoundSummary(round=3, metrics={"accuracy/mean": 0.5}, undisclosed=["accuracy/worst5"], seconds=1.0)
     line = row(summary).plain
-    assert line[: HEADER.index("worst 5 %") + len("worst 5 %")].endswith("not disclosed")
-    assert len(line) == len(HEADER)
+    assert line[: header().index("worst 5 %") + len("worst 5 %")].endswith("not disclosed")
+    assert len(line) == len(header())
 
 
 @pytest.mark.full

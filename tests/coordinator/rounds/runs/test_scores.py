@@ -85,7 +85,20 @@ def measure(session: Session, of: Round, client: str, samples: int = 10, split: 
     session.flush()
 
 
-def test_the_best_round_is_the_first_of_those_with_the_best_value(session: Session) -> None:
+def test_of_rounds_with_the_best_value_the_one_with_the_lowest_loss_on_the_same_split_is_the_best(
+    session: Session,
+) -> None:
+    losses = [{"loss/validation": 0.6}, {"loss/validation": 0.2}, {"loss/validation": 0.4, "loss/test": 0.1}, {}]
+    rounds = a_run(session, losses)
+    for round_ in rounds:
+        measure(session, round_, "a", split="validation", auc=1.0)
+        measure(session, round_, "a", split="test", auc=1.0)
+    run = rounds[0].run
+    assert scores.best_round(session, run, "auc", "worst", "validation") == (1, 1.0, 4)
+    assert scores.best_round(session, run, "auc", "a", "test") == (2, 1.0, 4)
+
+
+def test_the_best_round_is_the_last_of_those_with_the_best_value_where_no_loss_decides(session: Session) -> None:
     rounds = a_run(session, [{}] * 4)
     for round_, (a, b) in zip(rounds, [(0.25, 0.5), (0.625, 0.125), (0.375, 0.375), (0.375, 0.375)], strict=True):
         measure(session, round_, "a", samples=30, accuracy=a, loss=a, auc=a, rmse=a)
@@ -96,24 +109,25 @@ def test_the_best_round_is_the_first_of_those_with_the_best_value(session: Sessi
         measure(session, other, "a", accuracy=0.9, loss=0.0)
     run = rounds[0].run
     best = {
-        (metric, of): scores.best_round(session, run, metric, of, "test")
+        (metric, of): scores.best_round(session, run, metric, of, "test")[:2]
         for metric in ("accuracy", "auc", "loss", "rmse")
         for of in ("", "mean", "weighted", "worst", "a", "b")
     }
     for higher, lower in (("accuracy", "loss"), ("auc", "rmse")):
         for metric in (higher, lower):
-            assert best[metric, ""] == best[metric, "mean"] == (0, 0.375)
-            assert best[metric, "worst"] == (2, 0.375)
+            assert best[metric, ""] == best[metric, "mean"] == (3, 0.375)
+            assert best[metric, "worst"] == (3, 0.375)
         assert (best[higher, "weighted"], best[lower, "weighted"]) == ((1, 0.5), (0, 0.3125))
         assert (best[higher, "a"], best[lower, "a"]) == ((1, 0.625), (0, 0.25))
         assert (best[higher, "b"], best[lower, "b"]) == ((0, 0.5), (1, 0.125))
-    assert scores.best_round(session, run, "loss", "", "") == (1, -0.625), "of the validation split"
+    assert scores.best_round(session, run, "loss", "", "")[:2] == (1, -0.625), "of the validation split"
     nowhere = r"run run has a validation loss \(weighted\) on record; `fedpareto admin round run -1` shows"
     for metric, of, split, why in (
         ("loss", "weighted", "", nowhere),  # without samples
         ("loss", "c", "test", r"has a test loss \(c\) on record"),
         ("auc", "c", "validation", r"has a validation auc \(c\) on record"),
         ("dice", "", "", "run run has no metric 'dice'; there are accuracy, loss, auc, rmse"),
+        ("acuracy", "", "", r"run run has no metric 'acuracy'; did you mean 'accuracy'\? there are"),
     ):
         with pytest.raises(Refusal, match=why, check=lambda error: error.reason == "metric-unknown"):
             scores.best_round(session, run, metric, of, split)
@@ -125,10 +139,10 @@ def test_of_private_evaluations_the_best_round_is_that_of_the_best_mean_on_recor
     run = a_run(session, recorded, 'evaluate.splits = ["train", "test", "validation"]')[0].run
     for name in OTHERS:
         a_run(session, [{"loss/test": 0.0}], name=name)
-    assert scores.best_round(session, run, "loss", "", "test") == (2, 1.0)
-    assert scores.best_round(session, run, "loss", "mean", "") == (2, 3.0)
-    assert scores.best_round(session, run, "accuracy", "mean", "test") == (1, 0.5)
-    assert scores.best_round(session, run, "auc", "mean", "test") == (1, 0.9)
+    assert scores.best_round(session, run, "loss", "", "test") == (2, 1.0, 1)
+    assert scores.best_round(session, run, "loss", "mean", "") == (2, 3.0, 1)
+    assert scores.best_round(session, run, "accuracy", "mean", "test") == (1, 0.5, 1)
+    assert scores.best_round(session, run, "auc", "mean", "test") == (1, 0.9, 1)
     for metric, of, split in (
         ("loss", "worst", "test"),
         ("loss", "a", "test"),
