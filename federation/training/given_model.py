@@ -72,35 +72,36 @@ def given_model(path: Path, task: Task, seed: int, parameters: ParametersSpec) -
     left_out = {name: source for name, source in sources.items() if name not in parts}
     remarks = [
         *_conversions(file, taken, parts),
-        *_additions(parts.keys() - taken.keys()),
+        *_additions([name for name in parts if name not in taken]),
         *_omissions(file, left_out, own, buffers, sharing),
     ]
     told = TaskLayout.of(layout, buffers)
     return GivenModel(shared, shared.join(parts), told, tuple(f"{path}: {remark}" for remark in remarks))
 
 
-def must_be_in_order(path: Path, absent: str, parameters: ParametersSpec) -> None:
-    """Checks the file of an initial model that is sent as it is, because its task cannot be used on this machine.
+def model_in_order(path: Path, absent: str, parameters: ParametersSpec) -> tuple[Layout, Vector]:
+    """The initial model in a file whose task cannot be used on this machine, for which `absent` gives the reason.
 
-    `absent` says why.
+    The file has the run's tensors in the order of the task's model. The vector (d,) is mapped.
 
     Raises:
-        GivenModelError: it is of another kind, the run does not share all of its tensors, or it needs the task: it
-            holds other types than float32, or its tensors are sorted by name.
+        GivenModelError: the file is of another kind, the run does not share all of its tensors, or it needs the task:
+            it holds other types than float32, or its tensors are sorted by name.
     """
     file = ModelFile(path)
-    names = list(file.tensors)
     why = ""
     if other := next((tensor for tensor in file.tensors.values() if tensor.dtype != "F32"), None):
         why = f"tensor {other.name[:120]!r} is {other.dtype}, not F32"
-    elif _sorted_by_name(names):
+    elif _sorted_by_name(list(file.tensors)):
         why = "its tensors are sorted by name, as libraries write them, and not in the order of a model"
     if why:
         raise file.unfit(f"{why}. The task would say their order, but it is not here: {absent}")
     try:
-        parameters.must_suit(Layout(tuple(file.tensors.values())))
+        layout = Layout(tuple(file.tensors.values()))
+        parameters.must_suit(layout)
     except ValueError as error:
         raise file.unfit(str(error)) from None
+    return layout, file.vector
 
 
 def _sorted_by_name(names: list[str]) -> bool:

@@ -12,6 +12,7 @@ from federation.vectors import (
     MAX_EXPORTED_BYTES,
     Array,
     Tensor,
+    Vector,
     foreign_tensors,
     header_length,
     widen,
@@ -60,6 +61,11 @@ class ModelFile:
     def unfit(self, why: str) -> GivenModelError:
         """The error of this file."""
         return GivenModelError(f"{self.path} cannot be the initial model: {why}")
+
+    @property
+    def vector(self) -> Vector:
+        """The data as one vector (d,), if all tensors are float32."""
+        return self._data.view(FOREIGN_DTYPES["F32"])
 
     def array(self, name: str) -> Array:
         """A tensor as NumPy has it, with its shape; bfloat16 as float32, and 8-bit floats as bits."""

@@ -9,7 +9,6 @@ import typer
 
 from coordinator.rounds.runs.specification import parse_run
 from federation import tasks
-from federation.digests import DEFAULT_ALGORITHM, hasher
 from federation.line.channels import CHUNK_BYTES
 from federation.line.payload_check import PayloadCheck
 from federation.plugins import PluginError
@@ -20,7 +19,7 @@ from federation.spec.task_metrics import MetricKind
 from federation.task_layout import TaskLayout
 from federation.tasks import Task, TaskAbsent, TaskError, metrics_of
 from federation.text import counted
-from federation.training.given_model import given_model, must_be_in_order
+from federation.training.given_model import given_model, model_in_order
 from federation.training.model_file import GivenModelError
 from federation.training.own import run_sharing, shared_model
 from federation.v1 import common_pb2
@@ -60,20 +59,23 @@ class InitialModel:
     remarks: tuple[str, ...] = ()
 
     @classmethod
-    def of_vector(
+    def of(
         cls,
-        layout: Layout,
-        vector: Vector,
+        model: tuple[Layout, Vector],
         parameters: ParametersSpec,
-        task: Task,
-        whole: TaskLayout,
+        task: Task | None,
+        whole: TaskLayout | None,
         remarks: tuple[str, ...] = (),
     ) -> "InitialModel":
-        """The model of a task, in memory; `whole` is the layout of the task's whole model.
+        """The file of a model. Without a task here, there are no objectives and metrics.
+
+        `parameters` names those that the run does not share, and `whole` is the layout of the task's whole model.
 
         Raises:
+            CommandFailure: the coordinator would refuse this model.
             TaskError: a metric of the task cannot be used.
         """
+        layout, vector = model
         parts = memoryview(layout.header), vector.data.cast("B")
 
         def pieces() -> Iterator[bytes]:
@@ -81,43 +83,19 @@ class InitialModel:
                 for start in range(0, len(part), CHUNK_BYTES):
                     yield bytes(part[start : start + CHUNK_BYTES])
 
-        state = hasher()
-        for part in parts:
-            state.update(part)
-        count = parameters.parameters_of(layout).size
-        told = count, layout.size - count, whole, task.objectives, metrics_of(task), remarks
-        return cls(pieces, layout.file_bytes, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", *told)
-
-    @classmethod
-    def of_file(cls, path: Path, parameters: ParametersSpec, task: Task | None) -> "InitialModel":
-        """A file that is sent as it is: float32, of tensors that suit `parameters`.
-
-        The layout of the task's whole model is this one, provided that the run shares all parameters.
-
-        Raises:
-            CommandFailure: the coordinator would refuse it.
-            TaskError: a metric of the task cannot be used.
-        """
-
-        def pieces() -> Iterator[bytes]:
-            with path.open("rb") as file:
-                while piece := file.read(CHUNK_BYTES):
-                    yield piece
-
         check = PayloadCheck(None)
-        for piece in pieces():
-            check.feed(piece)
+        for part in parts:
+            check.feed(part)
         digest = check.finish()
-        if (problem := check.problem) is not None or (layout := check.layout) is None:
-            why = "" if problem is None else f": {problem.message} [{problem.reason}]"
-            raise CommandFailure(f"{path} cannot be the initial model{why}", code=USAGE)
+        if check.problem is not None:
+            raise CommandFailure(f"the initial model: {check.problem.message} [{check.problem.reason}]", code=USAGE)
+        count = parameters.parameters_of(layout).size
         metrics: tuple[MetricKind, ...] = ()
         with suppress(ModuleNotFoundError):  # of PyTorch; the specification may name the metrics
             metrics = metrics_of(task) if task is not None else ()
-        count = parameters.parameters_of(layout).size
-        whole = TaskLayout.of(layout) if parameters.shares_all else None
         objectives = task.objectives if task is not None else ()
-        return cls(pieces, path.stat().st_size, digest, count, layout.size - count, whole, objectives, metrics)
+        counts = count, layout.size - count
+        return cls(pieces, layout.file_bytes, digest, *counts, whole, objectives, metrics, remarks)
 
 
 def read_spec(path: Path) -> tuple[bytes, RunSpec]:
@@ -144,7 +122,7 @@ def read_spec(path: Path) -> tuple[bytes, RunSpec]:
 def initial_model(spec: RunSpec, path: Path | None) -> InitialModel:
     """The initial model of a run: that of the file, if one is given, else the one that the task makes from the seed.
 
-    Where the task cannot be used on this machine, a file in the order of the task's model is sent as it is.
+    Where the task cannot be used on this machine, the tensors of a file are sent in the order that they have.
 
     Raises:
         CommandFailure: no such task, a task or file that does not suit `spec.parameters`, or PyTorch is missing.
@@ -154,11 +132,12 @@ def initial_model(spec: RunSpec, path: Path | None) -> InitialModel:
         try:
             learned = tasks.task(spec.task)
             if path is None:
-                return _made(learned, spec)
+                whole, values = tasks.initial_model(learned, spec.seed)
+                buffers = learned.buffers()
+                shared = shared_model(whole, values, run_sharing(whole, buffers, spec.parameters))
+                return InitialModel.of(shared, spec.parameters, learned, TaskLayout.of(whole, buffers))
             given = given_model(path, learned, spec.seed, spec.parameters)
-            return InitialModel.of_vector(
-                given.layout, given.vector, spec.parameters, learned, given.whole, given.remarks
-            )
+            return InitialModel.of((given.layout, given.vector), spec.parameters, learned, given.whole, given.remarks)
         except ModuleNotFoundError as error:
             absent = f"the initial model of {spec.task} is made with {error.name}, which is not installed here"
             if path is None:
@@ -169,15 +148,9 @@ def initial_model(spec: RunSpec, path: Path | None) -> InitialModel:
             if path is None:
                 raise
             absent = str(error)
-        must_be_in_order(path, absent, spec.parameters)
-        return InitialModel.of_file(path, spec.parameters, learned)
-
-
-def _made(task: Task, spec: RunSpec) -> InitialModel:
-    whole, vector = tasks.initial_model(task, spec.seed)
-    buffers = task.buffers()
-    layout, shared = shared_model(whole, vector, run_sharing(whole, buffers, spec.parameters))
-    return InitialModel.of_vector(layout, shared, spec.parameters, task, TaskLayout.of(whole, buffers))
+        layout, vector = model_in_order(path, absent, spec.parameters)
+        told = TaskLayout.of(layout) if spec.parameters.shares_all else None
+        return InitialModel.of((layout, vector), spec.parameters, learned, told)
 
 
 def submit(

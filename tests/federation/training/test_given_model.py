@@ -13,7 +13,7 @@ from torch import nn
 
 from federation.spec.run_sections import ParametersSpec
 from federation.tasks import Task, initial_model
-from federation.training.given_model import given_model, must_be_in_order
+from federation.training.given_model import given_model, model_in_order
 from federation.training.model_file import GivenModelError
 from federation.vectors import write_vectors
 
@@ -236,15 +236,15 @@ def test_without_its_task_a_file_is_sent_in_the_order_of_the_model_and_no_other_
 
     def refused(parameters: ParametersSpec = ParametersSpec()) -> str:  # noqa: B008
         with pytest.raises(GivenModelError) as caught:
-            must_be_in_order(path, "there is no task 'net'", parameters)
+            model_in_order(path, "there is no task 'net'", parameters)
         return str(caught.value)
 
     write_vectors(path, *initial_model(Plain(), 0))
-    must_be_in_order(path, "", ParametersSpec())
+    assert model_in_order(path, "", ParametersSpec())[1].tolist() == initial_model(Plain(), 0)[1].tolist()
     assert "holds 'out.weight', which the run does not share" in refused(ParametersSpec(personal=("out.*",)))
     assert "buffers is needed" in refused(AVERAGED)
     write_vectors(path, *initial_model(Net(), 0))
-    must_be_in_order(path, "", AVERAGED)
+    model_in_order(path, "", AVERAGED)
     assert "holds 'norm.running_mean', which the run does not share" in refused(LOCAL)
     save_file({name: state[name] for name in ORDER}, path)
     assert "sorted by name, as libraries write them" in refused()
@@ -252,6 +252,6 @@ def test_without_its_task_a_file_is_sent_in_the_order_of_the_model_and_no_other_
     save_arrays({f"layers.{number}.w": np.ones(1, np.float32) for number in range(11)}, path)
     assert "sorted by name" in refused()
     save_arrays({"coef": np.ones((2, 3), np.float32), "intercept": np.ones(2, np.float32)}, path)
-    must_be_in_order(path, "", ParametersSpec())
+    model_in_order(path, "", ParametersSpec())
     save_file({name: value.half() for name, value in state.items()}, path)
     assert "is F16, not F32" in refused()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from federation.digests import digest
+from federation.record.provenance import Provenance, with_provenance
 from federation.spec.computation import Ability
 from federation.spec.run_spec import RunSpec
 from federation.task_layout import TaskLayout
@@ -300,6 +301,9 @@ def test_the_command_tells_the_layout_of_the_task_or_that_of_a_model_that_is_sha
     path.write_bytes(MODEL)
     without = told("nowhere:Task")
     assert (without.layout, without.parameters, without.buffers) == (TaskLayout.of(LAYOUT), LAYOUT.size, 0)
+    origin = Provenance(federation="f", run="r", round="0", record="", entries="")
+    path.write_bytes(with_provenance(LAYOUT.header, origin) + MODEL[len(LAYOUT.header) :])
+    assert told("nowhere:Task").digest == without.digest == digest(MODEL), "of what is sent, without metadata"
     part = 'parameters.personal = ["head"]'
     assert told("nowhere:Task", part).layout is None
     last = told("nowhere:Task", 'parameters = { buffers = "averaged", buffer_names = ["layer.bias"] }')
