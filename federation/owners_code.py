@@ -2,7 +2,10 @@
 
 import linecache
 import sysconfig
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _MESSAGE_CHARACTERS = 500
@@ -17,8 +20,7 @@ def described(error: BaseException) -> str:
     The line shown is the last one outside of the standard library, installed packages and this project's packages. If
     there is none, only the exception is shown.
     """
-    message = " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    text = headline(error)
     if isinstance(error, SyntaxError) and error.filename:
         path, line, function = error.filename, error.lineno or 0, ""
     elif frame := owners_frame(error):
@@ -27,6 +29,37 @@ def described(error: BaseException) -> str:
         return text
     code = linecache.getline(path, line).strip()
     return f"{text}\n  {path}, line {line}{function}\n    {code}"
+
+
+def headline(error: BaseException) -> str:
+    """An exception as one line: its name and its message."""
+    message = " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def passes(error: BaseException) -> bool:
+    """True for an exception that is no failure of the code that it passes through.
+
+    That is Ctrl-C, which Python raises in the main thread alone, and the end of a generator. All else is a failure of
+    an owner's code, also what does not inherit from Exception: sys.exit() raises SystemExit, and other languages raise
+    such errors (PanicException of Rust).
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is threading.main_thread()
+    return isinstance(error, GeneratorExit)
+
+
+@contextmanager
+def must_not_exit(kind: type[Exception]) -> Iterator[None]:
+    """Turns an exception that would end the process or the thread, and nothing else, into one of this class."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if passes(error):
+            raise
+        raise kind(f"code of your own tried to end the process: {described(error)}") from error
 
 
 def owners_frame(error: BaseException) -> traceback.FrameSummary | None:

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from federation.digests import digest
-from federation.owners_code import described
+from federation.owners_code import described, passes
 
 T = TypeVar("T")
 CODE = "FEDPARETO_CODE"  # the variable of the environment with the directories of `--code`
@@ -139,20 +139,23 @@ class Plugins(Generic[T]):
         return CodeOrigin(self.word, class_name, digest=noted)
 
     @contextmanager
-    def code(self, name: str, doing: str, *passes: type[Exception]) -> Iterator[None]:
+    def code(self, name: str, doing: str, *own: type[Exception]) -> Iterator[None]:
         """Turns an error of a plug-in's code into a PluginError that names its line.
 
-        `doing` is the action of the code, such as "importing mine"; `passes` are exceptions of the plug-in's own.
+        `doing` is the action of the code, such as "importing mine"; `own` are exceptions of the plug-in's own, which
+        are passed on.
 
         Raises:
             PluginError: the code raised an exception, or tried to end the process.
         """
-        passed: tuple[type[Exception], ...] = (PluginError, MemoryError, *passes)
+        passed: tuple[type[Exception], ...] = (PluginError, MemoryError, *own)
         try:
             yield
         except passed:
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if passes(error):
+                raise
             raise PluginError(f"{self.word} {name!r}: {doing} failed: {described(error)}") from error
 
     def _origin(self, name: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.json_entries import entries
+from federation.files.json_entries import entries
 from federation.refusals import Refusal
 from federation.tensor_names import tensor_differences
 

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from federation.text_files import read_text
 from fedpareto.progress_line import shown
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def simulate(
         raise ValueError(f"threads: at least 1; got {threads}")
     if isinstance(spec, str) and spec.endswith(".toml"):
         spec = Path(spec)
-    text = spec.read_bytes() if isinstance(spec, Path) else spec.encode() if isinstance(spec, str) else spec
+    if isinstance(spec, Path):
+        spec = read_text(spec)
+    text = spec.encode() if isinstance(spec, str) else spec
     with ExitStack() as stack:
         directory = Path(home or Path(stack.enter_context(tempfile.TemporaryDirectory()), "home"))
         simulation = Simulation(

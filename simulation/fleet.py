@@ -31,6 +31,7 @@ from federation.owners_code import described
 from federation.spec.computation import Computation, Descend, Measure, MeasureAlong, training_losses
 from federation.spec.sharing import BUFFERS
 from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.contract import no_share_in_words, no_shares
 from federation.trust.envelope import envelope_digest, seal
 from federation.trust.proofs import UNSIGNED
 from federation.v1.common_pb2 import AssignmentManifest, Row, SignedEnvelope
@@ -127,6 +128,7 @@ class SimulatedFleet(Fleet):
         self._members = SimulatedMembers(run.spec.seed, population.samples, run.spec.task, effective_members=chosen)
         self._attempt = (-1, -1)
         self._memories: dict[str, _ClientMemory] = {}  # of that attempt, by client
+        self.left_out: dict[str, str] = {}  # measurements that nobody counts, by name, in words
         self._spending = Spending(run.run_id, around.database, population.samples)
 
     @property
@@ -239,6 +241,8 @@ class SimulatedFleet(Fleet):
         if any(not isinstance(computation, Measure | MeasureAlong) for computation in computations.values()):
             outcomes = attacked(outcomes, self._population.attackers, question, spec.seed, partial(self._change, base))
         for name, outcome in outcomes.items():
+            if isinstance(outcome, Result):
+                self._tell_left_out(name, outcome.metrics)
             if works[name].conceals and not isinstance(outcome, Result):
                 outcomes[name] = self._failed(number, name, computations[name], outcome)
         for name, statement in statements.items():
@@ -246,6 +250,13 @@ class SimulatedFleet(Fleet):
                 outcomes[name] = replace(outcome, privacy=statement)
         honest = [name for name in clients if name not in declined]
         return {name: _answer(works[name], members[name], outcomes[name]) for name in honest} | declined
+
+    def _tell_left_out(self, client: str, metrics: Mapping[str, float]) -> None:
+        """Warns once of each measurement that is left out."""
+        for name, value in no_shares(metrics).items():
+            if name not in self.left_out:
+                self.left_out[name] = f"{client}: {no_share_in_words(name, value)}"
+                LOGGER.warning("%s", self.left_out[name])
 
     def _failed(
         self, number: int, name: str, computation: Computation, failure: TrainingDiverged | WorkError

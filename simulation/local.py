@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from federation.spec.computation import AtBase
 from federation.tasks import Splits, Task
-from federation.training import TrainingDiverged
+from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.own import Own, compute
+from federation.training.reasons import NOT_ASKED
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
+from federation.training.trainers import make_trainer
 from federation.work.base import Result, WorkError
 
 Outcome = Result | TrainingDiverged | WorkError
@@ -57,8 +59,10 @@ class Loop(LocalWork):
         first: Trainer | None = None
         for name, own in splits.items():
             objectives = (serves or {}).get(name)
-            client_trainer = first.on(own, objectives) if first else trainer(task, own, device, objectives=objectives)
-            self._trainers[name], first = client_trainer, first or client_trainer
+            if first is None:
+                first = self._trainers[name] = make_trainer(trainer, task, own, device, objectives=objectives)
+            else:
+                self._trainers[name] = first.on(own, objectives)
 
     def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
         outcomes: dict[str, Outcome] = {}
@@ -77,4 +81,8 @@ class Loop(LocalWork):
                 )
             except (TrainingDiverged, WorkError) as error:
                 outcomes[name] = error
+            except TrainingStopped:
+                if turn.stopped():
+                    raise
+                outcomes[name] = WorkError(NOT_ASKED)
         return outcomes

@@ -29,6 +29,7 @@ from coordinator.rounds.transitions import INTERRUPTED, RUN_ENDED, SIMULATOR, mo
 from coordinator.settings import SETTINGS_FILE, Settings
 from federation.attacks.probe import Probe
 from federation.digests import digest
+from federation.owners_code import must_not_exit
 from federation.spec.computation import CANNOT, Ability
 from federation.spec.run_sections import SelectionSpec
 from federation.tasks import Dataset, DataSource, Task, metrics_of, task
@@ -85,6 +86,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         DatabaseBusy: another process uses the home.
     """
 
+    @must_not_exit(SimulationError)
     def __init__(
         self,
         spec: bytes,
@@ -108,18 +110,18 @@ class Simulation(AbstractContextManager["Simulation"]):
             torch.set_num_threads(threads)
         self._task = known_task = task(self.spec.task)
         self._trainer = trainer_kind(known_task, trainer)
-        self._population = populate(known_task, self.spec, DataSource(data, download=download))
-        self._objectives = fitting_objectives(self.spec, self._algorithm, known_task.objectives)
-        self._metrics = fitting_metrics(self.spec, metrics_of(known_task))
-        needed = needed_abilities(self.spec, self._algorithm, self._objectives)
-        if missing := sorted(needed - self._trainer.abilities):
-            raise SimulationError(f"the run cannot be simulated: {self._trainer.__name__} {CANNOT[missing[0]]}")
         self.remarks: tuple[str, ...] = ()
         if model is None:
             self._initial = run_model(known_task, self.spec.seed, self.spec.parameters)
         else:
             given = given_model(model, known_task, self.spec.seed, self.spec.parameters)
             self._initial, self.remarks = (given.layout, given.vector), given.remarks
+        self._population = populate(known_task, self.spec, DataSource(data, download=download))
+        self._objectives = fitting_objectives(self.spec, self._algorithm, known_task.objectives)
+        self._metrics = fitting_metrics(self.spec, metrics_of(known_task))
+        needed = needed_abilities(self.spec, self._algorithm, self._objectives)
+        if missing := sorted(needed - self._trainer.abilities):
+            raise SimulationError(f"the run cannot be simulated: {self._trainer.__name__} {CANNOT[missing[0]]}")
         _must_find_clients(self.spec.selection, self._population.samples)
         self._stopping = False
         with ExitStack() as stack:
@@ -169,6 +171,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         """Ends `run` soon, from any thread or signal handler. Finished rounds are kept, and the run can be resumed."""
         self._stopping = True
 
+    @must_not_exit(SimulationError)
     def run(self, progress: Callable[[SimulationProgress], object] = lambda progress: None) -> History:
         """Runs to the end, or until `stop`; calls `progress` after every round."""
         facts = RunFacts.load(self._database, self.run_id)
@@ -214,7 +217,12 @@ class Simulation(AbstractContextManager["Simulation"]):
         with self._database.read() as session:
             run = session.get_one(Run, self.run_id)
             history = read_history(
-                session, self._blobs, run, attackers=self.attackers, seconds=time.perf_counter() - began
+                session,
+                self._blobs,
+                run,
+                attackers=self.attackers,
+                seconds=time.perf_counter() - began,
+                notes=tuple(fleet.left_out.values()),
             )
         return replace(history, warnings=(*self.remarks, *history.warnings))
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from federation import digests
-from federation.file_kinds import no_safetensors
+from federation.files.file_kinds import no_safetensors
 from federation.record.log_entries import STEPPED, SUBMITTED
 from federation.record.provenance import Provenance, read_exported
 from federation.refusals import Refusal

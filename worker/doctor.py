@@ -21,10 +21,11 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from federation.findings import Finding
 from federation.line.proxies import Proxy, ProxyChoice, RouteError, dial, is_loopback
+from federation.plugins import PluginError
 from federation.refusals import Refusal
 from federation.tasks import DataError, DataSource
 from federation.text import escaped
-from federation.training.trainers import TrainerChoice
+from federation.training.trainers import TrainerChoice, close_trainer
 from federation.trust.certificates import fingerprint, issuer_in, load_certificate, renewal_due
 from federation.trust.member_files import MemberFiles
 from federation.v1.federation_pb2 import AttendRequest, Hello
@@ -297,7 +298,10 @@ def check_tasks(
             trainer = offers[name]
             size = trainer.layout.file_bytes
             yield Finding.ok("task", f"{name}: {trainer.layout.size} parameters, {size / 1e6:.3g} MB a model"), size
-            trainer.close()
+            try:
+                close_trainer(trainer)
+            except PluginError as error:
+                yield Finding.failed("task", f"{name}: {error}"), 0
             samples = f"{name}: {trainer.samples} training samples; a batch of each split has finite losses"
             yield (Finding.ok if trainer.samples else Finding.warning)("data", samples), size
 

@@ -50,6 +50,7 @@ class WorkerHome:
         self.evidence = directory / "evidence"  # signed orders that were refused because they attack this member
         self.policy = directory / "policy.toml"  # the owner's rules; written by hand, may be missing
         self.progress = directory / "progress.json"  # the coordinator's newest signed time and rounds
+        self.begun = directory / "begun.json"  # the work that has begun and not ended
         self.log = directory / "log.json"  # the newest checkpoints of the coordinator's audit log
         self.forked_log = directory / "log-forked.json"  # evidence of an audit log that does not continue them
         self.rotating = directory / "rotating.json"  # a rotation of the signing key that has begun

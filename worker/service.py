@@ -1,6 +1,7 @@
 """The worker as a whole: threads that attend, that work in each lane, and that submit the replies in the spool."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -9,7 +10,7 @@ from federation.attacks import Attack, AttackError, attack_seed
 from federation.directories import Directories
 from federation.tasks import Dataset, DataSource, Splits, task, task_code
 from federation.training.trainer import Trainer
-from federation.training.trainers import TrainerChoice, trainer_code
+from federation.training.trainers import TrainerChoice, close_trainer, trainer_code
 from federation.trust.member_files import MemberFiles, note_addresses
 from federation.work.base import Lane
 from federation.work.peers import open_reply
@@ -35,6 +36,7 @@ from worker.site.roster import Roster, pinned_roster
 from worker.site.round_ledger import RoundLedger
 from worker.threads import LOOK_SECONDS, WorkerThreads
 from worker.work.attacker import Attacker
+from worker.work.begun import BegunWork
 from worker.work.cache import ModelCache
 from worker.work.execution import Execution
 from worker.work.fetching import Fetcher
@@ -78,8 +80,7 @@ def prepare_offers(
         kind = choice.kind(loaded)
         with trainer_code(kind, "loading its data"), task_code(name, "loading its data"):
             data = kind.load(loaded, source)
-        with trainer_code(kind, "preparing it"):
-            trainer = choice.make(loaded, data, device, threads, served.get(name))
+        trainer = choice.make(loaded, data, device, threads, served.get(name))
         with trainer_code(kind, "trying it on the data"):
             trainer.try_out()
         in_memory = isinstance(data, Splits) and isinstance(data.train, Dataset)
@@ -152,7 +153,9 @@ class Worker:
         if attacker is not None:
             site = replace(site, stretch=attacker.attack.stretch)
             events.warn("attack", attacker.warning, attack=str(attacker.attack))
-        self._introduction = Introduction(offers, device, site, policy)
+        self._ledger = Ledger(home.privacy)
+        privacy = SitePrivacy(policy.privacy, self._ledger)
+        self._introduction = Introduction(offers, device, site, policy, privacy.told)
         progress = Progress(
             home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
         )
@@ -171,10 +174,9 @@ class Worker:
         )
         self._renewer = Renewer(home, self._attendance, passphrase, Backoff(uniform, first=1.0, longest=3600.0), events)
         self._memory = WorkerMemory(home.memory, member.signing_key)
-        self._ledger = Ledger(home.privacy)
+        self._begun = BegunWork(home.begun, events)
         spool = Spool(home, member.signing_key, events)
         keeper = Keeper(home.kept, spool, events)
-        privacy = SitePrivacy(policy.privacy, self._ledger)
         privacy.must_suit(offers)
         execution = Execution(
             attendance=self._attendance,
@@ -192,8 +194,10 @@ class Worker:
             site=site,
             privacy=privacy,
             keeper=keeper,
+            begun=self._begun,
             events=events,
         )
+        execution.count_deaths()
         self._submitter = Submitter(
             self._attendance, spool, keeper, Backoff(uniform), events, partial(execution.forget, acknowledged=True)
         )
@@ -227,6 +231,8 @@ class Worker:
             AttendanceError: the coordinator refuses this worker.
             DirectoryGone: the worker's directory was unmounted, moved or removed.
             WorkerHomeError: the directory of the accomplices of an attack cannot be written.
+            PluginError: a trainer of the owner's own cannot be closed.
+            WorkerEndedError: a thread has ended without an exception, or by one that ends a process.
             Exception: the exception that ended one of the threads; the other threads have then ended, too.
         """
         if self._accomplices is not None:
@@ -242,14 +248,18 @@ class Worker:
         for part in (self._runner, self._submitter, self._renewer, self._attendance):
             part.stop()
         threads.join()
-        for file in (self._consents, self._memory, self._ledger, self._rounds):
-            file.close()
-        for trainer in self._offers.values():
-            trainer.close()
-        if self._accomplices is not None:
-            self._accomplices.leave()
-        if threads.failure is not None:
-            raise threads.failure
+        try:
+            with ExitStack() as stack:  # one that cannot be closed does not keep the others open
+                if self._accomplices is not None:
+                    stack.callback(self._accomplices.leave)
+                for trainer in self._offers.values():
+                    stack.callback(close_trainer, trainer)
+                stack.callback(self._begun.stop)
+                for file in (self._consents, self._memory, self._ledger, self._rounds):
+                    stack.callback(file.close)
+        finally:
+            if threads.failure is not None:
+                raise threads.failure
 
     def stop(self) -> None:
         """Makes `run` return; safe in a signal handler."""

@@ -136,7 +136,7 @@ class AlertMaker:
                     if mine:
                         self._look(everything=try_all)
                     try_all = not mine  # another coordinator makes them: this one knows nothing of its own later
-            except Exception as error:
+            except BaseException as error:  # the code of a rule may try to end the process
                 try_all = True
                 if self._condition.note(error) is None:
                     log.exception("no alerts could be made; the next look makes them")

@@ -39,7 +39,7 @@ from coordinator.rounds.transitions import (
     open_assignments,
 )
 from coordinator.signing_keys import Signing
-from federation.owners_code import described
+from federation.owners_code import described, passes
 from federation.record import log_entries
 from federation.refusals import Refusal
 from storage import audit
@@ -399,7 +399,9 @@ class Supervisor:
             log.warning("run %s: a change by this coordinator was refused: %s", run_id, refused)
         except Held:
             log.info("run %s: held", run_id)
-        except (Exception, SystemExit) as error:  # a plug-in may try to end the process
+        except BaseException as error:  # a plug-in may try to end the process
+            if passes(error):
+                raise
             if self._condition.gone() is not None:
                 return  # the next start goes on with the run
             if fault_of(error) in _PASSING:

@@ -11,6 +11,7 @@ from coordinator.audit.excerpt import marked
 from coordinator.lookup import Choice, find_run, model_after, removed_model
 from coordinator.members.access.rpc_messages import NEXT_CHUNK_SECONDS, Context, next_message
 from coordinator.rounds.replies.uploads import Upload
+from coordinator.rounds.runs.noise_outlook import noise_outlook
 from coordinator.rounds.runs.prospects import DescribedModel, prospects
 from coordinator.rounds.runs.scores import best_round
 from coordinator.rounds.runs.submission import Submission
@@ -115,6 +116,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         warnings = [*submission.warnings, *submission.unoffered(session), *found.warnings]
         if found.skips and not header.dry_run:
             warnings.append(found.skips)
+        warnings += noise_outlook(submission, session)
         if caution := submission.sessions_caution(session):
             warnings.append(caution)
         if free is not None and needed > free:

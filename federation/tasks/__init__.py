@@ -35,6 +35,7 @@ __all__ = [
     "TaskAbsent",
     "TaskError",
     "available",
+    "buffers_of",
     "initial_model",
     "metrics_of",
     "task",
@@ -201,6 +202,12 @@ def metrics_of(task: Task) -> "tuple[MetricKind, ...]":
 
     with task_code(task.name, "making its metrics"):
         return kinds(task.metrics())
+
+
+def buffers_of(task: Task) -> tuple[str, ...]:
+    """The names of the task's buffers. Raises TaskError: its code raised an exception."""
+    with task_code(task.name or type(task).__name__, "naming its buffers"):
+        return tuple(task.buffers())
 
 
 _TASKS: Plugins[Task] = Plugins("task", "fedpareto.tasks", Task, "fedpareto.Task", _BUILT_IN)

@@ -9,7 +9,7 @@ from federation.tasks import Dataset, DataSource, Part, PartError, Pool, Splits,
 from federation.tasks.partition import classes, deal, deal_all, holders
 from federation.training.data_trial import try_pool, try_splits
 from federation.training.torch_trainer import TorchTrainer
-from federation.training.trainers import trainer_code, trainer_kind
+from federation.training.trainers import make_trainer, trainer_code, trainer_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +84,9 @@ def _try(task: Task, splits: Splits, whose: str = "") -> None:
     if kind is TorchTrainer:
         try_splits(task, splits, whose=whose)
     else:
+        trainer = make_trainer(kind, task, splits)
         with trainer_code(kind, "trying it on the data"):
-            kind(task, splits).try_out()
+            trainer.try_out()
 
 
 def _without_samples(pool: Pool) -> Pool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.npz import NpzError, read_npz
+from federation.files.npz import NpzError, read_npz
 from federation.tasks import DataError, DataSource, Part, Pool
 from federation.tasks.partition import partition
 from federation.tasks.published import Published

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.npz import NpzError, read_npz
+from federation.files.npz import NpzError, read_npz
 from federation.tasks.errors import DataError
 from federation.tasks.published_files import BROKEN
 

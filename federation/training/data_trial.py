@@ -75,7 +75,7 @@ def _losses(task: Task, model: torch.nn.Module, split: Split) -> dict[str, Tenso
         torch.stack(list(trained.values())).sum().backward()  # type: ignore[no-untyped-call]
     if all(parameter.grad is None for _, parameter in trainable(model)):
         raise TaskError(f"task {task.name!r}: no loss depends on a trainable parameter of the model")
-    return losses
+    return dict(losses)
 
 
 def _choice(split: Split) -> Iterator[int]:

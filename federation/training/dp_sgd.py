@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from federation.owners_code import passes
 from federation.spec import accounting
 from federation.spec.computation import LocalSgd, PrivateSgd
 from federation.spec.noise import Noise
@@ -130,6 +131,8 @@ def must_suit(model: nn.Module, task: Task, data: Dataset | StoredSamples) -> No
     )
     try:
         trial.next(dict.fromkeys(task.objectives, 1.0))
-    except Exception as error:  # of torch, or of the task's own code
+    except BaseException as error:  # of torch, or of the task's own code
+        if passes(error):
+            raise
         line = (str(error) or type(error).__name__).splitlines()[0]
         raise WorkError(f"the model cannot be trained one sample at a time: {line}", reason="dp-model") from error

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from reprlib import repr as shortened
-from typing import NoReturn, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 from federation.spec.computation import SPLITS, Ability
 from federation.tasks import DataSource, Task
@@ -158,14 +158,11 @@ class ExternalTrainer(Trainer):
         answer = self._ask(order, "gradients", model, lambda: False)
         return dict(zip(self.objectives, self._vectors(answer, len(self.objectives)), strict=True))
 
-    def evaluate(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
-        """Evaluates in the process."""
+    def evaluate(self, model: Vector, plan: EvaluationPlan) -> Any:
+        """Evaluates in the process; the scores are what it sent, of any kind."""
         order = {"type": "evaluate", "split": plan.split, "metrics": list(plan.metrics)}
         header, _ = self._ask(order, "scores", model, plan.stopped)
-        scores = header.get("scores")
-        if not isinstance(scores, dict) or not all(score is None or _is_number(score) for score in scores.values()):
-            raise WorkError("the scores of the process are no numbers by name", reason="trainer:result")
-        return {name: float("nan") if value is None else float(value) for name, value in scores.items()}
+        return header.get("scores")
 
     def close(self) -> None:
         """Ends the process."""

@@ -14,7 +14,7 @@ import numpy as np
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.sharing import Sharing
 from federation.task_layout import TaskLayout
-from federation.tasks import Task, initial_model
+from federation.tasks import Task, buffers_of, initial_model
 from federation.tensor_names import listed
 from federation.text import counted
 from federation.training.model_file import ModelFile
@@ -56,7 +56,7 @@ def given_model(path: Path, task: Task, seed: int, parameters: ParametersSpec) -
     """
     file = ModelFile(path)
     layout, vector = initial_model(task, seed)
-    buffers = frozenset(task.buffers())
+    buffers = frozenset(buffers_of(task))
     sharing = run_sharing(layout, buffers, parameters)
     shared = layout if sharing is None else sharing.shared
     ties, untrained = _other_tensors(task, layout)

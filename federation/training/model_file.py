@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from federation.file_kinds import FileKind, no_safetensors
+from federation.files.file_kinds import FileKind, no_safetensors
 from federation.refusals import Refusal
 from federation.vectors import (
     FOREIGN_DTYPES,

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,15 +14,31 @@ from federation.spec.objective_names import JOINT
 from federation.tasks import Dataset, Task, TaskError
 from federation.training import TrainingStopped
 from federation.training.stored import StoredSamples
+from federation.value_words import in_words
 
 
-def losses(task: Task, output: object, y: Tensor) -> dict[str, Tensor]:
-    """The mean loss of a batch for each objective. Raises TaskError if they are not those of the task's objectives."""
-    values = task.losses(output, y)
-    if set(values) != set(task.objectives):
+def losses(task: Task, output: object, y: Tensor) -> Mapping[str, Tensor]:
+    """The mean loss of a batch for each objective.
+
+    Raises:
+        TaskError: `losses` of the task returned anything else.
+    """
+    values: object = task.losses(output, y)
+    if not isinstance(values, Mapping):
+        example = ", ".join(f"{name!r}: ..." for name in task.objectives)
         raise TaskError(
-            f"task {task.name!r}: losses() returned {sorted(values)}, its objectives are {sorted(task.objectives)}"
+            f"task {task.name!r}: losses() returned {in_words(values)}; needed: the mean loss of each objective by "
+            f"name, {{{example}}}"
         )
+    if set(values) != set(task.objectives):
+        names = sorted(map(str, values))
+        raise TaskError(f"task {task.name!r}: losses() returned {names}, its objectives are {sorted(task.objectives)}")
+    for name, value in values.items():
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise TaskError(
+                f"task {task.name!r}: losses()[{name!r}] is {in_words(value)}; needed: the mean over the batch, a "
+                "tensor of one number, as .mean() gives it"
+            )
     return values
 
 
@@ -58,11 +75,29 @@ class Measured:
 
 
 def correct(task: Task, output: object, y: Tensor, objectives: Sequence[str]) -> dict[str, Tensor]:
-    """Marks the right samples of a batch, (n,) of bool, by objective; under "" if the task does not separate them."""
-    hits = task.correct(output, y)
+    """Marks the right samples of a batch, (n,) of bool, by objective; under "" if the task does not separate them.
+
+    Raises:
+        TaskError: `correct` of the task returned anything else.
+    """
+    hits: Any = task.correct(output, y)
     if hits is None:
         return {}
-    return {"": hits} if isinstance(hits, Tensor) else {name: hits[name] for name in objectives if name in hits}
+    marks: dict[str, Any] = {"": hits}
+    if isinstance(hits, Mapping):
+        if not set(hits) <= set(task.objectives):
+            names = sorted(map(str, hits))
+            raise TaskError(
+                f"task {task.name!r}: correct() returned {names}, its objectives are {sorted(task.objectives)}"
+            )
+        marks = {name: hits[name] for name in objectives if name in hits}
+    for value in marks.values():
+        if not isinstance(value, Tensor) or value.shape != (len(y),):
+            raise TaskError(
+                f"task {task.name!r}: correct() returned {in_words(value)} for {len(y)} samples; needed: a tensor "
+                f"({len(y)},) that marks the right ones, or None"
+            )
+    return marks
 
 
 class OwnMetrics:

@@ -14,7 +14,7 @@ from federation.refusals import Refusal
 from federation.spec.computation import Computation, Descend, MeasureAlong
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.sharing import BUFFERS, Sharing, SharingError
-from federation.tasks import Task, initial_model
+from federation.tasks import Task, buffers_of, initial_model
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector, read_vector, to_bytes
 from federation.work.base import Result, RowSchema, Shape, WorkError, payload_layout
@@ -97,7 +97,7 @@ def run_model(task: Task, seed: int, parameters: ParametersSpec) -> tuple[Layout
         SharingError: as of `run_sharing`.
     """
     layout, vector = initial_model(task, seed)
-    return shared_model(layout, vector, run_sharing(layout, task.buffers(), parameters))
+    return shared_model(layout, vector, run_sharing(layout, buffers_of(task), parameters))
 
 
 def shared_model(whole: Layout, vector: Vector, sharing: Sharing | None) -> tuple[Layout, Vector]:

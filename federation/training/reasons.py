@@ -4,8 +4,10 @@ from federation.tasks import DataError
 from federation.training import TrainingDiverged
 from federation.work.base import WorkError
 
+NOT_ASKED = "the trainer raised TrainingStopped, and nobody asked it to stop"
 
-def reason_of(error: Exception) -> str:
+
+def reason_of(error: BaseException) -> str:
     """The reason for which work that raised an exception is declined; empty for an exception that is not expected."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # of PyTorch, for any device
         return "memory"

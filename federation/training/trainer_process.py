@@ -10,15 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from federation.owners_code import headline, must_not_exit, passes
 from federation.tasks import DataSource, Loading, Part, Task, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.pipe import PROTOCOL, Header, Messages
 from federation.training.plans import EvaluationPlan
 from federation.training.reasons import reason_of
 from federation.training.trainer import Trainer
-from federation.training.trainers import trainer_kind
+from federation.training.trainers import close_trainer, make_trainer, trainer_kind
 from federation.training.training_json import plan_of
 from federation.vectors import Vector
+from federation.work.base import WorkError
 
 if TYPE_CHECKING:
     from federation.training.distributed import DistributedTrainer
@@ -53,9 +55,11 @@ class _Served:
                 self._messages.write({"type": "diverged", "id": number, "step": error.step})
             except TrainingStopped:
                 self._messages.write({"type": "stopped", "id": number})
-            except Exception as error:
+            except BaseException as error:  # a script may end with sys.exit()
+                if passes(error):
+                    raise
                 traceback.print_exc()
-                message = f"{type(error).__name__}: {error}"
+                message = str(error) if isinstance(error, WorkError) else headline(error)
                 answer = {"type": "error", "id": number, "reason": reason_of(error), "message": message}
                 if self._ranks is None:
                     self._messages.write(answer)
@@ -64,7 +68,7 @@ class _Served:
                 self._messages.write({**answer, "ends": True})
                 os._exit(1)
         if trainer is not None:
-            trainer.close()
+            close_trainer(trainer)
 
     def _read(self) -> None:
         try:
@@ -112,13 +116,13 @@ class _Served:
                     stopped,
                     lambda share: self._messages.write({"type": "progress", "id": number, "share": share}),
                 )
-                self._messages.write({"type": "model", "id": number}, [trainer.train(model, plan)])
+                self._messages.write({"type": "model", "id": number}, [trainer.trained(model, plan)])
             case "gradients":
-                found = trainer.gradients(model, header["batch_size"], header["seed"])
-                self._messages.write({"type": "gradients", "id": number}, [found[name] for name in trainer.objectives])
+                gradients = trainer.differentiated(model, header["batch_size"], header["seed"])
+                self._messages.write({"type": "gradients", "id": number}, list(gradients.values()))
             case "evaluate":
                 wanted = EvaluationPlan(split=header["split"], metrics=tuple(header["metrics"]), stopped=stopped)
-                scores = {name: float(value) for name, value in trainer.evaluate(model, wanted).items()}
+                scores = trainer.scored(model, wanted)
                 self._messages.write({"type": "scores", "id": number, "scores": scores})
             case other:
                 raise ValueError(f"an unknown order: {other[:40]!r}")
@@ -138,7 +142,7 @@ def _made(header: Header, name: str, ranks: "Ranks | None") -> Trainer:
     )
     data = kind.load(learned, source)
     given = (learned, data, header["device"], header["threads"], tuple(header["objectives"]))
-    trainer = kind(*given) if ranks is None else _together(kind, ranks)(*given, ranks=ranks)
+    trainer = make_trainer(kind, *given) if ranks is None else _together(kind, ranks)(*given, ranks=ranks)
     tensors = [{"name": tensor.name, "shape": list(tensor.shape)} for tensor in trainer.layout.tensors]
     if tensors != header["tensors"]:
         raise ValueError("the task has other tensors here than at the worker: compare versions")
@@ -175,7 +179,8 @@ def serve(name: str, environment: Mapping[str, str]) -> None:
             from federation.training.distributed import follow  # noqa: PLC0415
 
             os.dup2(2, 1)  # the messages are those of the first process
-            follow(ranks, lambda header: _made(header, name, ranks))
+            with must_not_exit(WorkError):
+                follow(ranks, lambda header: _made(header, name, ranks))
             return
     with suppress(BrokenPipeError):  # the worker has ended in the middle of an order
         _Served(name, ranks).run()

@@ -336,6 +336,7 @@ class TaskOffer(_message.Message):
     ABILITIES_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
     PRIVATE_ONLY_FIELD_NUMBER: _builtins.int
+    NOISE_BUDGET_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """The task's name."""
     samples: _builtins.int
@@ -356,6 +357,10 @@ class TaskOffer(_message.Message):
     def layout(self) -> _common_pb2.TaskLayout:
         """The task's whole model, as this client has the task. A client that does not set it is not compared with others."""
 
+    @_builtins.property
+    def noise_budget(self) -> Global___NoiseBudget:
+        """The owner's noise and budget for the data set of the task; not set if it has none."""
+
     def __init__(
         self,
         *,
@@ -365,14 +370,81 @@ class TaskOffer(_message.Message):
         abilities: _abc.Iterable[_builtins.str] | None = ...,
         layout: _common_pb2.TaskLayout | None = ...,
         private_only: _builtins.bool = ...,
+        noise_budget: Global___NoiseBudget | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "noise_budget", b"noise_budget"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "layout", b"layout", "objectives", b"objectives", "private_only", b"private_only", "samples", b"samples", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "layout", b"layout", "noise_budget", b"noise_budget", "objectives", b"objectives", "private_only", b"private_only", "samples", b"samples", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TaskOffer: _TypeAlias = TaskOffer  # noqa: Y015
+
+@_typing.final
+class NoiseBudget(_message.Message):
+    """The noise that an owner adds to every training on a data set, and the epsilon that all runs together may spend."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOISE_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    SPENT_FIELD_NUMBER: _builtins.int
+    noise: _builtins.float
+    """The least noise: its standard deviation as a multiple of the bound on the gradient of a sample."""
+    epsilon: _builtins.float
+    """The budget."""
+    delta: _builtins.float
+    """The delta for which epsilon holds."""
+    @_builtins.property
+    def spent(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpentNoise]:
+        """What was spent before; at most 16. More are summed up, so that they spend no less."""
+
+    def __init__(
+        self,
+        *,
+        noise: _builtins.float = ...,
+        epsilon: _builtins.float = ...,
+        delta: _builtins.float = ...,
+        spent: _abc.Iterable[Global___SpentNoise] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "epsilon", b"epsilon", "noise", b"noise", "spent", b"spent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoiseBudget: _TypeAlias = NoiseBudget  # noqa: Y015
+
+@_typing.final
+class SpentNoise(_message.Message):
+    """Steps of training with noise that a data set has spent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOISE_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    noise: _builtins.float
+    """The noise, as in NoiseBudget."""
+    rate: _builtins.float
+    """The probability of each sample to be in a minibatch."""
+    steps: _builtins.int
+    """The number of steps."""
+    def __init__(
+        self,
+        *,
+        noise: _builtins.float = ...,
+        rate: _builtins.float = ...,
+        steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["noise", b"noise", "rate", b"rate", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpentNoise: _TypeAlias = SpentNoise  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):

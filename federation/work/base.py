@@ -286,6 +286,13 @@ class Work(ABC):
         """
         return ""
 
+    def session_vector(self) -> tuple[str, str] | None:
+        """The session of a private round for which this work computes a vector, and the kind of work of the vectors.
+
+        A process that dies in it counts as a failed computation. None for other work.
+        """
+        return None
+
     def demand(self, samples: int) -> Demand | None:
         """The demand on a client with this number of training samples; None if no bound applies."""
         return None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from federation.npz import NpzError, read_npz
+from federation.files.npz import NpzError, read_npz
 from tests.paths import ROOT
 from verification.errors import Wrong
 from verification.replay import parse_gram

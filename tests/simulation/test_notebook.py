@@ -10,6 +10,9 @@ import pytest
 
 import fedpareto
 from federation.spec.run_spec import RunSpec
+from federation.training.plans import EvaluationPlan, TrainingPlan
+from federation.training.torch_trainer import TorchTrainer
+from federation.vectors import Vector
 from fedpareto import progress_line
 from simulation.history import History
 from simulation.simulate import SimulationProgress
@@ -80,6 +83,47 @@ def test_a_history_fits_a_screen_whatever_happened() -> None:
         "  fedmgda+ on digits: 0 of 5 rounds, in 0.4 s",
         "  replies: 0 of 0 accepted",
     ]
+
+
+class Forgetful(TorchTrainer):
+    """Returns no model."""
+
+    def train(self, model: Vector, plan: TrainingPlan) -> Any:
+        return None
+
+
+class Percent(TorchTrainer):
+    """Returns an accuracy in per cent."""
+
+    def evaluate(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
+        scores = super().evaluate(model, plan)
+        return {**scores, "accuracy": 100 * scores["accuracy"]}
+
+
+def simulated(trainer: str) -> History:
+    spec = SPEC.replace("rounds = 5", "rounds = 1\nsimulation.clients = 2\ntrain.steps = 1")
+    name = f"tests.simulation.test_notebook:{trainer}"
+    return fedpareto.simulate(spec, trainer=name, threads=1, progress=lambda _: None)
+
+
+def test_the_first_line_of_a_run_that_failed_says_why_its_clients_declined() -> None:
+    lines = repr(simulated("Forgetful")).splitlines()
+    assert "FAILED, trainer:result: train() of the trainer returned None; return a vector" in lines[0]
+    whole = " ".join(" ".join(lines).split())
+    assert "no step was made in its only round, with trainer:result in 2 of 2 failed answers" in whole
+
+
+def test_an_accuracy_that_is_no_share_is_told_in_the_log_and_in_the_summary(caplog: pytest.LogCaptureFixture) -> None:
+    found = simulated("Percent")
+    told = [
+        warning for warning in found.warnings if "and an accuracy is a share in [0, 1], so it is left out" in warning
+    ]
+    assert [warning.partition(" is ")[0] for warning in told] == [
+        f"client-000: {split}/accuracy" for split in ("train", "validation", "test")
+    ]
+    assert told == caplog.messages
+    assert "  warning: client-000: train/accuracy is " in repr(found)
+    assert "accuracy/mean" not in found.round_records[0]
 
 
 def at(done: int, **metrics: float) -> SimulationProgress:

@@ -23,6 +23,7 @@ from federation.secure.thresholds import BLUR, EVALUATION_NOISE, LARGEST, SMALLE
 from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.computation import PrivateSgd
 from federation.spec.problems import Section, explain
+from federation.text_files import read_text
 from federation.work.site import SecurePolicy
 from federation.work.work_bounds import LARGEST_BOUND, WorkBounds
 
@@ -275,12 +276,12 @@ class Policy(Section):
             PolicyError: the file cannot be read, is not TOML, or has keys that are unknown or wrong.
         """
         try:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
+            document = tomllib.loads(read_text(path))
         except FileNotFoundError:
             return cls()
         except OSError as error:
             raise PolicyError(f"{path} cannot be read: {error.strerror or error}") from None
-        except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        except (ValueError, RecursionError) as error:  # TOMLDecodeError and EncodingError are ValueErrors
             raise PolicyError(f"{path} is not a TOML document: {error}") from None
         try:
             return cls.model_validate(document)

@@ -16,6 +16,7 @@ from fedpareto.cli.admin.app import Answer, Home, Reason, RunName, Yes, command,
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure
 from fedpareto.cli.shared_options import JsonOption
 from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_lines, round_tables, tables
+from fedpareto.standard_streams import print_document
 
 
 @command
@@ -101,7 +102,7 @@ def follow(stub: AdminStub, run: str, as_json: bool) -> None:
         if as_json:
             messages = watching.messages(stub, run, lambda text: typer.echo(text, err=True))
             for message in watching.changes(messages):
-                typer.echo(document.line(message))
+                print_document(document.line(message))
                 run_state = message.run
         else:
             run_state = watching.show(stub, run, tables.console())

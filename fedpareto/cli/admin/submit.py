@@ -17,6 +17,7 @@ from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.research import explain
 from fedpareto.cli.shared_options import CodeOption, JsonOption
 from fedpareto.cli.show import tables
+from fedpareto.standard_streams import print_document, separate_documents
 
 
 def submit(
@@ -80,7 +81,7 @@ def submit(
         response = _submit(stub, text, initial, paused)
         run = response.run
         if as_json:
-            typer.echo(document.line(response) if watch_it else document.dumps(response))
+            print_document(document.line(response) if watch_it else document.dumps(response))
         else:
             for warning in response.warnings:
                 typer.echo(f"warning: {warning}", err=True)
@@ -103,5 +104,6 @@ def _submit(stub: AdminStub, text: bytes, initial: Any, paused: bool) -> Any:
 
 
 def _explain(as_json: bool) -> None:
+    separate_documents()  # the template is one, too: rules and stages of others are imported for it
     keys = explain.every_key()
-    typer.echo(document.dumps([asdict(key) for key in keys]) if as_json else explain.template(keys))
+    print_document(document.dumps([asdict(key) for key in keys]) if as_json else explain.template(keys))

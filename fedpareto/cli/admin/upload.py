@@ -17,8 +17,9 @@ from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
 from federation.task_layout import TaskLayout
-from federation.tasks import Task, TaskAbsent, TaskError, metrics_of
+from federation.tasks import Task, TaskAbsent, TaskError, buffers_of, metrics_of
 from federation.text import counted
+from federation.text_files import EncodingError, read_text
 from federation.training.given_model import given_model, model_in_order
 from federation.training.model_file import GivenModelError
 from federation.training.own import run_sharing, shared_model
@@ -30,6 +31,7 @@ from federation.vectors import Layout, Vector
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.formatting import size
+from fedpareto.standard_streams import print_document
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,8 @@ def read_spec(path: Path) -> tuple[bytes, RunSpec]:
     Raises:
         CommandFailure: it cannot be used; the message names file and key.
     """
-    with failing(OSError, code=USAGE, what=f"cannot read {path}"):
-        text = path.read_bytes()
+    with failing(OSError, EncodingError, code=USAGE, what=f"cannot read {path}"):
+        text = read_text(path).encode()
     try:
         return text, parse_run(text)[0]
     except SpecError as error:
@@ -133,7 +135,7 @@ def initial_model(spec: RunSpec, path: Path | None) -> InitialModel:
             learned = tasks.task(spec.task)
             if path is None:
                 whole, values = tasks.initial_model(learned, spec.seed)
-                buffers = learned.buffers()
+                buffers = buffers_of(learned)
                 shared = shared_model(whole, values, run_sharing(whole, buffers, spec.parameters))
                 return InitialModel.of(shared, spec.parameters, learned, TaskLayout.of(whole, buffers))
             given = given_model(path, learned, spec.seed, spec.parameters)
@@ -189,7 +191,7 @@ def show_prospects(response: SubmitRunResponse, as_json: bool) -> None:
     """Prints the members of a dry run and the disk space; a CommandFailure if the run could not begin or go on."""
     reasons = {other.client_id: other.reason for other in response.others}
     if as_json:
-        typer.echo(dumps(response))
+        print_document(dumps(response))
     else:
         for warning in response.warnings:
             typer.echo(f"warning: {warning}", err=True)

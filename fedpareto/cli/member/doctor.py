@@ -30,6 +30,7 @@ from fedpareto.cli.shared_options import (
     ProxyOption,
     SizesOption,
 )
+from fedpareto.standard_streams import print_document
 from worker import doctor
 from worker.home import WorkerHome
 
@@ -75,7 +76,7 @@ def doctor_command(
         if not as_json:
             typer.echo(finding.line)
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+        print_document(json.dumps([asdict(finding) for finding in findings]))
     failed = sum(finding.outcome is CheckOutcome.FAILED for finding in findings)
     if failed:
         raise CommandFailure(f"{failed} of {len(findings)} checks failed")

@@ -28,9 +28,7 @@ from worker.line.enroll import EnrollmentError, enroll, join_again
 
 def join(
     home: HomeOption = DEFAULT_HOME,
-    join_file: Annotated[
-        Path, typer.Option(help="File whose first line is the join string; - is standard input.")
-    ] = STANDARD_INPUT,
+    join_file: Annotated[Path, typer.Option(help="File with the join string; - is standard input.")] = STANDARD_INPUT,
     arguments: Annotated[list[str] | None, typer.Argument(hidden=True, help="Refused, without a secret in it.")] = None,
     passphrase_file: PassphraseOption = None,
     ask_passphrase: AskOption = False,

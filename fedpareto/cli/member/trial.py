@@ -10,11 +10,13 @@ import typer
 from federation.attacks.catalogue import entries
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.tasks import DataError
+from federation.text_files import EncodingError, read_text
 from federation.training import TrainingDiverged
 from federation.training.trainer import Trainer
 from fedpareto import formatting
 from fedpareto.cli.failure import answer, failing
 from fedpareto.cli.shared_options import CodeOption, JsonOption
+from fedpareto.standard_streams import print_document
 from worker.work.trial import TrialRound, try_round
 
 
@@ -27,13 +29,15 @@ def rehearse_round(prepare: Callable[[], tuple[dict[str, Trainer], str]], spec: 
         CommandFailure: the specification, the task or the data cannot be used, a trainer lacks an ability that the
             specification needs, or the training diverges.
     """
-    with failing(SpecError, OSError):
-        run = None if spec is None else RunSpec.parse(spec.read_bytes())
+    with failing(SpecError, EncodingError, OSError, what="" if spec is None else f"cannot use {spec}"):
+        run = None if spec is None else RunSpec.parse(read_text(spec))
     with failing(DataError, ValueError, TrainingDiverged):
         offers, _ = prepare()
         for trainer in offers.values():
             trial = try_round(trainer, run)
-            for line in [json.dumps(asdict(trial))] if as_json else lines(trial):
+            if as_json:
+                print_document(json.dumps(asdict(trial)))
+            for line in () if as_json else lines(trial):
                 typer.echo(line)
 
 

@@ -14,12 +14,13 @@ from coordinator.aggregation import Aggregate, HyperparameterError, aggregate
 from coordinator.aggregation.hyperparameters import Hyperparameter
 from coordinator.aggregation.registry import ListedRule, common_hyperparameters, listed, listed_stages
 from coordinator.aggregation.rules import torchjd
-from federation.npz import NpzError, read_npz
-from federation.owners_code import described, owners_frame
+from federation.files.npz import NpzError, read_npz
+from federation.owners_code import described, owners_frame, passes
 from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.shared_options import CodeOption, JsonOption
 from fedpareto.cli.show.tables import console, new_table
+from fedpareto.standard_streams import print_document
 
 _PER_ROW = ("losses", "accuracies", "samples", "prior", "ages")
 _ARRAYS = ("updates", *_PER_ROW, "state")
@@ -73,7 +74,9 @@ def aggregate_command(
         result = aggregate(name, arrays["updates"], **per_row, state=state, **parameters)
     except HyperparameterError as error:
         raise CommandFailure(str(error), code=USAGE) from None
-    except Exception as error:
+    except BaseException as error:
+        if passes(error):
+            raise
         if owners_frame(error):
             raise CommandFailure(f"{name}: {described(error)}") from None
         if not isinstance(error, ValueError | ArithmeticError):
@@ -91,7 +94,7 @@ def aggregate_command(
             "diagnostics": result.diagnostics,
             "state": result.state,
         }
-        typer.echo(json.dumps(document, allow_nan=False))
+        print_document(json.dumps(document, allow_nan=False))
     else:
         _print(name, result)
 
@@ -156,7 +159,7 @@ def _list(as_json: bool) -> None:
     algorithms, stages = list(map(entry, listed())), list(map(entry, listed_stages()))
     common = described(common_hyperparameters())
     if as_json:
-        typer.echo(json.dumps({"algorithms": algorithms, "stages": stages, "common": common}))
+        print_document(json.dumps({"algorithms": algorithms, "stages": stages, "common": common}))
         return
     others: dict[str, Any] = {"name": f"{torchjd.PREFIX}NAME", "summary": torchjd.SUMMARY, "hyperparameters": []}
     stage_summary = "What is done to the updates before the algorithm sees them."

@@ -16,6 +16,7 @@ from fedpareto.cli.failure import USAGE, failing, require
 from fedpareto.cli.shared_options import CodeOption, DataOption, DownloadOption, JsonOption
 from fedpareto.cli.show import shares
 from fedpareto.cli.show.tables import console
+from fedpareto.standard_streams import print_document
 from simulation.population import client_names
 
 
@@ -79,7 +80,7 @@ def show(
             "heterogeneity": None if math.isnan(counts.heterogeneity) else counts.heterogeneity,
             "clients": list(shares.document(counts, names)),
         }
-        typer.echo(json.dumps(document, indent=2))
+        print_document(json.dumps(document))
     else:
         screen = console()
         screen.print(shares.table(counts, counts.owners or names))

@@ -16,12 +16,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.tasks import DataError
 from federation.text import counted
+from federation.text_files import EncodingError, read_text
 from fedpareto.cli import document
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, failing
 from fedpareto.cli.shared_options import CodeOption, DataOption, DownloadOption, ProgressJsonOption
 from fedpareto.cli.show import round_lines
 from fedpareto.cli.show.tables import console as make_console
 from fedpareto.progress_line import bar
+from fedpareto.standard_streams import print_document
 from simulation import SimulationError
 from simulation.history import History
 from simulation.simulate import Simulation, SimulationProgress
@@ -91,8 +93,8 @@ def simulate_command(
     """
     console = make_console(stderr=as_json)
     say = partial(console.print, soft_wrap=True)  # lines that can be copied
-    with failing(OSError, code=USAGE, what=f"cannot read {spec}"):
-        text = spec.read_bytes()
+    with failing(OSError, EncodingError, code=USAGE, what=f"cannot read {spec}"):
+        text = read_text(spec).encode()
     with (
         failing(SimulationError, DatabaseBusy, ValueError, code=USAGE),  # tasks, attacks, devices, homes
         failing(SpecError, code=USAGE, what=str(spec)),
@@ -126,13 +128,13 @@ def simulate_command(
     except KeyboardInterrupt:
         raise CommandFailure("interrupted; the same command with --resume goes on", code=INTERRUPTED) from None
     if as_json:
-        typer.echo(document.dumps(_document(history, directory)))
+        print_document(document.line(_document(history, directory)))
     else:
         _summarise(say, replace(history, warnings=history.warnings[len(simulation.remarks) :]), directory)
     if history.state == "PAUSED":
         raise CommandFailure("stopped; the same command with --resume goes on", code=INTERRUPTED)
     if history.state != "COMPLETED":
-        raise CommandFailure(f"the run ended {history.state}: {history.reason}")
+        raise CommandFailure(f"the run ended {history.state}: {history.failure}")
 
 
 def _first_line(error: Exception) -> str:

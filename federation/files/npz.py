@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.file_kinds import FileKind, file_kind
+from federation.files.file_kinds import FileKind, file_kind
 
 # What NumPy and its archive raise for damaged files.
 _DAMAGED = (ValueError, EOFError, KeyError, TypeError, SyntaxError, OverflowError, RuntimeError, zipfile.BadZipFile)
