@@ -19,6 +19,7 @@ def simulate(
     *,
     data: str | Path | None = None,
     home: str | Path | None = None,
+    model: str | Path | None = None,
     device: str = "auto",
     backend: str = "auto",
     trainer: str = "",
@@ -37,6 +38,8 @@ def simulate(
         spec: a run specification: a TOML document, or the path of one (a `Path`, or a text that ends in ".toml").
         data: the directory of the task's data.
         home: directory of the record; without it, the record is deleted at the end.
+        model: a safetensors file with the initial model, as `fedpareto admin submit --model` takes it; without it, the
+            task makes one from the seed. `warnings` of the run say what was converted, added or left out.
         device: the device on which clients train: "auto", "cpu", "cuda" or "cuda:N".
         backend: the method of training them: "auto", "stacked", "loop", "compiled" or "ray".
         trainer: replaces the task's own: "torch", or "module:Class".
@@ -52,9 +55,10 @@ def simulate(
 
     Raises:
         SpecError, TaskError, DataError, PartError, AttackError, PluginError: the specification cannot be used.
+        GivenModelError: `model` cannot be the initial model.
         SimulationError: there is nothing to resume, or `home` holds something else.
         ValueError: `resume` without `home`, or `threads` below 1.
-        TypeError: `spec` is neither text nor a path.
+        TypeError: `spec` is neither text nor a path, or `model` is no path.
         PluginError, AttackError: in a round, code of a rule, stage or attack raised an exception, or its answer cannot
             be used. The simulation is paused: with a `home` it can be resumed.
     """
@@ -62,6 +66,11 @@ def simulate(
 
     if not isinstance(spec, (str, bytes, Path)):
         raise TypeError(f"spec: a TOML text or the path of one is needed, not {type(spec).__name__}")
+    if not isinstance(model, (str, Path, type(None))):
+        raise TypeError(
+            f"model: the path of a safetensors file is needed, not {type(model).__name__}: "
+            "safetensors.torch.save_file(model.state_dict(), PATH) writes one"
+        )
     if resume and home is None:
         raise ValueError("resume: which simulation? Give its home")
     if threads is not None and threads < 1:
@@ -84,6 +93,7 @@ def simulate(
             threads=threads,
             resume=resume,
             download=download,
+            model=Path(model) if model is not None else None,
         )
         with simulation:
             return simulation.run(progress if progress is not None else stack.enter_context(shown()))

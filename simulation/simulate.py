@@ -36,6 +36,7 @@ from federation.spec.computation import CANNOT
 from federation.spec.run_sections import SelectionSpec
 from federation.tasks import Dataset, DataSource, Task, metrics_of, task
 from federation.training.determinism import pick_device
+from federation.training.given_model import given_model
 from federation.training.own import run_model
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
@@ -75,12 +76,14 @@ class Simulation(AbstractContextManager["Simulation"]):
         spec: the specification, parsed.
         backend: trains the clients.
         cautions: warnings for the author of the specification.
+        remarks: what was converted, added or left out of the file of the initial model.
 
     Raises:
         SpecError, TaskError, DataError, PartError, AttackError, PluginError: the specification cannot be used.
         SimulationError: nothing to resume, another content of `home`, no Ray for the backend "ray", or a specification
             that names clients that do not exist.
         CoordinatorHomeError, IdentityError, OSError: `home` is damaged, or cannot be made.
+        GivenModelError: the file of the initial model cannot be used.
         ValueError: no such device or backend.
         DatabaseBusy: another process uses the home.
     """
@@ -100,6 +103,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         threads: int | None = None,
         resume: bool = False,
         trainer: str = "",
+        model: Path | None = None,
     ) -> None:
         self.spec, self._algorithm = parse_run(spec)
         self.cautions = cautions(self.spec, self._algorithm)
@@ -108,13 +112,18 @@ class Simulation(AbstractContextManager["Simulation"]):
         self._threads = threads
         self._task = known_task = task(self.spec.task)
         self._trainer = trainer_kind(known_task, trainer)
+        self.remarks: tuple[str, ...] = ()
+        if model is None:
+            self._initial = run_model(known_task, self.spec.seed, self.spec.parameters)
+        else:
+            given = given_model(model, known_task, self.spec.seed, self.spec.parameters)
+            self._initial, self.remarks = (given.layout, given.vector), given.remarks
         self._population = populate(known_task, self.spec, DataSource(data, download=download))
         self._objectives = fitting_objectives(self.spec, self._algorithm, known_task.objectives)
         self._metrics = fitting_metrics(self.spec, metrics_of(known_task))
         needed = needed_abilities(self.spec, self._algorithm, self._objectives)
         if missing := sorted(needed - self._trainer.abilities):
             raise SimulationError(f"the run cannot be simulated: {self._trainer.__name__} {CANNOT[missing[0]]}")
-        self._initial = run_model(known_task, self.spec.seed, self.spec.parameters)
         _must_find_clients(self.spec.selection, self._population.samples)
         self._stopping = False
         with ExitStack() as stack:
@@ -144,7 +153,7 @@ class Simulation(AbstractContextManager["Simulation"]):
                 wait=self._wait,
                 changed=lambda: None,
             )
-            self.run_id = self._resumed(spec) or self._submitted(spec)
+            self.run_id = self._resumed(spec, model) or self._submitted(spec)
             self._open = stack.pop_all()
 
     def __exit__(self, *_: object) -> None:
@@ -212,7 +221,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         record_run(self._database, self.run_id, None, utc_now())
         with self._database.read() as session:
             run = session.get_one(Run, self.run_id)
-            return read_history(
+            history = read_history(
                 session,
                 self._blobs,
                 run,
@@ -220,6 +229,7 @@ class Simulation(AbstractContextManager["Simulation"]):
                 seconds=time.perf_counter() - began,
                 notes=tuple(fleet.left_out.values()),
             )
+        return replace(history, warnings=(*self.remarks, *history.warnings))
 
     def _wait(self, seconds: float | None, replies: int = 1) -> None:
         if self._stopping:
@@ -248,8 +258,11 @@ class Simulation(AbstractContextManager["Simulation"]):
             session.add(new_run(*facts, run_id=run_id, model=model, by=SIMULATOR, created=now))
         return run_id
 
-    def _resumed(self, document: bytes) -> str | None:
-        """The run in the home; None if there is none yet, as after an early interruption."""
+    def _resumed(self, document: bytes, model: Path | None) -> str | None:
+        """The run in the home; None if there is none yet, as after an early interruption.
+
+        A given model must be the one with which it began.
+        """
         with self._database.begin() as session:
             run = session.scalar(select(Run).order_by(Run.created.desc()).limit(1))
             if run is None:
@@ -258,6 +271,11 @@ class Simulation(AbstractContextManager["Simulation"]):
                 raise SimulationError(
                     f"{self._home.directory} holds a simulation of another specification ({run.name}): "
                     "resume it with its own, or simulate this one in another directory"
+                )
+            if model is not None and run.initial_model != digest(to_bytes(*self._initial)):
+                raise SimulationError(
+                    f"{self._home.directory} holds a simulation that began with another model than {model}: resume it "
+                    "without a model, or simulate in another directory"
                 )
             if run.state not in RUN_ENDED:
                 forget_interrupted(session, run.run_id)

@@ -4,6 +4,7 @@ import shlex
 import signal
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,13 @@ def simulate_command(
     spec: Annotated[
         Path, typer.Argument(metavar="SPEC.toml", help="A run specification (docs/reference/run-spec.md).")
     ],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The initial model, a safetensors file, as `admin submit` takes it. Default: the task makes it.",
+        ),
+    ] = None,
     data: DataOption = None,
     code: CodeOption = None,
     home: Annotated[
@@ -107,12 +115,15 @@ def simulate_command(
                 ray_address=ray_address,
                 threads=threads,
                 resume=resume,
+                model=model,
             )
         except (OSError, SQLAlchemyError) as error:
             raise CommandFailure(f"{directory} cannot hold a simulation: {_first_line(error)}") from error
     try:
         with failing(SimulationError, PluginError, AttackError), simulation:
             _announce(say, simulation, directory)
+            for remark in simulation.remarks:
+                say(remark)
             history = _run(console, simulation)
     except (OSError, SQLAlchemyError, BlobMissing, BlobCorrupt) as error:
         raise CommandFailure(f"the record in {directory} cannot be used: {_first_line(error)}") from error
@@ -121,7 +132,7 @@ def simulate_command(
     if as_json:
         print_document(document.line(_document(history, directory)))
     else:
-        _summarise(say, history, directory)
+        _summarise(say, replace(history, warnings=history.warnings[len(simulation.remarks) :]), directory)
     if history.state == "PAUSED":
         raise CommandFailure("stopped; the same command with --resume goes on", code=INTERRUPTED)
     if history.state != "COMPLETED":

@@ -19,7 +19,7 @@ from tests.harness import Attending, Federation, Member, federation, fedpareto
 
 LAYOUT = Layout((Tensor("a", (3, 4)), Tensor("b", (5,))))
 Finished = tuple[str, tuple[str, ...]]  # the id of a run, and its clients
-SPEC = 'task = "digits"\nrounds = 2\n[algorithm]\nname = "fedmgda+"\n[selection]\nminimum = 3\n'
+SPEC = 'task = "toy"\nrounds = 2\n[algorithm]\nname = "fedmgda+"\n[selection]\nminimum = 3\n'
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def play(streams: dict[Member, Attending], assignments: int) -> None:
 def attending(centre: Federation, stub: AdminStub, *clients: str) -> Iterator[dict[Member, Attending]]:
     """Members that were approved, with their streams."""
     members = [enroll(centre, stub, client) for client in clients]
-    streams = {member: member.attend(digits=10) for member in members}
+    streams = {member: member.attend(toy=10) for member in members}
     yield streams
     for member, stream in streams.items():
         stream.close()

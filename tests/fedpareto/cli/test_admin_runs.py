@@ -161,7 +161,7 @@ def test_a_member_is_made_approved_and_shut_out(centre: Federation, stub: AdminS
     for name in ("nobody", "", "nobo\0dy"):
         with refused("NOT_FOUND", "client-unknown"):
             stub.ApproveClient(admin.ApproveClientRequest(client_id=name))
-    stream = member.attend(digits=10)
+    stream = member.attend(toy=10)
     states = {client["client_id"]: client for client in centre.admin("clients")["clients"]}
     assert states["visitor"]["state"] == "PENDING"
     assert centre.admin("approve", "visitor")["client"]["state"] == "ACTIVE"
@@ -191,7 +191,7 @@ def test_while_no_coordinator_runs_commands_that_show_read_its_directory_and_oth
 ) -> None:
     with federation(tmp_path) as made:
         process = made.serve()
-        stream = made.enroll("reader").attend(digits=10)
+        stream = made.enroll("reader").attend(toy=10)
         run_id = scene.submit(made, "open", scene.SPEC.replace("minimum = 3", "minimum = 1"))
         stream.assignment()
         served = {arguments: made.admin(*arguments) for arguments in (("run", "open"), ("round", "open", "0"))}
