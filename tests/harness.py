@@ -24,6 +24,7 @@ from federation.digests import digest
 from federation.line.channels import RpcRefusal, refusal_from_rpc_error, server_verified_channel
 from federation.plugins import CODE
 from federation.spec.computation import Ability
+from federation.text import escaped_lines
 from federation.trust.admin_files import AdminFiles
 from federation.trust.certificates import make_csr
 from federation.trust.envelope import seal
@@ -121,13 +122,10 @@ class Federation(federations.ProcessFederation):
         trains = arguments[0] == "simulate" or arguments[:2] == ("worker", "run")
         if trains or CODE in os.environ or threading.current_thread() is not threading.main_thread():
             return super().fedpareto(*arguments, code=code, standard_input=standard_input)
-        with chdir(self.directory):
-            done = CliRunner().invoke(app, arguments, input=standard_input)
-        failure = done.exception
-        found = failure.code if isinstance(failure, CommandFailure) else done.exit_code
-        if code not in (None, found):
-            told = f"fedpareto {' '.join(arguments)}: exit code {found}\n{done.output}\n{failure}"
-            raise federations.ProcessError(told) from failure
+        done = here(*arguments, cwd=self.directory, text=standard_input)
+        if code not in (None, done.returncode):
+            told = f"{' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+            raise federations.ProcessError(told)
         return done.stdout
 
     def submit(self, name: str, spec: str, *options: str, crash: bool = False) -> str:
@@ -460,6 +458,18 @@ def fedpareto(
     done = forked.completed(command, cwd=cwd, env=env)
     assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def here(*arguments: str, cwd: Path, text: str = "") -> "subprocess.CompletedProcess[str]":
+    """The command in this process, with this working directory and standard input; it ends as one of its own would."""
+    with chdir(cwd):
+        done = CliRunner().invoke(app, arguments, input=text)
+    code, errors = done.exit_code, done.stderr
+    if isinstance(done.exception, CommandFailure):
+        code, errors = done.exception.code, f"{errors}fedpareto: {escaped_lines(done.exception.message)}\n"
+    elif not isinstance(done.exception, SystemExit | None):
+        raise done.exception
+    return subprocess.CompletedProcess(arguments, code, done.stdout, errors)
 
 
 @contextmanager
