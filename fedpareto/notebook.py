@@ -56,7 +56,8 @@ def simulate(
     Raises:
         SpecError, TaskError, DataError, PartError, AttackError, PluginError: the specification cannot be used.
         GivenModelError: `model` cannot be the initial model.
-        SimulationError: there is nothing to resume, or `home` holds something else.
+        SimulationError: there is nothing to resume, `home` holds something else, or own code raised an exception in a
+            round: the message names the client, the round, and the line.
         ValueError: `resume` without `home`, or `threads` below 1.
         TypeError: `spec` is neither text nor a path, or `model` is no path.
         PluginError, AttackError: in a round, code of a rule, stage or attack raised an exception, or its answer cannot

@@ -10,7 +10,7 @@ from federation.attacks import Attack, attack_seed, claimed, distorted
 from federation.spec.sharing import BUFFERS
 from federation.vectors import Vector
 from federation.work.base import Result
-from simulation.local import Outcome
+from simulation.local import Outcome, naming
 
 
 def attacked(
@@ -42,15 +42,17 @@ def attacked(
             result = results[name]
             if objective in result.rows:
                 own = result.rows[objective] if attack.trains else changed
-                sent = distorted(
-                    attack,
-                    own,
-                    of_update=question.phase.kind.sends_update,
-                    peers=peers,
-                    m=m,
-                    seed=attack_seed(seed, question.current.number, name),
-                )
+                with naming([name], question.current.number):
+                    sent = distorted(
+                        attack,
+                        own,
+                        of_update=question.phase.kind.sends_update,
+                        peers=peers,
+                        m=m,
+                        seed=attack_seed(seed, question.current.number, name),
+                    )
                 results[name] = replace(result, rows={**result.rows, objective: sent})
     for name, attack in attacks.items():
-        results[name] = replace(results[name], losses=claimed(attack, results[name].losses))
+        with naming([name], question.current.number):
+            results[name] = replace(results[name], losses=claimed(attack, results[name].losses))
     return {**outcomes, **results}

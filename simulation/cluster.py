@@ -198,5 +198,7 @@ def _gather(asked: list[Any], stopped: Stopped) -> list[Any]:
         answers: list[Any] = ray.get(asked)
     except RayError as error:
         cause = getattr(error, "cause", None) or error
+        if isinstance(cause, SimulationError):  # it names the client
+            raise SimulationError(str(cause)) from error
         raise SimulationError(f"a process of the Ray cluster failed: {str(cause).splitlines()[-1]}") from error
     return answers

@@ -29,7 +29,7 @@ from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.line.payload_check import PayloadCheck
 from federation.owners_code import described
-from federation.spec.computation import Computation, Descend, Measure, MeasureAlong, training_losses
+from federation.spec.computation import SPLITS, Computation, Descend, Measure, MeasureAlong, training_losses
 from federation.spec.sharing import BUFFERS
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.contract import no_share_in_words, no_shares
@@ -245,7 +245,8 @@ class SimulatedFleet(Fleet):
             outcomes = attacked(outcomes, self._population.attackers, question, spec.seed, partial(self._change, base))
         for name, outcome in outcomes.items():
             if isinstance(outcome, Result):
-                self._tell_left_out(name, outcome.metrics)
+                measured = isinstance(computations.get(name), Measure)
+                self._tell_left_out(number, name, outcome.metrics, measured=measured)
             if works[name].conceals and not isinstance(outcome, Result):
                 outcomes[name] = self._failed(number, name, computations[name], outcome)
         for name, statement in statements.items():
@@ -254,11 +255,16 @@ class SimulatedFleet(Fleet):
         honest = [name for name in clients if name not in declined]
         return {name: _answer(works[name], members[name], outcomes[name]) for name in honest} | declined
 
-    def _tell_left_out(self, client: str, metrics: Mapping[str, float]) -> None:
-        """Warns once of each measurement that is left out."""
-        for name, value in no_shares(metrics).items():
+    def _tell_left_out(self, number: int, client: str, metrics: Mapping[str, float], *, measured: bool) -> None:
+        """Warns once of each measurement that is left out; `measured` splits have a loss, unless it is not finite."""
+        found = {name: no_share_in_words(name, value) for name, value in no_shares(metrics).items()}
+        for split in SPLITS if measured else ():
+            name = f"{split}/loss"
+            if metrics.get(f"{split}/samples", 0) > 0 and not math.isfinite(metrics.get(name, math.nan)):
+                found[name] = f"{name} is not finite in round {number}, so the means over the clients lack it"
+        for name, words in found.items():
             if name not in self.left_out:
-                self.left_out[name] = f"{client}: {no_share_in_words(name, value)}"
+                self.left_out[name] = f"{client}: {words}"
                 LOGGER.warning("%s", self.left_out[name])
 
     def _failed(

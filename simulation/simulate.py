@@ -118,7 +118,9 @@ class Simulation(AbstractContextManager["Simulation"]):
         else:
             given = given_model(model, known_task, self.spec.seed, self.spec.parameters)
             self._initial, self.remarks = (given.layout, given.vector), given.remarks
-        self._population = populate(known_task, self.spec, DataSource(data, download=download))
+        self._population = populate(
+            known_task, self.spec, DataSource(data, download=download), self._trainer, picked_device
+        )
         self._objectives = fitting_objectives(self.spec, self._algorithm, known_task.objectives)
         self._metrics = fitting_metrics(self.spec, metrics_of(known_task))
         needed = needed_abilities(self.spec, self._algorithm, self._objectives)

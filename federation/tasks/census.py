@@ -1,26 +1,14 @@
 """The number of samples of each class that every client holds, before any training."""
 
-from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import (
-    DataError,
-    Dataset,
-    DataSource,
-    Part,
-    PartError,
-    Pool,
-    Splits,
-    Task,
-    TaskError,
-    task_code,
-)
-from federation.tasks.partition import classes, deal, deal_all, holders
-from federation.training.torch_trainer import TorchTrainer
-from federation.training.trainers import make_trainer, trainer_code, trainer_kind
+from federation.tasks import Dataset, DataSource, Part, PartError, Pool, Task, pool_of, task_code
+from federation.tasks.partition import classes, deal_all, holders
+from federation.training.pool_trial import tried_pool, try_splits
+from federation.training.trainers import trainer_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,15 +54,11 @@ def census(task: Task, source: DataSource, part: Part, *, tried: bool = False) -
         with task_code(task.name, "loading its data"):
             dealt = [task.load(own) for own in parts]
         for index, own in enumerate(dealt if tried else ()):
-            try:
-                _try(task, own)
-            except (DataError, TaskError) as error:
-                raise type(error)(f"client {index}: {error}") from error
+            try_splits(task, own, trainer_kind(task), whose=f"client {index}")
     else:
-        with task_code(task.name, "loading its data"):
-            pool = task.pool(source)
+        pool = pool_of(task, source)
         if tried:
-            _try_pool(task, pool)
+            pool = tried_pool(task, pool, trainer_kind(task))
         dealt = deal_all(_without_samples(pool), part)
         if part.scheme == "natural":
             owners = tuple(pool.owners[owner] for owner in holders(pool, part.count))
@@ -88,25 +72,6 @@ def census(task: Task, source: DataSource, part: Part, *, tried: bool = False) -
     known = np.unique(np.concatenate(held))
     counts = np.array([np.bincount(np.searchsorted(known, own), minlength=len(known)) for own in held])
     return Census(sizes, known, counts, owners)
-
-
-def _try_pool(task: Task, pool: Pool) -> None:
-    """Tries all the data of a task, before it is dealt to clients."""
-    if trainer_kind(task) is not TorchTrainer:
-        return _try(task, deal(pool, None))
-    none = Dataset(pool.x[:0], pool.y[:0])
-    data = {"the data": Dataset(pool.x, pool.y)}
-    if pool.test is not None:
-        data["the official test data"] = Dataset(pool.test.x, pool.test.y)
-    TorchTrainer(task, Splits(none, none, none), "auto").try_on(data, ["the data"])
-
-
-def _try(task: Task, splits: Splits) -> None:
-    """Tries the data of one client with a trainer as a worker makes it."""
-    kind = trainer_kind(task)
-    trainer = make_trainer(kind, task, splits, "auto")
-    with trainer_code(kind, "trying it on the data"), closing(trainer):
-        trainer.try_out()
 
 
 def _without_samples(pool: Pool) -> Pool:

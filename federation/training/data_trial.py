@@ -15,9 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from federation.tasks import DataError, Dataset, Task, TaskError, metrics_of, task_code
+from federation.tasks.classification import must_know
 from federation.tasks.parameters import build, trainable
+from federation.training.lending import Lending
 from federation.training.objective_losses import losses, measure
 from federation.training.stored import StoredSamples
+from federation.value_words import dtype_name, in_words
 
 Split = Dataset | StoredSamples
 Losses = dict[str, float]
@@ -36,6 +39,7 @@ class DataTrial:
         model: the trainer's.
         device: of the model.
         objectives: those that the client serves.
+        lending: learns whether the task's code writes into what it is given.
         run: does work from a seed, perhaps twice, with the trainer's kernels.
     """
 
@@ -43,6 +47,7 @@ class DataTrial:
     model: nn.Module
     device: torch.device
     objectives: Sequence[str]
+    lending: Lending
     run: Callable[[int, Callable[[], Losses]], Losses]
 
     def try_on(self, data: Mapping[str, Split], trained: Collection[str], start: Callable[[], None]) -> None:
@@ -76,7 +81,7 @@ class DataTrial:
             start()
             return compute(self.model, x.to(self.device, copy=True), y.to(self.device, copy=True))
 
-        with task_code(self.task.name, f"{doing} {place} ({_labels(split)})"):
+        with task_code(self.task.name, f"{doing} {place} ({_labels(split)}{_types(x, y)})"):
             try:
                 values = self.run(0, work)
             except RuntimeError as error:
@@ -90,7 +95,12 @@ class DataTrial:
     def _evaluate(self, model: nn.Module, x: Tensor, y: Tensor) -> Losses:
         """The losses of a batch, after everything that an evaluation does with one."""
         kinds = [kind.name for kind in metrics_of(self.task)]
-        return dict(measure(model, self.task, Dataset(x, y), self.objectives, len(y), lambda: False, kinds).losses)
+        if type(self.task).losses is Task.losses:  # a GPU would say no more than "device-side assert"
+            model.eval()
+            with torch.no_grad():
+                must_know(self.task.name, model(x.clone()), y)
+        given = self.objectives, len(y), lambda: False, self.lending, kinds
+        return dict(measure(model, self.task, Dataset(x, y), *given).losses)
 
     def _train(self, model: nn.Module, x: Tensor, y: Tensor) -> Losses:
         """The losses of a batch, after a forward and a backward pass."""
@@ -102,7 +112,15 @@ class DataTrial:
         ]
         try:
             model.train()
-            values = losses(self.task, model(self.task.augment(x)), y)
+            with self.lending.of("training", x, y) as loan:
+                own_x, own_y = loan.give(x, y)
+                augmented: object = self.task.augment(own_x)
+                if not isinstance(augmented, Tensor) or len(augmented) != len(own_y):
+                    raise TaskError(
+                        f"task {self.task.name!r}: augment() returned {in_words(augmented)} for {len(own_y)} samples; "
+                        "needed: as many samples, varied"
+                    )
+                values = losses(self.task, model(augmented), own_y)
             total = torch.stack([values[name] for name in self.objectives]).sum()
             if total.requires_grad:
                 total.backward()  # type: ignore[no-untyped-call]
@@ -137,9 +155,9 @@ def _choice(split: Split) -> Iterator[int]:
         yield len(split) - 1
         return
     for values in (split.x, split.y):
-        bad = _bad(values)
+        numbers, bad = _ordered(values), not_finite(values)
         yield from bad[:_BAD].tolist()
-        flat = (torch.nan_to_num(values) if len(bad) else values).reshape(len(split), -1)
+        flat = (torch.nan_to_num(numbers) if len(bad) else numbers).reshape(len(split), -1)
         if flat.dtype == torch.bool or not flat.shape[1]:
             continue
         if flat.shape[1] > _MAX_COLUMNS:  # of many features the extremes of all together
@@ -148,8 +166,18 @@ def _choice(split: Split) -> Iterator[int]:
         yield from flat.argmax(dim=0).tolist()
 
 
-def _bad(values: Tensor) -> Tensor:
+def _ordered(values: Tensor) -> Tensor:
+    """The same numbers in a type that PyTorch can compare; of complex numbers both parts."""
+    if values.is_complex():
+        return torch.view_as_real(values)
+    if values.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return values.to(torch.int64)
+    return values.float() if values.is_floating_point() and values.itemsize == 1 else values
+
+
+def not_finite(values: Tensor) -> Tensor:
     """The samples that hold a value that is not finite, ascending."""
+    values = _ordered(values)
     if not values.is_floating_point():
         return torch.empty(0, dtype=torch.int64)
     return (~values.reshape(len(values), -1).isfinite().all(dim=1)).nonzero()[:, 0]
@@ -158,11 +186,20 @@ def _bad(values: Tensor) -> Tensor:
 def _labels(split: Split) -> str:
     if isinstance(split, StoredSamples):
         return f"its first {min(_FIRST, len(split))} samples and the last one"
-    y = split.y
+    y = _ordered(split.y)
     if y.dtype == torch.bool:
         return "labels true and false"
     finite = y[y.isfinite()]
     return f"labels {finite.min().item():g} to {finite.max().item():g}" if len(finite) else "no finite label"
+
+
+def _types(x: Tensor, y: Tensor) -> str:
+    """The types of features and labels where they may be why the model cannot take them."""
+    words = [f"x of {dtype_name(x.dtype)}"] if x.dtype != torch.float32 else []
+    words += [f"y of {dtype_name(y.dtype)}"] if y.is_floating_point() and y.dtype != torch.float32 else []
+    others = any(part.is_floating_point() and part.dtype != torch.float32 for part in (x, y))
+    remedy = ", while the model's parameters are float32: .float() converts them" if others else ""
+    return f"; {' and '.join(words)}{remedy}" if words else ""
 
 
 def _why(name: str, loss: float, place: str, split: Split) -> str:
@@ -170,7 +207,9 @@ def _why(name: str, loss: float, place: str, split: Split) -> str:
         f"{len(bad)} of its {len(split)} samples have {noun} that are not finite (the first is sample {bad[0]}, "
         "counted from 0)"
         for noun, bad in (
-            () if isinstance(split, StoredSamples) else (("features", _bad(split.x)), ("labels", _bad(split.y)))
+            ()
+            if isinstance(split, StoredSamples)
+            else (("features", not_finite(split.x)), ("labels", not_finite(split.y)))
         )
         if len(bad)
     ]

@@ -21,6 +21,7 @@ from federation.spec.computation import Ability
 from federation.tasks import Task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.determinism import without_kernel
+from federation.training.lending import Lending
 from federation.training.plans import TrainingPlan
 from federation.training.ranks import Ranks
 from federation.training.torch_trainer import TorchTrainer
@@ -51,6 +52,7 @@ class DistributedTrainer(TorchTrainer):
         super().prepare()
         self.device = f"{self._ranks.count} x {self.device}"
         self.kernels.speaks = self._ranks.rank == 0
+        self._lending = Lending(self.task, copies=True)  # one process alone could not begin the work again
 
     def train(self, model: Vector, plan: TrainingPlan) -> Vector:
         """As `TorchTrainer.train`, together. Process 0 decides when to stop."""

@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -14,13 +15,14 @@ from torch import Tensor
 
 from federation.spec.computation import SPLITS, Ability, Computation, Descend, Differentiate
 from federation.spec.noise import Noise
-from federation.tasks import Dataset, DataSource, Splits, Task, initial_model
+from federation.tasks import Dataset, DataSource, Splits, Task, TaskError, initial_model
 from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped, precision
 from federation.training.buffers import ModelState, ParameterBuffers
 from federation.training.data_trial import DataTrial
 from federation.training.determinism import Kernels, describe_device, pick_device, seed_torch
 from federation.training.dp_sgd import PrivateGradients, must_suit
+from federation.training.lending import Lending, SamplesWrittenError
 from federation.training.objective_losses import losses, measure, weighted
 from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.precision import Precision
@@ -67,7 +69,15 @@ class TorchTrainer(Trainer):
         return self.device
 
     def prepare(self) -> None:
-        """Makes the model, and moves it and the data to the device. Raises ValueError: no such device."""
+        """Makes the model, and moves it and the data to the device.
+
+        Raises:
+            ValueError: no such device, or no number of samples in `evaluation_batch` of the task.
+            DataError: as of `with_stored`.
+        """
+        size = self.task.evaluation_batch
+        if not isinstance(size, int) or size < 1:
+            raise TaskError(f"task {self.task.name!r}: evaluation_batch is {size!r}; needed: a whole number from 1 on")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         self._device = torch.device(pick_device(self.device))
@@ -79,6 +89,7 @@ class TorchTrainer(Trainer):
         self._layout = flat.layout(model)
         self._model = model.to(self._device)
         self._state = ModelState(self._model)
+        self._lending = Lending(self.task)
         count = len(self._layout.tensors) - len(self._state.names)
         self._buffers = ParameterBuffers(self._model, Layout(self._layout.tensors[:count]), self._device)
         self.kernels = Kernels(self._device, self.task.name)
@@ -141,7 +152,7 @@ class TorchTrainer(Trainer):
         The names say in messages where the data is. Nothing of the trainer changes but what `Kernels` decides. Raises
         as `DataTrial`.
         """
-        trial = DataTrial(self.task, self._model, self._device, self.objectives, self._run)
+        trial = DataTrial(self.task, self._model, self._device, self.objectives, self._lending, self._run)
         trial.try_on(data, trained, lambda: self._load(initial_model(self.task, 0)[1]))
 
     def must_be_private(self) -> None:
@@ -193,6 +204,9 @@ class TorchTrainer(Trainer):
         """Does work that starts afresh in each call with the kernels that are decided on; see `Kernels`."""
         try:
             return self.kernels.run(seed, work)
+        except SamplesWrittenError:
+            self._hold(self.data)  # the samples as they were
+            return self.kernels.run(seed, work)
         finally:
             self._note_kernels()
 
@@ -219,8 +233,8 @@ class TorchTrainer(Trainer):
         size = self.task.evaluation_batch
         size = min(size, _CACHED) if self._buffers.channels_last else size
         self._load(model)
-        data = self._data[plan.split]
-        return measure(self._model, self.task, data, self.objectives, size, plan.stopped, plan.metrics).scores()
+        given = self.objectives, size, plan.stopped, self._lending, plan.metrics
+        return measure(self._model, self.task, self._data[plan.split], *given).scores()
 
     def _jacobian_at(self, base: Vector, batch_size: int, key: int) -> Tensor:
         """The gradients at w_t, which is loaded, as buffers, (M, padded); the kept ones if they are for w_t."""
@@ -230,7 +244,10 @@ class TorchTrainer(Trainer):
             x, y = next(minibatches(self._data["train"], batch_size, key, 1))
             count, x, y = len(y), self._part(x), self._part(y)
             self._model.train()
-            values = losses(self.task, self._model(self.task.augment(x)), y) if len(y) else {}
+            values: Mapping[str, Tensor] = {}
+            if len(y):
+                with self._lent(x, y) as (own_x, own_y):
+                    values = losses(self.task, self._model(self.task.augment(own_x)), own_y)
             gradients = []
             for objective in self.objectives:
                 self._buffers.gradient.zero_()
@@ -321,17 +338,29 @@ class TorchTrainer(Trainer):
         x, y = self._part(x), self._part(y)
         self._buffers.gradient.zero_()
         if len(y):
-            x, size = self.task.augment(x), plan.sgd.micro_batch or len(y)
-            for part_x, part_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
-                with training.precision.forward():
-                    loss = weighted(losses(self.task, self._model(part_x), part_y), plan.weights)
-                shares.append(_share(loss, len(part_y), count))
-                training.precision.backward(shares[-1])
+            with self._lent(x, y) as (own_x, own_y):
+                size = plan.sgd.micro_batch or len(y)
+                parts = torch.split(self.task.augment(own_x), size), torch.split(own_y, size)
+                for part_x, part_y in zip(*parts, strict=True):
+                    with training.precision.forward():
+                        loss = weighted(losses(self.task, self._model(part_x), part_y), plan.weights)
+                    shares.append(_share(loss, len(part_y), count))
+                    training.precision.backward(shares[-1])
         self._add_up(self._buffers.gradient)
         training.precision.step()
         total = shares[0].detach() if len(shares) == 1 else sum((part.detach() for part in shares), start=self._zero())
         self._add_up(total)
         return total
+
+    @contextmanager
+    def _lent(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """A minibatch, or a part of one, for one pass: if it is the client's own samples, as `Lending` lends them."""
+        train = self._data["train"]
+        if isinstance(train, StoredSamples) or not (x is train.x or x._base is train.x):
+            yield x, y  # gathered for this pass
+            return
+        with self._lending.of("training", x, y) as loan:
+            yield loan.give(x, y)
 
     def _zero(self) -> Tensor:
         return torch.zeros((), device=self._device)

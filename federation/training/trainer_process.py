@@ -123,8 +123,7 @@ class _Served:
                 self._reply(trainer, {"type": "gradients", "id": number}, list(gradients.values()))
             case "evaluate":
                 wanted = EvaluationPlan(split=header["split"], metrics=tuple(header["metrics"]), stopped=stopped)
-                scores = trainer.scored(model, wanted)
-                self._reply(trainer, {"type": "scores", "id": number, "scores": scores})
+                self._reply(trainer, {"type": "scores", "id": number, "scores": trainer.scored(model, wanted)})
             case other:
                 raise ValueError(f"an unknown order: {other[:40]!r}")
 

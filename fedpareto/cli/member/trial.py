@@ -10,6 +10,7 @@ import typer
 
 from federation.attacks.catalogue import entries
 from federation.owners_code import described, passes
+from federation.plugins import PluginError
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.sharing import SharingError
 from federation.tasks import DataError, TaskError
@@ -31,7 +32,7 @@ def rehearse_round(prepare: Callable[[], tuple[dict[str, Trainer], str]], spec: 
 
     Raises:
         CommandFailure: the specification, the task or the data cannot be used, a trainer lacks an ability that the
-            specification needs, or the training diverges.
+            specification needs, its or the task's code raises an exception, or the training diverges.
     """
     with failing(SpecError, EncodingError, OSError, what="" if spec is None else f"cannot use {spec}"):
         run = None if spec is None else RunSpec.parse(read_text(spec))
@@ -51,7 +52,7 @@ def _round_code(task: str) -> Iterator[None]:
     """Turns an error that no part of a round foresees into a TaskError with the line of the owner's code."""
     try:
         yield
-    except (DataError, TaskError, SharingError, TrainingDiverged, WorkError):
+    except (DataError, TaskError, PluginError, SharingError, TrainingDiverged, WorkError):
         raise
     except BaseException as error:  # of the owner's code, or of PyTorch, with the run's minibatches and precision
         if passes(error):
