@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,9 +92,7 @@ class RayWork(LocalWork):
         self._repeatable: dict[str, bool] = {}  # by client, after its last work
         self._operations: frozenset[str] = frozenset()
         self._actors: list[Any] = []
-        self._started = not ray.is_initialized()
-        if self._started:
-            _connect(address)
+        _CLUSTER.join(address)
         try:
             self._home = self._place(name, splits, self._device)
             _gather([actor.ready.remote() for actor in self._actors], lambda: False)
@@ -128,8 +127,7 @@ class RayWork(LocalWork):
         for actor in self._actors:
             ray.kill(actor)
         self._actors.clear()
-        if self._started:
-            ray.shutdown()
+        _CLUSTER.leave()
 
     def _place(self, name: str, splits: Mapping[str, Splits], device: str) -> dict[str, int]:
         """Starts the processes. Returns the process of each client."""
@@ -139,12 +137,40 @@ class RayWork(LocalWork):
         if free == 0 and device == "cuda":
             raise SimulationError("the Ray cluster has no free GPU: use --device cpu, or --backend stacked without Ray")
         count = max(1, min(len(splits), free))
-        actor: Any = ray.remote(num_cpus=kind == "CPU", num_gpus=kind == "GPU")(_Trainers)
+        # Where none is free, another simulation of this process may have them: to wait for its end would last too long.
+        actor: Any = ray.remote(num_cpus=kind == "CPU" and free > 0, num_gpus=kind == "GPU")(_Trainers)
         names = list(splits)
         for index in range(count):
             own = {client: splits[client] for client in names[index::count]}
             self._actors.append(actor.remote(name, own, device, self._serves, list(sys.path)))
         return {client: index % count for index, client in enumerate(names)}
+
+
+class _Cluster:
+    """The cluster to which this process is connected, for the simulations on its threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users, self._started = 0, False
+
+    def join(self, address: str | None) -> None:
+        """Connects to a cluster, or starts one, unless this process has one. Raises SimulationError."""
+        with self._lock:
+            if self._users == 0:
+                self._started = not ray.is_initialized()
+                if self._started:
+                    _connect(address)
+            self._users += 1
+
+    def leave(self) -> None:
+        """Ends the connection with the last simulation, if the first one has made it."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._started:
+                ray.shutdown()
+
+
+_CLUSTER = _Cluster()
 
 
 def _connect(address: str | None) -> None:

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -99,6 +100,7 @@ class SimulatedFleet(Fleet):
         local: trains and evaluates them.
         probe: measures the success of a backdoor, where attackers plant one.
         keeper: the states that the clients keep of the run.
+        ordinary: the state of the process in which the clients compute, `ordinary`.
         stopped: is called while clients train; True ends the work.
     """
 
@@ -112,6 +114,7 @@ class SimulatedFleet(Fleet):
         local: LocalWork,
         probe: Probe | None,
         keeper: PopulationKeeper,
+        ordinary: Callable[[], AbstractContextManager[None]],
         stopped: Callable[[], bool],
     ) -> None:
         super().__init__(run, around)
@@ -120,6 +123,7 @@ class SimulatedFleet(Fleet):
         self._local = local
         self._probe = probe
         self._keeper = keeper
+        self._ordinary = ordinary
         self._stopped = stopped
         chosen = run.spec.privacy.effective_members or None  # the owners' requirement is the run's
         self._members = SimulatedMembers(run.spec.seed, population.samples, run.spec.task, effective_members=chosen)
@@ -154,7 +158,8 @@ class SimulatedFleet(Fleet):
         clients = self._first(question) if kind.decides else question.clients
         inputs = self.store_inputs(question)
         try:
-            answers = self._answers(question, clients)
+            with self._ordinary():
+                answers = self._answers(question, clients)
         except TrainingStopped:
             raise Held from None
         if not kind.decides:  # only the scores are recorded, by the conductor
@@ -188,7 +193,8 @@ class SimulatedFleet(Fleet):
     def observe(self, model: str) -> dict[str, float]:
         if self._probe is None:
             return {}
-        return {"backdoor": self._probe.rate(model_row(self.around.blobs.local(model)).read())}
+        with self._ordinary():
+            return {"backdoor": self._probe.rate(model_row(self.around.blobs.local(model)).read())}
 
     # --- the clients' work
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from federation.attacks import Attack, AttackError, attack_seed, parse_attack
-from federation.owners_code import described, passes
+from federation.attacks import Attack, AttackError, attack_seed, parse_attack, poisoned
 from federation.spec.run_sections import SimulationSpec
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Dataset, DataSource, Part, Splits, Task, pool_of, task_code
@@ -56,14 +55,7 @@ def populate(
     for name, attack in attackers.items():
         if not isinstance(splits[name].train, Dataset) and type(attack).poison is not Attack.poison:
             raise AttackError(f"{attack} changes training data, and that of {task.name} is not in memory")
-        try:
-            splits[name] = attack.poison(splits[name], task, seed=attack_seed(run.seed, 0, name))
-        except AttackError:
-            raise
-        except BaseException as error:  # of the attack's own code
-            if passes(error):
-                raise
-            raise AttackError(f"{attack}: poisoning the data of {name} failed: {described(error)}") from error
+        splits[name] = poisoned(attack, splits[name], task, seed=attack_seed(run.seed, 0, name))
     serves = {name: serve.get(name, own) for name, own in zip(names, _served(task, spec), strict=True)}
     return Population(splits, attackers, serves)
 

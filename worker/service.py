@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
-from federation.attacks import Attack, AttackError, attack_seed
+from federation.attacks import Attack, AttackError, attack_seed, poisoned
 from federation.directories import Directories
 from federation.tasks import Dataset, DataSource, Splits, task, task_code
 from federation.training.trainer import Trainer
@@ -89,8 +89,8 @@ def prepare_offers(
             location = "not in memory" if isinstance(data, Splits) else "in the trainer's own process"
             raise AttackError(f"{attack} changes training data, and that of {name} is {location}")
         if attack is not None and in_memory:
-            poisoned = attack.poison(data, loaded, seed=attack_seed(0, 0, client_id))
-            trainer = trainer if poisoned is data else trainer.on(poisoned, served.get(name))
+            changed = poisoned(attack, data, loaded, seed=attack_seed(0, 0, client_id))
+            trainer = trainer if changed is data else trainer.on(changed, served.get(name))
         offers[name] = trainer
     return offers, ", ".join(dict.fromkeys(filter(None, (trainer.device_in_words for trainer in offers.values()))))
 

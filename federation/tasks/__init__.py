@@ -9,11 +9,11 @@ torch needs none.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from federation.plugins import Offer, PluginError, Plugins
+from federation.plugins import Offer, PluginAbsent, PluginError, Plugins
 from federation.spec.part import Part, PartError
 from federation.tasks.classification import cross_entropy, right_samples
 from federation.tasks.data import Dataset, DataSource, Loading, Pool, Splits
-from federation.tasks.errors import DataError, TaskError, task_code
+from federation.tasks.errors import DataError, TaskAbsent, TaskError, task_code
 from federation.value_words import in_words
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ __all__ = [
     "Pool",
     "Splits",
     "Task",
+    "TaskAbsent",
     "TaskError",
     "available",
     "buffers_of",
@@ -173,14 +174,16 @@ def task(name: str) -> Task:
     """Loads a task that the owner of this machine named: one of `available`, or `module:Class` on Python's path.
 
     Raises:
-        TaskError: no such task, or its code raises an exception, or it is not a `Task`.
+        TaskAbsent: there is no such task on this machine, or a module that it imports is missing.
+        TaskError: its code raises an exception, or it is not a `Task`.
     """
     try:
         kind = _TASKS.find(_BUILT_IN.get(name, name))
     except PluginError as error:
         if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "torch":
             raise error.__cause__ from None
-        raise TaskError(str(error)) from error.__cause__
+        absent = isinstance(error, PluginAbsent) or isinstance(error.__cause__, ModuleNotFoundError)
+        raise (TaskAbsent if absent else TaskError)(str(error)) from error.__cause__
     if kind.model is Task.model and kind.initial is Task.initial:
         raise TaskError(f"task {name!r}: {kind.__module__}:{kind.__name__} defines neither model nor initial")
     with task_code(name, f"making {kind.__module__}:{kind.__name__} without arguments"):

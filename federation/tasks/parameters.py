@@ -1,6 +1,6 @@
 """A model's trainable parameters, and its buffers after them, as one flat float32 vector, and back."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -66,6 +66,26 @@ def buffers(model: nn.Module) -> dict[str, Tensor]:
     state = model.state_dict()
     found = {name: buffer for name, buffer in model.named_buffers() if name in state}
     return found if any(buffer.is_floating_point() for buffer in found.values()) else {}
+
+
+def further_names(model: nn.Module) -> dict[str, str]:
+    """The further names of tied parameters, such as an output's that are the embedding's, each with the first one."""
+    first: dict[int, str] = {}
+    names = (
+        (name, first.setdefault(id(parameter), name))
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    )
+    return {name: known for name, known in names if name != known}
+
+
+def untrained(model: nn.Module, but: Collection[str]) -> dict[str, NDArray[np.float32]]:
+    """The tensors of a model's state dict by name, such as those of a frozen base, without the names in `but`."""
+    state = model.state_dict()
+    return {
+        name: value.detach().cpu().float().numpy()
+        for name, value in state.items()
+        if isinstance(value, Tensor) and name not in but
+    }
 
 
 def _check(model: object, task: _HasModel) -> None:

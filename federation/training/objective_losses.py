@@ -107,6 +107,8 @@ class OwnMetrics:
     def __init__(self, task: Task, names: Collection[str]) -> None:
         self._task = task
         self._metrics = {name: metric for name, metric in task.metrics().items() if name in names} if names else {}
+        for metric in self._metrics.values():
+            metric.measure.reset()  # the task may give the same one again
 
     def update(self, output: object, y: Tensor) -> None:
         """Adds a batch: the output of the model, and the targets."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from federation.owners_code import described, passes
-from federation.process_sockets import short_enough
+from federation.process.sockets import short_enough
 from federation.tasks import DataError, Dataset, Loading, Splits
 from federation.text import counted
 from federation.training import shared_memory

@@ -35,7 +35,7 @@ class _Served:
         source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
         self._name, self._ranks = name, ranks
-        self._messages = Messages(source, sink, sys.maxsize)
+        self._messages = Messages(source, sink, sys.maxsize, sys.maxsize)
         self._orders: queue.SimpleQueue[tuple[Header, Vector] | None] = queue.SimpleQueue()
         self._stopped = -1  # the order that is no longer wanted
         self._ended = False
@@ -72,13 +72,15 @@ class _Served:
             close_trainer(trainer)
 
     def _read(self) -> None:
-        while (message := self._messages.read()) is not None:
-            if message[0]["type"] == "stop":
-                self._stopped = message[0]["id"]
-            else:
-                self._orders.put(message)
-        self._ended = True
-        self._orders.put(None)
+        try:
+            while (message := self._messages.read()) is not None:
+                if message[0]["type"] == "stop":
+                    self._stopped = message[0]["id"]
+                else:
+                    self._orders.put(message)
+        finally:  # after a PipeError, too
+            self._ended = True
+            self._orders.put(None)
 
     def _prepared(self, header: Header) -> Trainer:
         if (header.get("type"), header.get("protocol")) != ("prepare", PROTOCOL):

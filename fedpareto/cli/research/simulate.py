@@ -5,6 +5,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,9 @@ import typer
 from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
+from federation.attacks import AttackError
 from federation.owners_code import described, owners_frame
+from federation.plugins import PluginError
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.tasks import DataError
 from federation.text import counted
@@ -38,6 +41,13 @@ def simulate_command(
     spec: Annotated[
         Path, typer.Argument(metavar="SPEC.toml", help="A run specification (docs/reference/run-spec.md).")
     ],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The initial model, a safetensors file, as `admin submit` takes it. Default: the task makes it.",
+        ),
+    ] = None,
     data: DataOption = None,
     code: CodeOption = None,
     home: Annotated[
@@ -108,12 +118,15 @@ def simulate_command(
                 ray_address=ray_address,
                 threads=threads,
                 resume=resume,
+                model=model,
             )
         except (OSError, SQLAlchemyError) as error:
             raise CommandFailure(f"{directory} cannot hold a simulation: {_first_line(error)}") from error
     try:
-        with _own_code(), simulation:
+        with _own_code(), failing(PluginError, AttackError), simulation:
             _announce(say, simulation, directory)
+            for remark in simulation.remarks:
+                say(remark)
             history = _run(console, simulation)
     except (OSError, SQLAlchemyError, BlobMissing, BlobCorrupt) as error:
         raise CommandFailure(f"the record in {directory} cannot be used: {_first_line(error)}") from error
@@ -122,7 +135,7 @@ def simulate_command(
     if as_json:
         print_document(document.line(_document(history, directory)))
     else:
-        _summarise(say, history, directory)
+        _summarise(say, replace(history, warnings=history.warnings[len(simulation.remarks) :]), directory)
     if history.state == "PAUSED":
         raise CommandFailure("stopped; the same command with --resume goes on", code=INTERRUPTED)
     if history.state != "COMPLETED":

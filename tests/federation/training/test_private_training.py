@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 
 from coordinator.rounds.runs.specification import parse_run
 from federation.spec.accounting import COARSE, DELTA, Mechanism, epsilon, gaussian_epsilon
@@ -165,6 +164,8 @@ def test_the_stricter_of_two_is_more_noise_and_the_smaller_clip() -> None:
 
 
 def test_noise_is_standard_normal_and_samples_come_with_their_probability() -> None:
+    from scipy import stats
+
     noise = Noise()
     drawn, uniform = noise.gaussian(100_001), noise.uniform(100_001)
     assert stats.kstest(drawn, "norm").pvalue > 1e-6
@@ -309,6 +310,8 @@ def test_what_is_spent_is_what_opacus_says() -> None:
 @few(5.0, 30.0)
 @pytest.mark.parametrize(("noise", "times"), [(1.0, 1), (1.0, 10), (5.0, 100), (30.0, 3)])
 def test_the_closed_form_is_that_of_a_gaussian_which_samples_nothing(noise: float, times: int) -> None:
+    from scipy import stats
+
     found = gaussian_epsilon(noise, times, DELTA)
     assert found == pytest.approx(epsilon([Mechanism(noise, 1.0, times)], DELTA).value, rel=2e-3)
     mu = math.sqrt(times) / noise

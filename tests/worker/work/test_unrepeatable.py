@@ -10,7 +10,7 @@ import pytest
 
 from federation.spec.computation import Ability
 from federation.training.torch_trainer import TorchTrainer
-from tests.harness import Federation, federation
+from tests.harness import Federation, federation, wait_for
 from tests.owners_code.unpooled_task import Rounded
 from tests.paths import OWNERS_CODE
 from tests.worker.scene import Scene
@@ -128,6 +128,7 @@ def test_what_the_start_check_does_not_meet_is_found_in_a_round(five: Federation
     assert marks(five, mixed) == [True] * 10
     for client in CLIENTS:
         assert five.workers[client].text.count(f"{NOTHING_FOR}undetermined_backward") == 1
+    wait_for(lambda: not any(abilities(five, ROUNDED).values()), "the members to attend anew")
 
 
 @pytest.mark.full
