@@ -60,8 +60,8 @@ def simulate(
             round: the message names the client, the round, and the line.
         ValueError: `resume` without `home`, or `threads` below 1.
         TypeError: `spec` is neither text nor a path, or `model` is no path.
-        PluginError, AttackError: in a round, code of a rule, stage or attack raised an exception, or its answer cannot
-            be used. The simulation is paused: with a `home` it can be resumed.
+        PluginError: in a round, code of a rule or stage raised an exception, or its answer cannot be used. After this
+            or a SimulationError in a round the simulation is paused: with a `home` it can be resumed.
     """
     from simulation.simulate import Simulation  # noqa: PLC0415 - it imports PyTorch
 

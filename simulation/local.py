@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from federation.attacks import AttackError
 from federation.owners_code import described, passes
+from federation.plugins import PluginError
 from federation.spec.computation import Ability, AtBase
 from federation.tasks import DataError, Splits, Task, TaskError
 from federation.training import TrainingDiverged, TrainingStopped
@@ -66,7 +68,7 @@ def naming(clients: Sequence[str], round_: int) -> Iterator[None]:
         if passes(error):
             raise
         several = f"{clients[0]} to {clients[-1]}, stacked (the backend loop would name one of them)"
-        why = str(error) if isinstance(error, TaskError | DataError) else described(error)
+        why = str(error) if isinstance(error, TaskError | DataError | AttackError | PluginError) else described(error)
         raise SimulationError(f"{clients[0] if len(clients) == 1 else several}, in round {round_}: {why}") from error
 
 

@@ -250,7 +250,10 @@ def test_a_client_that_the_means_lack_because_its_loss_is_not_finite_is_named(ca
 
 
 def test_an_error_of_an_attack_names_its_client() -> None:
-    with pytest.raises(SimulationError, match=r"^client-002, in round 0: IndexError: .*\n.*, in on_update\n"):
+    with pytest.raises(
+        SimulationError,
+        match=r"^client-002, in round 0: attack .*: on_update failed: IndexError: .*\n.*, in on_update\n",
+    ):
         run(Numbers, more=f'attackers = 1\nattack = "{__name__}:Careless"')
 
 

@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
-from federation.attacks import AttackError
 from federation.owners_code import described, owners_frame
 from federation.plugins import PluginError
 from federation.spec.run_spec import RunSpec, SpecError
@@ -123,7 +122,7 @@ def simulate_command(
         except (OSError, SQLAlchemyError) as error:
             raise CommandFailure(f"{directory} cannot hold a simulation: {_first_line(error)}") from error
     try:
-        with _own_code(), failing(PluginError, AttackError), simulation:
+        with _own_code(), simulation:
             _announce(say, simulation, directory)
             for remark in simulation.remarks:
                 say(remark)
@@ -147,7 +146,7 @@ def _own_code() -> Iterator[None]:
     """Turns a failure of a simulation that has begun, or of own code, such as a rule's, into a CommandFailure."""
     try:
         yield
-    except SimulationError as error:
+    except (SimulationError, PluginError) as error:
         raise CommandFailure(f"{error}\nOnce that is repaired, the same command with --resume goes on") from error
     except Exception as error:
         if isinstance(error, CommandFailure) or owners_frame(error) is None:
