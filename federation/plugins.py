@@ -148,15 +148,8 @@ class Plugins(Generic[T]):
         Raises:
             PluginError: the code raised an exception, or tried to end the process.
         """
-        passed: tuple[type[Exception], ...] = (PluginError, MemoryError, *own)
-        try:
+        with plugin_code(f"{self.word} {name!r}", doing, *own):
             yield
-        except passed:
-            raise
-        except BaseException as error:
-            if passes(error):
-                raise
-            raise PluginError(f"{self.word} {name!r}: {doing} failed: {described(error)}") from error
 
     def _origin(self, name: str) -> str:
         """The class of an entry point, as `module:Class`."""
@@ -184,6 +177,20 @@ class Plugins(Generic[T]):
             if module and not module.startswith("."):
                 raise  # of the module's own code
             raise PluginError(f"{self.word} {name!r}: expected a name, or module:Class") from error
+
+
+@contextmanager
+def plugin_code(whose: str, doing: str, *own: type[Exception]) -> Iterator[None]:
+    """As `Plugins.code`; `whose` is the plug-in in words, such as "rule 'mine'"."""
+    passed: tuple[type[Exception], ...] = (PluginError, MemoryError, *own)
+    try:
+        yield
+    except passed:
+        raise
+    except BaseException as error:
+        if passes(error):
+            raise
+        raise PluginError(f"{whose}: {doing} failed: {described(error)}") from error
 
 
 def _lies_in_code(module: str) -> bool:

@@ -31,6 +31,9 @@ def simulate(
 ) -> "History":
     """Runs a specification on simulated clients.
 
+    It may run on several threads at a time: their clients then train in turn. What the caller has set in PyTorch and
+    NumPy (no_grad, autocast, default types and devices, ...) has no effect on it, and is the same afterwards.
+
     Args:
         spec: a run specification: a TOML document, or the path of one (a `Path`, or a text that ends in ".toml").
         data: the directory of the task's data.
@@ -41,7 +44,7 @@ def simulate(
         backend: the method of training them: "auto", "stacked", "loop", "compiled" or "ray".
         trainer: replaces the task's own: "torch", or "module:Class".
         ray_address: of a Ray cluster, for the backend "ray".
-        threads: CPU threads of torch, for the whole process; small models are faster with 1.
+        threads: CPU threads of torch while clients train; small models are faster with 1.
         resume: continue the simulation in `home`.
         download: True lets the task fetch a public data set into `data`.
         progress: is called after every round. Default: a line in a notebook, a bar on a terminal. To show nothing, give
@@ -53,9 +56,12 @@ def simulate(
     Raises:
         SpecError, TaskError, DataError, PartError, AttackError, PluginError: the specification cannot be used.
         GivenModelError: `model` cannot be the initial model.
-        SimulationError: there is nothing to resume, or `home` holds something else.
+        SimulationError: there is nothing to resume, `home` holds something else, or own code raised an exception in a
+            round: the message names the client, the round, and the line.
         ValueError: `resume` without `home`, or `threads` below 1.
         TypeError: `spec` is neither text nor a path, or `model` is no path.
+        PluginError, AttackError: in a round, code of a rule, stage or attack raised an exception, or its answer cannot
+            be used. The simulation is paused: with a `home` it can be resumed.
     """
     from simulation.simulate import Simulation  # noqa: PLC0415 - it imports PyTorch
 
@@ -79,8 +85,8 @@ def simulate(
         directory = Path(home or Path(stack.enter_context(tempfile.TemporaryDirectory()), "home"))
         simulation = Simulation(
             text,
-            directory,
-            data=Path(data) if data is not None else None,
+            directory.absolute(),  # own code may change the current directory
+            data=Path(data).absolute() if data is not None else None,
             device=device,
             backend=backend,
             trainer=trainer,

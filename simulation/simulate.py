@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,7 +31,8 @@ from coordinator.settings import SETTINGS_FILE, Settings
 from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.owners_code import must_not_exit
-from federation.spec.computation import CANNOT, Ability
+from federation.process.shared_state import ordinary, ordinary_numpy
+from federation.spec.computation import CANNOT
 from federation.spec.run_sections import SelectionSpec
 from federation.tasks import Dataset, DataSource, Task, metrics_of, task
 from federation.training.determinism import pick_device
@@ -87,6 +89,7 @@ class Simulation(AbstractContextManager["Simulation"]):
     """
 
     @must_not_exit(SimulationError)
+    @ordinary()
     def __init__(
         self,
         spec: bytes,
@@ -106,8 +109,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         self.cautions = cautions(self.spec, self._algorithm)
         existing = _existing(home, resume)  # first, as all checks that need no data, which may take a while
         picked_device = pick_device(device)
-        if threads is not None:
-            torch.set_num_threads(threads)
+        self._threads = threads
         self._task = known_task = task(self.spec.task)
         self._trainer = trainer_kind(known_task, trainer)
         self._objectives = fitting_objectives(self.spec, self._algorithm, known_task.objectives)
@@ -121,7 +123,9 @@ class Simulation(AbstractContextManager["Simulation"]):
         else:
             given = given_model(model, known_task, self.spec.seed, self.spec.parameters)
             self._initial, self.remarks = (given.layout, given.vector), given.remarks
-        self._population = populate(known_task, self.spec, DataSource(data, download=download))
+        self._population = populate(
+            known_task, self.spec, DataSource(data, download=download), self._trainer, picked_device
+        )
         _must_find_clients(self.spec.selection, self._population.samples)
         self._stopping = False
         with ExitStack() as stack:
@@ -193,6 +197,8 @@ class Simulation(AbstractContextManager["Simulation"]):
                 self._collect()
 
         around = replace(self._around, changed=changed)
+        with ordinary():
+            keeper = PopulationKeeper(self._home.directory / "kept", self._task, self.spec)
         fleet = SimulatedFleet(
             facts,
             around,
@@ -200,12 +206,13 @@ class Simulation(AbstractContextManager["Simulation"]):
             population=self._population,
             local=self.backend.local,
             probe=self._probe,
-            repeatable=Ability.REPEATABLE in self._trainer.abilities,
-            keeper=PopulationKeeper(self._home.directory / "kept", self._task, self.spec),
+            keeper=keeper,
+            ordinary=partial(ordinary, self._threads),
             stopped=lambda: self._stopping,
         )
         try:
-            Conductor(fleet).conduct()
+            with ordinary_numpy():
+                Conductor(fleet).conduct()
         except Held:
             self._pause()
         except BaseException:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from federation.plugins import Offer, PluginAbsent, PluginError, Plugins
 from federation.spec.part import Part, PartError
+from federation.tasks.classification import cross_entropy, right_samples
 from federation.tasks.data import Dataset, DataSource, Loading, Pool, Splits
 from federation.tasks.errors import DataError, TaskAbsent, TaskError, task_code
+from federation.value_words import in_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +40,7 @@ __all__ = [
     "buffers_of",
     "initial_model",
     "metrics_of",
+    "pool_of",
     "task",
     "task_code",
 ]
@@ -131,16 +134,14 @@ class Task:
         """
         from federation.tasks.partition import deal  # noqa: PLC0415
 
-        return deal(self.pool(source), source.part)
+        return deal(_checked(self, self.pool(source)), source.part)
 
     def losses(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
         """The mean loss of a batch for each objective, from the model's output and targets (n, ...).
 
-        By default, the cross-entropy of logits (n, C) with classes (n,).
+        By default, the cross-entropy of logits (n, C) with classes (n,), of bool or any type of integers.
         """
-        from torch.nn.functional import cross_entropy  # noqa: PLC0415
-
-        return {"loss": cross_entropy(output, y)}
+        return {"loss": cross_entropy(self.name, output, y)}
 
     def augment(self, x: "torch.Tensor") -> "torch.Tensor":
         """A training minibatch (n, ...), varied at random by torch's global generator; of the same shape."""
@@ -152,8 +153,7 @@ class Task:
         A task of several objectives may return it for each of them; a sample with several labels may be right by a
         share.
         """
-        right: torch.Tensor = output.argmax(dim=1) == y
-        return right
+        return right_samples(self.name, output, y)
 
     def metrics(self) -> "Mapping[str, Metric]":
         """The task's own metrics by name, made afresh; they are measured when a model is evaluated.
@@ -190,6 +190,23 @@ def task(name: str) -> Task:
         loaded: Task = kind()
     loaded.name = name
     return loaded
+
+
+def pool_of(task: Task, source: DataSource) -> Pool:
+    """All the data of a task at a source.
+
+    Raises:
+        DataError: missing or malformed.
+        TaskError: its code raised an exception, or returned something else.
+    """
+    with task_code(task.name, "loading its data"):
+        return _checked(task, task.pool(source))
+
+
+def _checked(task: Task, pool: object) -> Pool:
+    if not isinstance(pool, Pool):
+        raise TaskError(f"task {task.name!r}: pool() returned {in_words(pool)}; needed: Pool(x, y)")
+    return pool
 
 
 def metrics_of(task: Task) -> "tuple[MetricKind, ...]":

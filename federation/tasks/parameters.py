@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from federation.tasks.errors import TaskError, task_code
+from federation.value_words import in_words
 from federation.vectors import Layout
 from federation.vectors import Tensor as Shape
 
@@ -86,9 +88,13 @@ def untrained(model: nn.Module, but: Collection[str]) -> dict[str, NDArray[np.fl
     }
 
 
-def _check(model: nn.Module, task: _HasModel) -> None:
+def _check(model: object, task: _HasModel) -> None:
     where = f"task {task.name or type(task).__name__!r}"
+    if not isinstance(model, nn.Module):
+        raise TaskError(f"{where}: model() returned {in_words(model)}; needed: a torch.nn.Module")
     parameters = dict(trainable(model))
+    if lazy := [name for name, parameter in parameters.items() if is_lazy(parameter)]:
+        raise TaskError(f"{where}: the size of parameter {lazy[0]} follows from data: give it in model(), without Lazy")
     if not parameters:
         raise TaskError(f"{where}: its model has no trainable parameters")
     for name, parameter in parameters.items():

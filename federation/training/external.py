@@ -274,6 +274,8 @@ class ExternalTrainer(Trainer):
                         reason=reason if _REASON.fullmatch(reason) else "trainer:error",
                     )
                 case answered if answered == kind:
+                    if header.get("repeatable", True) is not True:
+                        self.abilities -= {Ability.REPEATABLE}
                     return header, floats
                 case answered:
                     self._fail("trainer:protocol", f"answered {answered[:40]!r} where {kind!r} is needed")

@@ -15,7 +15,7 @@ from coordinator.aggregation.hyperparameters import Hyperparameter
 from coordinator.aggregation.registry import ListedRule, common_hyperparameters, listed, listed_stages
 from coordinator.aggregation.rules import torchjd
 from federation.files.npz import NpzError, read_npz
-from federation.owners_code import described, owners_frame, passes
+from federation.plugins import PluginError
 from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.shared_options import CodeOption, JsonOption
@@ -74,11 +74,9 @@ def aggregate_command(
         result = aggregate(name, arrays["updates"], **per_row, state=state, **parameters)
     except HyperparameterError as error:
         raise CommandFailure(str(error), code=USAGE) from None
-    except BaseException as error:
-        if passes(error):
-            raise
-        if owners_frame(error):
-            raise CommandFailure(f"{name}: {described(error)}") from None
+    except PluginError as error:
+        raise CommandFailure(str(error)) from None
+    except Exception as error:
         if not isinstance(error, ValueError | ArithmeticError):
             raise
         raise CommandFailure(f"{file}: {error}", code=USAGE if isinstance(error, ValueError) else 1) from None

@@ -3,7 +3,8 @@
 import shlex
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,9 @@ import typer
 from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
+from federation.attacks import AttackError
+from federation.owners_code import described, owners_frame
+from federation.plugins import PluginError
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.tasks import DataError
 from federation.text import counted
@@ -96,6 +100,7 @@ def simulate_command(
     with failing(OSError, EncodingError, code=USAGE, what=f"cannot read {spec}"):
         text = read_text(spec).encode()
     with (
+        _own_code(),
         failing(SimulationError, DatabaseBusy, ValueError, code=USAGE),  # tasks, attacks, devices, homes
         failing(SpecError, code=USAGE, what=str(spec)),
         failing(DataError),
@@ -118,7 +123,7 @@ def simulate_command(
         except (OSError, SQLAlchemyError) as error:
             raise CommandFailure(f"{directory} cannot hold a simulation: {_first_line(error)}") from error
     try:
-        with failing(SimulationError), simulation:
+        with _own_code(), failing(PluginError, AttackError), simulation:
             _announce(say, simulation, directory)
             for remark in simulation.remarks:
                 say(remark)
@@ -135,6 +140,19 @@ def simulate_command(
         raise CommandFailure("stopped; the same command with --resume goes on", code=INTERRUPTED)
     if history.state != "COMPLETED":
         raise CommandFailure(f"the run ended {history.state}: {history.failure}")
+
+
+@contextmanager
+def _own_code() -> Iterator[None]:
+    """Turns a failure of a simulation that has begun, or of own code, such as a rule's, into a CommandFailure."""
+    try:
+        yield
+    except SimulationError as error:
+        raise CommandFailure(f"{error}\nOnce that is repaired, the same command with --resume goes on") from error
+    except Exception as error:
+        if isinstance(error, CommandFailure) or owners_frame(error) is None:
+            raise
+        raise CommandFailure(described(error)) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -15,7 +15,7 @@ from federation.v1.admin_pb2 import ApproveClientRequest, RunHeader, SubmitRunRe
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import Layout, Tensor, to_bytes
 from fedpareto.cli.show import tables
-from tests.harness import Attending, Federation, Member, federation, fedpareto
+from tests.harness import Attending, Federation, Member, federation, here
 
 LAYOUT = Layout((Tensor("a", (3, 4)), Tensor("b", (5,))))
 Finished = tuple[str, tuple[str, ...]]  # the id of a run, and its clients
@@ -60,7 +60,9 @@ def shown(picture: Any, width: int = tables.WIDTH) -> str:
 
 
 def command(centre: Federation, *arguments: object, code: int = 0) -> "subprocess.CompletedProcess[str]":
-    return fedpareto("admin", "--home", centre.home / "admin", *arguments, code=code, cwd=centre.directory)
+    done = here("admin", "--home", str(centre.home / "admin"), *map(str, arguments), cwd=centre.directory)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
 
 
 def play(streams: dict[Member, Attending], assignments: int) -> None:
