@@ -107,11 +107,16 @@ class Simulation(AbstractContextManager["Simulation"]):
     ) -> None:
         self.spec, self._algorithm = parse_run(spec)
         self.cautions = cautions(self.spec, self._algorithm)
-        existing = _existing(home, resume)  # first: data may take a while
+        existing = _existing(home, resume)  # first, as all checks that need no data, which may take a while
         picked_device = pick_device(device)
         self._threads = threads
         self._task = known_task = task(self.spec.task)
         self._trainer = trainer_kind(known_task, trainer)
+        self._objectives = fitting_objectives(self.spec, self._algorithm, known_task.objectives)
+        self._metrics = fitting_metrics(self.spec, metrics_of(known_task))
+        needed = needed_abilities(self.spec, self._algorithm, self._objectives)
+        if missing := sorted(needed - self._trainer.abilities):
+            raise SimulationError(f"the run cannot be simulated: {self._trainer.__name__} {CANNOT[missing[0]]}")
         self.remarks: tuple[str, ...] = ()
         if model is None:
             self._initial = run_model(known_task, self.spec.seed, self.spec.parameters)
@@ -121,11 +126,6 @@ class Simulation(AbstractContextManager["Simulation"]):
         self._population = populate(
             known_task, self.spec, DataSource(data, download=download), self._trainer, picked_device
         )
-        self._objectives = fitting_objectives(self.spec, self._algorithm, known_task.objectives)
-        self._metrics = fitting_metrics(self.spec, metrics_of(known_task))
-        needed = needed_abilities(self.spec, self._algorithm, self._objectives)
-        if missing := sorted(needed - self._trainer.abilities):
-            raise SimulationError(f"the run cannot be simulated: {self._trainer.__name__} {CANNOT[missing[0]]}")
         _must_find_clients(self.spec.selection, self._population.samples)
         self._stopping = False
         with ExitStack() as stack:
