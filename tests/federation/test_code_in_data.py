@@ -48,7 +48,10 @@ def test_no_module_unpickles_or_evaluates_what_it_reads() -> None:
     assert suspects
     # It runs what its own caller asks for, as `python -c` does, and reads none of it.
     caller = str(root / "fedpareto/processes/forked.py")
-    assert {path: found for path, source in suspects.items() if (found := executed(source))} == {caller: ["exec"]}
+    # It hands a data set to processes that it has started itself, through their own pipes.
+    loader = str(root / "federation/training/stored.py")
+    found_by_path = {path: found for path, source in suspects.items() if (found := executed(source))}
+    assert found_by_path == {caller: ["exec"], loader: ["pickle"]}
 
 
 def test_the_search_for_what_unpickles_finds_it() -> None:
