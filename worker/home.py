@@ -1,5 +1,6 @@
 """The directory of a worker: membership, spool, cached models, and the lock that keeps it to one process."""
 
+import errno
 import fcntl
 import math
 import os
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from federation.owners_code import TwoTexts
 from federation.trust.member_files import COORDINATOR_ROTATIONS, OWN_ROTATIONS
 
 MEMBER_FILE = "member.toml"
@@ -30,6 +32,14 @@ class FileLocked(OSError):
 def with_remedy(error: OSError) -> str:
     """The message of an error of this worker's files, with what to do about it."""
     return str(error) if isinstance(error, FileLocked) else f"make room on this worker's disk: {error}"
+
+
+def disk_texts(error: OSError) -> TwoTexts:
+    """What is said where a file of this worker cannot be written or read: others are told no path."""
+    if isinstance(error, FileLocked):
+        return TwoTexts.of(with_remedy(error), "another process holds a file of this worker")
+    kind = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    return TwoTexts.of(with_remedy(error), f"a file of this worker cannot be written or read ({kind})")
 
 
 class WorkerHome:

@@ -214,7 +214,9 @@ class Worker:
             taken=ClearAnswers(site, offers, decides=policy.decides, events=events).note,
             closed=self._closed,
             disk_use=DiskUse(home.directory),
-            decline=Declines(self._attendance, RefusedOrders(home.evidence, events), events).decline,
+            decline=Declines(
+                self._attendance, RefusedOrders(home.evidence, events), events, policy.error_texts
+            ).decline,
         )
         self._handlers = Handlers(
             assigned=self._runner.assigned,

@@ -18,6 +18,7 @@ import grpc
 
 from federation.line.addresses import in_own_order, known_addresses
 from federation.line.channels import MAX_CHUNK_BYTES, RpcRefusal
+from federation.owners_code import Wire
 from federation.text import escaped
 from federation.trust.envelope import envelope_digest, seal
 from federation.trust.keys import IdentityError
@@ -249,7 +250,7 @@ class Attendance:
                 self._calls -= 1
                 self._changed.notify_all()
 
-    def decline(self, assignment_id: str, reason: str, message: str, asked: SignedEnvelope | None) -> None:
+    def decline(self, assignment_id: str, reason: str, message: Wire, asked: SignedEnvelope | None) -> None:
         """Sends a signed decline of an assignment. `asked` is its envelope, None if it could not be verified.
 
         Without a stream the message is lost, and the coordinator sends the assignment again.
