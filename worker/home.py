@@ -47,6 +47,7 @@ class WorkerHome:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.pending = directory / "pending.txt"  # there while the member waits for its approval
         self.spool = directory / "spool"  # finished replies that no receipt has acknowledged
         self.handed_in = directory / "handed-in"  # payloads of the last acknowledged replies; safe to delete
         self.cache = directory / "cache"  # models by digest; safe to delete
