@@ -156,6 +156,11 @@ def owners_frame(error: BaseException) -> traceback.FrameSummary | None:
     return next((frame for frame in reversed(frames) if _is_owners(frame.filename)), None)
 
 
+def is_owners_class(kind: type) -> bool:
+    """True if a class is not of this project's packages."""
+    return kind.__module__.partition(".")[0] not in _PACKAGES
+
+
 def _is_owners(filename: str) -> bool:
     path = Path(filename)
     if not path.is_file() or not _INSTALLED.isdisjoint(path.parts):

@@ -32,6 +32,10 @@ class PluginError(ValueError):
     """A plug-in cannot be used: it was not found, is of another class, or its code raises an exception."""
 
 
+class PluginAbsent(PluginError):
+    """A plug-in is not on this machine: there is no such name, or no such module."""
+
+
 @contextmanager
 def names_of_others() -> Iterator[None]:
     """Inside, names of plug-ins come from somebody else, such as the author of a bundle.
@@ -144,22 +148,15 @@ class Plugins(Generic[T]):
         Raises:
             PluginError: the code raised an exception, or tried to end the process.
         """
-        passed: tuple[type[Exception], ...] = (PluginError, MemoryError, *own)
-        try:
+        with plugin_code(f"{self.word} {name!r}", doing, *own):
             yield
-        except passed:
-            raise
-        except BaseException as error:
-            if passes(error):
-                raise
-            raise PluginError(f"{self.word} {name!r}: {doing} failed: {described(error)}") from error
 
     def _origin(self, name: str) -> str:
         """The class of an entry point, as `module:Class`."""
         matching = [offer for offer in self.offers() if offer.name == name]
         if not matching:
             known = ", ".join([*self.built_in, *sorted({offer.name for offer in self.offers()})])
-            raise PluginError(f"no {self.word} {name!r}; there are {known}; or name a class of your own, module:Class")
+            raise PluginAbsent(f"no {self.word} {name!r}; there are {known}; or name a class of your own, module:Class")
         if len({offer.origin for offer in matching}) > 1:
             packages = ", ".join(offer.package for offer in matching)
             raise PluginError(f"{self.word} {name!r} comes with several packages ({packages}): name it as module:Class")
@@ -172,7 +169,7 @@ class Plugins(Generic[T]):
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise  # the module exists, and imports another one that does not
-            raise PluginError(
+            raise PluginAbsent(
                 f"{self.word} {name!r}: there is no module {error.name!r}: name its directory with --code DIR or in "
                 "FEDPARETO_CODE, or install its package"
             ) from None
@@ -180,6 +177,20 @@ class Plugins(Generic[T]):
             if module and not module.startswith("."):
                 raise  # of the module's own code
             raise PluginError(f"{self.word} {name!r}: expected a name, or module:Class") from error
+
+
+@contextmanager
+def plugin_code(whose: str, doing: str, *own: type[Exception]) -> Iterator[None]:
+    """As `Plugins.code`; `whose` is the plug-in in words, such as "rule 'mine'"."""
+    passed: tuple[type[Exception], ...] = (PluginError, MemoryError, *own)
+    try:
+        yield
+    except passed:
+        raise
+    except BaseException as error:
+        if passes(error):
+            raise
+        raise PluginError(f"{whose}: {doing} failed: {described(error)}") from error
 
 
 def _lies_in_code(module: str) -> bool:

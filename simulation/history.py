@@ -174,7 +174,7 @@ def read_history(
         spec=RunSpec.parse(run.spec),
         state=run.state,
         reason=run.reason,
-        model=model_row(blobs.local(run.model)).read(),
+        model=np.array(model_row(blobs.local(run.model)).read()),  # in memory: its file may go with the record
         attackers=attackers,
         seconds=seconds,
         member_records=tuple(map(_member_record, participation.members)),

@@ -23,6 +23,7 @@ from federation.findings import Finding
 from federation.line.proxies import Proxy, ProxyChoice, RouteError, dial, is_loopback
 from federation.plugins import PluginError
 from federation.refusals import Refusal
+from federation.spec.computation import CANNOT, Ability
 from federation.tasks import DataError, DataSource
 from federation.text import escaped
 from federation.training.trainers import TrainerChoice, close_trainer
@@ -311,7 +312,10 @@ def check_tasks(
         else:
             trainer = offers[name]
             size = trainer.layout.file_bytes
-            yield Finding.ok("task", f"{name}: {trainer.layout.size} parameters, {size / 1e6:.3g} MB a model"), size
+            text = f"{name}: {trainer.layout.size} parameters, {size / 1e6:.3g} MB a model"
+            if Ability.REPEATABLE not in trainer.abilities:
+                text += f"; its trainer {CANNOT[Ability.REPEATABLE]}, so replies are marked unrepeatable"
+            yield Finding.ok("task", text), size
             try:
                 close_trainer(trainer)
             except PluginError as error:

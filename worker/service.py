@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
-from federation.attacks import Attack, AttackError, attack_seed
+from federation.attacks import Attack, AttackError, attack_seed, poisoned
 from federation.directories import Directories
 from federation.tasks import Dataset, DataSource, Splits, task, task_code
 from federation.training.trainer import Trainer
@@ -90,8 +90,8 @@ def prepare_offers(
             location = "not in memory" if isinstance(data, Splits) else "in the trainer's own process"
             raise AttackError(f"{attack} changes training data, and that of {name} is {location}")
         if attack is not None and in_memory:
-            poisoned = attack.poison(data, loaded, seed=attack_seed(0, 0, client_id))
-            trainer = trainer if poisoned is data else trainer.on(poisoned, served.get(name))
+            changed = poisoned(attack, data, loaded, seed=attack_seed(0, 0, client_id))
+            trainer = trainer if changed is data else trainer.on(changed, served.get(name))
         offers[name] = trainer
     return offers, ", ".join(dict.fromkeys(filter(None, (trainer.device_in_words for trainer in offers.values()))))
 
@@ -270,11 +270,13 @@ class Worker:
         self._threads.stop()
 
     def _look(self) -> None:
-        """Checks once a second the directory, the owner's decisions about runs, and if the site opens or closes."""
+        """Checks once a second: the directory, the owner's decisions about runs, opening hours, and abilities."""
         while not self._threads.ending.wait(LOOK_SECONDS):
             self._events.home.must_be_there()
             self._consents.look()
             self._runner.look()
+            if self._introduction.outdated:
+                self._attendance.introduce_again()
 
     def _counted(self, task: str) -> None:
         """Sends the new numbers of private rounds left for the tasks that share a data set with `task`."""

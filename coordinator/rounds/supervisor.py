@@ -40,6 +40,7 @@ from coordinator.rounds.transitions import (
 )
 from coordinator.signing_keys import Signing
 from federation.owners_code import described, passes
+from federation.plugins import PluginError
 from federation.record import log_entries
 from federation.refusals import Refusal
 from storage import audit
@@ -419,7 +420,8 @@ class Supervisor:
             self._pause(run_id, f"storage: {error}; repair it, then resume the run", explain_fault(error), run)
         else:
             log.error("run %s: paused", run_id, exc_info=error)
-            self._give_up(run_id, RunState.PAUSED, f"error: {described(error)}", run)
+            why = str(error) if isinstance(error, PluginError) else described(error)
+            self._give_up(run_id, RunState.PAUSED, f"error: {why}", run)
 
     def _must_be_submitted(self, run_id: str) -> None:
         with self._database.read() as session:

@@ -11,6 +11,10 @@ class TaskError(ValueError):
     """A task that cannot be used: not found, not a task, or with a model that a flat vector cannot carry."""
 
 
+class TaskAbsent(TaskError):
+    """A task that is not on this machine: there is no such name or module, or a module that it imports is missing."""
+
+
 class DataError(Exception):
     """Data that is missing or malformed; the message names the expected path and where to get it.
 

@@ -18,6 +18,7 @@ from federation.spec.computation import LocalSgd, PrivateSgd
 from federation.spec.noise import Noise
 from federation.tasks import Dataset, Task
 from federation.tasks import parameters as flat
+from federation.training.determinism import without_kernel
 from federation.training.objective_losses import losses, weighted
 from federation.training.stored import StoredSamples
 from federation.work.base import WorkError
@@ -133,7 +134,7 @@ def must_suit(model: nn.Module, task: Task, data: Dataset | StoredSamples) -> No
     try:
         trial.next(dict.fromkeys(task.objectives, 1.0))
     except BaseException as error:  # of torch, or of the task's own code
-        if passes(error):
+        if passes(error) or without_kernel(error):  # without a kernel the trainer begins again
             raise
         line = (str(error) or type(error).__name__).splitlines()[0]
         unsuitable = "the model cannot be trained one sample at a time"

@@ -276,6 +276,8 @@ class ExternalTrainer(Trainer):
                         wire="the process of the trainer failed",
                     )
                 case answered if answered == kind:
+                    if header.get("repeatable", True) is not True:
+                        self.abilities -= {Ability.REPEATABLE}
                     return header, floats
                 case answered:
                     other = f"answered something else where {kind!r} is needed"

@@ -13,6 +13,7 @@ from federation.spec import task_metrics as own
 from federation.spec.objective_names import JOINT
 from federation.tasks import Dataset, Task, TaskError
 from federation.training import TrainingStopped
+from federation.training.lending import Lending
 from federation.training.stored import StoredSamples
 from federation.value_words import in_words
 
@@ -106,6 +107,8 @@ class OwnMetrics:
     def __init__(self, task: Task, names: Collection[str]) -> None:
         self._task = task
         self._metrics = {name: metric for name, metric in task.metrics().items() if name in names} if names else {}
+        for metric in self._metrics.values():
+            metric.measure.reset()  # the task may give the same one again
 
     def update(self, output: object, y: Tensor) -> None:
         """Adds a batch: the output of the model, and the targets."""
@@ -139,15 +142,16 @@ def measure(
     objectives: Sequence[str],
     batch_size: int,
     stopped: Callable[[], bool],
+    lending: Lending,
     metrics: Collection[str] = (),
 ) -> Measured:
     """Mean losses and accuracies of a model over a split, and some of the task's metrics; nothing for an empty one.
 
-    It calls `stopped` before every forward pass of `batch_size` samples.
+    It calls `stopped` before every forward pass of `batch_size` samples; `lending` lends them to the task's code.
 
     Raises:
         TrainingStopped: `stopped` returned True.
-        TaskError: a metric that is not a number.
+        TaskError: a metric that is not a number; or losses, marks or writes as of `losses`, `correct` and `Lending`.
         DataError: a sample that is not in memory cannot be read.
     """
     count = len(data)
@@ -161,12 +165,14 @@ def measure(
         for x, y in _in_order(data, batch_size):
             if stopped():
                 raise TrainingStopped
-            output = model(x)
-            values = losses(task, output, y)
-            for name in objectives:
-                sums[name] += values[name].item() * len(y)
-            for name, hits in correct(task, output, y, objectives).items():
-                right[name] += hits.sum().item()
-            others.update(output, y)
+            with lending.of("evaluation", x, y) as loan:
+                output = model(loan.give(x))
+                values = losses(task, *loan.give(output, y))
+                for name in objectives:
+                    sums[name] += values[name].item() * len(y)
+                own_output, own_y = loan.give(output, y)
+                for name, hits in correct(task, own_output, own_y, objectives).items():
+                    right[name] += hits.sum().item()
+                others.update(*loan.give(output, y))
     means = {name: value / count for name, value in sums.items()}
     return Measured(means, {name: value / count for name, value in right.items()}, count, others.compute())

@@ -83,6 +83,13 @@ class Ranks:
             dist.broadcast(flag, 0)
         return bool(flag.item())
 
+    def any(self, decision: bool) -> bool:
+        """True if one of the processes has decided so."""
+        flag = torch.tensor([int(decision)])
+        with _died():
+            dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag.item())
+
     def tell(self, header: Mapping[str, Any], vector: Vector | None = None) -> None:
         """Process 0 tells the others an order, and a vector with it."""
         text = json.dumps({**header, "floats": 0 if vector is None else len(vector)}).encode()

@@ -21,13 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from federation.owners_code import described, passes, place
-from federation.process_sockets import short_enough
+from federation.process.sockets import short_enough
 from federation.tasks import DataError, Dataset, Loading, Splits
 from federation.text import counted
 from federation.training import shared_memory
+from federation.training.sample_tensors import as_tensor, splits_of_tensors
+from federation.value_words import in_words
 from federation.work.base import WorkError
 
 _HERE = Loading()
+_PAIR = 2
 _Key = tuple[str, int]  # a split, and the index of a sample in it
 _Batch = tuple[Tensor, Tensor]
 _Packed = tuple[NDArray[np.uint8], torch.dtype, torch.Size]  # a tensor's bytes; NumPy does not have every type
@@ -71,7 +74,12 @@ class _Samples(torch.utils.data.Dataset[Any]):
         name, index = key
         name_of_sample, any_sample = f"sample {index} of the {name} split", f"a sample of the {name} split"
         try:
-            x, y = (torch.as_tensor(part) for part in self._splits[name][index])
+            sample = self._splits[name][index]
+            if isinstance(sample, Mapping) or len(sample) != _PAIR:
+                return _Problem(f"{name_of_sample} is {in_words(sample)}; needed: a pair, its features and its label")
+            x, y = map(_tensor, sample, ("its features", "its label"))
+        except DataError as error:
+            return _Problem(f"{name_of_sample}: {error}")
         except BaseException as error:
             if passes(error):
                 raise
@@ -90,6 +98,10 @@ class _Samples(torch.utils.data.Dataset[Any]):
                 f"{any_sample} has another shape than the first",
             )
         return x, y
+
+
+def _tensor(part: Any, noun: str) -> Tensor:
+    return torch.as_tensor(part) if isinstance(part, int | float | complex | list) else as_tensor(part, noun)
 
 
 class _Copied(torch.utils.data.Dataset[Any]):
@@ -331,18 +343,20 @@ class StoredSamples:
 
 
 def with_stored(splits: Splits, loading: Loading = _HERE) -> Splits:
-    """The same splits, with `StoredSamples` in place of map-style data sets.
+    """The same splits, with `StoredSamples` in place of map-style data sets, and tensors in place of arrays.
 
     Raises:
-        DataError: a split is neither that nor in memory, or its first sample cannot be read.
+        DataError: these are no splits, a split is neither in memory nor map-style, samples in memory are no numbers, or
+            the first sample of a map-style data set cannot be read.
     """
+    splits = splits_of_tensors(splits)
     given = {item.name: getattr(splits, item.name) for item in fields(splits)}
     stored = {name: split for name, split in given.items() if not isinstance(split, Dataset | StoredSamples)}
     for name, split in stored.items():
-        if not (hasattr(split, "__getitem__") and hasattr(split, "__len__")):
+        if not (hasattr(split, "__getitem__") and hasattr(split, "__len__")) or isinstance(split, tuple | Mapping):
             raise DataError(
-                f"the {name} split is a {type(split).__name__}; it must be a Dataset of fedpareto or a map-style "
-                "one of torch, with a length"
+                f"the {name} split is {in_words(split)}; it must be a Dataset of fedpareto or a map-style one of "
+                "torch, with a length"
             )
     if not stored:
         return splits

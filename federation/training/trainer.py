@@ -52,7 +52,8 @@ class Trainer(ABC):
     from the model that it is given. One call is made at a time.
 
     Attributes:
-        abilities: see `Ability`. Work that needs another one is declined.
+        abilities: see `Ability`. Work that needs another one is declined. A trainer that finds in its work that it
+            lacks one sets a smaller set.
         task: of the models.
         data: the client's, as `load` returned it.
         objectives: those that the client serves, in the task's order.
@@ -281,6 +282,7 @@ class Trainer(ABC):
                 result = Result({}, {}, training_losses(measured), self.samples)
             case _:
                 result = self._rows(base, computation, training_seed(seed, round, client_id), progress, stopped)
+        self._must_be_able(computation.needs())  # the work itself may have shown that the trainer is not repeatable
         return replace(result, seconds=time.perf_counter() - began)
 
     def must_do(self, computation: Computation) -> None:
@@ -429,8 +431,12 @@ class Trainer(ABC):
 
     def _must_be_able(self, needed: frozenset[Ability] | set[Ability]) -> None:
         if missing := sorted(needed - self.abilities):
-            inability = CANNOT[missing[0]]
-            raise WorkError(f"the trainer of this worker {inability}", reason=f"ability:{missing[0]}")
+            raise inability(Ability(missing[0]))
+
+
+def inability(ability: Ability) -> WorkError:
+    """The error of a trainer without an ability that work needs."""
+    return WorkError(f"the trainer of this worker {CANNOT[ability]}", reason=f"ability:{ability}")
 
 
 def training_seed(seed: int, round_: int, client_id: str) -> int:

@@ -146,7 +146,7 @@ class Attendance:
         self._close: Callable[[], None] | None = None
         self._heartbeat_seconds = WELCOME_SECONDS
         self._calls = 0  # of the worker on the channel that is lent, besides the stream
-        self._renewed = False  # the stream ends because there is a new certificate
+        self._renewed = False  # the stream ends because the worker has a new certificate, or other abilities
         self._turn = AddressTurn()
         self._noted = member.addresses
 
@@ -236,6 +236,14 @@ class Attendance:
             self._changed.wait_for(lambda: self._calls == 0 or self._stopping, timeout=max(left, 0.0) / 2)
             self._files, close = None, self._close
             self._renewed = close is not None
+        if close is not None:
+            close()
+
+    def introduce_again(self) -> None:
+        """Says hello again, on a new stream, unless another call is under way."""
+        with self._changed:
+            close = None if self._calls or self._files is None else self._close
+            self._renewed = self._renewed or close is not None
         if close is not None:
             close()
 

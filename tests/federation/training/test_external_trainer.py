@@ -149,9 +149,10 @@ from federation.tasks import DataError
 from federation.work.base import WorkError
 from fedpareto import Dataset, Splits, Task, Trainer
 
+NAME = "a" * 1_100_000  # as long as the names of a mixture of experts together
 CASES = [
     *(MemoryError(), DataError("sample 7 cannot be read"), WorkError("no"), ZeroDivisionError("x")),
-    *(SystemExit("no licence"), None, (np.zeros(3), 9, {}), {"a": np.ones(3)}),
+    *(SystemExit("no licence"), None, (np.zeros(3), 9, {}), {NAME: np.ones(3)}),
 ]
 
 
@@ -170,7 +171,7 @@ class Numbers(Task):
     trainer = Failing
 
     def initial(self, seed):
-        return {"a": np.zeros(3)}
+        return {NAME: np.zeros(3)}
 
     def load(self, source):
         empty = Dataset(np.zeros((0, 1)), np.zeros(0))
@@ -178,7 +179,7 @@ class Numbers(Task):
 """
 
 
-def test_a_trainer_fails_with_the_same_reasons_and_messages_in_a_process_of_its_own(
+def test_a_trainer_of_very_long_names_fails_with_the_same_reasons_and_messages_in_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "failing.py").write_text(FAILING)

@@ -415,16 +415,17 @@ def test_a_worker_without_pytorch_trains_a_task_of_scikit_learn_and_an_administr
         from tests.trained import train
         from federation.tasks import initial_model
         from federation.spec.computation import LocalSgd
+        from federation.spec.run_spec import RunSpec
         from worker.service import prepare_offers
         from fedpareto import task
-        from fedpareto.cli.admin.upload import made_model
+        from fedpareto.cli.admin.upload import initial_model as sent_model
         source = DataSource(part=Part(0, 3))
         offers, device = prepare_offers(["scikit:Tumours"], source, device="auto", threads=None)
         base = initial_model(task("scikit:Tumours"), 0)[1]
         work = LocalSgd(epochs=3, batch_size=16, learning_rate=0.003)
         one, again = (train(offers["scikit:Tumours"], base, work).rows["loss"] for _ in range(2))
         assert one.tobytes() == again.tobytes()
-        submitted = made_model("scikit:Tumours", 0)
+        submitted = sent_model(RunSpec.parse(b'name = "r"\ntask = "scikit:Tumours"\nrounds = 1'), None)
         print(offers["scikit:Tumours"].measure(base - one, ("test",))["test/accuracy"], submitted.digest)
     """
     done = python("-c", textwrap.dedent(code), PYTHONPATH=f"{EXAMPLES}:{ROOT}")
