@@ -1,4 +1,7 @@
-"""Errors in an owner's own code, in three lines: the exception, its file and line, and the text of that line."""
+"""Errors in an owner's own code: the whole text for the owner, and what others are told of it.
+
+The text of an exception can hold anything that the code has read: a path, a value, the name of a patient.
+"""
 
 import linecache
 import sysconfig
@@ -6,12 +9,44 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import NewType, Self
 
 _MESSAGE_CHARACTERS = 500
 _INSTALLED = {"site-packages", "dist-packages"}
 _ROOT = Path(__file__).resolve().parents[1]  # the directory that holds this project's packages
 _PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "simulation", "experiments", "fedpareto")
+
+
+Wire = NewType("Wire", str)
+"""A text that may leave the site. Only `TwoTexts` makes one."""
+
+LOGGED = "this worker's log says more"
+
+
+@dataclass(frozen=True)
+class TwoTexts:
+    """What is said of a problem: `local` in this machine's own log, `wire` to others."""
+
+    local: str
+    wire: Wire
+
+    @classmethod
+    def same(cls, text: str) -> Self:
+        """A text of this project, which has nothing of the owner's code, data, paths or machine."""
+        return cls(text, Wire(text))
+
+    @classmethod
+    def of(cls, local: str, wire: str) -> Self:
+        """A text for the log, and a text of this project for others, without what only the owner may read."""
+        return cls(local, Wire(f"{wire}; {LOGGED}"))
+
+    @property
+    def differ(self) -> bool:
+        """True if others are not told everything."""
+        return self.local != self.wire
 
 
 def described(error: BaseException) -> str:
@@ -35,6 +70,59 @@ def headline(error: BaseException) -> str:
     """An exception as one line: its name and its message."""
     message = " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def place(error: BaseException) -> str:
+    """The class of an exception and where it was raised, without its text: "FileNotFoundError at my_task:17".
+
+    It is the exception whose last line of the owner's code is known: this one, or one of its causes; else this one.
+    """
+    frames = [(each, frame, line) for each in _with_causes(error) for frame, line in _frames(each)]
+    own = [found for found in frames if _is_owners(found[1].f_code.co_filename)]
+    if not frames:
+        return _name(error)
+    raised, frame, line = (own or [found for found in frames if found[0] is error] or frames)[-1]
+    module = str(frame.f_globals.get("__name__", ""))
+    return f"{_name(raised)} at {module}:{line}" if _is_dotted(module) else _name(raised)
+
+
+def raised_here(error: BaseException) -> bool:
+    """True if a line of this project raised an exception."""
+    frames = _frames(error)
+    return bool(frames) and any(
+        directory in Path(frames[-1][0].f_code.co_filename).parents for directory in _own_directories()
+    )
+
+
+def is_of_this_project(error: BaseException) -> bool:
+    """True if an exception and those before it were raised by lines of this project, so that its text is, too."""
+    return all(map(raised_here, _with_causes(error)))
+
+
+def _with_causes(error: BaseException) -> list[BaseException]:
+    """An exception and those that it follows from, also where `from None` hides them."""
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
+        chain.append(before)
+    return chain
+
+
+def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
+    return list(traceback.walk_tb(error.__traceback__))
+
+
+def _name(error: BaseException) -> str:
+    """The name of the class of an exception, which code can choose freely."""
+    name = type(error).__name__
+    return name if name.isidentifier() and name.isascii() else "an exception"
+
+
+def _is_dotted(module: str) -> bool:
+    return module.isascii() and all(part.isidentifier() for part in module.split("."))
+
+
+def _own_directories() -> list[Path]:
+    return [_ROOT / package for package in _PACKAGES]
 
 
 def passes(error: BaseException) -> bool:
@@ -77,5 +165,5 @@ def _is_owners(filename: str) -> bool:
     path = Path(filename)
     if not path.is_file() or not _INSTALLED.isdisjoint(path.parts):
         return False
-    others = (Path(sysconfig.get_path("stdlib")), *(_ROOT / package for package in _PACKAGES))
+    others = (Path(sysconfig.get_path("stdlib")), *_own_directories())
     return not any(directory in path.parents for directory in others)

@@ -17,6 +17,7 @@ from federation.work.peers import open_reply
 from federation.work.site import Site
 from worker.events import Events
 from worker.home import DiskUse, WorkerHome
+from worker.line.approval import Approval
 from worker.line.attendance import Attendance, Handlers
 from worker.line.backoff import Backoff
 from worker.line.clock import CoordinatorClock
@@ -170,6 +171,7 @@ class Worker:
             backoff=Backoff(uniform),
             patience=Backoff(uniform, first=1.0, longest=600.0),
             events=events,
+            approval=Approval(home.pending, member.client_id, events),
             closed=self._closed,
         )
         self._renewer = Renewer(home, self._attendance, passphrase, Backoff(uniform, first=1.0, longest=3600.0), events)
@@ -214,7 +216,9 @@ class Worker:
             taken=ClearAnswers(site, offers, decides=policy.decides, events=events).note,
             closed=self._closed,
             disk_use=DiskUse(home.directory),
-            decline=Declines(self._attendance, RefusedOrders(home.evidence, events), events).decline,
+            decline=Declines(
+                self._attendance, RefusedOrders(home.evidence, events), events, policy.error_texts
+            ).decline,
         )
         self._handlers = Handlers(
             assigned=self._runner.assigned,

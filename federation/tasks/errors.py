@@ -16,7 +16,14 @@ class TaskAbsent(TaskError):
 
 
 class DataError(Exception):
-    """Data that is missing or malformed; the message names the expected path and where to get it."""
+    """Data that is missing or malformed; the message names the expected path and where to get it.
+
+    `wire` is the text for others than the owner; without it, they are told the class and the line.
+    """
+
+    def __init__(self, message: str = "", *, wire: str = "") -> None:
+        super().__init__(message)
+        self.wire = wire
 
 
 @contextmanager

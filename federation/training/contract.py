@@ -29,8 +29,9 @@ _HINT = (
 
 
 def refused(method: str, problem: str) -> WorkError:
-    """The error of a method of a trainer, such as "train()"."""
-    return WorkError(f"{method} of the trainer {problem}", reason=REASON)
+    """The error of a method of a trainer, such as "train()". Others are not told what it returned."""
+    wire = f"{method} of the trainer did what its contract does not allow"
+    return WorkError(f"{method} of the trainer {problem}", reason=REASON, wire=wire)
 
 
 def plain(value: Any) -> NDArray[Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from federation.owners_code import passes
+from federation.owners_code import passes, place
 from federation.spec import accounting
 from federation.spec.computation import LocalSgd, PrivateSgd
 from federation.spec.noise import Noise
@@ -123,7 +123,8 @@ def must_suit(model: nn.Module, task: Task, data: Dataset | StoredSamples) -> No
     from opacus.validators import ModuleValidator  # noqa: PLC0415 - an extra
 
     if problems := ModuleValidator.validate(model.train(), strict=False):
-        raise WorkError(f"the model cannot be trained with noise: {problems[0]}", reason="dp-model")
+        unsuitable = "the model cannot be trained with noise"
+        raise WorkError(f"{unsuitable}: {problems[0]}", reason="dp-model", wire=unsuitable)
     if not len(data):
         return
     first = Dataset(*_take(data, torch.tensor([0])))
@@ -136,4 +137,6 @@ def must_suit(model: nn.Module, task: Task, data: Dataset | StoredSamples) -> No
         if passes(error) or without_kernel(error):  # without a kernel the trainer begins again
             raise
         line = (str(error) or type(error).__name__).splitlines()[0]
-        raise WorkError(f"the model cannot be trained one sample at a time: {line}", reason="dp-model") from error
+        unsuitable = "the model cannot be trained one sample at a time"
+        wire = f"{unsuitable}: {place(error)}"
+        raise WorkError(f"{unsuitable}: {line}", reason="dp-model", wire=wire) from error

@@ -119,4 +119,5 @@ def _died() -> Iterator[None]:
         yield
     except RuntimeError as error:
         line = (str(error) or type(error).__name__).splitlines()[0]
-        raise WorkError(f"another process of the training has ended: {line}", reason="trainer:died") from error
+        ended = "another process of the training has ended"
+        raise WorkError(f"{ended}: {line}", reason="trainer:died", wire=ended) from error

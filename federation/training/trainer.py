@@ -340,7 +340,7 @@ class Trainer(ABC):
         """The rows of a training or a differentiation, whose seed is `key` unless it has one of its own."""
         idle = isinstance(computation, Descend) and computation.idle
         if self.samples == 0 and not idle:
-            raise DataError(f"no training samples for {self.task.name}")
+            raise DataError(f"no training samples for {self.task.name}", wire="there are no training samples")
         key = key if computation.secret_seed is None else computation.secret_seed
         losses: dict[str, float] = {}
         metrics = split_metrics("train", self.samples, {})

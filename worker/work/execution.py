@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from federation.owners_code import described, headline, owners_frame, passes
+from federation.owners_code import TwoTexts, described, owners_frame, passes
 from federation.refusals import Refusal
 from federation.spec.computation import Ability, Computation, Descend, Measure, MeasureAlong
 from federation.spec.sharing import Unshared
@@ -17,7 +17,7 @@ from federation.tensor_names import first_difference
 from federation.training import TrainingStopped
 from federation.training.contract import no_share_in_words, no_shares
 from federation.training.own import Own, compute
-from federation.training.reasons import reason_of
+from federation.training.reasons import reason_of, texts_of
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, Input, SignedEnvelope
 from federation.vectors import Vector, read_vector
@@ -136,7 +136,7 @@ class Execution:
             try:
                 computation, privacy = self.privacy.admit(manifest, computation, trainer, self.attendance.now())
             except WorkError as error:
-                raise Declined(error.reason, str(error)) from error
+                raise _declined(order, error) from error
         with _declining(order):
             self._admit(order, client)
         self.events.tell_of(manifest, work.doing, work.doing, kind=manifest.kind)
@@ -300,9 +300,12 @@ class Execution:
         try:
             layout, vector = read_vector(path)
         except Refusal as refusal:
-            raise Declined("layout", f"the base model: {refusal.message}") from refusal
+            texts = TwoTexts.of(f"the base model: {refusal.message}", f"the base model: {refusal.reason}")
+            raise Declined("layout", texts) from refusal
         if layout != order.shape.layout:
-            raise Declined("layout", f"{first_difference(layout.shapes, order.shape.layout.shapes)}: {COMPARE}")
+            difference = first_difference(layout.shapes, order.shape.layout.shapes)
+            wire = f"the base model has other tensors than a model of this task: {COMPARE}"
+            raise Declined("layout", TwoTexts.of(f"{difference}: {COMPARE}", wire))
         return vector
 
     def _input(self, order: Order, item: Input, control: Control) -> memoryview:
@@ -331,8 +334,7 @@ def _origin(manifest: AssignmentManifest) -> Origin:
 def _declining(order: Order) -> Iterator[None]:
     """Declines an assignment whose work raises an exception, and logs one that is not expected.
 
-    An OSError is of the owner's own code, and not expected, unless it is a DiskFull or a FileLocked. Of work that
-    conceals, the coordinator gets no text of an exception, but for those of the checks.
+    An OSError is of the owner's own code, and not expected, unless it is a DiskFull or a FileLocked.
     """
     try:
         yield
@@ -341,16 +343,18 @@ def _declining(order: Order) -> Iterator[None]:
     except BaseException as error:
         if passes(error):
             raise
-        if reason := reason_of(error):
-            message = str(error)
-            if order.work.conceals and not isinstance(error, WorkError):
-                _log(order, error)
-                message = SILENT
-            elif reason == "memory":  # PyTorch's message goes on for a page
-                message = message.partition("\n")[0] or "out of memory"
-            raise Declined(reason, message) from error
-        _log(order, error)  # work that is inconsistent, or a mistake in the owner's own task
-        raise Declined("failed", SILENT if order.work.conceals else headline(error)) from error
+        raise _declined(order, error) from error
+
+
+def _declined(order: Order, error: BaseException) -> Declined:
+    """The decline of work that raised an exception. Of work that conceals, only a text of the checks leaves."""
+    reason, texts = reason_of(error), texts_of(error)
+    if order.work.conceals and (texts.differ or not isinstance(error, WorkError)):
+        _log(order, error)
+        texts = TwoTexts.same(SILENT)
+    elif not reason:  # work that is inconsistent, or a mistake in the owner's own task
+        _log(order, error)
+    return Declined(reason or "failed", texts)
 
 
 def _log(order: Order, error: BaseException) -> None:

@@ -13,14 +13,14 @@ from datetime import datetime
 from functools import partial
 
 from federation.directories import DirectoryGone
-from federation.owners_code import headline, owners_frame, passes
+from federation.owners_code import TwoTexts, owners_frame, passes
 from federation.refusals import Refusal
 from federation.training import TrainingStopped
-from federation.training.reasons import NOT_ASKED
+from federation.training.reasons import NOT_ASKED, texts_of
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.work.base import Lane
 from worker.events import Events
-from worker.home import WorkerHomeError, with_remedy
+from worker.home import WorkerHomeError, disk_texts
 from worker.line.attendance import Attendance
 from worker.progress import Progress
 from worker.site.asked_runs import Verdict
@@ -247,7 +247,7 @@ class Runner:
             except Declined as declined:
                 self.decline(declined, job.order.envelope)
             except OSError as error:  # exceptions of the owner's own code do not get here
-                self.decline(Declined("disk", with_remedy(error)), job.order.envelope)
+                self.decline(Declined("disk", disk_texts(error)), job.order.envelope)
             except TrainingStopped:
                 if not (self._stopping or job.unwanted):
                     self.decline(self._late(job) or Declined("failed", NOT_ASKED), job.order.envelope)
@@ -257,8 +257,8 @@ class Runner:
                 if passes(error):
                     raise
                 LOGGER.exception("assignment %s", job.name)
-                message = SILENT if job.order.work.conceals else headline(error)
-                self.decline(Declined("failed", message), job.order.envelope)
+                texts = TwoTexts.same(SILENT) if job.order.work.conceals else texts_of(error)
+                self.decline(Declined("failed", texts), job.order.envelope)
             finally:
                 with self._changed:
                     del self._current[lane]

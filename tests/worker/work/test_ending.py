@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from federation.owners_code import LOGGED
 from federation.plugins import PluginError
 from federation.tasks import DataError, DataSource, Part, TaskError, task
 from federation.training import TrainingStopped
@@ -133,7 +134,10 @@ def test_what_would_end_a_lane_is_declined_and_the_worker_goes_on(
     scene.attending(offers={"digits": trainer})
     trainer.in_training = error
     scene.assign()
-    assert scene.declined() == ("assignment-0", "failed", message)
+    line = Raising.train.__code__.co_firstlineno + 2
+    where = f"{type(error).__name__} at {__name__}:{line}; {LOGGED}"
+    told = NOT_ASKED if isinstance(error, TrainingStopped) else where
+    assert scene.declined() == ("assignment-0", "failed", told)
     trainer.in_training = None
     scene.receipts(1, 1)
     if not isinstance(error, TrainingStopped):
@@ -200,7 +204,8 @@ def test_work_in_which_the_process_dies_is_tried_once_more_and_then_declined(
     command += ["--task", "digits", "--trainer", "ending:Ending", "--code", str(OWNERS_CODE)]
     worker = Process(command, tmp_path / "worker.log")
     scene.assign()
-    assert scene.declined() == ("assignment-0", "failed", f"SystemExit: {WHY}")
+    line = exits.__code__.co_firstlineno + 1
+    assert scene.declined() == ("assignment-0", "failed", f"SystemExit at ending:{line}; {LOGGED}")
     scene.coordinator.open.clear()
     word.write_text("die")
     scene.assign(1)
