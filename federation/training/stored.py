@@ -76,10 +76,13 @@ class _Samples(torch.utils.data.Dataset[Any]):
         try:
             sample = self._splits[name][index]
             if isinstance(sample, Mapping) or len(sample) != _PAIR:
-                return _Problem(f"{name_of_sample} is {in_words(sample)}; needed: a pair, its features and its label")
+                needed = "needed: a pair, its features and its label"
+                return _Problem(
+                    f"{name_of_sample} is {in_words(sample)}; {needed}", f"{any_sample} is no pair; {needed}"
+                )
             x, y = map(_tensor, sample, ("its features", "its label"))
         except DataError as error:
-            return _Problem(f"{name_of_sample}: {error}")
+            return _Problem(f"{name_of_sample}: {error}", f"{any_sample} is no numbers: {place(error)}")
         except BaseException as error:
             if passes(error):
                 raise

@@ -19,6 +19,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from federation.digests import digest
+from federation.owners_code import TwoTexts
 from federation.secure import hashing
 from federation.secure.evaluation import clip
 from federation.secure.thresholds import EVALUATION_NOISE
@@ -35,6 +36,7 @@ from federation.vectors import Layout, to_bytes
 from federation.work.base import WorkError
 from federation.work.evaluate.work import Evaluate
 from federation.work.registry import kind as registered
+from federation.work.secure.member_checks import require
 from federation.work.site import FAILURES, FailedSession, SessionEntry
 from federation.work.train.work import Train
 from fedpareto.cli.main import app
@@ -340,12 +342,12 @@ def test_a_task_whose_metrics_cannot_be_found_declines_without_a_text(asking: As
     assert asking.answer(running, asking.question(**evaluation())) == "failed: this worker's log has the error"
 
 
-@pytest.mark.parametrize("error", [RuntimeError(SECRET), MemoryError(SECRET), DataError(SECRET)])
+@pytest.mark.parametrize("error", [RuntimeError(SECRET), MemoryError(SECRET), DataError(SECRET), WorkError(SECRET)])
 @pytest.mark.parametrize("kind", STAGES)
 def test_no_stage_declines_with_the_text_of_an_exception(error: Exception, kind: str) -> None:
     order: Any = SimpleNamespace(work=registered(kind).work, manifest=AssignmentManifest(kind=kind))
     with pytest.raises(Declined) as caught, _declining(order):
         raise error
-    assert caught.value.message == SILENT
+    assert caught.value.texts == TwoTexts.same(SILENT)
     with pytest.raises(Declined, match="a check of this project"), _declining(order):
-        raise WorkError("a check of this project", reason="terms")
+        require(False, "terms", "a check of this project")
