@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.definition import Experiment, ExperimentError, parse
 from experiments.published import CATALOGUE
-from federation.owners_code import described
+from federation.owners_code import described, passes
 from federation.plugins import Offer, offers
 from federation.text_files import EncodingError, read_text
 
@@ -44,7 +44,9 @@ def load(name: str) -> Experiment:
     module = matching[0].origin.partition(":")[0]
     try:
         place = files(module)
-    except (Exception, SystemExit) as error:  # the package's own code can raise anything
+    except BaseException as error:  # the package's own code can raise anything
+        if passes(error):
+            raise
         raise ExperimentError(f"experiment {name!r}: importing {module} failed: {described(error)}") from error
     return _from_file(name, place / f"{name}.toml", place)
 

@@ -28,7 +28,7 @@ from experiments.leakage.specification import LeakageSpecification
 from experiments.results import Job, Store, difference
 from experiments.search import laboratory as search
 from experiments.search.specification import SearchSpecification as Search
-from federation.process_sockets import short_enough
+from federation.process.sockets import short_enough
 from federation.refusals import Refusal
 from federation.trust.keys import IdentityError
 from simulation.history import History

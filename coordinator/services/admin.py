@@ -160,7 +160,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
             if check.problem is not None:
                 raise check.problem
             if check.layout is not None:
-                _must_suit(check.layout, parameters)
+                _must_suit(check.layout, header.model_bytes, parameters)
             await self._in_thread(upload.store)
         finally:
             await self._in_thread(upload.discard)
@@ -286,14 +286,21 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         yield messages.ExportBundleResponse(end=True)
 
 
-def _must_suit(layout: Layout, parameters: ParametersSpec) -> None:
-    """Raises the Refusal `spec` if the tensors of an initial model are not those that the run shares."""
-    if name := parameters.unshared(tensor.name for tensor in layout.tensors):
-        raise Refusal("spec", f"parameters: the initial model holds {name!r}, which the run does not share")
+def _must_suit(layout: Layout, size: int, parameters: ParametersSpec) -> None:
+    """Raises a Refusal unless an initial model of `size` bytes has the tensors that the run shares, and our own header.
+
+    Members take a file of just the size that follows from the tensors.
+    """
     try:
-        parameters.parameters_of(layout)
+        parameters.must_suit(layout)
     except SharingError as error:
-        raise Refusal("spec", f"the initial model: {error}") from None
+        raise Refusal("spec", str(error)) from None
+    if size != layout.file_bytes:
+        raise Refusal(
+            "layout",
+            f"the initial model has {size} bytes; its tensors, without metadata and in the form that `fedpareto admin "
+            f"submit --model` sends, take {layout.file_bytes}",
+        )
 
 
 def _described(header: messages.RunHeader) -> DescribedModel:

@@ -1,12 +1,13 @@
 """The data of a task: where it is, and its samples. Needs neither NumPy nor torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from federation.spec.part import Part
 from federation.tasks.errors import DataError
+from federation.value_words import in_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,14 +42,17 @@ class DataSource:
 class Dataset:
     """The samples of one split, in memory: inputs of the model x (n, ...), targets of the objectives y (n, ...).
 
-    Both are tensors of torch, or arrays of NumPy.
+    Both are tensors of torch, or arrays of NumPy or pandas. The built-in trainer makes tensors of arrays.
+
+    Raises:
+        DataError: lengths that differ, or several parts in place of one array.
     """
 
     x: Any
     y: Any
 
     def __post_init__(self) -> None:
-        if len(self.x) != len(self.y):
+        if _length("x", self.x) != _length("y", self.y):
             raise DataError(f"{len(self.x)} samples but {len(self.y)} labels")
 
     def __len__(self) -> int:
@@ -75,7 +79,7 @@ class Pool:
     """Every sample of a data set, before it is dealt to clients.
 
     Attributes:
-        x: inputs of the model, (n, ...); a tensor of torch, or an array of NumPy.
+        x: inputs of the model, (n, ...); a tensor of torch, or an array of NumPy or pandas.
         y: targets of the objectives, (n, ...), as x.
         labels: (n,) int64, the classes that shards and Dirichlet deal by, such as a pair of labels as one number; None
             if y are the classes.
@@ -87,8 +91,8 @@ class Pool:
         stratify: each split keeps the shares of the classes (`labels`, or y).
 
     Raises:
-        DataError: lengths that differ, owners that are unknown or have one name, or keys of groups that are no keys or
-            stand in the official test part, too.
+        DataError: lengths that differ, several parts in place of one array, owners that are unknown or have one name,
+            or keys of groups that are no keys or stand in the official test part, too.
     """
 
     x: Any
@@ -101,6 +105,13 @@ class Pool:
     stratify: bool = False
 
     def __post_init__(self) -> None:
+        _length("x", self.x)
+        _length("y", self.y)
+        for field in ("labels", "owner"):  # which may be lists, tensors or columns of pandas
+            if getattr(self, field) is not None:
+                object.__setattr__(self, field, _whole_numbers(field, getattr(self, field)))
+        if self.groups is not None:
+            object.__setattr__(self, "groups", _keys(self.groups))
         named = (("samples", self.x), ("labels to deal by", self.labels), ("owners", self.owner))
         for name, values in (*named, ("keys of groups", self.groups)):
             if values is not None and len(values) != len(self.y):
@@ -115,8 +126,6 @@ class Pool:
             raise DataError(f"a sample has owner {self.owner.min()} or {self.owner.max()} of {len(self.owners)}")
         if self.test is not None and self.test.owners != self.owners:
             raise DataError("the test part of a pool has other owners than the pool")
-        if self.groups is not None:
-            object.__setattr__(self, "groups", _keys(self.groups))
         if self.groups is not None and self.test is not None and self.test.groups is not None:
             both = sorted(set(self.groups.tolist()) & set(self.test.groups.tolist()), key=str)
             if both:
@@ -137,9 +146,32 @@ def _keys(groups: Any) -> "NDArray[Any]":
     if keys.dtype == object and all(isinstance(key, str) for key in keys.ravel()):
         keys = keys.astype(str)
     if keys.ndim != 1 or keys.dtype.kind not in "biuUS":
-        wrong = f"; the first is {keys.ravel()[0]!r}" if keys.size else ""
         raise DataError(
-            f"groups are one key for each sample, integers or strings; got {keys.shape} of {keys.dtype}{wrong}."
-            " Where the key of a sample is not known, give it one of its own"
+            f"groups of a pool is {in_words(groups)}; needed: a key for each sample, (n,), integers or strings. Where "
+            "the key of a sample is not known, give it one of its own"
         )
     return keys
+
+
+def _whole_numbers(name: str, values: Any) -> "NDArray[np.int64]":
+    """A number for each sample. Raises DataError for other values."""
+    import numpy as np  # noqa: PLC0415
+
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
+        raise DataError(f"{name} of a pool is {in_words(array)}; needed: a whole number for each sample, (n,)")
+    return array.astype(np.int64, copy=False)
+
+
+def _length(name: str, values: Any) -> int:
+    """The number of samples. Raises DataError if these are several parts, or a single value."""
+    if isinstance(values, Mapping | tuple):
+        raise DataError(
+            f"{name} is {in_words(values)}; needed: one tensor or array (n, ...). Put the parts beside each other in "
+            "it, and take them apart in the model or in losses()"
+        )
+    try:
+        return len(values)
+    except TypeError:
+        sparse = ", which is sparse" if hasattr(values, "todense") else ""
+        raise DataError(f"{name} is {in_words(values)}{sparse}; needed: a tensor or an array (n, ...)") from None

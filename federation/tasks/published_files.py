@@ -2,7 +2,6 @@
 
 import gzip
 import math
-import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,6 @@ from federation.text_files import EncodingError, decoded
 
 # What reading a file that is missing, cut short or not what its name says may raise.
 BROKEN = (OSError, EOFError, ValueError, zlib.error)
-# What reading an .npz file that is not one may raise.
-NOT_NPZ = (*BROKEN, KeyError, AttributeError, TypeError, zipfile.BadZipFile)
 
 
 def found(path: Path) -> Path | None:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,14 +20,17 @@ import torch.utils.data
 from numpy.typing import NDArray
 from torch import Tensor
 
-from federation.owners_code import described
-from federation.process_sockets import short_enough
+from federation.owners_code import described, passes, place
+from federation.process.sockets import short_enough
 from federation.tasks import DataError, Dataset, Loading, Splits
 from federation.text import counted
 from federation.training import shared_memory
+from federation.training.sample_tensors import as_tensor, splits_of_tensors
+from federation.value_words import in_words
 from federation.work.base import WorkError
 
 _HERE = Loading()
+_PAIR = 2
 _Key = tuple[str, int]  # a split, and the index of a sample in it
 _Batch = tuple[Tensor, Tensor]
 _Packed = tuple[NDArray[np.uint8], torch.dtype, torch.Size]  # a tensor's bytes; NumPy does not have every type
@@ -36,8 +39,20 @@ _LOOK = 5.0  # seconds until PyTorch looks if the processes still run, and says 
 _TIMED_OUT = "DataLoader timed out"
 
 
-class _Problem(str):
-    """The reason why a sample cannot be used: a value, so that it arrives unchanged from other processes."""
+@dataclass(frozen=True)
+class _Problem:
+    """The reason why a sample cannot be used: a value, so that it arrives unchanged from other processes.
+
+    Attributes:
+        message: for the owner.
+        wire: for others, who do not see which sample it is.
+    """
+
+    message: str
+    wire: str
+
+    def error(self) -> DataError:
+        return DataError(self.message, wire=self.wire)
 
 
 class _Samples(torch.utils.data.Dataset[Any]):
@@ -51,27 +66,45 @@ class _Samples(torch.utils.data.Dataset[Any]):
             if len(split):
                 first = self[name, 0]
                 if isinstance(first, _Problem):
-                    raise DataError(str(first))
+                    raise first.error()
                 self._shapes[name] = (first[0].shape, first[1].shape)
                 self.part_bytes[name] = (first[0].nbytes, first[1].nbytes)
 
     def __getitem__(self, key: _Key) -> "_Batch | _Problem":
         name, index = key
-        name_of_sample = f"sample {index} of the {name} split"
+        name_of_sample, any_sample = f"sample {index} of the {name} split", f"a sample of the {name} split"
         try:
-            x, y = (torch.as_tensor(part) for part in self._splits[name][index])
-        except Exception as error:
-            return _Problem(f"{name_of_sample} cannot be read: {described(error)}")
+            sample = self._splits[name][index]
+            if isinstance(sample, Mapping) or len(sample) != _PAIR:
+                needed = "needed: a pair, its features and its label"
+                return _Problem(
+                    f"{name_of_sample} is {in_words(sample)}; {needed}", f"{any_sample} is no pair; {needed}"
+                )
+            x, y = map(_tensor, sample, ("its features", "its label"))
+        except DataError as error:
+            return _Problem(f"{name_of_sample}: {error}", f"{any_sample} is no numbers: {place(error)}")
+        except BaseException as error:
+            if passes(error):
+                raise
+            return _Problem(
+                f"{name_of_sample} cannot be read: {described(error)}", f"{any_sample} cannot be read: {place(error)}"
+            )
         for noun, part in (("features", x), ("labels", y)):
             if part.is_floating_point() and not part.isfinite().all():
-                return _Problem(f"{name_of_sample} has {noun} that are not finite")
+                problem = f"has {noun} that are not finite"
+                return _Problem(f"{name_of_sample} {problem}", f"{any_sample} {problem}")
         expected = self._shapes.get(name, (x.shape, y.shape))
         if (x.shape, y.shape) != expected:
             found, first = (f"{tuple(shapes[0])} and {tuple(shapes[1])}" for shapes in ((x.shape, y.shape), expected))
             return _Problem(
-                f"{name_of_sample} has features and labels of the shapes {found}; those of sample 0 are {first}"
+                f"{name_of_sample} has features and labels of the shapes {found}; those of sample 0 are {first}",
+                f"{any_sample} has another shape than the first",
             )
         return x, y
+
+
+def _tensor(part: Any, noun: str) -> Tensor:
+    return torch.as_tensor(part) if isinstance(part, int | float | complex | list) else as_tensor(part, noun)
 
 
 class _Copied(torch.utils.data.Dataset[Any]):
@@ -161,11 +194,13 @@ class SampleReader:
                         continue
                     self.close(at_once=silent)
                     if silent:
-                        raise DataError(self._silent(keys, batch_keys)) from error
+                        wire = f"the processes that read the data have given nothing for {self._silence:g} seconds"
+                        raise DataError(self._silent(keys, batch_keys), wire=wire) from error
                     first_line = str(error).partition("\n")[0]
-                    raise DataError(f"a process that reads the data has ended: {first_line}") from error
+                    ended = "a process that reads the data has ended"
+                    raise DataError(f"{ended}: {first_line}", wire=ended) from error
             if isinstance(batch, _Problem):
-                raise DataError(str(batch))
+                raise batch.error()
             x, y = _unpacked(batch) if self._piped else batch
             yield x.to(device, non_blocking=True), y.to(device, non_blocking=True)
 
@@ -192,7 +227,8 @@ class SampleReader:
                 shared_memory.warn("the data set takes more there")
                 self._piped = True
                 return self._started()
-            raise DataError(f"the data cannot be sent to the processes that read it: {_cause(error)}") from error
+            unsent = "the data cannot be sent to the processes that read it"
+            raise DataError(f"{unsent}: {_cause(error)}", wire=f"{unsent}: {place(error)}") from error
 
     def _is_short(self, keys: Sequence[Sequence[_Key]]) -> bool:
         """True if a pass over these samples takes more shared memory than is free. The log says so, once."""
@@ -310,18 +346,20 @@ class StoredSamples:
 
 
 def with_stored(splits: Splits, loading: Loading = _HERE) -> Splits:
-    """The same splits, with `StoredSamples` in place of map-style data sets.
+    """The same splits, with `StoredSamples` in place of map-style data sets, and tensors in place of arrays.
 
     Raises:
-        DataError: a split is neither that nor in memory, or its first sample cannot be read.
+        DataError: these are no splits, a split is neither in memory nor map-style, samples in memory are no numbers, or
+            the first sample of a map-style data set cannot be read.
     """
+    splits = splits_of_tensors(splits)
     given = {item.name: getattr(splits, item.name) for item in fields(splits)}
     stored = {name: split for name, split in given.items() if not isinstance(split, Dataset | StoredSamples)}
     for name, split in stored.items():
-        if not (hasattr(split, "__getitem__") and hasattr(split, "__len__")):
+        if not (hasattr(split, "__getitem__") and hasattr(split, "__len__")) or isinstance(split, tuple | Mapping):
             raise DataError(
-                f"the {name} split is a {type(split).__name__}; it must be a Dataset of fedpareto or a map-style "
-                "one of torch, with a length"
+                f"the {name} split is {in_words(split)}; it must be a Dataset of fedpareto or a map-style one of "
+                "torch, with a length"
             )
     if not stored:
         return splits

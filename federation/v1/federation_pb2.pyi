@@ -492,6 +492,7 @@ class AttendResponse(_message.Message):
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    APPROVED_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -511,6 +512,10 @@ class AttendResponse(_message.Message):
         """A signed RunManifest, for a client that answers each run: when it attends, and when the run is submitted."""
 
     @_builtins.property
+    def approved(self) -> Global___Approved:
+        """The client was approved while it attends: it no longer waits."""
+
+    @_builtins.property
     def log(self) -> _common_pb2.LogHead:
         """Beside an assignment: the newest checkpoint of the audit log, where it is newer than what the worker has told of."""
 
@@ -525,14 +530,15 @@ class AttendResponse(_message.Message):
         assignment: _common_pb2.SignedEnvelope | None = ...,
         cancel: _common_pb2.SignedEnvelope | None = ...,
         run: _common_pb2.SignedEnvelope | None = ...,
+        approved: Global___Approved | None = ...,
         log: _common_pb2.LogHead | None = ...,
         inputs: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "log", b"log", "message", b"message", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["approved", b"approved", "assignment", b"assignment", "cancel", b"cancel", "log", b"log", "message", b"message", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "inputs", b"inputs", "log", b"log", "message", b"message", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approved", b"approved", "assignment", b"assignment", "cancel", b"cancel", "inputs", b"inputs", "log", b"log", "message", b"message", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "assignment", "cancel", "run"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "assignment", "cancel", "run", "approved"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -552,6 +558,7 @@ class Welcome(_message.Message):
     LOG_FIELD_NUMBER: _builtins.int
     ROTATIONS_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
     heartbeat_seconds: _builtins.float
@@ -582,6 +589,10 @@ class Welcome(_message.Message):
         the coordinator at each of them.
         """
 
+    @_builtins.property
+    def pending(self) -> Global___Pending:
+        """Set while the client waits for its approval, and gets no work."""
+
     def __init__(
         self,
         *,
@@ -593,14 +604,60 @@ class Welcome(_message.Message):
         log: _common_pb2.LogHead | None = ...,
         rotations: _abc.Iterable[_common_pb2.KeyRotation] | None = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
+        pending: Global___Pending | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "log_key", b"log_key", "restored", b"restored", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "log_key", b"log_key", "pending", b"pending", "restored", b"restored", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "federation_id", b"federation_id", "heartbeat_seconds", b"heartbeat_seconds", "log", b"log", "log_key", b"log_key", "restored", b"restored", "rotations", b"rotations", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "federation_id", b"federation_id", "heartbeat_seconds", b"heartbeat_seconds", "log", b"log", "log_key", b"log_key", "pending", b"pending", "restored", b"restored", "rotations", b"rotations", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+
+@_typing.final
+class Pending(_message.Message):
+    """A client that waits for its approval."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: _builtins.int
+    OFFICERS_FIELD_NUMBER: _builtins.int
+    officers: _builtins.int
+    """How many security officers it takes."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Since when: it enrolled then."""
+
+    def __init__(
+        self,
+        *,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        officers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["officers", b"officers", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pending: _TypeAlias = Pending  # noqa: Y015
+
+@_typing.final
+class Approved(_message.Message):
+    """The end of this wait."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Approved: _TypeAlias = Approved  # noqa: Y015
 
 @_typing.final
 class FetchBlobRequest(_message.Message):

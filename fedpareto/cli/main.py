@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from federation.line.tls import require_tls13
+from federation.owners_code import described, owners_frame
 from federation.text import escaped_lines
 from fedpareto import __version__
 from fedpareto.cli.commands import TableGroup
@@ -144,11 +145,19 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except (CommandFailure, OutputError) as failure:
-        if failure.message:
-            typer.echo(f"fedpareto: {escaped_lines(failure.message)}", err=True)
-        sys.exit(failure.code)
+        _fail(failure)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except SystemExit as error:
+        if owners_frame(error) is None:
+            raise  # each command ends so
+        _fail(CommandFailure(f"code of your own tried to end the command: {described(error)}"))
+
+
+def _fail(failure: CommandFailure | OutputError) -> NoReturn:
+    if failure.message:
+        typer.echo(f"fedpareto: {escaped_lines(failure.message)}", err=True)
+    sys.exit(failure.code)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

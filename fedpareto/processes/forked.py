@@ -20,7 +20,7 @@ from multiprocessing import forkserver, parent_process
 from pathlib import Path
 
 from federation.line.tls import require_tls13
-from federation.process_sockets import short_enough
+from federation.process.sockets import short_enough
 
 # The imports of coordinators, workers and commands. None of them may start a thread or make a gRPC call.
 PRELOADED = [

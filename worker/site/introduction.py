@@ -1,7 +1,7 @@
 """A worker's description of itself for the coordinator: its tasks, the bounds of its owner, and its opening hours."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
 from federation.spec.accounting import NoiseBudget
@@ -36,9 +36,11 @@ class Introduction:
     site: Site
     policy: Policy
     budget: Callable[[str], NoiseBudget | None] = _no_budget
+    _told: dict[str, frozenset[str]] = field(default_factory=dict, init=False)  # the abilities in the last hello
 
     def hello(self) -> Hello:
         """The first message of a stream, without its nonce."""
+        self._told.update({name: trainer.abilities for name, trainer in self.offers.items()})
         return Hello(
             software=software(),
             device=self.device,
@@ -47,6 +49,11 @@ class Introduction:
             consents=self.policy.decides,
             limits=WorkLimits(**asdict(self.policy.limits.bounds)),
         )
+
+    @property
+    def outdated(self) -> bool:
+        """True if a trainer has other abilities than the last hello told, as its work may have shown."""
+        return any(self.offers[name].abilities != told for name, told in self._told.items())
 
     def left_beside(self, task: str) -> list[SessionsLeft]:
         """The private rounds that are left for each task that trains on the same data set as `task`."""

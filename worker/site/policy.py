@@ -221,6 +221,11 @@ class Policy(Section):
         description='the hosts of buckets, such as "bucket.example.org" or "bucket.example.org:9000", from which the '
         "worker downloads models if the coordinator gives it a URL there; none: from the coordinator alone",
     )
+    error_texts: bool = Field(
+        False,
+        description="whether a decline tells the coordinator the whole text of an error at this site, which can hold "
+        "paths, values and names of patients; in private rounds never",
+    )
     limits: WorkLimits = WorkLimits()
     open: OpenHours = OpenHours()
     secure: SecureSection = SecureSection()

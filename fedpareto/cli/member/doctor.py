@@ -116,9 +116,10 @@ def _check_as_member(worker_home: WorkerHome, member: MemberFiles) -> Iterator[F
         fine = coordinator.outcome is CheckOutcome.OK
     else:
         yield Finding.skipped("coordinator", "first repair what failed above")
-    yield (
-        doctor.check_clock(worker_home, member) if fine else Finding.skipped("clock", "the coordinator tells the time")
-    )
+    if fine:
+        yield from doctor.check_welcome(worker_home, member)
+    else:
+        yield Finding.skipped("clock", "the coordinator tells the time")
     yield from doctor.check_downloads(worker_home, member.proxy)
     yield from doctor.check_failures(worker_home)
 

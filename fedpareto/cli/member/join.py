@@ -62,7 +62,10 @@ def join(
         "certificate_expires": member.not_after.isoformat(),
         "approval_pending": enrolled.approval_pending,
     }
-    approval = f"An operator must approve it before it gets work: fedpareto admin approve {member.client_id}"
+    approval = (
+        "It waits: a security officer of the federation (role security-officer) must approve it before it gets work. "
+        f"Say that you have joined: fedpareto admin approve {member.client_id}"
+    )
     answer(
         as_json,
         document,

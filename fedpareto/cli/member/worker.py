@@ -11,6 +11,7 @@ import typer
 
 from federation.attacks import AttackError, parse_attack
 from federation.directories import DirectoryGone
+from federation.plugins import PluginError
 from federation.sketches import load
 from federation.sketches.base import SketchError
 from federation.tasks import DataError, DataSource, Loading, Part, PartError
@@ -45,6 +46,7 @@ from worker.rotation import RotationError, end_rotation
 from worker.service import Worker, prepare_offers
 from worker.site.policy import Policy, PolicyError
 from worker.site.roster import RosterError
+from worker.threads import WorkerEndedError
 from worker.work.accomplices import Accomplices
 from worker.work.attacker import Attacker
 from worker.work.spool import SpoolError
@@ -162,6 +164,6 @@ def run(
 def _run_until_stopped(worker: Worker) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
-    with failing(AttendanceError, DirectoryGone):
+    with failing(AttendanceError, DirectoryGone, PluginError, WorkerEndedError):
         worker.run()
     logging.getLogger("fedpareto.worker").info("stopped")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from experiments.plots import draw_census
-from federation.tasks import DataError, DataSource, Part, PartError, TaskError
+from federation.tasks import DataError, DataSource, Part
 from federation.tasks import task as find_task
 from federation.tasks.census import census
 from fedpareto.cli import completion
@@ -68,7 +68,7 @@ def show(
     """
     if plot is not None:
         require("--plot draws with", "matplotlib", extra="experiments")
-    with failing(PartError, TaskError, code=USAGE), failing(DataError):
+    with failing(ValueError, code=USAGE), failing(DataError):  # of the task, the trainer, the partition
         part = Part(0, clients, partition, seed, sizes)
         counts = census(find_task(task), DataSource(data, download=download), part, tried=True)
     names = client_names(clients)

@@ -404,5 +404,5 @@ def test_groups_that_cannot_stay_together_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("keys", [np.array([1.0, np.nan]), np.array(["a", None]), np.zeros((2, 2))])
 def test_keys_of_groups_are_integers_or_strings(keys: np.ndarray) -> None:
-    with pytest.raises(DataError, match="groups are one key for each sample, integers or strings; got "):
+    with pytest.raises(DataError, match=r"needed: a key for each sample, \(n,\), integers or strings"):
         Pool(np.zeros(2), np.zeros(2), groups=keys)

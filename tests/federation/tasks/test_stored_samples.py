@@ -16,7 +16,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
 
 from federation.attacks import AttackError, parse_attack
-from federation.process_sockets import short_enough
+from federation.process.sockets import short_enough
 from federation.spec.computation import LocalSgd, MeasureAlong, PrivateSgd
 from federation.spec.run_spec import RunSpec
 from federation.tasks import DataError, Dataset, DataSource, Loading, Part, Splits, Task, TaskError, initial_model, task

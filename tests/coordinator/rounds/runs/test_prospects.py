@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from federation.digests import digest
+from federation.record.provenance import Provenance, with_provenance
 from federation.spec.accounting import COARSE, DELTA, Mechanism, NoiseBudget, epsilon
 from federation.spec.computation import Ability
-from federation.spec.run_sections import ParametersSpec
+from federation.spec.run_spec import RunSpec
 from federation.task_layout import TaskLayout
 from federation.tasks import Task
 from federation.training.plans import EvaluationPlan, TrainingPlan
@@ -23,9 +24,9 @@ from federation.v1 import common_pb2
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, TaskOffer
-from federation.vectors import Array, Vector, update_layout
+from federation.vectors import Array, Layout, Tensor, Vector, to_bytes, update_layout
 from federation.work.site import Site
-from fedpareto.cli.admin.upload import made_model, model_file
+from fedpareto.cli.admin.upload import InitialModel, initial_model
 from storage.states import RunState
 from tests.harness import Attending, federation
 from tests.paths import OWNERS_CODE
@@ -328,19 +329,26 @@ def test_nothing_is_foretold_of_an_algorithm_that_may_ask_for_anything(
 def test_the_command_tells_the_layout_of_the_task_or_that_of_a_model_that_is_shared_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def told(task: str, parameters: str = "", *, model: bool = True) -> InitialModel:
+        document = f'name = "told"\ntask = "{task}"\nrounds = 1\n{parameters}'
+        return initial_model(RunSpec.parse(document.encode()), path if model else None)
+
     path = tmp_path / "model.safetensors"
     path.write_bytes(MODEL)
-    without = model_file(path, "nowhere:Task")
+    without = told("nowhere:Task")
     assert (without.layout, without.parameters, without.buffers) == (TaskLayout.of(LAYOUT), LAYOUT.size, 0)
-    part = ParametersSpec(personal=("head",))
-    assert model_file(path, "nowhere:Task", part).layout is None
-    averaged = ParametersSpec(buffers="averaged", buffer_names=("layer.bias",))
-    last = model_file(path, "nowhere:Task", averaged)
+    origin = Provenance(federation="f", run="r", round="0", record="", entries="")
+    path.write_bytes(with_provenance(LAYOUT.header, origin) + MODEL[len(LAYOUT.header) :])
+    assert told("nowhere:Task").digest == without.digest == digest(MODEL), "of what is sent, without metadata"
+    part = 'parameters.personal = ["head"]'
+    assert told("nowhere:Task", part).layout is None
+    last = told("nowhere:Task", 'parameters = { buffers = "averaged", buffer_names = ["layer.bias"] }')
     assert (last.layout, last.parameters, last.buffers) == (None, LAYOUT.size - 5, 5)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "probed.py").write_text(VERSION.format(width=2))
-    made = made_model("probed:Probe", 0, part)
-    assert made.layout == model_file(path, "probed:Probe", part).layout
+    path.write_bytes(to_bytes(Layout((Tensor("body", (9,)),)), np.zeros(9, np.float32)))
+    made = told("probed:Probe", part, model=False)
+    assert made.layout == told("probed:Probe", part).layout
     assert made.layout is not None
     assert (made.layout.tensors, made.layout.elements, made.parameters) == (2, 15, 9)
 
