@@ -79,7 +79,7 @@ def _shares(sizes: Indices, held: int, least: int) -> Indices:
     A class of at least `least` samples gets one; where there are more such classes than samples, the largest do.
     """
     ideal = held * sizes / max(1, sizes.sum())
-    shares = np.minimum(np.floor(ideal).astype(np.int64), sizes)
+    shares: Indices = np.minimum(np.floor(ideal).astype(np.int64), sizes)
     largest = np.argsort(-sizes, kind="stable")
     present = largest[sizes[largest] >= least][:held]
     shares[present] = np.maximum(shares[present], 1)

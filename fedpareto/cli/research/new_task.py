@@ -13,7 +13,7 @@ from fedpareto.starter import starter_files
 from fedpareto.starter.made_data import SITES
 
 
-class Kind(StrEnum):
+class DataKind(StrEnum):
     """The kinds of data."""
 
     TABULAR = "tabular"
@@ -23,14 +23,14 @@ class Kind(StrEnum):
 
 def new_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory, for all files.")],
-    kind: Annotated[Kind, typer.Option(help="The kind of data.")] = Kind.TABULAR,
+    kind: Annotated[DataKind, typer.Option(help="The kind of data.")] = DataKind.TABULAR,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a task of your own, with its test, data and specification.
+    """Write a task of your own that runs as it is.
 
-    The task is a Python class of about 25 lines that runs as it is, on invented data of three sites. A patient has
-    several rows, which stay in one split, and the splits keep the shares of the classes. Nothing is downloaded. Then
-    change it to suit your data.
+    The task is a Python class of about 25 lines, with a test and a specification, on invented data of three sites. A
+    patient has several rows, which stay in one split, and the splits keep the shares of the classes. Nothing is
+    downloaded. Then change it to suit your data.
 
         fedpareto new mine --kind images
 
