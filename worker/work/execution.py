@@ -304,8 +304,7 @@ class Execution:
             raise Declined("layout", texts) from refusal
         if layout != order.shape.layout:
             difference = first_difference(layout.shapes, order.shape.layout.shapes)
-            wire = f"the base model has other tensors than a model of this task: {COMPARE}"
-            raise Declined("layout", TwoTexts.of(f"{difference}: {COMPARE}", wire))
+            raise Declined("layout", f"{difference}: {COMPARE}")
         return vector
 
     def _input(self, order: Order, item: Input, control: Control) -> memoryview:
