@@ -141,7 +141,7 @@ def _stop(screen: Console, directory: Path) -> None:
         raise CommandFailure(f"{directory} is not the directory of fedpareto local: name it with --dir", code=USAGE)
     with failing(ProcessError):
         stopped = stop_running(directory)
-    screen.print(f"the federation in {directory} has {'stopped' if stopped else 'not been running'}")
+    screen.print(f"the federation in {directory} has {'stopped' if stopped else 'not been running'}", soft_wrap=True)
 
 
 def _found(screen: Console, stage: LocalFederation) -> None:
