@@ -1,11 +1,8 @@
 """Tables of members, join strings and administrators."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -20,13 +17,12 @@ from federation.v1.admin_pb2 import (
     ListRequestsResponse,
     TaskSummary,
 )
-from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
+from federation.v1.common_pb2 import DecisionManifest
 from fedpareto.admin_messages import name_of
-from fedpareto.cli.show.escaping import make_safe
 from fedpareto.cli.show.tables import new_table, state
-from fedpareto.formatting import UNKNOWN, natural, short, when
+from fedpareto.formatting import UNKNOWN, local, natural, short, when
+from fedpareto.officer_requests import OfficerRequest, signed_manifest
 
-M = TypeVar("M", bound=Message)
 _LISTED = 5  # tasks of a member in the table of members
 _SOON = timedelta(days=1)  # a worker renews its certificate long before
 
@@ -167,37 +163,16 @@ def administrators(items: Iterable[Administrator]) -> RenderableType:
     return table
 
 
-def request_name(request_id: str, *, whole: bool = False) -> str:
-    """The hexadecimal digits of a request's digest by which commands name it: the first twelve, or all."""
-    digits = request_id.partition(":")[2]
-    return digits if whole else digits[:12]
-
-
-def request_in_words(envelope: SignedEnvelope) -> str:
-    """The request that an officer has signed, as text."""
-    asked = _signed(envelope, RequestManifest())
-    reason = f" ({asked.reason})" if asked.reason else ""
-    return f"{asked.action} {asked.subject}{reason}, asked by {asked.officer}"
-
-
-def _signed(envelope: SignedEnvelope, manifest: M) -> M:
-    """The manifest that was signed, with its strings made safe to show; empty if it cannot be read."""
-    with suppress(DecodeError):
-        manifest.ParseFromString(envelope.manifest)
-    make_safe(manifest)
-    return manifest
-
-
 def requests(response: ListRequestsResponse) -> RenderableType:
     """Requests; without any, the actions that take two officers."""
     table = new_table("request", "state", "what", "open until", "decided by", "decided")
     for item in response.requests:
-        asked, decision = _signed(item.request, RequestManifest()), _signed(item.decision, DecisionManifest())
+        asked, decision = OfficerRequest.of(item), signed_manifest(item.decision, DecisionManifest())
         table.add_row(
-            request_name(item.request_id),
+            asked.name,
             state(name_of(item, "state")),
-            request_in_words(item.request),
-            when(asked, "expires")[:16],
+            str(asked),
+            UNKNOWN if asked.expires is None else local(asked.expires)[:16],
             decision.officer or "–",
             when(item, "ended")[:16],
         )

@@ -19,7 +19,7 @@ from federation.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from fedpareto.cli import document, logs
 from fedpareto.cli.admin import watch
 from fedpareto.cli.show import envelope_lines, member_tables, round_tables, tables
-from fedpareto.cli.show.escaping import escaping_stub, make_safe
+from fedpareto.escaping import escaping_stub, make_safe
 from fedpareto.report.page import page
 from fedpareto.report.report_data import RunData
 from tests.fedpareto.cli.scene import shown
