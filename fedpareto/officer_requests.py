@@ -7,12 +7,14 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from federation.trust.identity import Action
 from federation.v1.admin_pb2 import ActionRequest
 from federation.v1.common_pb2 import RequestManifest, SignedEnvelope
 from fedpareto.escaping import make_safe
 from fedpareto.formatting import short
 
 M = TypeVar("M", bound=Message)
+_PHRASES = {Action.FORGET: "remove the updates of", Action.REVOKE_ADMIN: "revoke the administrator"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,12 @@ class OfficerRequest:
     def wanted(self) -> str:
         """What is asked for: "revoke hospital-d (left the study)"."""
         return f"{self.action} {self.subject}" + (f" ({self.reason})" if self.reason else "")
+
+    @property
+    def phrase(self) -> str:
+        """What is asked for, after "asks to": "revoke the administrator bob (left)"."""
+        what = _PHRASES.get(self.action, self.action)
+        return f"{what} {self.subject}" + (f" ({self.reason})" if self.reason else "")
 
     def __str__(self) -> str:
         return f"{self.wanted}, asked by {self.officer}"

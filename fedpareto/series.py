@@ -1,11 +1,39 @@
 """Series of numbers over rounds or clients, in which NaN stands for an unknown number."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Generic, TypeVar
 
 from federation.record.metric_definitions import OWN, SCORED
 from federation.spec.task_metrics import RESERVED
 from federation.v1.admin_pb2 import RoundSummary
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Equals(Generic[T]):
+    """Neighbours in a list of rounds that say the same; `first` and `last` are the least and the largest round."""
+
+    items: Sequence[T]
+    first: int
+    last: int
+
+    @property
+    def rounds(self) -> str:
+        """The rounds in words: "round 3", or "rounds 0 to 39"; of every other one also how many they are."""
+        count, span = len(self.items), self.last - self.first + 1
+        if count == 1:
+            return f"round {self.first}"
+        return f"rounds {self.first} to {self.last}" + (f", {count} of them" if count < span else "")
+
+
+def equals(items: Iterable[T], number: Callable[[T], int], said: Callable[[T], object]) -> list[Equals[T]]:
+    """Groups the neighbours for which `said` is equal, in order; `number` is the round of an item."""
+    groups = [list(group) for _, group in groupby(items, key=said)]
+    return [Equals(group, min(map(number, group)), max(map(number, group))) for group in groups]
 
 
 def metric(summary: RoundSummary, name: str) -> float:

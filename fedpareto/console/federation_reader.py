@@ -24,6 +24,7 @@ from federation.v1.common_pb2 import RunState
 from fedpareto.admin_messages import whole
 from fedpareto.console.run_history import RunHistory
 from fedpareto.console.source import CoordinatorAway, OpenedCalls, Source
+from fedpareto.formatting import when
 
 T = TypeVar("T")
 
@@ -70,7 +71,20 @@ class HeldRun:
     ahead: float = 0.0  # seconds of the coordinator's clock before ours
     followed: bool = False
     used: float = 0.0
-    spec: str = ""
+    details: v1.Run | None = None  # as `GetRun` gave it last: with the specification, and the members never asked
+
+    @property
+    def spec(self) -> str:
+        """Its specification; empty until it is read."""
+        return self.details.spec if self.details is not None else ""
+
+    @property
+    def outdated(self) -> bool:
+        """True if its details have to be read: first, after its first round, and at its end."""
+        read = self.details
+        if read is None:
+            return True
+        return (not read.rounds_done and bool(self.run.rounds_done)) or (self.over and read.state not in ENDED)
 
     @property
     def complete(self) -> bool:
@@ -267,7 +281,7 @@ class Reader:
         run_id = held.run.run_id
         with self._lock:
             before = self._loads.get(run_id)
-            if held.complete or (before is not None and not before.done()):
+            if (held.complete and not held.outdated) or (before is not None and not before.done()):
                 return
             with suppress(RuntimeError):  # the console ends
                 self._loads[run_id] = self._pool.submit(self._load, held)
@@ -277,8 +291,8 @@ class Reader:
         if opened is None:
             return
         with suppress(grpc.RpcError, CoordinatorAway):
-            if not held.spec:
-                held.spec = opened.stub.GetRun(v1.GetRunRequest(run=run_id, brief=True)).run.spec
+            if held.outdated:
+                held.details = opened.stub.GetRun(v1.GetRunRequest(run=run_id, brief=True)).run
                 held.history.preferred = _stop_metric(held.spec)
             stop = held.run.rounds_done
             if stop > 2 * FIRST_ROUNDS and not held.history.lines:
@@ -337,6 +351,21 @@ class Reader:
             refusal = refusal_from_rpc_error(error)
             raise PageError(_STATUSES.get(refusal.status, 502), escaped(refusal.message)) from None
 
+    def origin(self, run_id: str, name: str) -> str:
+        """The id of a run and when it was submitted, if another run has its name, too; otherwise empty."""
+        with self._lock:
+            runs = {run.run_id: run for run in self.lists.runs} if self.lists is not None else {}
+            runs |= {held.run.run_id: held.run for held in self.held.values()}
+        if not any(run.name == name for other, run in runs.items() if other != run_id):
+            return ""
+        submitted = f", {when(runs[run_id], 'created')[:16]}" if run_id in runs else ""
+        return f"{run_id}{submitted}"
+
+    def named(self, run_id: str, name: str) -> str:
+        """The name of a run, with its `origin` if another run has this name, too."""
+        origin = self.origin(run_id, name)
+        return f"{name} ({origin})" if origin else name
+
     def known(self, name: str) -> HeldRun | None:
         """A run that is in memory, by its id or its name, the newest of that name."""
         with self._lock:
@@ -362,7 +391,7 @@ class Reader:
                 found = self.call(lambda stub: stub.GetRun(v1.GetRunRequest(run=name, brief=True)).run)
             held = self._hold(found)
         held.used = time.monotonic()
-        if not held.complete and not (held.followed and held.history.lines):
+        if held.details is None or (not held.complete and not (held.followed and held.history.lines)):
             self._load_later(held)
             self._wait(held, seconds)
         return held

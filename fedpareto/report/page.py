@@ -49,7 +49,7 @@ def _head(data: RunData, beside: Sequence[RunData]) -> Html:
     rounds = f"{run.rounds_done} of {counted(run.rounds_total, 'round')}"
     words = f"{run.algorithm} on {run.task}, {rounds}, run {run.run_id}" + (f"; beside {others}" if others else "")
     accuracy = last(data.metric("accuracy/mean"))
-    sentence = verdict(data.standing, over=run.state in _ENDED, accuracy=accuracy)
+    sentence = verdict(data.standing, over=run.state in _ENDED, accuracy=accuracy, turnout=data.turnout)
     return join(
         [
             tag("h1", f"{run.name} ", tag("span", state.lower(), class_=f"state {_STATES.get(state, 'notice')}")),
@@ -101,8 +101,14 @@ def _cards(data: RunData) -> Html:
     if hidden:
         shown.append((NOT_DISCLOSED, ", ".join(hidden)))
     total = math.fsum(known(data.metric("bytes/up") + data.metric("bytes/down")))
-    shown += [(str(len(data.clients)), "members took part"), (size(total), "up and down")]
+    shown += [(_took_part(data), "members took part"), (size(total), "up and down")]
     return tag("ul", *(tag("li", tag("b", value), tag("span", name)) for value, name in shown), class_="cards")
+
+
+def _took_part(data: RunData) -> str:
+    """How many members took part; of how many, if some did not."""
+    everybody, absent = data.turnout.names | {*data.clients}, data.turnout.absent
+    return f"{len(everybody) - len(absent)} of {len(everybody)}" if absent else str(len(everybody))
 
 
 def _run(data: RunData) -> list[Html]:

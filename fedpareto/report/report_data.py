@@ -25,6 +25,7 @@ from fedpareto.admin_messages import whole
 from fedpareto.formatting import natural
 from fedpareto.pages.verdict import Standing
 from fedpareto.series import known, last, metric, own_names, own_values
+from fedpareto.turnout import Turnout
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ class RunData:
     def undisclosed(self) -> frozenset[str]:
         """The numbers of rounds and members that the privacy of this run hides, by name."""
         return frozenset(name for item in self.rounds for name in item.summary.undisclosed)
+
+    @cached_property
+    def turnout(self) -> Turnout:
+        """Who took part."""
+        return Turnout.of(self.run)
 
     @property
     def has_step(self) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from federation.v1 import admin_pb2 as v1
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of
-from fedpareto.console.federation_reader import HeldRun, PageError, Reader
+from fedpareto.console.federation_reader import ENDED, HeldRun, PageError, Reader
 from fedpareto.console.run_history import MemberNumber, Outcome
 from fedpareto.console.screens import wording
 from fedpareto.console.view import PageRequest, PageView, Screen
@@ -17,6 +17,7 @@ from fedpareto.pages.charts import Series
 from fedpareto.pages.html import Html
 from fedpareto.pages.scales import ACCURACY, Axis
 from fedpareto.pages.small import sparkline, strip
+from fedpareto.series import equals
 
 _RUNS = 8  # the newest, that the page reads
 _ENTRIES = 20  # of the log
@@ -42,10 +43,13 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Failure:
+    """A failure, or several equal ones of a run; `number` is the last round."""
+
     run: v1.Run
     number: int
-    outcome: str
-    reason: str
+    rounds: str
+    times: int
+    told: str
 
 
 def _view(reader: Reader, asked: PageRequest) -> PageView:
@@ -66,7 +70,8 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             "client": client,
             "state": name_of(client, "state").lower(),
             "since": wording.since(client),
-            "alerts": alert_list(lines_of(alerts)) if alerts else Html(""),
+            "alerts": alert_list(lines_of(alerts, reader.named)) if alerts else Html(""),
+            "undecided": [_open_run(reader, run) for run in client.undecided],
             "parts_by_run": parts,
             "failures": _failures(runs, name),
             "entries": entries,
@@ -105,14 +110,22 @@ def _line(values: list[float], axis: Axis, alt: str, colour: int) -> Html:
 
 
 def _failures(runs: list[HeldRun], name: str) -> list[_Failure]:
-    failures = [
-        _Failure(held.run, number, str(line.failed[name][0]), line.failed[name][1])
-        for held in runs
-        for number, line in held.history.lines.items()
-        if name in line.failed
-    ]
-    failures.sort(key=lambda item: (item.run.created.ToNanoseconds(), item.number), reverse=True)
+    """The last failures, the newest first; equal ones of a run that follow one another are one."""
+    failures = []
+    for held in sorted(runs, key=lambda held: held.run.created.ToNanoseconds(), reverse=True):
+        lines = held.history.lines
+        failed = [number for number in sorted(lines, reverse=True) if name in lines[number].failed]
+        for group in equals(failed, number=int, said=lambda number: lines[number].failed[name]):  # noqa: B023
+            outcome, why = lines[group.last].failed[name]
+            told = f"{wording.VERBS[outcome]}{f': {why}' if why else ''}"
+            failures.append(_Failure(held.run, group.last, group.rounds, len(group.items), told))
     return failures[:_FAILURES]
+
+
+def _open_run(reader: Reader, name: str) -> str:
+    """The run of a name that has not ended: only one has the name at a time."""
+    runs = reader.lists.runs if reader.lists else ()
+    return next((reader.named(run.run_id, name) for run in runs if run.name == name and run.state not in ENDED), name)
 
 
 def _version(reader: Reader, asked: PageRequest) -> object:
