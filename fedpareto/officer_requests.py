@@ -1,5 +1,6 @@
 """Requests for actions that take two security officers, as commands and pages show them."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -14,7 +15,7 @@ from fedpareto.escaping import make_safe
 from fedpareto.formatting import short
 
 M = TypeVar("M", bound=Message)
-_PHRASES = {Action.FORGET: "remove the updates of", Action.REVOKE_ADMIN: "revoke the administrator"}
+_PHRASES: Mapping[str, str] = {Action.FORGET: "remove the updates of", Action.REVOKE_ADMIN: "revoke the administrator"}
 
 
 @dataclass(frozen=True)

@@ -11,29 +11,32 @@ from federation.spec.task_metrics import RESERVED
 from federation.v1.admin_pb2 import RoundSummary
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Equals(Generic[T]):
-    """Neighbours in a list of rounds that say the same; `first` and `last` are the least and the largest round."""
+class Equals(Generic[T, S]):
+    """Neighbours in a list of rounds of which the same is said; `first` and `last` are the least and largest round."""
 
     items: Sequence[T]
+    said: S
     first: int
     last: int
 
     @property
     def rounds(self) -> str:
-        """The rounds in words: "round 3", or "rounds 0 to 39"; of every other one also how many they are."""
-        count, span = len(self.items), self.last - self.first + 1
+        """The rounds in words: "round 3", "rounds 0 to 39 (40 rounds)", or with gaps "40 of the rounds 0 to 79"."""
+        count, span = len(self.items), f"{self.first} to {self.last}"
         if count == 1:
             return f"round {self.first}"
-        return f"rounds {self.first} to {self.last}" + (f", {count} of them" if count < span else "")
+        whole = count == self.last - self.first + 1
+        return f"rounds {span} ({count} rounds)" if whole else f"{count} of the rounds {span}"
 
 
-def equals(items: Iterable[T], number: Callable[[T], int], said: Callable[[T], object]) -> list[Equals[T]]:
-    """Groups the neighbours for which `said` is equal, in order; `number` is the round of an item."""
-    groups = [list(group) for _, group in groupby(items, key=said)]
-    return [Equals(group, min(map(number, group)), max(map(number, group))) for group in groups]
+def equals(items: Iterable[T], number: Callable[[T], int], said: Callable[[T], S]) -> list[Equals[T, S]]:
+    """Puts neighbours together for which `said` is equal, in order; `number` is the round of an item."""
+    groups = [(what, list(group)) for what, group in groupby(items, key=said)]
+    return [Equals(group, what, min(map(number, group)), max(map(number, group))) for what, group in groups]
 
 
 def metric(summary: RoundSummary, name: str) -> float:

@@ -20,11 +20,10 @@ from federation.spec.run_spec import RunSpec, SpecError
 from federation.text import escaped
 from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import RunState
 from fedpareto.admin_messages import whole
 from fedpareto.console.run_history import RunHistory
 from fedpareto.console.source import CoordinatorAway, OpenedCalls, Source
-from fedpareto.formatting import when
+from fedpareto.run_names import ENDED, RunNames
 
 T = TypeVar("T")
 
@@ -36,8 +35,6 @@ FOLLOWED = 32  # open runs, the newest, that are followed
 HELD = 12  # runs that have ended, whose numbers stay in memory after their page was open
 FIRST_ROUNDS = 40  # the newest rounds are read before the others, for the first screen
 FIRST_SECONDS = 8.0  # that the first page waits for the lists
-
-ENDED = (RunState.RUN_STATE_COMPLETED, RunState.RUN_STATE_FAILED, RunState.RUN_STATE_STOPPED)
 
 
 class PageError(Exception):
@@ -351,20 +348,12 @@ class Reader:
             refusal = refusal_from_rpc_error(error)
             raise PageError(_STATUSES.get(refusal.status, 502), escaped(refusal.message)) from None
 
-    def origin(self, run_id: str, name: str) -> str:
-        """The id of a run and when it was submitted, if another run has its name, too; otherwise empty."""
+    @property
+    def names(self) -> RunNames:
+        """The names of the runs that are listed or held."""
         with self._lock:
-            runs = {run.run_id: run for run in self.lists.runs} if self.lists is not None else {}
-            runs |= {held.run.run_id: held.run for held in self.held.values()}
-        if not any(run.name == name for other, run in runs.items() if other != run_id):
-            return ""
-        submitted = f", {when(runs[run_id], 'created')[:16]}" if run_id in runs else ""
-        return f"{run_id}{submitted}"
-
-    def named(self, run_id: str, name: str) -> str:
-        """The name of a run, with its `origin` if another run has this name, too."""
-        origin = self.origin(run_id, name)
-        return f"{name} ({origin})" if origin else name
+            listed = self.lists.runs if self.lists is not None else ()
+            return RunNames([*listed, *(held.run for held in self.held.values())])
 
     def known(self, name: str) -> HeldRun | None:
         """A run that is in memory, by its id or its name, the newest of that name."""

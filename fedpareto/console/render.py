@@ -82,7 +82,7 @@ class Renderer:
     def parts(self, view: PageView, reader: Reader) -> dict[str, str]:
         """The parts of a page that are kept up to date, by the id of their element."""
         template = self._environment.get_template(view.template)
-        values = {"connection": reader.connection, "origin": reader.origin, **view.values}
+        values = {"connection": reader.connection, "origin": reader.names.origin, **view.values}
         made = {
             name: "".join(block(template.new_context(values))).strip()
             for name, block in template.blocks.items()
@@ -99,7 +99,7 @@ class Renderer:
     ) -> str:
         """A whole page, whose `parts` are kept up to date by a stream."""
         shown = {name: Html(part) for name, part in parts.items()}
-        values = {"origin": reader.origin, **view.values, "parts": shown, "token": token}
+        values = {"origin": reader.names.origin, **view.values, "parts": shown, "token": token}
         body = self._block(view.template, _LAYOUT, values)
         links = tuple(Link(title, href, current=href == nav) for href, title in _NAVIGATION.items())
         header = self._block("common.html", "header", {"parts": shown, "token": token})

@@ -58,7 +58,12 @@ def heat(
         for step in range(5)
     ]
     told = [f"each column is the mean of {averaged * together} rounds"] if averaged * together > 1 else []
-    return join([drawing.legend([*keys, *told]), drawing.plot(height + room, [*parts, names_below], alt=alt, words=words, look="rows")])
+    return join(
+        [
+            drawing.legend([*keys, *told]),
+            drawing.plot(height + room, [*parts, names_below], alt=alt, words=words, look="rows"),
+        ]
+    )
 
 
 def column(values: Sequence[float], at: int, largest: float) -> Html:

@@ -48,11 +48,20 @@ class OwnFinal:
 
 @dataclass(frozen=True)
 class RunData:
-    """A run with its specification, its rounds in order, and the federation's clients by name."""
+    """A run with its specification, its rounds in order, and the federation's clients by name.
+
+    `origin` is its id and date where another run on the page has its name, too; otherwise empty.
+    """
 
     run: Run
     rounds: list[ExportRoundsResponse]
     members: dict[str, Client]
+    origin: str = ""
+
+    @property
+    def label(self) -> str:
+        """What the page calls the run."""
+        return f"{self.run.name} ({self.origin})" if self.origin else self.run.name
 
     @classmethod
     def read(cls, stub: AdminStub, name: str) -> "RunData":

@@ -36,7 +36,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
     if not LEAST <= len(chosen) <= MOST:
         raise PageError(400, f"Choose {LEAST} to {MOST} runs to compare; {counted(len(chosen), 'run')} is chosen.")
     runs = [reader.run(name) for name in chosen]
-    names = [reader.named(held.run.run_id, held.run.name) for held in runs]
+    names = [reader.names.named(held.run.run_id, held.run.name) for held in runs]
     values |= {
         "chosen": [held.run.run_id for held in runs],
         "held": runs,

@@ -10,7 +10,7 @@ from federation.v1 import admin_pb2 as v1
 from federation.v1.common_pb2 import ClientState, RunState
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of
-from fedpareto.console.federation_reader import ENDED, HeldRun, Lists, PageError, Reader
+from fedpareto.console.federation_reader import HeldRun, Lists, PageError, Reader
 from fedpareto.console.render import moment
 from fedpareto.console.run_history import Outcome
 from fedpareto.console.screens import wording
@@ -22,6 +22,7 @@ from fedpareto.pages.charts import Series
 from fedpareto.pages.html import Html
 from fedpareto.pages.scales import ACCURACY, Axis
 from fedpareto.pages.small import sparkline, strip
+from fedpareto.run_names import ENDED
 
 _STRIP = 30  # rounds
 _POINTS = 120  # of a sparkline
@@ -55,8 +56,8 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             "sentence": f"{counted(count, 'thing needs you', 'things need you')}." if count else "All well.",
             "counts": f"{connected} of {counted(len(members), 'member')} connected, "
             f"{counted(len(open_runs), 'open run')}",
-            "alerts": alert_list(lines_of(alerts, reader.named)) if alerts else Html(""),
-            "notices": alert_list(lines_of(notices[:5], reader.named)) if notices else Html(""),
+            "alerts": alert_list(lines_of(alerts, reader.names.named)) if alerts else Html(""),
+            "notices": alert_list(lines_of(notices[:5], reader.names.named)) if notices else Html(""),
             "needs": needs,
             "own_requests": list(_own_requests(lists, asked.administrator)),
             "open_runs": [_running(reader, run) for run in open_runs],
@@ -88,7 +89,7 @@ def _needs(reader: Reader, lists: Lists, open_runs: Sequence[v1.Run], administra
     alerted = {alert.run_id for alert in lists.alerts if alert.kind == v1.AlertKind.ALERT_KIND_RUN_PAUSED}
     for run in open_runs:
         if run.state == RunState.RUN_STATE_PAUSED and run.run_id not in alerted:
-            paused = _paused(reader.named(run.run_id, run.name), run.reason.rstrip("."))
+            paused = _paused(reader.names.named(run.run_id, run.name), run.reason.rstrip("."))
             yield Need(paused, f"resume {wording.argument(reader, run)}")
     away = _away(lists) if reader.connection.live else []
     if away:

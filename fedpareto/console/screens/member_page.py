@@ -8,7 +8,7 @@ import numpy as np
 from federation.v1 import admin_pb2 as v1
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of
-from fedpareto.console.federation_reader import ENDED, HeldRun, PageError, Reader
+from fedpareto.console.federation_reader import HeldRun, PageError, Reader
 from fedpareto.console.run_history import MemberNumber, Outcome
 from fedpareto.console.screens import wording
 from fedpareto.console.view import PageRequest, PageView, Screen
@@ -48,7 +48,6 @@ class _Failure:
     run: v1.Run
     number: int
     rounds: str
-    times: int
     told: str
 
 
@@ -70,8 +69,8 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             "client": client,
             "state": name_of(client, "state").lower(),
             "since": wording.since(client),
-            "alerts": alert_list(lines_of(alerts, reader.named)) if alerts else Html(""),
-            "undecided": [_open_run(reader, run) for run in client.undecided],
+            "alerts": alert_list(lines_of(alerts, reader.names.named)) if alerts else Html(""),
+            "undecided": [reader.names.of_open(run) for run in client.undecided],
             "parts_by_run": parts,
             "failures": _failures(runs, name),
             "entries": entries,
@@ -113,19 +112,12 @@ def _failures(runs: list[HeldRun], name: str) -> list[_Failure]:
     """The last failures, the newest first; equal ones of a run that follow one another are one."""
     failures = []
     for held in sorted(runs, key=lambda held: held.run.created.ToNanoseconds(), reverse=True):
-        lines = held.history.lines
-        failed = [number for number in sorted(lines, reverse=True) if name in lines[number].failed]
-        for group in equals(failed, number=int, said=lambda number: lines[number].failed[name]):  # noqa: B023
-            outcome, why = lines[group.last].failed[name]
+        failed = [line for _, line in sorted(held.history.lines.items(), reverse=True) if name in line.failed]
+        for group in equals(failed, lambda line: line.number, lambda line: line.failed[name]):
+            outcome, why = group.said
             told = f"{wording.VERBS[outcome]}{f': {why}' if why else ''}"
-            failures.append(_Failure(held.run, group.last, group.rounds, len(group.items), told))
+            failures.append(_Failure(held.run, group.last, group.rounds, told))
     return failures[:_FAILURES]
-
-
-def _open_run(reader: Reader, name: str) -> str:
-    """The run of a name that has not ended: only one has the name at a time."""
-    runs = reader.lists.runs if reader.lists else ()
-    return next((reader.named(run.run_id, name) for run in runs if run.name == name and run.state not in ENDED), name)
 
 
 def _version(reader: Reader, asked: PageRequest) -> object:

@@ -58,7 +58,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
     pages = reader.call(lambda stub: list(stub.ListReplies(v1.ListRepliesRequest(run=item.run.run_id, round=number))))
     replies = [reply for page in pages for reply in page.replies]
     return PageView(
-        f"{reader.named(item.run.run_id, item.run.name)}, round {number}",
+        f"{reader.names.named(item.run.run_id, item.run.name)}, round {number}",
         "round.html",
         {
             "run": item.run,

@@ -14,7 +14,7 @@ from federation.v1 import admin_pb2 as v1
 from federation.v1.common_pb2 import RunState
 from fedpareto import formatting
 from fedpareto.admin_messages import epsilon_of_clients
-from fedpareto.console.federation_reader import ENDED, HeldRun, Reader
+from fedpareto.console.federation_reader import HeldRun, Reader
 from fedpareto.console.run_history import OUTCOMES, MemberNumber, Outcome, RoundLine, RunHistory
 from fedpareto.console.screens import wording
 from fedpareto.console.view import PageRequest, PageView, Screen
@@ -23,7 +23,8 @@ from fedpareto.pages.dumbbells import Dumbbell, dumbbells
 from fedpareto.pages.heat import COLUMNS, column, heat
 from fedpareto.pages.html import Html
 from fedpareto.pages.scales import ACCURACY, Axis
-from fedpareto.series import Equals, equals
+from fedpareto.run_names import ENDED
+from fedpareto.series import equals
 
 ROUNDS = 50  # entries of the list, on a page
 SHOWN = 20  # members; the others are unfolded by the reader
@@ -50,7 +51,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
     kind = wording.scored(run, history)
     bins = Bins.of(run.rounds_total, history.stop, POINTS)
     return PageView(
-        reader.named(run.run_id, run.name),
+        reader.names.named(run.run_id, run.name),
         "run.html",
         {
             "run": run,
@@ -61,7 +62,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             "state_look": wording.state_look(run),
             "loading": not held.complete and not held.over and not history.lines,
             "partial": not held.complete and bool(run.rounds_done),
-            "alerts": alert_list(lines_of(run.alerts, reader.named)) if run.alerts else Html(""),
+            "alerts": alert_list(lines_of(run.alerts, reader.names.named)) if run.alerts else Html(""),
             "kind": kind,
             "measured": bool(history.scored),
             "tail": json.dumps(_tail(held, bins, measure), separators=(",", ":")),
@@ -351,12 +352,12 @@ def _feed(held: HeldRun, asked: PageRequest) -> dict[str, Any]:
         for number in sorted(history.lines, reverse=True)
         if (not before or number < before) and (not failed or history.lines[number].has_failed)
     ]
-    told = {number: wording.of_round(history.lines[number]) for number in numbers}
+    lines = [history.lines[number] for number in numbers]
     # Equal failures are one entry; rounds without a failure stay apart.
-    apart = {number: told[number] if history.lines[number].has_failed else str(number) for number in numbers}
-    groups = equals(numbers, number=int, said=lambda number: apart[number])
+    told = {line.number: (wording.of_round(line), -1 if line.has_failed else line.number) for line in lines}
+    groups = equals(lines, lambda line: line.number, lambda line: told[line.number])
     return {
-        "feed": [_Entry(told[group.last], group, [history.lines[n] for n in group.items]) for group in groups[:ROUNDS]],
+        "feed": [_FeedEntry(group.said[0], group.rounds, group.first, group.items) for group in groups[:ROUNDS]],
         "failed_only": failed,
         "older": groups[ROUNDS - 1].first if len(groups) > ROUNDS else None,
         "before": before,
@@ -364,11 +365,12 @@ def _feed(held: HeldRun, asked: PageRequest) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _FeedEntry:
     """An entry of the list of rounds: what is told of one round, or equally of several."""
 
     told: str
-    group: Equals[int]
+    rounds: str
+    first: int
     lines: Sequence[RoundLine]
 
 

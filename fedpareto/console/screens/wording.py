@@ -12,14 +12,16 @@ from federation.v1 import admin_pb2 as v1
 from federation.v1.common_pb2 import RunState
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of
-from fedpareto.console.federation_reader import ENDED, HeldRun, Reader
+from fedpareto.console.federation_reader import HeldRun, Reader
 from fedpareto.console.render import moment
 from fedpareto.console.run_history import OUTCOMES, Outcome, RoundLine, RunHistory
 from fedpareto.pages.verdict import Standing, verdict
-from fedpareto.turnout import Attendance, Turnout
+from fedpareto.run_names import ENDED
+from fedpareto.turnout import MemberTurnout, Turnout, never_asked
 
 NAMED = 3  # members that a sentence names
 _RECENT = 10  # rounds whose median length foretells the next ones
+_COUNTED = (Outcome.REPLIED, Outcome.DECLINED, Outcome.REFUSED, Outcome.MISSING)  # outcomes of rounds that needed it
 VERBS = {Outcome.DECLINED: "declined", Outcome.REFUSED: "was refused", Outcome.MISSING: "did not reply"}
 
 
@@ -30,7 +32,7 @@ def rounds_done(run: v1.Run) -> str:
 
 def argument(reader: Reader, run: v1.Run) -> str:
     """A run as an argument of a command: its name, or its id if the name could mean another run, or an option."""
-    return run.run_id if run.name.startswith("-") or reader.origin(run.run_id, run.name) else run.name
+    return run.run_id if run.name.startswith("-") or reader.names.origin(run.run_id, run.name) else run.name
 
 
 def time_left(held: HeldRun) -> str:
@@ -125,22 +127,15 @@ def turnout(held: HeldRun) -> Turnout:
     history = held.history
     if not held.complete:
         return Turnout()
-    fields = {
-        Outcome.REPLIED: "replied",
-        Outcome.DECLINED: "declined",
-        Outcome.REFUSED: "refused",
-        Outcome.MISSING: "missing",
-    }
     codes = history.outcomes()
-    attendances = [
-        Attendance(
-            name=name, **{field: int((row == OUTCOMES.index(outcome)).sum()) for outcome, field in fields.items()}
-        )
-        for name, row in zip(history.members, codes, strict=True)
+    counts = {outcome: (codes == OUTCOMES.index(outcome)).sum(axis=1).tolist() for outcome in _COUNTED}
+    parts = [
+        MemberTurnout(name=name, replied=replied, declined=declined, refused=refused, missing=missing)
+        for name, replied, declined, refused, missing in zip(history.members, *counts.values(), strict=True)
     ]
-    asked = [attendance for attendance in attendances if attendance.asked]
-    never = held.details.never_asked if held.details is not None else ()
-    return Turnout(asked, [name for name in never if name not in history.members])
+    never = never_asked(held.details) if held.details is not None else {}
+    unasked = {name: why for name, why in never.items() if name not in history.members}
+    return Turnout([part for part in parts if part.asked], unasked)
 
 
 def verdict_of(held: HeldRun) -> str:

@@ -130,7 +130,7 @@ htmx.createEventSource = (url) => {
         width: host.clientWidth, height: 300, legend: { show: false }, focus: { alpha: 0.5 },
         cursor: { focus: { prox: 20 }, drag: { x: true, y: false, setScale: false }, points: { show: false } },
         scales: { x: { time: false, range: (u, low, high) => low === high ? [low - 1, high + 1] : [low, high] }, y: share ? { range: (u, low, high) => [Math.max(0, low - 0.05), Math.min(1, high + 0.05)] } : {} },
-        axes: [{ ...axis, size: 34, incrs: WHOLE }, { ...axis, size: 56, values: (u, ticks) => ticks.map((tick) => share ? `${Math.round(100 * tick)} %` : tick) }],
+        axes: [{ ...axis, size: 34, incrs: WHOLE, values: (u, marks) => { host.dataset.marks = marks.join(" "); return marks; } }, { ...axis, size: 56, values: (u, ticks) => ticks.map((tick) => share ? `${Math.round(100 * tick)} %` : tick) }],
         series: [{}, ...loaded.names.map(() => thin), bold("--c0"), bold("--c1")],
         hooks: {
           setCursor: [show],
