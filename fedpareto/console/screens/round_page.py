@@ -24,11 +24,13 @@ from fedpareto.pages.html import Html
 from fedpareto.pages.timeline import TimelineLane, TimelineSpan, timeline
 
 _COLOURS = {"fetch and wait": (5, 2), "train": (0, 0), "evaluate": (2, 0), "send": (4, 0), "no reply": (1, 3)}
+_DOCTOR = "its owner starts its worker; `fedpareto worker doctor` on its machine says what is wrong."
 _REMEDIES = {
     "disk": "The member's disk is full: ask its owner to free some space.",
     "policy": "The owner's policy does not allow it: ask the owner, or change the specification.",
     "closed": "The member was closed: its owner has set the hours.",
-    "absent": "It was not connected: start its worker. `fedpareto worker doctor` on its machine says what is wrong.",
+    "absent": f"It was not connected: {_DOCTOR}",
+    "away": f"It is not connected now: {_DOCTOR}",
     "deadline": "It took longer than the deadline: look at the member's lane, or give `train.deadline_seconds` more.",
     "non-finite": "The update held numbers that are not finite: look at the member's data and learning rate.",
     "zero": "The update was all zeros: the member may have no data, or a learning rate of 0.",
@@ -174,7 +176,7 @@ def _refusals(item: v1.GetRoundResponse, away: Container[str]) -> Iterator[_Refu
         fallback = "deadline" if outcome == "did not reply" else ""
         cause = stem if stem in _REMEDIES else fallback
         if cause == "deadline" and part.client_id in away:  # more time is no help
-            cause = "absent"
+            cause = "away"
         yield _Refusal(part.client_id, outcome, part.reason, with_code(_REMEDIES.get(cause, "")))
     for absent in item.not_asked:
         yield _Refusal(absent.client_id, "not asked", absent.reason, Html(""))
