@@ -25,6 +25,7 @@ from coordinator.signing_keys import Signing
 from federation.digests import digest
 from federation.line.addresses import known_addresses
 from federation.refusals import Refusal
+from federation.text_files import EncodingError, decoded
 from federation.trust.admin_files import Account, AdminFiles
 from federation.trust.certificates import SERVER_LIFETIME, der, fingerprint, load_certificate_file, make_ca, pem
 from federation.trust.identity import Role, check_name, coordinator_uri, parse_peer, signing_key_uri
@@ -367,7 +368,10 @@ def read_settings(directory: Path) -> Settings:
             f"{directory} holds no federation (no {SETTINGS_FILE}): mount its disk if it had one; otherwise make one "
             f"with `fedpareto coordinator init --home {directory}`"
         )
-    return Settings.parse(read_file(path).decode(errors="replace"), str(path))
+    try:
+        return Settings.parse(decoded(read_file(path)), str(path))
+    except EncodingError as error:
+        raise CoordinatorHomeError(f"{path} cannot be read: {error}") from None
 
 
 def database_url(directory: Path, settings: Settings) -> str:
@@ -415,8 +419,8 @@ def must_be_vacant(directory: Path) -> None:
     settings = directory / SETTINGS_FILE
     if settings.exists():
         try:
-            name = Settings.parse(settings.read_text(), str(settings)).federation_id
-        except (CoordinatorHomeError, OSError, UnicodeDecodeError):
+            name = read_settings(directory).federation_id
+        except (CoordinatorHomeError, OSError):
             name = "unreadable"
         raise CoordinatorHomeError(
             f"{directory} holds a federation already ({name}): nothing was changed. Start it with `fedpareto "

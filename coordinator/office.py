@@ -12,13 +12,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from importlib.metadata import version
 
 from sqlalchemy import select, update
 
 from coordinator.backups.statement import kept_statement
 from coordinator.cluster.leases import Leases, Moment, OneConductor, SharedLeases, database_time, time_of
-from coordinator.cluster.registry import CoordinatorFacts, Registry
+from coordinator.cluster.registry import CoordinatorFacts, Registry, software
 from coordinator.home import CoordinatorHome
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.rounds.transitions import interrupt_simulations
@@ -141,7 +140,7 @@ def _facts(home: CoordinatorHome, coordinator: str, now: datetime) -> Coordinato
     restored = digest(kept_statement(home.directory))
     return CoordinatorFacts(
         coordinator=coordinator,
-        software=f"fedpareto {version('fedpareto')}",
+        software=software(),
         keys=digest(" ".join([*home.public_keys().values(), restored]).encode()),
         settings=digest(home.settings.shared.render().encode()),
         started=now,

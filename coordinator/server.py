@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
-from importlib.metadata import version
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -24,7 +23,7 @@ from coordinator.audit.sequencer import Sequencer
 from coordinator.clock import SteadyClock, utc_now
 from coordinator.cluster.announcements import Announcements, announcements_of
 from coordinator.cluster.leases import SharedLeases
-from coordinator.cluster.registry import Registry
+from coordinator.cluster.registry import Registry, software
 from coordinator.condition import LOG_SECONDS, Condition
 from coordinator.device import require_device
 from coordinator.front.connection_limits import ConnectionLimits, descriptor_limit, raise_descriptor_limit
@@ -366,7 +365,7 @@ class Coordinator:
             if (caution := officers_caution(session, home.settings)) is not None:
                 log.warning("%s", caution)
         if self._conduct:
-            detail = f"fedpareto {version('fedpareto')}"
+            detail = software()
             with database.begin() as session:
                 audit.record(
                     session, at=self._clock(), actor="coordinator", action="coordinator.started", detail=detail

@@ -21,8 +21,9 @@ def coordinator_serves(home: Path, *, answers: bool) -> bool:
     from grpc_health.v1.health_pb2_grpc import HealthStub  # noqa: PLC0415
 
     from federation.line.channels import server_verified_channel  # noqa: PLC0415
+    from federation.text_files import read_text  # noqa: PLC0415
 
-    settings = tomllib.loads((home / "coordinator.toml").read_text())
+    settings = tomllib.loads(read_text(home / "coordinator.toml"))
     host = settings.get("enrollment_host") or settings["hosts"][0]
     try:
         port = json.loads((home / "ports.json").read_text())["enrollment"]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from experiments.definition import Experiment, ExperimentError, parse
 from experiments.published import CATALOGUE
-from federation.owners_code import described
+from federation.owners_code import described, passes
 from federation.plugins import Offer, offers
+from federation.text_files import EncodingError, read_text
 
 GROUP = "fedpareto.experiments"
 
@@ -43,7 +44,9 @@ def load(name: str) -> Experiment:
     module = matching[0].origin.partition(":")[0]
     try:
         place = files(module)
-    except (Exception, SystemExit) as error:  # the package's own code can raise anything
+    except BaseException as error:  # the package's own code can raise anything
+        if passes(error):
+            raise
         raise ExperimentError(f"experiment {name!r}: importing {module} failed: {described(error)}") from error
     return _from_file(name, place / f"{name}.toml", place)
 
@@ -54,8 +57,8 @@ def _built_in() -> tuple[str, ...]:
 
 def _from_file(name: str, path: Traversable, place: Traversable) -> Experiment:
     try:
-        return parse(name, path.read_text(encoding="utf-8"), place)
+        return parse(name, read_text(path), place)
     except FileNotFoundError as error:
         raise ExperimentError(f"{path}: there is no file {error.filename}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EncodingError) as error:
         raise ExperimentError(f"{path} cannot be read: {error}") from None

@@ -9,6 +9,8 @@ from typing import Self
 
 from pydantic import BaseModel, PrivateAttr, ValidationInfo, model_validator
 
+from federation.text_files import read_text
+
 CATALOGUE: Traversable = files("experiments") / "catalogue"
 
 
@@ -31,7 +33,7 @@ class _Published(BaseModel, extra="forbid", frozen=True):
 
     def rows(self) -> list[dict[str, str]]:
         """The rows of the file, without its comments."""
-        text = (self._directory / self.file).read_text(encoding="utf-8")
+        text = read_text(self._directory / self.file)
         lines = [line for line in text.splitlines() if line and not line.startswith("#")]
         return list(csv.DictReader(lines, restval=""))
 

@@ -28,6 +28,7 @@ from experiments.leakage.specification import LeakageSpecification
 from experiments.results import Job, Store, difference
 from experiments.search import laboratory as search
 from experiments.search.specification import SearchSpecification as Search
+from federation.process.sockets import short_enough
 from federation.refusals import Refusal
 from federation.trust.keys import IdentityError
 from simulation.history import History
@@ -152,7 +153,8 @@ class ExperimentRunner:
             while not self.stopping and len(children) < min(self._settings.parallel, len(jobs)):
                 connection, far = context.Pipe()
                 process = context.Process(target=_work, args=(far, self._store, self._settings), daemon=True)
-                process.start()
+                with short_enough():
+                    process.start()
                 far.close()
                 children[connection] = process
             for connection, process in children.items():

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from federation.digests import digest
-from federation.owners_code import described
+from federation.owners_code import described, passes
 
 T = TypeVar("T")
 CODE = "FEDPARETO_CODE"  # the variable of the environment with the directories of `--code`
@@ -30,6 +30,10 @@ _named_by_others: ContextVar[bool] = ContextVar("named_by_others", default=False
 
 class PluginError(ValueError):
     """A plug-in cannot be used: it was not found, is of another class, or its code raises an exception."""
+
+
+class PluginAbsent(PluginError):
+    """A plug-in is not on this machine: there is no such name, or no such module."""
 
 
 @contextmanager
@@ -135,28 +139,24 @@ class Plugins(Generic[T]):
         return CodeOrigin(self.word, class_name, digest=noted)
 
     @contextmanager
-    def code(self, name: str, doing: str, *passes: type[Exception]) -> Iterator[None]:
+    def code(self, name: str, doing: str, *own: type[Exception]) -> Iterator[None]:
         """Turns an error of a plug-in's code into a PluginError that names its line.
 
-        `doing` is the action of the code, such as "importing mine"; `passes` are exceptions of the plug-in's own.
+        `doing` is the action of the code, such as "importing mine"; `own` are exceptions of the plug-in's own, which
+        are passed on.
 
         Raises:
             PluginError: the code raised an exception, or tried to end the process.
         """
-        passed: tuple[type[Exception], ...] = (PluginError, MemoryError, *passes)
-        try:
+        with plugin_code(f"{self.word} {name!r}", doing, *own):
             yield
-        except passed:
-            raise
-        except (Exception, SystemExit) as error:
-            raise PluginError(f"{self.word} {name!r}: {doing} failed: {described(error)}") from error
 
     def _origin(self, name: str) -> str:
         """The class of an entry point, as `module:Class`."""
         matching = [offer for offer in self.offers() if offer.name == name]
         if not matching:
             known = ", ".join([*self.built_in, *sorted({offer.name for offer in self.offers()})])
-            raise PluginError(f"no {self.word} {name!r}; there are {known}; or name a class of your own, module:Class")
+            raise PluginAbsent(f"no {self.word} {name!r}; there are {known}; or name a class of your own, module:Class")
         if len({offer.origin for offer in matching}) > 1:
             packages = ", ".join(offer.package for offer in matching)
             raise PluginError(f"{self.word} {name!r} comes with several packages ({packages}): name it as module:Class")
@@ -169,7 +169,7 @@ class Plugins(Generic[T]):
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise  # the module exists, and imports another one that does not
-            raise PluginError(
+            raise PluginAbsent(
                 f"{self.word} {name!r}: there is no module {error.name!r}: name its directory with --code DIR or in "
                 "FEDPARETO_CODE, or install its package"
             ) from None
@@ -177,6 +177,20 @@ class Plugins(Generic[T]):
             if module and not module.startswith("."):
                 raise  # of the module's own code
             raise PluginError(f"{self.word} {name!r}: expected a name, or module:Class") from error
+
+
+@contextmanager
+def plugin_code(whose: str, doing: str, *own: type[Exception]) -> Iterator[None]:
+    """As `Plugins.code`; `whose` is the plug-in in words, such as "rule 'mine'"."""
+    passed: tuple[type[Exception], ...] = (PluginError, MemoryError, *own)
+    try:
+        yield
+    except passed:
+        raise
+    except BaseException as error:
+        if passes(error):
+            raise
+        raise PluginError(f"{whose}: {doing} failed: {described(error)}") from error
 
 
 def _lies_in_code(module: str) -> bool:

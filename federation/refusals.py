@@ -71,6 +71,7 @@ REASONS: dict[str, Status] = {
     # operators
     "argument": "INVALID_ARGUMENT",
     "spec": "INVALID_ARGUMENT",
+    "cohort": "FAILED_PRECONDITION",
     "sessions-left": "FAILED_PRECONDITION",
     "run-exists": "ALREADY_EXISTS",
     "run-unknown": "NOT_FOUND",

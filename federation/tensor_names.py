@@ -31,7 +31,7 @@ def tensor_differences(given: Shapes, expected: Shapes, buffers: Collection[str]
         "buffers too many": [name for name in unknown if is_buffer[name]],
         "other shapes": shapes,
     }
-    return "; ".join(f"{title}: {_listed(names)}" for title, names in parts.items() if names)
+    return "; ".join(f"{title}: {listed(names)}" for title, names in parts.items() if names)
 
 
 def first_difference(given: Shapes, expected: Shapes) -> str:
@@ -56,7 +56,7 @@ def size_difference(size: int, parameters: int, buffers: Shapes) -> str:
     elements = sum(math.prod(shape) for shape in buffers.values())
     text = f"the model has {parameters + elements} elements, {parameters} of parameters and {elements} of buffers"
     missing = "; missing buffers" if size == parameters else ""
-    return f"{text}{missing}: {_listed(buffers)}"
+    return f"{text}{missing}: {listed(buffers)}"
 
 
 def _tensor(entry: tuple[str, tuple[int, ...]] | None) -> str:
@@ -68,8 +68,8 @@ def _is_buffer(name: str, buffers: Collection[str]) -> bool:
     return name in buffers or any(fnmatchcase(name, pattern) for pattern in BUFFER_NAMES)
 
 
-def _listed(names: Iterable[str]) -> str:
-    """The names as text, each shortened, since others may choose them."""
+def listed(names: Iterable[str], shown: int = _SHOWN) -> str:
+    """The first names as text, each shortened, since others may choose them."""
     texts = [name[:120] for name in names]
-    more = len(texts) - _SHOWN
-    return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(texts) - shown
+    return ", ".join(texts[:shown]) + (f" and {more} more" if more > 0 else "")

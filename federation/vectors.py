@@ -10,7 +10,7 @@ files are parsed strictly, because they are mapped into memory afterwards.
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import FileIO
@@ -21,11 +21,16 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from federation.files.json_entries import entries
 from federation.refusals import Refusal
 from federation.tensor_names import tensor_differences
 
-MAX_HEADER_BYTES = 1_000_000
+MAX_HEADER_BYTES = 10_000_000  # of a model on record: about 70,000 tensors with names of 80 characters
+MAX_EXPORTED_BYTES = MAX_HEADER_BYTES + 4096  # of the header of a file with metadata about the origin of its model
 LENGTH_BYTES = 8  # of the length in front of a header
+METADATA = "__metadata__"
+_MAX_METADATA = 1_000_000  # characters
+_MAX_ENTRY = 1000  # characters of dtype, shape and data_offsets of a tensor
 _MAX_DIMENSIONS = 32
 MAX_ELEMENTS = 2**48
 
@@ -37,6 +42,16 @@ DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
     {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "U32": np.dtype("<u4"), "U8": np.dtype("u1")}
 )
 FLOATS = frozenset({"F32", "BF16"})  # those that aggregation reads
+# The types of files that other programs wrote. The 8-bit floats are read as their bits, since NumPy has none.
+FOREIGN_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        **DTYPES,
+        **{"F64": np.dtype("<f8"), "F16": np.dtype("<f2"), "C64": np.dtype("<c8"), "BOOL": np.dtype("?")},
+        **{f"I{8 * width}": np.dtype(f"<i{width}") for width in (1, 2, 4, 8)},
+        **{f"U{8 * width}": np.dtype(f"<u{width}") for width in (2, 8)},
+        **{name: np.dtype("u1") for name in ("F8_E4M3", "F8_E5M2", "F8_E8M0")},
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +70,7 @@ class Tensor:
     @property
     def bytes(self) -> int:
         """Size of the data in bytes."""
-        return self.size * DTYPES[self.dtype].itemsize
+        return self.size * FOREIGN_DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True)
@@ -76,9 +91,9 @@ class Layout:
             repeated = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"tensor {repeated!r} appears twice in the layout")
         for tensor in self.tensors:
-            if not tensor.name or tensor.name == "__metadata__":
+            if not tensor.name or tensor.name == METADATA:
                 raise ValueError(f"{tensor.name!r} cannot name a tensor")
-            if any("\ud800" <= character <= "\udfff" for character in tensor.name):
+            if not tensor.name.isascii() and any("\ud800" <= character <= "\udfff" for character in tensor.name):
                 raise ValueError(f"{tensor.name[:80]!r} cannot name a tensor: it is no Unicode text")
             if tensor.dtype not in DTYPES:
                 raise ValueError(f"tensor {tensor.name!r} is {tensor.dtype!r}; there are {', '.join(DTYPES)}")
@@ -204,28 +219,55 @@ def parse_header(prefix: bytes | memoryview, dtypes: Collection[str] = ("F32",))
         Refusal: `limit:header` (longer than `MAX_HEADER_BYTES`), `dtype` (not one of `dtypes`), `layout` (not a
             safetensors header; holes, overlaps, repeated names, shapes that do not fit; a tensor without elements).
     """
-    length = header_length(prefix)
+    placed, end = foreign_tensors(prefix, dtypes)
+    try:
+        return Layout(tuple(tensor for tensor, _ in placed)), end
+    except ValueError as error:
+        raise Refusal("layout", str(error)[:300]) from None
+
+
+def foreign_tensors(
+    prefix: bytes | memoryview, dtypes: Collection[str], most: int = MAX_HEADER_BYTES
+) -> tuple[list[tuple[Tensor, int]], int]:
+    """As `parse_header`, for element types of `FOREIGN_DTYPES`, and tensors without elements.
+
+    Returns:
+        The tensors in the order of their data, each with its offset in the data; the offset of the data, in bytes.
+    """
+    length = header_length(prefix, most)
     end = LENGTH_BYTES + length
     if len(prefix) < end:
         raise Refusal("layout", f"the file ends inside its header of {length} bytes, after {len(prefix)} bytes")
-    try:
-        document = json.loads(bytes(prefix[LENGTH_BYTES:end]).decode(), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise Refusal("layout", f"the header is not the JSON of a safetensors file: {str(error)[:200]}") from None
-    if not isinstance(document, dict):
-        raise Refusal("layout", "the header of a safetensors file is a JSON object; this one is not")
-    document.pop("__metadata__", None)
-    placed = sorted((_entry(name, entry, dtypes) for name, entry in document.items()), key=lambda item: item[1:])
+    found = (item for _, _, item in header_entries(prefix[LENGTH_BYTES:end], dtypes) if item is not None)
+    placed = sorted(found, key=lambda item: (item[1], item[0].bytes))
     position = 0
-    for tensor, begin, stop in placed:
+    for tensor, begin in placed:
         if begin != position:
             kind = "a hole" if begin > position else "an overlap"
             raise Refusal("layout", f"{kind} before tensor {tensor.name[:80]!r}: data at {begin}, expected {position}")
-        position = stop
+        position += tensor.bytes
+    return placed, end
+
+
+def header_entries(
+    header: bytes | memoryview, dtypes: Collection[str]
+) -> Iterator[tuple[str, dict[str, Any], tuple[Tensor, int] | None]]:
+    """The entries of a header, without its length, in its own order: name, JSON, and the tensor with its offset.
+
+    Metadata have no tensor. One entry is read and checked at a time, so that a bad one takes no memory.
+
+    Raises:
+        Refusal: `dtype` and `layout`, as `parse_header`, for what is wrong with an entry.
+    """
     try:
-        return Layout(tuple(tensor for tensor, _, _ in placed)), end
-    except ValueError as error:
-        raise Refusal("layout", str(error)[:300]) from None
+        for name, entry in entries(
+            bytes(header).decode(), lambda name: _MAX_METADATA if name == METADATA else _MAX_ENTRY
+        ):
+            if not isinstance(entry, dict):
+                raise ValueError(f"what {name[:80]!r} has is no JSON object")
+            yield name, entry, None if name == METADATA else _placed(name, entry, dtypes)
+    except (ValueError, RecursionError) as error:
+        raise Refusal("layout", f"the header is not the JSON of a safetensors file: {str(error)[:200]}") from None
 
 
 def model_layout(file: File) -> Layout:
@@ -319,34 +361,27 @@ def update_rows(file: File) -> dict[str, RowFile]:
     return rows
 
 
-def header_length(prefix: bytes | bytearray | memoryview) -> int:
+def header_length(prefix: bytes | bytearray | memoryview, most: int = MAX_HEADER_BYTES) -> int:
     """The length of a header in bytes, from the first `LENGTH_BYTES` bytes of its file.
 
     Raises:
-        Refusal: `layout` for fewer bytes than that, `limit:header` for a length above `MAX_HEADER_BYTES`.
+        Refusal: `layout` for fewer bytes than that, `limit:header` for a length above `most`.
     """
     if len(prefix) < LENGTH_BYTES:
         raise Refusal("layout", f"{len(prefix)} bytes are not a safetensors file")
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
-    if length > MAX_HEADER_BYTES:
-        raise Refusal("limit:header", f"the header claims {length} bytes; at most {MAX_HEADER_BYTES} are accepted")
+    if length > most:
+        raise Refusal("limit:header", f"the header claims {length} bytes; at most {most} are accepted")
     return length
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        raise ValueError("a name appears twice")
-    return entries
-
-
-def _entry(name: str, entry: Any, dtypes: Collection[str]) -> tuple[Tensor, int, int]:
+def _placed(name: str, entry: dict[str, Any], dtypes: Collection[str]) -> tuple[Tensor, int]:
     shown = name[:80]
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+    if entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise Refusal("layout", f"tensor {shown!r} needs exactly dtype, shape and data_offsets")
     dtype = entry["dtype"]
     if not isinstance(dtype, str) or dtype not in dtypes:
-        accepted = ", ".join(name for name in DTYPES if name in dtypes)
+        accepted = ", ".join(name for name in FOREIGN_DTYPES if name in dtypes)
         raise Refusal("dtype", f"tensor {shown!r} is {str(dtype)[:20]!r}; only {accepted} is accepted")
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not _naturals(shape) or len(shape) > _MAX_DIMENSIONS:
@@ -357,7 +392,7 @@ def _entry(name: str, entry: Any, dtypes: Collection[str]) -> tuple[Tensor, int,
     begin, end = offsets
     if tensor.size > MAX_ELEMENTS or end - begin != tensor.bytes:
         raise Refusal("layout", f"tensor {shown!r}: its shape does not fill its {end - begin} bytes")
-    return tensor, begin, end
+    return tensor, begin
 
 
 def _naturals(value: Any) -> bool:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from coordinator.aggregation.base import conclude as conclude
     from coordinator.aggregation.interface import Combination as Combination
     from coordinator.aggregation.interface import HyperparameterError as HyperparameterError
+    from coordinator.aggregation.interface import Mixture as Mixture
     from coordinator.aggregation.interface import Rows as Rows
     from coordinator.aggregation.interface import TooFewUpdatesError as TooFewUpdatesError
-    from coordinator.aggregation.pre import Mixture as Mixture
     from coordinator.aggregation.pre import Stage as Stage
     from federation.attacks.base import Attack as Attack
     from federation.attacks.base import AttackError as AttackError
@@ -50,8 +50,8 @@ _PLACES = {
     for module, names in {
         "coordinator.aggregation": "Aggregate aggregate",
         "coordinator.aggregation.base": "Rule conclude",
-        "coordinator.aggregation.pre": "Mixture Stage",
-        "coordinator.aggregation.interface": "Combination HyperparameterError Rows TooFewUpdatesError",
+        "coordinator.aggregation.pre": "Stage",
+        "coordinator.aggregation.interface": "Combination HyperparameterError Mixture Rows TooFewUpdatesError",
         "federation.attacks.base": "Attack AttackError",
         "federation.spec.task_metrics": "Metric",
         "federation.spec.options": "option",

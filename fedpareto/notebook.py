@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from federation.text_files import read_text
 from fedpareto.progress_line import shown
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ def simulate(
     *,
     data: str | Path | None = None,
     home: str | Path | None = None,
+    model: str | Path | None = None,
     device: str = "auto",
     backend: str = "auto",
     trainer: str = "",
@@ -29,15 +31,20 @@ def simulate(
 ) -> "History":
     """Runs a specification on simulated clients.
 
+    It may run on several threads at a time: their clients then train in turn. What the caller has set in PyTorch and
+    NumPy (no_grad, autocast, default types and devices, ...) has no effect on it, and is the same afterwards.
+
     Args:
         spec: a run specification: a TOML document, or the path of one (a `Path`, or a text that ends in ".toml").
         data: the directory of the task's data.
         home: directory of the record; without it, the record is deleted at the end.
+        model: a safetensors file with the initial model, as `fedpareto admin submit --model` takes it; without it, the
+            task makes one from the seed. `warnings` of the run say what was converted, added or left out.
         device: the device on which clients train: "auto", "cpu", "cuda" or "cuda:N".
         backend: the method of training them: "auto", "stacked", "loop", "compiled" or "ray".
         trainer: replaces the task's own: "torch", or "module:Class".
         ray_address: of a Ray cluster, for the backend "ray".
-        threads: CPU threads of torch, for the whole process; small models are faster with 1.
+        threads: CPU threads of torch while clients train; small models are faster with 1.
         resume: continue the simulation in `home`.
         download: True lets the task fetch a public data set into `data`.
         progress: is called after every round. Default: a line in a notebook, a bar on a terminal. To show nothing, give
@@ -48,27 +55,38 @@ def simulate(
 
     Raises:
         SpecError, TaskError, DataError, PartError, AttackError, PluginError: the specification cannot be used.
-        SimulationError: there is nothing to resume, or `home` holds something else.
+        GivenModelError: `model` cannot be the initial model.
+        SimulationError: there is nothing to resume, `home` holds something else, or own code raised an exception in a
+            round: the message names the client, the round, and the line.
         ValueError: `resume` without `home`, or `threads` below 1.
-        TypeError: `spec` is neither text nor a path.
+        TypeError: `spec` is neither text nor a path, or `model` is no path.
+        PluginError: in a round, code of a rule or stage raised an exception, or its answer cannot be used. After this
+            or a SimulationError in a round the simulation is paused: with a `home` it can be resumed.
     """
     from simulation.simulate import Simulation  # noqa: PLC0415 - it imports PyTorch
 
     if not isinstance(spec, (str, bytes, Path)):
         raise TypeError(f"spec: a TOML text or the path of one is needed, not {type(spec).__name__}")
+    if not isinstance(model, (str, Path, type(None))):
+        raise TypeError(
+            f"model: the path of a safetensors file is needed, not {type(model).__name__}: "
+            "safetensors.torch.save_file(model.state_dict(), PATH) writes one"
+        )
     if resume and home is None:
         raise ValueError("resume: which simulation? Give its home")
     if threads is not None and threads < 1:
         raise ValueError(f"threads: at least 1; got {threads}")
     if isinstance(spec, str) and spec.endswith(".toml"):
         spec = Path(spec)
-    text = spec.read_bytes() if isinstance(spec, Path) else spec.encode() if isinstance(spec, str) else spec
+    if isinstance(spec, Path):
+        spec = read_text(spec)
+    text = spec.encode() if isinstance(spec, str) else spec
     with ExitStack() as stack:
         directory = Path(home or Path(stack.enter_context(tempfile.TemporaryDirectory()), "home"))
         simulation = Simulation(
             text,
-            directory,
-            data=Path(data) if data is not None else None,
+            directory.absolute(),  # own code may change the current directory
+            data=Path(data).absolute() if data is not None else None,
             device=device,
             backend=backend,
             trainer=trainer,
@@ -76,6 +94,7 @@ def simulate(
             threads=threads,
             resume=resume,
             download=download,
+            model=Path(model) if model is not None else None,
         )
         with simulation:
             return simulation.run(progress if progress is not None else stack.enter_context(shown()))

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 
 from coordinator.rounds.fleets.base import Question
-from federation.attacks import Attack, attack_seed
+from federation.attacks import Attack, attack_seed, claimed, distorted
 from federation.spec.sharing import BUFFERS
 from federation.vectors import Vector
 from federation.work.base import Result
-from simulation.local import Outcome
+from simulation.local import Outcome, naming
 
 
 def attacked(
@@ -24,6 +24,9 @@ def attacked(
 
     `change` gives the last change of the model, w_{t-1} - w_t, which attackers that do not train send; `seed` is the
     run's.
+
+    Raises:
+        AttackError: an attack's code raised an exception, or its answer cannot be used.
     """
     results = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Result)}
     attacks = {name: attack for name, attack in attackers.items() if name in results}
@@ -39,10 +42,17 @@ def attacked(
             result = results[name]
             if objective in result.rows:
                 own = result.rows[objective] if attack.trains else changed
-                distort = attack.on_update if question.phase.kind.sends_update else attack.on_gradient
-                distorted = distort(own, peers=peers, m=m, seed=attack_seed(seed, question.current.number, name))
-                sent = np.ascontiguousarray(distorted, dtype=np.float32)
+                with naming([name], question.current.number):
+                    sent = distorted(
+                        attack,
+                        own,
+                        of_update=question.phase.kind.sends_update,
+                        peers=peers,
+                        m=m,
+                        seed=attack_seed(seed, question.current.number, name),
+                    )
                 results[name] = replace(result, rows={**result.rows, objective: sent})
     for name, attack in attacks.items():
-        results[name] = replace(results[name], losses=attack.on_losses(results[name].losses))
+        with naming([name], question.current.number):
+            results[name] = replace(results[name], losses=claimed(attack, results[name].losses))
     return {**outcomes, **results}

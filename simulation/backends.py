@@ -11,6 +11,7 @@ from federation.spec.run_spec import RunSpec
 from federation.tasks import Task
 from federation.tasks import parameters as flat
 from federation.training.dp_sgd import must_suit
+from federation.training.generators import generators_kept
 from federation.training.precision import must_suit as must_suit_device
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
@@ -51,11 +52,15 @@ def pick_backend(
         ValueError: no such backend, or a task that the chosen backend cannot train.
         WorkError: the task's model cannot be trained with noise, or the device lacks the precision.
         SimulationError: "ray" without Ray, a cluster that cannot be used, or "compiled" without a compiler.
+        DataError, TaskError, PluginError: as of `Loop.try_out`, of an owner's own trainer.
     """
     splits, serves, sgd = population.splits, population.serves, LocalSgd.of(spec.train)
 
     def loop(why: str = "") -> Backend:
-        return Backend("loop", why, Loop(task, splits, device, serves, trainer))
+        clients = Loop(task, splits, device, serves, trainer)
+        if trainer is not TorchTrainer:  # which was tried on all data before it was dealt
+            clients.try_out()
+        return Backend("loop", why, clients)
 
     if name not in BACKENDS:
         raise ValueError(f"no backend {name!r}: there are {', '.join(BACKENDS)}")
@@ -83,7 +88,9 @@ def pick_backend(
             raise ValueError(f"{task.name} cannot be trained compiled: {why}; use --backend loop")
         must_compile()
         return Backend("compiled", "", Loop(task, splits, device, serves, CompiledTrainer))
-    if why := why or why_not_stacked(task, splits, device, sgd, strict=name == "stacked"):
+    with generators_kept():
+        why = why or why_not_stacked(task, splits, device, sgd, strict=name == "stacked")
+    if why:
         if name == "stacked":
             raise ValueError(f"{task.name} cannot be trained stacked: {why}; use --backend loop")
         return loop(why)

@@ -4,7 +4,9 @@ import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from ray.exceptions import RayError
 from federation.spec.computation import AtBase
 from federation.tasks import Splits, task
 from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.determinism import log_operations
 from federation.work.base import Result, WorkError
 from simulation import SimulationError
 from simulation.local import LocalWork, Loop, Outcome, Serves, Stopped, Turn
@@ -38,15 +41,32 @@ class _Trainers:
     def ready(self) -> None:
         """Returns once the clients are loaded."""
 
-    def compute(
-        self, base: NDArray[np.float32], computations: dict[str, AtBase], seed: int, round_: int
-    ) -> dict[str, Result | WorkError | int]:
-        """Like `LocalWork.compute`; for training that diverged, the step, since an exception would lose it."""
+    def compute(self, base: NDArray[np.float32], computations: dict[str, AtBase], seed: int, round_: int) -> "_Done":
+        """Like `LocalWork.compute`."""
         outcomes = self._loop.compute(base, computations, Turn(seed, round_, lambda: False))
-        return {
-            name: outcome.step if isinstance(outcome, TrainingDiverged) else outcome
-            for name, outcome in outcomes.items()
-        }
+        return _Done(
+            {
+                name: outcome.step if isinstance(outcome, TrainingDiverged) else outcome
+                for name, outcome in outcomes.items()
+            },
+            {name: self._loop.repeatable(name) for name in outcomes},
+            self._loop.operations,
+        )
+
+
+@dataclass(frozen=True)
+class _Done:
+    """The work of one process.
+
+    Attributes:
+        outcomes: by client; for training that diverged, the step, since an exception would lose it.
+        repeatable: by client.
+        operations: those that had no deterministic kernel until now.
+    """
+
+    outcomes: Mapping[str, Result | WorkError | int]
+    repeatable: Mapping[str, bool]
+    operations: frozenset[str]
 
 
 class RayWork(LocalWork):
@@ -68,13 +88,13 @@ class RayWork(LocalWork):
     def __init__(
         self, name: str, splits: Mapping[str, Splits], device: str, address: str | None, serves: Serves | None = None
     ) -> None:
-        self._serves = serves
+        self._serves, self._name, self._device = serves, name, device.partition(":")[0]
+        self._repeatable: dict[str, bool] = {}  # by client, after its last work
+        self._operations: frozenset[str] = frozenset()
         self._actors: list[Any] = []
-        self._started = not ray.is_initialized()
-        if self._started:
-            _connect(address)
+        _CLUSTER.join(address)
         try:
-            self._home = self._place(name, splits, "cuda" if device.startswith("cuda") else "cpu")
+            self._home = self._place(name, splits, self._device)
             _gather([actor.ready.remote() for actor in self._actors], lambda: False)
         except BaseException:
             self.close()
@@ -88,20 +108,26 @@ class RayWork(LocalWork):
             if own:
                 asked.append(actor.compute.remote(shared, own, turn.seed, turn.round))
         outcomes: dict[str, Outcome] = {}
-        for part in _gather(asked, turn.stopped):
+        for done in _gather(asked, turn.stopped):
             outcomes |= {
                 name: TrainingDiverged(outcome) if isinstance(outcome, int) else outcome
-                for name, outcome in part.items()
+                for name, outcome in done.outcomes.items()
             }
+            self._repeatable |= done.repeatable
+            if new := done.operations - self._operations:
+                self._operations |= new
+                log_operations(self._name, self._device, new)
         return {name: outcomes[name] for name in computations}
+
+    def repeatable(self, client: str) -> bool:
+        return self._repeatable.get(client, True)
 
     def close(self) -> None:
         """Ends the processes at once, and the cluster if it was started here."""
         for actor in self._actors:
             ray.kill(actor)
         self._actors.clear()
-        if self._started:
-            ray.shutdown()
+        _CLUSTER.leave()
 
     def _place(self, name: str, splits: Mapping[str, Splits], device: str) -> dict[str, int]:
         """Starts the processes. Returns the process of each client."""
@@ -111,12 +137,40 @@ class RayWork(LocalWork):
         if free == 0 and device == "cuda":
             raise SimulationError("the Ray cluster has no free GPU: use --device cpu, or --backend stacked without Ray")
         count = max(1, min(len(splits), free))
-        actor: Any = ray.remote(num_cpus=kind == "CPU", num_gpus=kind == "GPU")(_Trainers)
+        # Where none is free, another simulation of this process may have them: to wait for its end would last too long.
+        actor: Any = ray.remote(num_cpus=kind == "CPU" and free > 0, num_gpus=kind == "GPU")(_Trainers)
         names = list(splits)
         for index in range(count):
             own = {client: splits[client] for client in names[index::count]}
             self._actors.append(actor.remote(name, own, device, self._serves, list(sys.path)))
         return {client: index % count for index, client in enumerate(names)}
+
+
+class _Cluster:
+    """The cluster to which this process is connected, for the simulations on its threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users, self._started = 0, False
+
+    def join(self, address: str | None) -> None:
+        """Connects to a cluster, or starts one, unless this process has one. Raises SimulationError."""
+        with self._lock:
+            if self._users == 0:
+                self._started = not ray.is_initialized()
+                if self._started:
+                    _connect(address)
+            self._users += 1
+
+    def leave(self) -> None:
+        """Ends the connection with the last simulation, if the first one has made it."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._started:
+                ray.shutdown()
+
+
+_CLUSTER = _Cluster()
 
 
 def _connect(address: str | None) -> None:
@@ -133,7 +187,7 @@ def _connect(address: str | None) -> None:
         raise SimulationError(f"{problem}: {cause}") from error
 
 
-def _gather(asked: list[Any], stopped: Stopped) -> list[dict[str, Any]]:
+def _gather(asked: list[Any], stopped: Stopped) -> list[Any]:
     """Waits for the answers. If `stopped` returns true, it raises; unfinished work goes on until `RayWork.close`."""
     waiting = list(asked)
     try:
@@ -141,8 +195,10 @@ def _gather(asked: list[Any], stopped: Stopped) -> list[dict[str, Any]]:
             if stopped():
                 raise TrainingStopped
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_SECONDS)
-        answers: list[dict[str, Any]] = ray.get(asked)
+        answers: list[Any] = ray.get(asked)
     except RayError as error:
         cause = getattr(error, "cause", None) or error
+        if isinstance(cause, SimulationError):  # it names the client
+            raise SimulationError(str(cause)) from error
         raise SimulationError(f"a process of the Ray cluster failed: {str(cause).splitlines()[-1]}") from error
     return answers

@@ -93,7 +93,9 @@ def must_compile() -> None:
     """
     from torch._inductor import config  # noqa: PLC0415 - seconds
 
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # "No CUDA runtime is found"
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # "No CUDA runtime is found"
     try:
         # Not as an option of `compile`, which PyTorch 2.11 refuses.
         with config.patch(force_disable_caches=True), warnings.catch_warnings(action="ignore"):
@@ -103,3 +105,5 @@ def must_compile() -> None:
         raise SimulationError(
             f"the backend compiled needs a C++ compiler that works ({reason}): install one, or use --backend loop"
         ) from error
+    finally:
+        logger.setLevel(level)

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -28,9 +29,10 @@ from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.line.payload_check import PayloadCheck
 from federation.owners_code import described
-from federation.spec.computation import Computation, Descend, Measure, MeasureAlong, training_losses
+from federation.spec.computation import SPLITS, Computation, Descend, Measure, MeasureAlong, training_losses
 from federation.spec.sharing import BUFFERS
 from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.contract import no_share_in_words, no_shares
 from federation.trust.envelope import envelope_digest, seal
 from federation.trust.proofs import UNSIGNED
 from federation.v1.common_pb2 import AssignmentManifest, Row, SignedEnvelope
@@ -97,8 +99,8 @@ class SimulatedFleet(Fleet):
         population: the clients.
         local: trains and evaluates them.
         probe: measures the success of a backdoor, where attackers plant one.
-        repeatable: True if the clients' trainer gives the same result for the same work.
         keeper: the states that the clients keep of the run.
+        ordinary: the state of the process in which the clients compute, `ordinary`.
         stopped: is called while clients train; True ends the work.
     """
 
@@ -111,8 +113,8 @@ class SimulatedFleet(Fleet):
         population: Population,
         local: LocalWork,
         probe: Probe | None,
-        repeatable: bool,
         keeper: PopulationKeeper,
+        ordinary: Callable[[], AbstractContextManager[None]],
         stopped: Callable[[], bool],
     ) -> None:
         super().__init__(run, around)
@@ -120,13 +122,14 @@ class SimulatedFleet(Fleet):
         self._population = population
         self._local = local
         self._probe = probe
-        self._repeatable = repeatable
         self._keeper = keeper
+        self._ordinary = ordinary
         self._stopped = stopped
         chosen = run.spec.privacy.effective_members or None  # the owners' requirement is the run's
         self._members = SimulatedMembers(run.spec.seed, population.samples, run.spec.task, effective_members=chosen)
         self._attempt = (-1, -1)
         self._memories: dict[str, _ClientMemory] = {}  # of that attempt, by client
+        self.left_out: dict[str, str] = {}  # measurements that nobody counts, by name, in words
         self._spending = Spending(run.run_id, around.database, population.samples)
 
     @property
@@ -155,7 +158,8 @@ class SimulatedFleet(Fleet):
         clients = self._first(question) if kind.decides else question.clients
         inputs = self.store_inputs(question)
         try:
-            answers = self._answers(question, clients)
+            with self._ordinary():
+                answers = self._answers(question, clients)
         except TrainingStopped:
             raise Held from None
         if not kind.decides:  # only the scores are recorded, by the conductor
@@ -189,7 +193,8 @@ class SimulatedFleet(Fleet):
     def observe(self, model: str) -> dict[str, float]:
         if self._probe is None:
             return {}
-        return {"backdoor": self._probe.rate(model_row(self.around.blobs.local(model)).read())}
+        with self._ordinary():
+            return {"backdoor": self._probe.rate(model_row(self.around.blobs.local(model)).read())}
 
     # --- the clients' work
 
@@ -239,6 +244,9 @@ class SimulatedFleet(Fleet):
         if any(not isinstance(computation, Measure | MeasureAlong) for computation in computations.values()):
             outcomes = attacked(outcomes, self._population.attackers, question, spec.seed, partial(self._change, base))
         for name, outcome in outcomes.items():
+            if isinstance(outcome, Result):
+                measured = isinstance(computations.get(name), Measure)
+                self._tell_left_out(number, name, outcome.metrics, measured=measured)
             if works[name].conceals and not isinstance(outcome, Result):
                 outcomes[name] = self._failed(number, name, computations[name], outcome)
         for name, statement in statements.items():
@@ -246,6 +254,18 @@ class SimulatedFleet(Fleet):
                 outcomes[name] = replace(outcome, privacy=statement)
         honest = [name for name in clients if name not in declined]
         return {name: _answer(works[name], members[name], outcomes[name]) for name in honest} | declined
+
+    def _tell_left_out(self, number: int, client: str, metrics: Mapping[str, float], *, measured: bool) -> None:
+        """Warns once of each measurement that is left out; `measured` splits have a loss, unless it is not finite."""
+        found = {name: no_share_in_words(name, value) for name, value in no_shares(metrics).items()}
+        for split in SPLITS if measured else ():
+            name = f"{split}/loss"
+            if metrics.get(f"{split}/samples", 0) > 0 and not math.isfinite(metrics.get(name, math.nan)):
+                found[name] = f"{name} is not finite in round {number}, so the means over the clients lack it"
+        for name, words in found.items():
+            if name not in self.left_out:
+                self.left_out[name] = f"{client}: {words}"
+                LOGGER.warning("%s", self.left_out[name])
 
     def _failed(
         self, number: int, name: str, computation: Computation, failure: TrainingDiverged | WorkError
@@ -322,7 +342,7 @@ class SimulatedFleet(Fleet):
             rows=[Row(name=row.name, dtype=row.dtype, length=row.length) for row in rows],
         )
         timed = replace(result, seconds=0.0 if question.phase.kind.conceals else seconds)
-        manifest = reply_manifest(order, timed, software=SOFTWARE, repeatable=self._repeatable)
+        manifest = reply_manifest(order, timed, software=SOFTWARE, repeatable=self._local.repeatable(name))
         manifest.payload, manifest.payload_bytes = payload, sum(map(len, pieces))
         kind, limits = question.phase.kind, self.run.spec.limits
         problem = content_problem(manifest, kind, limits)

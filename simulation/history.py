@@ -1,6 +1,8 @@
 """The results of a simulation: numbers in memory, as tables for a notebook."""
 
 import math
+import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,7 @@ Record = dict[str, Any]
 
 _ROUNDS_AT_A_TIME = 20  # of the record: the memory that reading takes
 _WIDTH = 120  # columns of a line of `repr`
+_HEAD = 3  # lines for the end of the run
 _SHOWN = ("accuracy/mean", "accuracy/worst5", "accuracy/worst", "loss/train", "loss/test", "improved", "backdoor")
 _WARNINGS = 3  # that `repr` shows
 
@@ -46,7 +49,8 @@ class History:
         seconds: duration of the rounds of this call.
         round_records: see `rounds`; the other records likewise.
         warnings: the alerts that last after the last round, in words: members that fail, or whose updates are far
-            longer than the others', rounds in which nobody improves, and so on.
+            longer than the others', rounds in which nobody improves, and so on. The first ones are about measurements
+            of this call that were left out.
     """
 
     run_id: str
@@ -65,12 +69,26 @@ class History:
 
     def __repr__(self) -> str:
         """The run in at most twelve lines."""
-        return "\n".join(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in self._lines())
+        why = self.failure if self.state == "FAILED" else self.reason
+        ended = f"{self.spec.name} (run {self.run_id}): {self.state}" + (f", {why}" if why else "")
+        head = textwrap.wrap(ended, _WIDTH, subsequent_indent="    ", max_lines=_HEAD, placeholder=" …")
+        lines = (line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in self._lines())
+        return "\n".join([*head, *lines])
+
+    @property
+    def failure(self) -> str:
+        """The most frequent reason of failed answers with the words of the last client that gave it, then `reason`."""
+        failed = [record for record in self.reply_records if not record["accepted"]]
+        if not failed:
+            return self.reason
+        counts = Counter(record["reason"] for record in failed)
+        first = min(counts, key=lambda reason: (-counts[reason], reason))
+        message = next(record["message"] for record in reversed(failed) if record["reason"] == first)
+        return f"{first}: {message}; {self.reason}" if message else f"{first}; {self.reason}"
 
     def _lines(self) -> Iterator[str]:
         ended = [record for record in self.round_records if record["state"] in ("COMPLETED", "SKIPPED")]
         skipped = sum(record["state"] == "SKIPPED" for record in ended)
-        yield f"{self.spec.name} (run {self.run_id}): {self.state}" + (f", {self.reason}" if self.reason else "")
         rounds = f"{len(ended)} of {counted(self.spec.rounds, 'round')}" + (f", {skipped} skipped" if skipped else "")
         yield f"  {self.spec.algorithm.name} on {self.spec.task}: {rounds}, in {self.seconds:.1f} s"
         if self.attackers:
@@ -133,9 +151,15 @@ class History:
 
 
 def read_history(
-    session: Session, blobs: BlobStore, run: Run, *, attackers: tuple[str, ...], seconds: float
+    session: Session,
+    blobs: BlobStore,
+    run: Run,
+    *,
+    attackers: tuple[str, ...],
+    seconds: float,
+    notes: tuple[str, ...] = (),
 ) -> History:
-    """Reads a run's record, as the Admin service exports it."""
+    """Reads a run's record, as the Admin service exports it; `notes` are further warnings."""
     facts = read_facts(session, run)
     participation = facts.participation
     tables: dict[str, list[Record]] = {"round": [], "client": [], "reply": [], "objective": []}
@@ -150,11 +174,11 @@ def read_history(
         spec=RunSpec.parse(run.spec),
         state=run.state,
         reason=run.reason,
-        model=model_row(blobs.local(run.model)).read(),
+        model=np.array(model_row(blobs.local(run.model)).read()),  # in memory: its file may go with the record
         attackers=attackers,
         seconds=seconds,
         member_records=tuple(map(_member_record, participation.members)),
-        warnings=tuple(f"{fact.message}; {fact.remedy}" for fact in facts.open),
+        warnings=(*notes, *(f"{fact.message}; {fact.remedy}" for fact in facts.open)),
         **{f"{name}_records": tuple(records) for name, records in tables.items()},
     )
 

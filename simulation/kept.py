@@ -8,7 +8,7 @@ import numpy as np
 from federation.spec.computation import Computation, Measure
 from federation.spec.run_spec import RunSpec
 from federation.spec.sharing import Sharing
-from federation.tasks import Task, initial_model
+from federation.tasks import Task, buffers_of, initial_model
 from federation.training.own import KeptState, Own, state_file
 from federation.vectors import Vector
 from federation.work.base import Result, RowSchema, payload_layout
@@ -26,7 +26,7 @@ class PopulationKeeper:
     def __init__(self, directory: Path, task: Task, spec: RunSpec) -> None:
         self._directory = directory
         self._sharing: Sharing | None = None
-        parameters, buffers = spec.parameters, task.buffers()
+        parameters, buffers = spec.parameters, buffers_of(task)
         if not parameters.shares_all:
             layout, initial = initial_model(task, spec.seed)
             self._sharing = Sharing.of(layout, parameters.personal, parameters.frozen, buffers, parameters.buffers)

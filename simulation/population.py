@@ -4,11 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from federation.attacks import Attack, AttackError, attack_seed, parse_attack
+from federation.attacks import Attack, AttackError, attack_seed, parse_attack, poisoned
 from federation.spec.run_sections import SimulationSpec
 from federation.spec.run_spec import RunSpec
-from federation.tasks import Dataset, DataSource, Part, Splits, Task, task_code
+from federation.tasks import Dataset, DataSource, Part, Splits, Task, pool_of, task_code
 from federation.tasks.partition import deal_all
+from federation.training.data_trial import not_finite
+from federation.training.generators import generators_kept
+from federation.training.pool_trial import tried_pool, try_splits
+from federation.training.sample_tensors import splits_of_tensors
+from federation.training.torch_trainer import TorchTrainer
+from federation.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -25,24 +31,31 @@ class Population:
         return {name: len(splits.train) for name, splits in self.splits.items()}
 
 
-def populate(task: Task, run: RunSpec, source: DataSource) -> Population:
-    """Deals a task's data to the clients of a specification.
+def populate(
+    task: Task, run: RunSpec, source: DataSource, trainer: type[Trainer] = TorchTrainer, device: str = "cpu"
+) -> Population:
+    """Deals a task's data to the clients of a specification, after the built-in trainer was tried on it.
+
+    The trial is one of all data, not of each client, and random generators stay as they were. A task that can only load
+    one client's samples is tried on those of the first client that trains, and of clients with values that are not
+    finite.
 
     Raises:
-        DataError: missing or malformed data, or too little of it for all clients.
-        AttackError: no such attack.
+        DataError: missing or malformed data, too little of it for all clients, or a loss that is not finite.
+        TaskError: the task's code raised an exception, or returned something else than it must.
+        AttackError: no such attack, or its code raised an exception.
         PartError: no such partition.
     """
     spec, serve = run.simulation, run.objectives.serve
     names = client_names(spec.clients)
-    splits = dict(zip(names, _deal(task, spec, source), strict=True))
+    splits = dict(zip(names, _deal(task, spec, source, trainer, device), strict=True))
     attackers: dict[str, Attack] = {}
     if spec.attackers and (attack := parse_attack(spec.attack)) is not None:
         attackers = dict.fromkeys(names[spec.clients - spec.attackers :], attack)
     for name, attack in attackers.items():
         if not isinstance(splits[name].train, Dataset) and type(attack).poison is not Attack.poison:
             raise AttackError(f"{attack} changes training data, and that of {task.name} is not in memory")
-        splits[name] = attack.poison(splits[name], task, seed=attack_seed(run.seed, 0, name))
+        splits[name] = poisoned(attack, splits[name], task, seed=attack_seed(run.seed, 0, name))
     serves = {name: serve.get(name, own) for name, own in zip(names, _served(task, spec), strict=True)}
     return Population(splits, attackers, serves)
 
@@ -64,13 +77,29 @@ def client_names(count: int) -> list[str]:
     return [f"client-{number:0{width}d}" for number in range(count)]
 
 
-def _deal(task: Task, spec: SimulationSpec, source: DataSource) -> list[Splits]:
+def _deal(task: Task, spec: SimulationSpec, source: DataSource, trainer: type[Trainer], device: str) -> list[Splits]:
     parts = [
         Part(index, spec.clients, spec.partition, spec.partition_seed, spec.sizes) for index in range(spec.clients)
     ]
-    if type(task).pool is Task.pool:  # a task that can only load one client's samples
-        with task_code(task.name, "loading its data"):
-            return [task.load(DataSource(source.directory, part, source.download)) for part in parts]
-    with task_code(task.name, "loading its data"):
-        pool = task.pool(source)
-    return deal_all(pool, parts[0])
+    if type(task).pool is not Task.pool:
+        pool = pool_of(task, source)
+        if trainer is TorchTrainer:
+            with generators_kept():
+                pool = tried_pool(task, pool, trainer, device, speaks=False)
+        return deal_all(pool, parts[0])
+    with task_code(task.name, "loading its data"):  # a task that can only load one client's samples
+        dealt = [task.load(DataSource(source.directory, part, source.download)) for part in parts]
+    if trainer is not TorchTrainer:
+        return dealt
+    dealt = [splits_of_tensors(own) for own in dealt]
+    first = next((own for own in dealt if len(own.train)), None)
+    for name, own in zip(client_names(spec.clients), dealt, strict=True):
+        if own is first or _has_values_that_are_not_finite(own):
+            with generators_kept():
+                try_splits(task, own, trainer, device, whose=name, speaks=False)
+    return dealt
+
+
+def _has_values_that_are_not_finite(splits: Splits) -> bool:
+    in_memory = [split for split in splits if isinstance(split, Dataset)]
+    return any(len(not_finite(part)) for split in in_memory for part in (split.x, split.y))

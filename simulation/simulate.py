@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,10 +30,13 @@ from coordinator.rounds.transitions import INTERRUPTED, RUN_ENDED, SIMULATOR, mo
 from coordinator.settings import SETTINGS_FILE, Settings
 from federation.attacks.probe import Probe
 from federation.digests import digest
-from federation.spec.computation import CANNOT, Ability
+from federation.owners_code import must_not_exit
+from federation.process.shared_state import ordinary, ordinary_numpy
+from federation.spec.computation import CANNOT
 from federation.spec.run_sections import SelectionSpec
 from federation.tasks import Dataset, DataSource, Task, metrics_of, task
 from federation.training.determinism import pick_device
+from federation.training.given_model import given_model
 from federation.training.own import run_model
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
@@ -72,16 +76,20 @@ class Simulation(AbstractContextManager["Simulation"]):
         spec: the specification, parsed.
         backend: trains the clients.
         cautions: warnings for the author of the specification.
+        remarks: what was converted, added or left out of the file of the initial model.
 
     Raises:
         SpecError, TaskError, DataError, PartError, AttackError, PluginError: the specification cannot be used.
         SimulationError: nothing to resume, another content of `home`, no Ray for the backend "ray", or a specification
             that names clients that do not exist.
         CoordinatorHomeError, IdentityError, OSError: `home` is damaged, or cannot be made.
+        GivenModelError: the file of the initial model cannot be used.
         ValueError: no such device or backend.
         DatabaseBusy: another process uses the home.
     """
 
+    @must_not_exit(SimulationError)
+    @ordinary()
     def __init__(
         self,
         spec: bytes,
@@ -95,22 +103,29 @@ class Simulation(AbstractContextManager["Simulation"]):
         threads: int | None = None,
         resume: bool = False,
         trainer: str = "",
+        model: Path | None = None,
     ) -> None:
         self.spec, self._algorithm = parse_run(spec)
         self.cautions = cautions(self.spec, self._algorithm)
-        existing = _existing(home, resume)  # first: data may take a while
+        existing = _existing(home, resume)  # first, as all checks that need no data, which may take a while
         picked_device = pick_device(device)
-        if threads is not None:
-            torch.set_num_threads(threads)
+        self._threads = threads
         self._task = known_task = task(self.spec.task)
         self._trainer = trainer_kind(known_task, trainer)
-        self._population = populate(known_task, self.spec, DataSource(data, download=download))
         self._objectives = fitting_objectives(self.spec, self._algorithm, known_task.objectives)
         self._metrics = fitting_metrics(self.spec, metrics_of(known_task))
         needed = needed_abilities(self.spec, self._algorithm, self._objectives)
         if missing := sorted(needed - self._trainer.abilities):
             raise SimulationError(f"the run cannot be simulated: {self._trainer.__name__} {CANNOT[missing[0]]}")
-        self._initial = run_model(known_task, self.spec.seed, self.spec.parameters)
+        self.remarks: tuple[str, ...] = ()
+        if model is None:
+            self._initial = run_model(known_task, self.spec.seed, self.spec.parameters)
+        else:
+            given = given_model(model, known_task, self.spec.seed, self.spec.parameters)
+            self._initial, self.remarks = (given.layout, given.vector), given.remarks
+        self._population = populate(
+            known_task, self.spec, DataSource(data, download=download), self._trainer, picked_device
+        )
         _must_find_clients(self.spec.selection, self._population.samples)
         self._stopping = False
         with ExitStack() as stack:
@@ -140,7 +155,7 @@ class Simulation(AbstractContextManager["Simulation"]):
                 wait=self._wait,
                 changed=lambda: None,
             )
-            self.run_id = self._resumed(spec) or self._submitted(spec)
+            self.run_id = self._resumed(spec, model) or self._submitted(spec)
             self._open = stack.pop_all()
 
     def __exit__(self, *_: object) -> None:
@@ -160,6 +175,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         """Ends `run` soon, from any thread or signal handler. Finished rounds are kept, and the run can be resumed."""
         self._stopping = True
 
+    @must_not_exit(SimulationError)
     def run(self, progress: Callable[[SimulationProgress], object] = lambda progress: None) -> History:
         """Runs to the end, or until `stop`; calls `progress` after every round."""
         facts = RunFacts.load(self._database, self.run_id)
@@ -181,6 +197,8 @@ class Simulation(AbstractContextManager["Simulation"]):
                 self._collect()
 
         around = replace(self._around, changed=changed)
+        with ordinary():
+            keeper = PopulationKeeper(self._home.directory / "kept", self._task, self.spec)
         fleet = SimulatedFleet(
             facts,
             around,
@@ -188,12 +206,13 @@ class Simulation(AbstractContextManager["Simulation"]):
             population=self._population,
             local=self.backend.local,
             probe=self._probe,
-            repeatable=Ability.REPEATABLE in self._trainer.abilities,
-            keeper=PopulationKeeper(self._home.directory / "kept", self._task, self.spec),
+            keeper=keeper,
+            ordinary=partial(ordinary, self._threads),
             stopped=lambda: self._stopping,
         )
         try:
-            Conductor(fleet).conduct()
+            with ordinary_numpy():
+                Conductor(fleet).conduct()
         except Held:
             self._pause()
         except BaseException:
@@ -204,9 +223,15 @@ class Simulation(AbstractContextManager["Simulation"]):
         record_run(self._database, self.run_id, None, utc_now())
         with self._database.read() as session:
             run = session.get_one(Run, self.run_id)
-            return read_history(
-                session, self._blobs, run, attackers=self.attackers, seconds=time.perf_counter() - began
+            history = read_history(
+                session,
+                self._blobs,
+                run,
+                attackers=self.attackers,
+                seconds=time.perf_counter() - began,
+                notes=tuple(fleet.left_out.values()),
             )
+        return replace(history, warnings=(*self.remarks, *history.warnings))
 
     def _wait(self, seconds: float | None, replies: int = 1) -> None:
         if self._stopping:
@@ -235,8 +260,11 @@ class Simulation(AbstractContextManager["Simulation"]):
             session.add(new_run(*facts, run_id=run_id, model=model, by=SIMULATOR, created=now))
         return run_id
 
-    def _resumed(self, document: bytes) -> str | None:
-        """The run in the home; None if there is none yet, as after an early interruption."""
+    def _resumed(self, document: bytes, model: Path | None) -> str | None:
+        """The run in the home; None if there is none yet, as after an early interruption.
+
+        A given model must be the one with which it began.
+        """
         with self._database.begin() as session:
             run = session.scalar(select(Run).order_by(Run.created.desc()).limit(1))
             if run is None:
@@ -245,6 +273,11 @@ class Simulation(AbstractContextManager["Simulation"]):
                 raise SimulationError(
                     f"{self._home.directory} holds a simulation of another specification ({run.name}): "
                     "resume it with its own, or simulate this one in another directory"
+                )
+            if model is not None and run.initial_model != digest(to_bytes(*self._initial)):
+                raise SimulationError(
+                    f"{self._home.directory} holds a simulation that began with another model than {model}: resume it "
+                    "without a model, or simulate in another directory"
                 )
             if run.state not in RUN_ENDED:
                 forget_interrupted(session, run.run_id)

@@ -6,6 +6,7 @@ Every client draws the same batches as a real worker of its name, so the results
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -13,22 +14,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from federation.spec.computation import SPLITS, AtBase, Descend, Differentiate, LocalSgd, Measure
+from federation.spec.computation import SPLITS, Ability, AtBase, Descend, Differentiate, LocalSgd, Measure
 from federation.spec.objective_names import Targets
 from federation.tasks import Dataset, Splits, Task
 from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped
-from federation.training.determinism import deterministic
+from federation.training.determinism import Kernels
+from federation.training.lending import Lending, version
 from federation.training.objective_losses import Measured, OwnMetrics, correct
+from federation.training.objective_losses import losses as losses_of
 from federation.training.serving import reported_losses, served, split_metrics
 from federation.training.sgd import Descent
-from federation.training.trainer import training_seed
+from federation.training.trainer import inability, training_seed
 from federation.work.base import Result
-from simulation.local import LocalWork, Outcome, Serves, Stopped, Turn
+from simulation.local import LocalWork, Outcome, Serves, Stopped, Turn, naming
 
 _GATHERED = 32  # minibatches at a time
+_ROWS = 3  # samples that show whether an output has a row for each
 _KEPT = 4  # copies of joined samples; with more, memory would grow with the number of clients squared
 
 
@@ -48,24 +52,36 @@ class Stacked(LocalWork):
             name: {split: self._place(getattr(own, split)) for split in SPLITS} for name, own in splits.items()
         }
         self._kept: dict[tuple[str, ...], Dataset] = {}
+        self._lending = Lending(task)
+        self._kernels = Kernels(self._device, task.name)
 
     def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
         began = time.perf_counter()
-        groups: dict[object, list[str]] = defaultdict(list)
-        for name, computation in computations.items():
-            groups[len(self._splits[name]["train"]), self._alike(name, computation)].append(name)
-        rows: dict[str, Outcome] = {}
-        with deterministic(self._device, turn.seed):
-            start = self._parameters(base)
-            measured = self._measured(start, computations, turn.stopped)
-            for members in groups.values():
-                keys = [_seed(computations[name], turn, name) for name in members]
-                works = [computations[name] for name in members]
-                rows |= self._rows(start, works, members, keys, turn.stopped)
+        with naming(list(computations), turn.round):
+            rows, measured = self._kernels.run(turn.seed, lambda: self._computed(base, computations, turn))
         seconds = (time.perf_counter() - began) / max(1, len(computations))
         return {
             name: self._outcome(name, work, rows[name], measured[name], seconds) for name, work in computations.items()
         }
+
+    def repeatable(self, client: str) -> bool:
+        return self._kernels.repeatable
+
+    def _computed(
+        self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn
+    ) -> tuple[dict[str, Outcome], dict[str, dict[str, Measured]]]:
+        """The rows of each client, and the scores of the base model by client and split."""
+        groups: dict[object, list[str]] = defaultdict(list)
+        for name, computation in computations.items():
+            groups[len(self._splits[name]["train"]), self._alike(name, computation)].append(name)
+        rows: dict[str, Outcome] = {}
+        start = self._parameters(base)
+        measured = self._measured(start, computations, turn.stopped)
+        for members in groups.values():
+            keys = [_seed(computations[name], turn, name) for name in members]
+            works = [computations[name] for name in members]
+            rows |= self._rows(start, works, members, keys, turn.stopped)
+        return rows, measured
 
     def _alike(self, name: str, computation: AtBase) -> object:
         """Equal for clients whose computations can be stacked."""
@@ -112,6 +128,8 @@ class Stacked(LocalWork):
         self, name: str, computation: AtBase, outcome: Outcome, measured: Mapping[str, Measured], seconds: float
     ) -> Outcome:
         """A client's rows and what it measured."""
+        if Ability.REPEATABLE in computation.needs() and not self._kernels.repeatable:
+            return inability(Ability.REPEATABLE)
         samples = len(self._splits[name]["train"])
         if isinstance(computation, Measure):
             metrics: dict[str, float] = {}
@@ -160,10 +178,15 @@ class Stacked(LocalWork):
         """The gradient of each objective at `start`, of clients that serve the same ones."""
         rows: dict[str, dict[str, NDArray[np.float32]]] = {name: {} for name in members}
         x, y = next(self._batches(members, batch_size, keys))
+        drawn = version(x), version(y)
         self._model.train()
         for objective in self._serves[members[0]]:
+            if (version(x), version(y)) != drawn:  # the task's code has written into them
+                x, y = next(self._batches(members, batch_size, keys))
             leaves = [part.expand(len(members), *part.shape).clone().requires_grad_() for part in start]
-            loss = vmap(self._loss((objective,)))(leaves, x, y, torch.ones(len(members), 1, device=self._device))
+            with self._lent(members, batch_size, x, y) as (own_x, own_y):
+                ones = torch.ones(len(members), 1, device=self._device)
+                loss = vmap(self._loss((objective,)))(leaves, own_x, own_y, ones)
             parts = torch.autograd.grad(loss.sum(), leaves, allow_unused=True, materialize_grads=True)
             gradients = torch.cat([part.reshape(len(members), -1) for part in parts], dim=1).cpu().numpy()
             for name, row in zip(members, gradients, strict=True):
@@ -178,7 +201,7 @@ class Stacked(LocalWork):
 
         def loss_of(parameters: list[Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
             output = functional_call(self._model, dict(zip(self._names, parameters, strict=True)), (x,))
-            losses = self._task.losses(output, y)
+            losses = losses_of(self._task, output, y)
             if len(objectives) == 1:
                 return weights[0] * losses[objectives[0]]
             return (weights * torch.stack([losses[name] for name in objectives])).sum()
@@ -213,7 +236,8 @@ class Stacked(LocalWork):
                 raise TrainingStopped
             x, y = next(batches)
             leaves = [part.requires_grad_() for part in values]
-            loss = vmap(loss_of)(leaves, x, y, shares)
+            with self._lent(members, work.batch_size, x, y) as (own_x, own_y):
+                loss = vmap(loss_of)(leaves, own_x, own_y, shares)
             gradients = torch.autograd.grad(loss.sum(), leaves, allow_unused=True, materialize_grads=True)
             for part in values:
                 part.detach_()
@@ -225,7 +249,7 @@ class Stacked(LocalWork):
         """Minibatches side by side, (clients, batch, ...), each in the order that the client's worker would draw."""
         data = [self._splits[name]["train"] for name in members]
         count = len(data[0])
-        if size == 0 or size >= count:
+        if self._whole(members, size):
             whole = self._joined(members, "train")
             while True:
                 yield _per_client(whole.x, len(members)), _per_client(whole.y, len(members))
@@ -238,6 +262,19 @@ class Stacked(LocalWork):
                 x = torch.stack([part.x.index_select(0, index) for part, index in pairs])
                 y = torch.stack([part.y.index_select(0, index) for part, index in pairs])
                 yield from zip(torch.split(x, size, dim=1), torch.split(y, size, dim=1), strict=True)
+
+    def _whole(self, members: list[str], size: int) -> bool:
+        """True if minibatches of this size are whole splits, of clients whose splits are of one size."""
+        return size == 0 or size >= len(self._splits[members[0]]["train"])
+
+    @contextmanager
+    def _lent(self, members: list[str], size: int, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """A minibatch for one pass: if it is the clients' own samples, as `Lending` lends them."""
+        if not self._whole(members, size):
+            yield x, y  # gathered for this pass
+            return
+        with self._lending.of("training", x, y) as loan:
+            yield loan.give(x, y)
 
     def _joined(self, clients: list[str], split: str) -> Dataset:
         """The samples of several clients, one after the other; the last few are kept for the next round."""
@@ -270,17 +307,21 @@ class Stacked(LocalWork):
             for group in self._passes(clients, split):
                 if stopped():
                     raise TrainingStopped
-                output = functional_call(self._model, named, (self._joined(group, split).x,))
+                joined = self._joined(group, split)
+                with self._lending.of("evaluation", joined.x) as loan:
+                    output = functional_call(self._model, named, (loan.give(joined.x),))
                 begin = 0
                 for name in group:
                     part = self._splits[name][split]
                     rows = slice(begin, begin + len(part))
                     begin = rows.stop
                     own = tree_map(lambda whole, rows=rows: whole[rows], output)
-                    losses = self._task.losses(own, part.y)
-                    hits = correct(self._task, own, part.y, self._serves[name])
-                    others = OwnMetrics(self._task, metrics.get(name, ()))
-                    others.update(own, part.y)
+                    with self._lending.of("losses", joined.x, part.y) as loan:
+                        losses = losses_of(self._task, *loan.give(own, part.y))
+                        own_output, own_y = loan.give(own, part.y)
+                        hits = correct(self._task, own_output, own_y, self._serves[name])
+                        others = OwnMetrics(self._task, metrics.get(name, ()))
+                        others.update(*loan.give(own, part.y))
                     scores[name] = Measured(
                         {key: losses[key].item() for key in self._serves[name]},
                         {key: value.float().mean().item() for key, value in hits.items()},
@@ -353,10 +394,21 @@ def why_not_stacked(
         return "the clients hold different numbers of samples"
     first = next(own.train for own in splits.values() if len(own.train))
     try:
+        if not _gives_rows(model, first.x[:_ROWS].clone()):
+            return "the model's output in an evaluation has no row for each sample"
         _try_stacked(task, model, Dataset(first.x[:1], first.y[:1]))
-    except RuntimeError as error:
-        return f"the model cannot be stacked: {str(error).splitlines()[0]}"
+    except Exception as error:  # of many kinds: the same code has passed its trial, for one client alone
+        return f"the model cannot be stacked: {(str(error) or type(error).__name__).splitlines()[0]}"
     return ""
+
+
+def _gives_rows(model: nn.Module, x: Tensor) -> bool:
+    """True if the output of an evaluation can be cut into those of clients whose samples are evaluated together."""
+    model.eval()
+    with torch.no_grad():
+        parts = tree_leaves(model(x))
+    model.train()
+    return all(isinstance(part, Tensor) and part.shape[:1] == x.shape[:1] for part in parts)
 
 
 def _try_stacked(task: Task, model: nn.Module, data: Dataset) -> None:
@@ -367,4 +419,5 @@ def _try_stacked(task: Task, model: nn.Module, data: Dataset) -> None:
         output = functional_call(model, dict(zip(names, parameters, strict=True)), (x,))
         return torch.stack(list(task.losses(output, y).values())).sum()
 
-    torch.autograd.grad(vmap(loss_of)(stacked, data.x[None], data.y[None]).sum(), stacked, allow_unused=True)
+    x, y = data.x[None].clone(), data.y[None].clone()  # the task's code may write into them
+    torch.autograd.grad(vmap(loss_of)(stacked, x, y).sum(), stacked, allow_unused=True)

@@ -51,6 +51,25 @@ _COLUMNS = (
     AuditEntry.digest,
     AuditEntry.times,
 )
+# Built once, since the sequencer runs them for each batch: the entries without a place in the log, one of them, and the
+# tags that they share with entries that have one.
+_UNCHAINED = select(*_COLUMNS, AuditEntry.tag).where(AuditEntry.number.is_(None)).order_by(AuditEntry.entry_id)
+_ONE_UNCHAINED = select(AuditEntry.entry_id).where(AuditEntry.number.is_(None)).limit(1)
+_USED_TAGS = select(AuditEntry.tag).where(
+    AuditEntry.number.is_not(None),
+    AuditEntry.tag.in_(select(AuditEntry.tag).where(AuditEntry.number.is_(None))),
+)
+_CHAIN = (
+    update(AuditEntry.__table__)  # type: ignore[arg-type]  # a Table, which the ORM calls a FromClause
+    .where(AuditEntry.entry_id == bindparam("row"))
+    .values(number=bindparam("place"), leaf=bindparam("hash"))
+)
+_NEWEST_DIGEST = (
+    select(AuditEntry.digest)
+    .where(AuditEntry.action == bindparam("action"), AuditEntry.subject == bindparam("subject"))
+    .order_by(AuditEntry.entry_id.desc())
+    .limit(1)
+)
 
 
 def record(
@@ -106,9 +125,8 @@ def unchained(session: Session, limit: int | None = None) -> list[tuple[LogEntry
 
     Their numbers are 0.
     """
-    rows = select(*_COLUMNS, AuditEntry.tag).where(AuditEntry.number.is_(None))
     entries = []
-    for row in session.execute(rows.order_by(AuditEntry.entry_id).limit(limit)).mappings():
+    for row in session.connection().execute(_UNCHAINED.limit(limit)).mappings():
         values = dict(row)
         tag = values.pop("tag") or b""
         entries.append((LogEntry(number=0, **values), tag))
@@ -123,9 +141,7 @@ def waiting(session: Session, key: bytes) -> list[LogEntry]:
 
 def used_tags(session: Session) -> set[bytes]:
     """The tags that an entry without a place shares with an entry that has one: these rows were copied."""
-    waiting = select(AuditEntry.tag).where(AuditEntry.number.is_(None))
-    rows = select(AuditEntry.tag).where(AuditEntry.number.is_not(None), AuditEntry.tag.in_(waiting))
-    return {tag for tag in session.scalars(rows) if tag is not None}
+    return {tag for tag in session.connection().scalars(_USED_TAGS) if tag is not None}
 
 
 def remove(session: Session, entry_id: int) -> None:
@@ -135,17 +151,12 @@ def remove(session: Session, entry_id: int) -> None:
 
 def any_unchained(session: Session) -> bool:
     """True if an entry has no place in the log yet."""
-    return session.scalar(select(AuditEntry.entry_id).where(AuditEntry.number.is_(None)).limit(1)) is not None
+    return session.connection().scalar(_ONE_UNCHAINED) is not None
 
 
 def chain(session: Session, leaves: Sequence[tuple[int, int, bytes]]) -> None:
     """Records the places of entries, each given as the id of its row, its number, and its leaf."""
-    statement = (
-        update(AuditEntry.__table__)  # type: ignore[arg-type]  # a Table, which the ORM calls a FromClause
-        .where(AuditEntry.entry_id == bindparam("row"))
-        .values(number=bindparam("place"), leaf=bindparam("hash"))
-    )
-    session.connection().execute(statement, [{"row": row, "place": place, "hash": leaf} for row, place, leaf in leaves])
+    session.connection().execute(_CHAIN, [{"row": row, "place": place, "hash": leaf} for row, place, leaf in leaves])
 
 
 def newest_time(session: Session) -> datetime | None:
@@ -160,8 +171,7 @@ def last_time(session: Session) -> datetime | None:
 
 def newest_digest(session: Session, action: str, subject: str) -> str | None:
     """The digest in the newest entry of an action about a subject; None if there is no such entry."""
-    rows = select(AuditEntry.digest).where(AuditEntry.action == action, AuditEntry.subject == subject)
-    return session.scalar(rows.order_by(AuditEntry.entry_id.desc()).limit(1))
+    return session.connection().scalar(_NEWEST_DIGEST, {"action": action, "subject": subject})
 
 
 def has_digest(session: Session, action: str, subject: str, digest: str) -> bool:

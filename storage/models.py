@@ -120,6 +120,7 @@ class Client(Base):
     # task -> the layout of its whole model, as of `TaskLayout`, likewise; without tasks whose layout it has not told
     layouts: Mapped[dict[str, Any]] = mapped_column(default=dict)
     private_only: Mapped[list[str]] = mapped_column(default=list)  # tasks for which it declines open rounds, likewise
+    noise_budgets: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> as of `NoiseBudget`, likewise
     # The bounds of its owner, as of `WorkBounds`, likewise; empty if it has not told any.
     limits: Mapped[dict[str, Any]] = mapped_column(default=dict)
     tags: Mapped[list[str]] = mapped_column(default=list)  # given by an operator

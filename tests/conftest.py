@@ -26,6 +26,7 @@ from fedpareto.processes import forked
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
 from tests.command_documents import must_suit
+from tests.copied_tables import copying
 from tests.few import FEW_EXAMPLES
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def _compared(function: Callable[..., Any], arguments_of: Callable[..., Sequence
 
 CliRunner.invoke = _compared(CliRunner.invoke, lambda runner, app, arguments=(), **_: arguments)  # type: ignore[method-assign]
 forked.completed = _compared(forked.completed, lambda arguments, **_: arguments)
+Database.migrate = copying(Database.migrate)  # type: ignore[assignment,method-assign]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -32,12 +32,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> "Files 
     return Files(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+# Files that load scipy.stats, which takes 0.5 CPU seconds.
+STATISTICS = frozenset(
+    {
+        "tests/federation/secure/test_fields.py",
+        "tests/federation/secure/test_masks.py",
+        "tests/federation/secure/test_what_leaks.py",
+        "tests/federation/training/test_private_training.py",
+        "tests/verification/test_chosen_noise.py",
+    }
+)
+
+
 class Files(LoadFileScheduling):  # type: ignore[misc]
     """Deals whole files, and the rest of a file whose process has died to another one."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "optimisers" if file in OPTIMISERS else file
+        return "optimisers" if file in OPTIMISERS else "statistics" if file in STATISTICS else file
 
     def remove_node(self, node: WorkerController) -> Any:
         """The test that the process ran when it died, if it did; the tests after it are dealt again."""

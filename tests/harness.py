@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -18,10 +18,13 @@ import grpc
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import Message
+from typer.testing import CliRunner
 
 from federation.digests import digest
 from federation.line.channels import RpcRefusal, refusal_from_rpc_error, server_verified_channel
+from federation.plugins import CODE
 from federation.spec.computation import Ability
+from federation.text import escaped_lines
 from federation.trust.admin_files import AdminFiles
 from federation.trust.certificates import make_csr
 from federation.trust.envelope import seal
@@ -36,6 +39,8 @@ from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, SubmitRequest, TaskOffer, Window
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
+from fedpareto.cli.failure import CommandFailure
+from fedpareto.cli.main import app
 from fedpareto.processes import forked
 from fedpareto.processes import process_federation as federations
 from storage.database import Database
@@ -108,6 +113,20 @@ class Federation(federations.ProcessFederation):
         if not crash:
             assert process.popen.poll() is None, process.text[-3000:]
         return process
+
+    def fedpareto(self, *arguments: str, code: int | None = 0, standard_input: str = "") -> str:
+        """As `ProcessFederation` does it, but in this process, which saves 0.05 to 0.1 CPU seconds.
+
+        A process of its own is made for commands that train or find code of an owner, and outside the main thread.
+        """
+        trains = arguments[0] == "simulate" or arguments[:2] == ("worker", "run")
+        if trains or CODE in os.environ or threading.current_thread() is not threading.main_thread():
+            return super().fedpareto(*arguments, code=code, standard_input=standard_input)
+        done = here(*arguments, cwd=self.directory, text=standard_input)
+        if code not in (None, done.returncode):
+            told = f"{' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+            raise federations.ProcessError(told)
+        return done.stdout
 
     def submit(self, name: str, spec: str, *options: str, crash: bool = False) -> str:
         """Submits a run; returns its id. `crash`: the coordinator may die before it has answered."""
@@ -439,6 +458,18 @@ def fedpareto(
     done = forked.completed(command, cwd=cwd, env=env)
     assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def here(*arguments: str, cwd: Path, text: str = "") -> "subprocess.CompletedProcess[str]":
+    """The command in this process, with this working directory and standard input; it ends as one of its own would."""
+    with chdir(cwd):
+        done = CliRunner().invoke(app, arguments, input=text)
+    code, errors = done.exit_code, done.stderr
+    if isinstance(done.exception, CommandFailure):
+        code, errors = done.exception.code, f"{errors}fedpareto: {escaped_lines(done.exception.message)}\n"
+    elif not isinstance(done.exception, SystemExit | None):
+        raise done.exception
+    return subprocess.CompletedProcess(arguments, code, done.stdout, errors)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from coordinator.server import Coordinator
 from coordinator.settings import Settings
 from federation.digests import digest
 from federation.line.channels import mutual_channel, server_verified_channel
+from federation.trust.admin_files import AdminFiles
 from federation.trust.certificates import fingerprint, pem
 from federation.trust.identity import Role, client_uri
 from federation.trust.join_string import JoinStringFields, secret_hash
@@ -183,12 +184,14 @@ class Running:
         )
 
     def administrator(self, *roles: Role) -> grpc.Channel:
+        return self.administrators_files(*roles).channel()
+
+    def administrators_files(self, *roles: Role) -> AdminFiles:
         name = f"eve-{secrets.token_hex(4)}"  # of its own, or the administrator before would end
         directory = self.home.directory / f"admin-{name}"
         lasting = self.home.settings.model_copy(update={"admin_certificate_seconds": 365 * 86_400})  # for moved clocks
         home = replace(self.home, settings=lasting)
-        files = home.issue_admin(self.database, name, roles, directory, now=self.clock(), by="test")
-        return files.channel()
+        return home.issue_admin(self.database, name, roles, directory, now=self.clock(), by="test")
 
     def certified(self, client_id: str, *, known: bool, lifetime: timedelta = timedelta(days=1)) -> grpc.Channel:
         """A client with a certificate of the CA, made behind the coordinator's back; `known` puts it on record."""

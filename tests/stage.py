@@ -216,6 +216,8 @@ class Stage:
         self.clock: Clock = served.clock
         self.players: dict[str, Player] = {}
         self.count = 0
+        with self._now():
+            self._files = served.administrators_files(Role.OPERATOR, Role.SECURITY_OFFICER, Role.VIEWER)
         self._admin = self._administrator()
         self._nobody = self.player("nobody")
 
@@ -257,8 +259,7 @@ class Stage:
         self.clock.ahead = ahead
 
     def _administrator(self) -> AdminStub:
-        with self._now():
-            return AdminStub(self.served.administrator(Role.OPERATOR, Role.SECURITY_OFFICER, Role.VIEWER))
+        return AdminStub(self._files.channel(address=self.served.address))
 
     # --- clients
 

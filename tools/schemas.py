@@ -199,6 +199,10 @@ DOCUMENTS: dict[str, Any] = {
     "experiment list": {"experiments": [EXPERIMENT], "unusable": [{"name": str, "error": str, "package?": str}]},
     "experiment run": RESULTS,
     "experiment compare": RESULTS,
+    "privacy plan": {
+        "protects": str, "noise": float, "epsilon": float, "bound?": float, "delta": float, "rounds": int,
+        "steps?": int, "rate?": float, "members?": int, "deviation?": float,
+    },
     "data show": {
         "task": str, "partition": str, "sizes": str, "seed": int, "samples": int, "heterogeneity": float | None,
         "clients": [

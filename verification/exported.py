@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from federation import digests
+from federation.files.file_kinds import no_safetensors
 from federation.record.log_entries import STEPPED, SUBMITTED
 from federation.record.provenance import Provenance, read_exported
 from federation.refusals import Refusal
@@ -31,7 +32,8 @@ def check_model(run: OpenedRun, path: Path) -> CheckedModel:
     try:
         model_digest, origin = read_exported(path, digests.parse(run.models[-1])[0])
     except Refusal as refusal:
-        raise Wrong(f"{name}: {refusal.message}") from refusal
+        kind = no_safetensors(path)
+        raise Wrong(f"{name}: {f'it is {kind}, no safetensors file' if kind else refusal.message}") from refusal
     about = run.facts.bundle.about
     if origin is not None and (origin.federation, origin.run) != (about.federation_id, about.run_id):
         raise Wrong(f"{name} says that it is of run {origin.run} of {origin.federation}")

@@ -21,10 +21,12 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from federation.findings import Finding
 from federation.line.proxies import Proxy, ProxyChoice, RouteError, dial, is_loopback
+from federation.plugins import PluginError
 from federation.refusals import Refusal
+from federation.spec.computation import CANNOT, Ability
 from federation.tasks import DataError, DataSource
 from federation.text import escaped
-from federation.training.trainers import TrainerChoice
+from federation.training.trainers import TrainerChoice, close_trainer
 from federation.trust.certificates import fingerprint, issuer_in, load_certificate, renewal_due
 from federation.trust.member_files import MemberFiles
 from federation.v1.federation_pb2 import AttendRequest, Hello
@@ -32,6 +34,7 @@ from federation.v1.federation_pb2_grpc import FederationStub
 from federation.work.base import Lane
 from worker import software
 from worker.home import WorkerHome, WorkerHomeError
+from worker.line.approval import noted, waits
 from worker.line.attendance import NONCE_BYTES, WRONG_CLOCK_SECONDS
 from worker.line.clock import TimeRefused, signed_time
 from worker.line.downloads import handshake
@@ -156,8 +159,11 @@ def check_coordinator(member: MemberFiles) -> Finding:
     return Finding.ok("coordinator", f"{address} accepts the certificate, and serves")
 
 
-def check_clock(home: WorkerHome, member: MemberFiles) -> Finding:
-    """Compares this machine's clock with the time that the coordinator signs in its first message to a worker."""
+def check_welcome(home: WorkerHome, member: MemberFiles) -> list[Finding]:
+    """Checks the coordinator's first message to a worker: its signed time, and whether the member waits for approval.
+
+    If a worker runs with the directory, its log tells of the first, and a file of the second.
+    """
     try:
         with home.lock(), member.serving_channel()[1] as channel:
             nonce = secrets.token_bytes(NONCE_BYTES)
@@ -168,20 +174,30 @@ def check_clock(home: WorkerHome, member: MemberFiles) -> Finding:
             offset = (signed_time(welcome.time, nonce, member) - datetime.now(UTC)).total_seconds()
             call.cancel()
     except RouteError as error:
-        return Finding.failed("clock", escaped(str(error), 500))
+        return [Finding.failed("clock", escaped(str(error), 500))]
     except WorkerHomeError:
-        return Finding.skipped("clock", "a worker runs with this directory: its log warns of a wrong clock")
+        skipped = Finding.skipped("clock", "a worker runs with this directory: its log warns of a wrong clock")
+        return [skipped, *_approval(noted(home.pending))]
     except grpc.RpcError as error:
         refusal = member.refusal(error)
-        return Finding.failed("clock", escaped(f"{refusal.reason}: {refusal.message or refusal.status}", 500))
+        return [Finding.failed("clock", escaped(f"{refusal.reason}: {refusal.message or refusal.status}", 500))]
     except (TimeRefused, Refusal, StopIteration) as error:
-        return Finding.failed("clock", str(error) or "the coordinator ended the stream without a word")
+        return [Finding.failed("clock", str(error) or "the coordinator ended the stream without a word")]
+    waiting = waits(member.client_id, welcome.pending) if welcome.HasField("pending") else ""
+    return [_clock(offset), *_approval(waiting)]
+
+
+def _clock(offset: float) -> Finding:
     if abs(offset) > WRONG_CLOCK_SECONDS:
         side = "behind" if offset > 0 else "ahead of"
         return Finding.failed(
             "clock", f"this machine's clock is {abs(offset):.0f} s {side} the coordinator's: set the wrong one (NTP)"
         )
     return Finding.ok("clock", f"within {max(abs(offset), 1):.0f} s of the coordinator's")
+
+
+def _approval(waiting: str) -> list[Finding]:
+    return [Finding.warning("approval", waiting)] if waiting else []
 
 
 def check_downloads(home: WorkerHome, proxy: ProxyChoice) -> Iterator[Finding]:
@@ -296,8 +312,14 @@ def check_tasks(
         else:
             trainer = offers[name]
             size = trainer.layout.file_bytes
-            yield Finding.ok("task", f"{name}: {trainer.layout.size} parameters, {size / 1e6:.3g} MB a model"), size
-            trainer.close()
+            text = f"{name}: {trainer.layout.size} parameters, {size / 1e6:.3g} MB a model"
+            if Ability.REPEATABLE not in trainer.abilities:
+                text += f"; its trainer {CANNOT[Ability.REPEATABLE]}, so replies are marked unrepeatable"
+            yield Finding.ok("task", text), size
+            try:
+                close_trainer(trainer)
+            except PluginError as error:
+                yield Finding.failed("task", f"{name}: {error}"), 0
             samples = f"{name}: {trainer.samples} training samples; a batch of each split has finite losses"
             yield (Finding.ok if trainer.samples else Finding.warning)("data", samples), size
 

@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -27,6 +26,7 @@ class Events:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
+        self._streams = True  # the last event was written there
         self._lock = threading.Lock()
         self._levels: dict[str, tuple[float, float]] = {}  # tokens of each event, and when they were counted
         self._left_out: Counter[str] = Counter()
@@ -71,8 +71,19 @@ class Events:
             return
         fields = {name: escaped(value) if isinstance(value, str) else value for name, value in fields.items()}
         record = {"event": event, "time": datetime.now(UTC).isoformat(), "message": message, **fields}
-        with self._lock, suppress(OSError):  # a full disk behind the stream does not stop the work
-            print(json.dumps(record), file=self._stream, flush=True)
+        with self._lock:
+            self._write(self._stream, json.dumps(record))
+
+    def _write(self, stream: TextIO, line: str) -> None:
+        """Writes a line to the stream. A full disk behind it does not stop the work: the log says so, once."""
+        try:
+            print(line, file=stream, flush=True)
+        except OSError as error:
+            if self._streams:
+                LOGGER.warning("standard output cannot be written (%s): events are in this log alone", error.strerror)
+            self._streams = False
+        else:
+            self._streams = True
 
     def _may(self, event: str) -> bool:
         """Takes a token of an event. False if there is none."""

@@ -1,5 +1,6 @@
 """The directory of a worker: membership, spool, cached models, and the lock that keeps it to one process."""
 
+import errno
 import fcntl
 import math
 import os
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from federation.owners_code import TwoTexts
 from federation.trust.member_files import COORDINATOR_ROTATIONS, OWN_ROTATIONS
 
 MEMBER_FILE = "member.toml"
@@ -32,11 +34,20 @@ def with_remedy(error: OSError) -> str:
     return str(error) if isinstance(error, FileLocked) else f"make room on this worker's disk: {error}"
 
 
+def disk_texts(error: OSError) -> TwoTexts:
+    """What is said where a file of this worker cannot be written or read: others are told no path."""
+    if isinstance(error, FileLocked):
+        return TwoTexts.of(with_remedy(error), "another process holds a file of this worker")
+    kind = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    return TwoTexts.of(with_remedy(error), f"a file of this worker cannot be written or read ({kind})")
+
+
 class WorkerHome:
     """The directory of a worker, made by `fedpareto worker join` with mode 0700, and the paths in it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.pending = directory / "pending.txt"  # there while the member waits for its approval
         self.spool = directory / "spool"  # finished replies that no receipt has acknowledged
         self.handed_in = directory / "handed-in"  # payloads of the last acknowledged replies; safe to delete
         self.cache = directory / "cache"  # models by digest; safe to delete
@@ -50,6 +61,7 @@ class WorkerHome:
         self.evidence = directory / "evidence"  # signed orders that were refused because they attack this member
         self.policy = directory / "policy.toml"  # the owner's rules; written by hand, may be missing
         self.progress = directory / "progress.json"  # the coordinator's newest signed time and rounds
+        self.begun = directory / "begun.json"  # the work that has begun and not ended
         self.log = directory / "log.json"  # the newest checkpoints of the coordinator's audit log
         self.forked_log = directory / "log-forked.json"  # evidence of an audit log that does not continue them
         self.rotating = directory / "rotating.json"  # a rotation of the signing key that has begun

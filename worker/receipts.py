@@ -16,6 +16,7 @@ from federation.durable_files import sync_directory
 from federation.record import bound_fields
 from federation.record.bound_fields import difference, repeated
 from federation.refusals import Refusal
+from federation.text_files import read_text
 from federation.trust.envelope import envelope_digest, from_text, to_text
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
@@ -103,7 +104,7 @@ def read_receipts(path: Path, coordinator: KeyChain) -> list[Receipt]:
         ReceiptsError: the file cannot be read, or a line is damaged or not signed by its key of that time.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, ValueError) as error:
         raise ReceiptsError(f"{path} cannot be read: {error}") from None
     receipts: dict[tuple[str, str], Receipt] = {}

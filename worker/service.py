@@ -1,21 +1,23 @@
 """The worker as a whole: threads that attend, that work in each lane, and that submit the replies in the spool."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
-from federation.attacks import Attack, AttackError, attack_seed
+from federation.attacks import Attack, AttackError, attack_seed, poisoned
 from federation.directories import Directories
 from federation.tasks import Dataset, DataSource, Splits, task, task_code
 from federation.training.trainer import Trainer
-from federation.training.trainers import TrainerChoice, trainer_code
+from federation.training.trainers import TrainerChoice, close_trainer, trainer_code
 from federation.trust.member_files import MemberFiles, note_addresses
 from federation.work.base import Lane
 from federation.work.peers import open_reply
 from federation.work.site import Site
 from worker.events import Events
 from worker.home import DiskUse, WorkerHome
+from worker.line.approval import Approval
 from worker.line.attendance import Attendance, Handlers
 from worker.line.backoff import Backoff
 from worker.line.clock import CoordinatorClock
@@ -35,6 +37,7 @@ from worker.site.roster import Roster, pinned_roster
 from worker.site.round_ledger import RoundLedger
 from worker.threads import LOOK_SECONDS, WorkerThreads
 from worker.work.attacker import Attacker
+from worker.work.begun import BegunWork
 from worker.work.cache import ModelCache
 from worker.work.execution import Execution
 from worker.work.fetching import Fetcher
@@ -78,8 +81,7 @@ def prepare_offers(
         kind = choice.kind(loaded)
         with trainer_code(kind, "loading its data"), task_code(name, "loading its data"):
             data = kind.load(loaded, source)
-        with trainer_code(kind, "preparing it"):
-            trainer = choice.make(loaded, data, device, threads, served.get(name))
+        trainer = choice.make(loaded, data, device, threads, served.get(name))
         with trainer_code(kind, "trying it on the data"):
             trainer.try_out()
         in_memory = isinstance(data, Splits) and isinstance(data.train, Dataset)
@@ -88,8 +90,8 @@ def prepare_offers(
             location = "not in memory" if isinstance(data, Splits) else "in the trainer's own process"
             raise AttackError(f"{attack} changes training data, and that of {name} is {location}")
         if attack is not None and in_memory:
-            poisoned = attack.poison(data, loaded, seed=attack_seed(0, 0, client_id))
-            trainer = trainer if poisoned is data else trainer.on(poisoned, served.get(name))
+            changed = poisoned(attack, data, loaded, seed=attack_seed(0, 0, client_id))
+            trainer = trainer if changed is data else trainer.on(changed, served.get(name))
         offers[name] = trainer
     return offers, ", ".join(dict.fromkeys(filter(None, (trainer.device_in_words for trainer in offers.values()))))
 
@@ -152,7 +154,9 @@ class Worker:
         if attacker is not None:
             site = replace(site, stretch=attacker.attack.stretch)
             events.warn("attack", attacker.warning, attack=str(attacker.attack))
-        self._introduction = Introduction(offers, device, site, policy)
+        self._ledger = Ledger(home.privacy)
+        privacy = SitePrivacy(policy.privacy, self._ledger)
+        self._introduction = Introduction(offers, device, site, policy, privacy.told)
         progress = Progress(
             home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
         )
@@ -167,14 +171,14 @@ class Worker:
             backoff=Backoff(uniform),
             patience=Backoff(uniform, first=1.0, longest=600.0),
             events=events,
+            approval=Approval(home.pending, member.client_id, events),
             closed=self._closed,
         )
         self._renewer = Renewer(home, self._attendance, passphrase, Backoff(uniform, first=1.0, longest=3600.0), events)
         self._memory = WorkerMemory(home.memory, member.signing_key)
-        self._ledger = Ledger(home.privacy)
+        self._begun = BegunWork(home.begun, events)
         spool = Spool(home, member.signing_key, events)
         keeper = Keeper(home.kept, spool, events)
-        privacy = SitePrivacy(policy.privacy, self._ledger)
         privacy.must_suit(offers)
         execution = Execution(
             attendance=self._attendance,
@@ -192,8 +196,10 @@ class Worker:
             site=site,
             privacy=privacy,
             keeper=keeper,
+            begun=self._begun,
             events=events,
         )
+        execution.count_deaths()
         self._submitter = Submitter(
             self._attendance, spool, keeper, Backoff(uniform), events, partial(execution.forget, acknowledged=True)
         )
@@ -210,7 +216,9 @@ class Worker:
             taken=ClearAnswers(site, offers, decides=policy.decides, events=events).note,
             closed=self._closed,
             disk_use=DiskUse(home.directory),
-            decline=Declines(self._attendance, RefusedOrders(home.evidence, events), events).decline,
+            decline=Declines(
+                self._attendance, RefusedOrders(home.evidence, events), events, policy.error_texts
+            ).decline,
         )
         self._handlers = Handlers(
             assigned=self._runner.assigned,
@@ -227,6 +235,8 @@ class Worker:
             AttendanceError: the coordinator refuses this worker.
             DirectoryGone: the worker's directory was unmounted, moved or removed.
             WorkerHomeError: the directory of the accomplices of an attack cannot be written.
+            PluginError: a trainer of the owner's own cannot be closed.
+            WorkerEndedError: a thread has ended without an exception, or by one that ends a process.
             Exception: the exception that ended one of the threads; the other threads have then ended, too.
         """
         if self._accomplices is not None:
@@ -242,25 +252,31 @@ class Worker:
         for part in (self._runner, self._submitter, self._renewer, self._attendance):
             part.stop()
         threads.join()
-        for file in (self._consents, self._memory, self._ledger, self._rounds):
-            file.close()
-        for trainer in self._offers.values():
-            trainer.close()
-        if self._accomplices is not None:
-            self._accomplices.leave()
-        if threads.failure is not None:
-            raise threads.failure
+        try:
+            with ExitStack() as stack:  # one that cannot be closed does not keep the others open
+                if self._accomplices is not None:
+                    stack.callback(self._accomplices.leave)
+                for trainer in self._offers.values():
+                    stack.callback(close_trainer, trainer)
+                stack.callback(self._begun.stop)
+                for file in (self._consents, self._memory, self._ledger, self._rounds):
+                    stack.callback(file.close)
+        finally:
+            if threads.failure is not None:
+                raise threads.failure
 
     def stop(self) -> None:
         """Makes `run` return; safe in a signal handler."""
         self._threads.stop()
 
     def _look(self) -> None:
-        """Checks once a second the directory, the owner's decisions about runs, and if the site opens or closes."""
+        """Checks once a second: the directory, the owner's decisions about runs, opening hours, and abilities."""
         while not self._threads.ending.wait(LOOK_SECONDS):
             self._events.home.must_be_there()
             self._consents.look()
             self._runner.look()
+            if self._introduction.outdated:
+                self._attendance.introduce_again()
 
     def _counted(self, task: str) -> None:
         """Sends the new numbers of private rounds left for the tasks that share a data set with `task`."""

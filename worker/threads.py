@@ -6,10 +6,16 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from federation.owners_code import must_not_exit
+
 LOGGER = logging.getLogger("fedpareto.worker")
 # The time that a stop gives a training step or a call to end. The coordinator sends dropped assignments again.
 STOP_SECONDS = 10.0
 LOOK_SECONDS = 1.0
+
+
+class WorkerEndedError(Exception):
+    """A thread of the worker has ended, and nobody has asked the worker to end."""
 
 
 class WorkerThreads:
@@ -17,12 +23,13 @@ class WorkerThreads:
 
     Attributes:
         ending: set once they are to end.
-        failure: the exception that ended the first of them, if there was one.
+        failure: the exception that ended the first of them; None only if they were asked to end.
     """
 
     def __init__(self) -> None:
         self.ending = threading.Event()
         self.failure: Exception | None = None
+        self._asked = False
         self._threads: list[threading.Thread] = []
         # A signal handler may put into a SimpleQueue at any moment; the lock of an Event could be held by the very
         # thread that the handler interrupts.
@@ -33,7 +40,10 @@ class WorkerThreads:
 
         def run() -> None:
             try:
-                work()
+                with must_not_exit(WorkerEndedError):
+                    work()
+                if not (self._asked or self.ending.is_set()):
+                    raise WorkerEndedError(f"the {name} thread has ended, and nobody asked it to")
             except Exception as error:
                 if self.failure is None and not self.ending.is_set():
                     self.failure = error
@@ -57,6 +67,7 @@ class WorkerThreads:
 
     def stop(self) -> None:
         """Makes `wait` return; safe in a signal handler."""
+        self._asked = True
         self._ended.put(None)
 
     def join(self) -> None:

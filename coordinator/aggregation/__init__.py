@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from coordinator.aggregation.base import Rule
 from coordinator.aggregation.direction import Direction
@@ -19,6 +19,8 @@ from coordinator.aggregation.gram import combine, gram
 from coordinator.aggregation.interface import HyperparameterError, Rows, TooFewUpdatesError
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.streaming import Row, one_thread
+from federation.arrays import Numbers, detached, numbers
+from federation.process.shared_state import ordinary_numpy
 from federation.vectors import RowFile
 
 __all__ = ["Aggregate", "HyperparameterError", "TooFewUpdatesError", "aggregate"]
@@ -46,15 +48,16 @@ class Aggregate:
     dropped: tuple[int, ...]
 
 
+@ordinary_numpy()
 def aggregate(
     name: str,
-    updates: ArrayLike | Sequence[Row],
+    updates: Numbers,
     *,
-    losses: ArrayLike | None = None,
-    accuracies: ArrayLike | None = None,
-    samples: ArrayLike | None = None,
-    prior: ArrayLike | None = None,
-    ages: ArrayLike | None = None,
+    losses: Numbers | None = None,
+    accuracies: Numbers | None = None,
+    samples: Numbers | None = None,
+    prior: Numbers | None = None,
+    ages: Numbers | None = None,
     clients: Sequence[str] | None = None,
     state: Mapping[str, Any] | None = None,
     **hyperparameters: Any,
@@ -64,6 +67,9 @@ def aggregate(
     A row with a value that is not finite (or too large to be squared), or with a loss or an accuracy that is not finite
     where the algorithm reads it, is dropped, and the prior of the others renormalised. Without any row of this round
     left the direction is zero.
+
+    Rows and numbers may be lists, arrays of NumPy without masked elements, or tensors of PyTorch: on any device, of any
+    precision, with or without gradients.
 
     Args:
         name: the algorithm, such as "fedmgda+".
@@ -81,9 +87,14 @@ def aggregate(
     Raises:
         HyperparameterError: see `registry.algorithm`; or an algorithm that is not a rule.
         TooFewUpdatesError: there are too few rows for the algorithm.
-        ValueError: shapes that do not fit, or a prior that is negative, not finite or all zero.
+        PluginError: the algorithm is not built in; its code raised an exception, or its answer cannot be used.
+        ValueError: shapes that do not fit, values that are no numbers, masked elements, or a prior that is negative,
+            not finite or all zero.
     """
-    rule = algorithm(name, hyperparameters)
+    of_numpy = (np.generic, np.ndarray)
+    rule = algorithm(
+        name, {key: value.tolist() if isinstance(value, of_numpy) else value for key, value in hyperparameters.items()}
+    )
     if not isinstance(rule, Rule):
         raise HyperparameterError(f"name: {name} asks clients several times: it needs a run")
     rows = _rows(updates)
@@ -146,32 +157,44 @@ def aggregate(
     )
 
 
-def _rows(updates: ArrayLike | Sequence[Row]) -> list[Row]:
+def _rows(updates: Numbers) -> list[Row]:
     if not isinstance(updates, Sequence):
-        updates = np.asarray(updates)
+        try:
+            updates = numbers(updates)
+        except ValueError as error:
+            raise ValueError(f"updates: {error}") from error
         if updates.ndim != 2:
             raise ValueError(f"updates has shape {updates.shape}; (m, d) is needed, one row per client")
-    return [row if isinstance(row, RowFile) else _row(row) for row in updates]
+    return [row if isinstance(row, RowFile) else _row(f"updates[{at}]", row) for at, row in enumerate(updates)]
 
 
-def _row(values: Any) -> Row:
-    row = np.asarray(values)
+def _row(name: str, values: Any) -> Row:
+    try:
+        row = numbers(values)
+    except ValueError as error:
+        hint = ""
+        if isinstance(values, Mapping | list | tuple):  # as of state_dict() and autograd.grad()
+            hint = "; join the parts of an update into one vector, in the same order for all"
+        raise ValueError(f"{name}: an update must be a vector of numbers; {error}{hint}") from error
     if row.ndim != 1 or row.dtype.kind not in "fiu":
-        raise ValueError(f"an update must be a vector of numbers; got {row.dtype} of shape {row.shape}")
+        raise ValueError(f"{name}: an update must be a vector of numbers; got {row.dtype} of shape {row.shape}")
     if not len(row):
-        raise ValueError("an update must have at least one element")
+        raise ValueError(f"{name}: an update must have at least one element")
     return row if row.dtype == np.float32 else row.astype(np.float64, copy=False)
 
 
-def _weights(name: str, values: ArrayLike, m: int) -> NDArray[np.float64]:
+def _weights(name: str, values: Numbers, m: int) -> NDArray[np.float64]:
     array = _per_row(name, values, m)
     if not (np.isfinite(array) & (array >= 0)).all() or array.sum() <= 0:
         raise ValueError(f"{name} must be finite, not negative, and not all zero; got {array.tolist()}"[:300])
     return array
 
 
-def _per_row(name: str, values: ArrayLike, m: int) -> NDArray[np.float64]:
-    array = np.array(values, dtype=np.float64)
+def _per_row(name: str, values: Numbers, m: int) -> NDArray[np.float64]:
+    try:
+        array = np.array(detached(values), dtype=np.float64)  # None is NaN
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name}: {m} numbers are needed, one per row: {str(error).partition('.')[0]}") from error
     if array.shape != (m,):
         raise ValueError(f"{name} has shape {array.shape}; one for each of the {m} rows is needed: {(m,)}")
     return array

@@ -3,10 +3,12 @@
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from coordinator.aggregation.answers import asked, combination, copied
 from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.interface import (
     Combination,
@@ -23,6 +25,8 @@ from coordinator.aggregation.pre import Stage, apply
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
 from coordinator.aggregation.secure.private_rule import private_round
 from coordinator.aggregation.server_optimisers import Optimiser
+from federation.arrays import Numbers, vector
+from federation.owners_code import is_owners_class
 from federation.plugins import CodeOrigin
 from federation.spec.computation import Ability
 from federation.spec.options import Options
@@ -153,11 +157,21 @@ class Rule(Algorithm, ABC):
         """
 
     def decide(self, rows: Rows) -> Combination:
-        """Applies the stages, then `combine`; the answer is in terms of the rows before the stages."""
+        """Applies the stages, then `combine`; the answer is in terms of the rows before the stages.
+
+        Raises:
+            PluginError: the code of a plug-in raised an exception, or its answer cannot be used; see `answers.asked`.
+        """
+        if not is_owners_class(type(self)):
+            return self.staged(rows)
+        return asked(self._whose, "combine", lambda: self.staged(copied(rows)), partial(combination, rows=rows))
+
+    def staged(self, rows: Rows) -> Combination:
+        """As `decide`, which calls it."""
         if not self.stages:
-            return self.combine(rows)
+            return self._combined(rows)
         staged = apply(self.stages, rows)
-        answer = self.combine(staged.rows)
+        answer = self._combined(staged.rows)
         weights = (answer.weights @ staged.shares[: len(answer.weights)])[: rows.current]
         if answer.coordinates is not None:
             coordinates = Coordinates(answer.coordinates.matrix @ staged.matrix, answer.coordinates.trim)
@@ -166,6 +180,15 @@ class Rule(Algorithm, ABC):
         diagnostics = answer.diagnostics | describe(rows.gram, coefficients, weights)
         return Combination(coefficients, weights, answer.state, diagnostics)
 
+    def _combined(self, rows: Rows) -> Combination:
+        if not is_owners_class(type(self)):
+            return self.combine(rows)
+        return asked(self._whose, "combine", lambda: self.combine(rows), partial(combination, rows=rows), twice=False)
+
+    @property
+    def _whose(self) -> str:
+        return f"algorithm {self.name or type(self).__name__!r}"
+
     def round(self, context: RoundContext) -> RoundGenerator:
         if context.private is not None:
             return (yield from private_round(self, context, context.private))
@@ -173,15 +196,21 @@ class Rule(Algorithm, ABC):
         return Step(replies, self.decide(replies.rows(context)))
 
 
-def conclude(K: Matrix, coefficients: Vector, weights: Vector, **measured: float) -> Combination:
+def conclude(K: Matrix, coefficients: Numbers, weights: Numbers, **measured: float) -> Combination:
     """The answer of a rule without state; where the rows cancel each other, all coefficients are 0: no step.
 
     K is (m, m), the coefficients are (m,), the weights those of the rows of this round, which come first; `measured`
-    are further diagnostics.
+    are further diagnostics. Lists and tensors of PyTorch are read as arrays.
+
+    Raises:
+        ValueError: no vectors of numbers, or of other lengths.
     """
-    length = float(np.abs(coefficients) @ np.sqrt(np.diag(K)))
-    stationary = bool(coefficients @ K @ coefficients <= STATIONARY_TOLERANCE * length**2)
+    c, shares = vector("coefficients", coefficients, len(K)), vector("weights", weights)
+    if len(shares) > len(K):
+        raise ValueError(f"weights has {len(shares)} numbers; there are {len(K)} rows")
+    length = float(np.abs(c) @ np.sqrt(np.diag(K)))
+    stationary = bool(c @ K @ c <= STATIONARY_TOLERANCE * length**2)
     if stationary:
-        coefficients = np.zeros(len(K))
-    diagnostics = describe(K, coefficients, weights) | measured | {"stationary": float(stationary)}
-    return Combination(coefficients, weights, {}, diagnostics)
+        c = np.zeros(len(K))
+    diagnostics = describe(K, c, shares) | measured | {"stationary": float(stationary)}
+    return Combination(c, shares, {}, diagnostics)

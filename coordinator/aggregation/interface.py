@@ -1,11 +1,14 @@
-"""The input and the answer of a rule: the whole interface between K and an algorithm."""
+"""The input and the answers of rules and stages: the whole interface between K and an algorithm."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from federation.arrays import Numbers, vector
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -29,7 +32,7 @@ def require_updates(m: int, least: int, rule: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The input of a rule: the Gram matrix of the m rows of U, and numbers for each row.
+    """The input of a rule: the Gram matrix of the m rows of U, and numbers for each row. Nothing can be written into.
 
     Attributes:
         gram: K = U U^T, shape (m, m).
@@ -86,6 +89,10 @@ class Rows:
             raise ValueError(f"ages must not be negative, and rows of earlier rounds come last; got {self.ages}")
         if self.prior[self.current :].any():
             raise ValueError("the prior of rows of earlier rounds must be 0")
+        for name in ("gram", "prior", "samples", "losses", "accuracies", "ages"):
+            if (values := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _read_only(values))
+        object.__setattr__(self, "state", MappingProxyType(dict(self.state)))
 
     @property
     def current(self) -> int:
@@ -117,6 +124,13 @@ class Rows:
         if not self.clients:
             raise ValueError(f"{rule} needs the names of the clients, one per row")
         return self.clients
+
+
+def _read_only(values: NDArray[Any]) -> NDArray[Any]:
+    """A view of an array that cannot be written into."""
+    view = values.view()
+    view.flags.writeable = False
+    return view
 
 
 @dataclass(frozen=True)
@@ -184,3 +198,27 @@ class Combination:
     diagnostics: dict[str, float]
     coordinates: Coordinates | None = None
     objectives: Objectives | None = None
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The result of one stage on m rows: m' rows W U.
+
+    Attributes:
+        matrix: W, shape (m', m).
+        shares: shape (m', m), each row of sum 1: whose updates each of the m' rows stands for. None: W itself, whose
+            rows then have sum 1.
+        prior: lambda0 of the m' rows, shape (m',), sum 1; None: unchanged.
+        samples: training samples behind the m' rows, shape (m',); None: unchanged.
+    """
+
+    matrix: Matrix
+    shares: Matrix | None = None
+    prior: Vector | None = None
+    samples: Vector | None = None
+
+    @classmethod
+    def scaled(cls, factors: Numbers) -> "Mixture":
+        """Each row multiplied by its factor, shape (m,); it still stands for its own client."""
+        checked = vector("factors", factors)
+        return cls(np.diag(checked), np.eye(len(checked)))

@@ -6,40 +6,21 @@ Each stage replaces the rows U by W U, with W from K alone. The rule then answer
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
 
+from coordinator.aggregation.answers import asked, copied
+from coordinator.aggregation.answers import mixture as read
 from coordinator.aggregation.geometry import clipping, coordinates, inverse_norms, squared_distances
-from coordinator.aggregation.interface import HyperparameterError, Matrix, Rows, Vector, require_updates
+from coordinator.aggregation.interface import HyperparameterError, Matrix, Mixture, Rows, require_updates
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
+from federation.owners_code import is_owners_class
 from federation.spec.options import Options, option
 
 _LARGEST_LOSS = 1e300  # larger claims count as this, so that their means do not overflow
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """The result of one stage on m rows: m' rows W U.
-
-    Attributes:
-        matrix: W, shape (m', m).
-        shares: shape (m', m), each row of sum 1: whose updates each of the m' rows stands for. None: W itself, whose
-            rows then have sum 1.
-        prior: lambda0 of the m' rows, shape (m',), sum 1; None: unchanged.
-        samples: training samples behind the m' rows, shape (m',); None: unchanged.
-    """
-
-    matrix: Matrix
-    shares: Matrix | None = None
-    prior: Vector | None = None
-    samples: Vector | None = None
-
-    @classmethod
-    def scaled(cls, factors: Vector) -> "Mixture":
-        """Each row multiplied by its factor, shape (m,); it still stands for its own client."""
-        return cls(np.diag(factors), np.eye(len(factors)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +60,12 @@ def apply(stages: Sequence[Stage], rows: Rows) -> Staged:
 
     Raises:
         TooFewUpdatesError: there are too few rows for a stage.
+        PluginError: the code of a plug-in raised an exception, or its answer cannot be used; see `answers.asked`.
     """
     points, norms = coordinates(rows.gram), rows.norms
     matrix = shares = np.eye(len(rows.prior))
     for stage in stages:
-        mixture = stage.mix(rows)
+        mixture = _mixed(stage, rows)
         mean = mixture.matrix if mixture.shares is None else mixture.shares
         matrix, shares = mixture.matrix @ matrix, mean @ shares
         mixed = matrix @ points
@@ -101,6 +83,13 @@ def apply(stages: Sequence[Stage], rows: Rows) -> Staged:
             clients=rows.clients if len(matrix) == len(rows.prior) else (),
         )
     return Staged(rows, matrix, shares)
+
+
+def _mixed(stage: Stage, rows: Rows) -> Mixture:
+    if not is_owners_class(type(stage)):
+        return stage.mix(rows)
+    whose = f"stage {stage.name or type(stage).__name__!r}"
+    return asked(whose, "mix", lambda: stage.mix(copied(rows)), partial(read, rows=rows))
 
 
 @dataclass(frozen=True, kw_only=True)

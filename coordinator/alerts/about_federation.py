@@ -45,6 +45,25 @@ def silent(
     return facts
 
 
+def pending(session: Session) -> list[AlertFact]:
+    """The members that wait for a security officer's approval."""
+    return [
+        AlertFact(
+            kind=AlertKind.MEMBER_PENDING,
+            severity=AlertSeverity.WARNING,
+            client_id=client.client_id,
+            message=f"{client.client_id} has waited for its approval since {client.enrolled:%Y-%m-%d %H:%M} UTC, and "
+            "gets no work until then",
+            remedy="a security officer asks the member whether it has joined, then "
+            f"`fedpareto admin approve {client.client_id}`; or `fedpareto admin revoke {client.client_id}`",
+            began=client.enrolled,
+        )
+        for client in session.scalars(
+            select(Client).where(Client.state == ClientState.PENDING).order_by(Client.client_id)
+        )
+    ]
+
+
 def member_certificates(session: Session, now: datetime) -> list[AlertFact]:
     """The active members whose newest certificate ends soon, or has ended."""
     newest = (

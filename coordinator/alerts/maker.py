@@ -136,7 +136,7 @@ class AlertMaker:
                     if mine:
                         self._look(everything=try_all)
                     try_all = not mine  # another coordinator makes them: this one knows nothing of its own later
-            except Exception as error:
+            except BaseException as error:  # the code of a rule may try to end the process
                 try_all = True
                 if self._condition.note(error) is None:
                     log.exception("no alerts could be made; the next look makes them")
@@ -187,8 +187,10 @@ class AlertMaker:
         with self._database.read() as session:
             stalled = self._stalled(session, now) if now >= self._since else []
             silent = self._silent(session, now) if now >= self._since else []
+            pending = about_federation.pending(session)
         self._record([AlertKind.RUN_STALLED], stalled, now)
         self._record([AlertKind.MEMBER_SILENT], silent, now)
+        self._record([AlertKind.MEMBER_PENDING], pending, now)
         if at >= self._next_slow_look or self._condition.faults or self._condition.clock_back:
             self._next_slow_look = at + SLOW_LOOK_SECONDS
             with self._database.read() as session:

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
+from importlib.metadata import version
 
 from sqlalchemy import ColumnElement, delete, insert, select, true, update
 from sqlalchemy.orm import Session
@@ -18,6 +20,12 @@ log = logging.getLogger(__name__)
 
 CLOCK_TOLERANCE = timedelta(seconds=2)  # a coordinator whose clock differs more from the database's does not serve
 FORGOTTEN_AFTER = timedelta(days=1)  # the row of a process that has died is removed
+
+
+@cache
+def software() -> str:
+    """The name and version of this coordinator's program."""
+    return f"fedpareto {version('fedpareto')}"
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """The beginning of a round: ends the run or selects clients; both are recorded before a client is asked."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds import selection
@@ -15,8 +16,8 @@ from coordinator.rounds.runs.task_offers import missing_offer
 from coordinator.rounds.transitions import move_run
 from storage import audit
 from storage.columns import cleaned
-from storage.models import RUN_REASON, Round, Run
-from storage.states import RoundState, RunState
+from storage.models import RUN_REASON, Assignment, Phase, Round, Run
+from storage.states import AssignmentState, RoundState, RunState
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +52,12 @@ def _ended(session: Session, fleet: Fleet, run: Run, number: int, recent: Sequen
     now, spec = fleet.around.clock(), fleet.run.spec
     limit = spec.limits.skipped_rounds
     if len(recent) == limit and all(round_.state is RoundState.SKIPPED for round_ in recent):
-        why = f"{limit} rounds in a row were skipped; the last one: {recent[0].reason}"
+        why = f"{limit} rounds in a row were skipped{_failed(session, run)}; the last one: {recent[0].reason}"
         move_run(run, RunState.FAILED, now, why)
     elif number >= spec.rounds and not _has_stepped(session, run):
         which = "its only round" if number == 1 else f"any of its {number} rounds"
-        move_run(run, RunState.FAILED, now, f"no step was made in {which}; the last one: {recent[0].reason}")
+        why = f"no step was made in {which}{_failed(session, run)}; the last one: {recent[0].reason}"
+        move_run(run, RunState.FAILED, now, why)
     elif number >= spec.rounds or (enough := why_stopped(fleet.run, recent[0].metrics if recent else {})):
         move_run(run, RunState.COMPLETED, now, "" if number >= spec.rounds else enough)
     elif overspends:
@@ -66,6 +68,23 @@ def _ended(session: Session, fleet: Fleet, run: Run, number: int, recent: Sequen
     audit.record(session, at=now, actor="coordinator", action=action, subject=run.run_id, detail=run.reason)
     log.info("run %s: %s %s", run.run_id, run.state, run.reason)
     return True  # no mutant: otherwise Held ends the conductor in _begin_round
+
+
+def _failed(session: Session, run: Run) -> str:
+    """The most frequent reason of declined and refused answers, as the end of a clause; empty without any."""
+    reasons = (
+        select(Assignment.reason, func.count())
+        .join(Phase, Assignment.phase_id == Phase.phase_id)
+        .join(Round, Phase.round_id == Round.round_id)
+        .where(Round.run_id == run.run_id)
+        .where(Assignment.state.in_([AssignmentState.DECLINED, AssignmentState.REFUSED]))
+        .group_by(Assignment.reason)
+    )
+    counts = Counter(dict(session.execute(reasons).all()))
+    if not counts:
+        return ""
+    reason = min(counts, key=lambda reason: (-counts[reason], reason))
+    return f", with {reason} in {counts[reason]} of {counts.total()} failed answers"
 
 
 def _has_stepped(session: Session, run: Run) -> bool:

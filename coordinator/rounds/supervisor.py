@@ -39,7 +39,8 @@ from coordinator.rounds.transitions import (
     open_assignments,
 )
 from coordinator.signing_keys import Signing
-from federation.owners_code import described
+from federation.owners_code import described, passes
+from federation.plugins import PluginError
 from federation.record import log_entries
 from federation.refusals import Refusal
 from storage import audit
@@ -399,7 +400,9 @@ class Supervisor:
             log.warning("run %s: a change by this coordinator was refused: %s", run_id, refused)
         except Held:
             log.info("run %s: held", run_id)
-        except (Exception, SystemExit) as error:  # a plug-in may try to end the process
+        except BaseException as error:  # a plug-in may try to end the process
+            if passes(error):
+                raise
             if self._condition.gone() is not None:
                 return  # the next start goes on with the run
             if fault_of(error) in _PASSING:
@@ -417,7 +420,8 @@ class Supervisor:
             self._pause(run_id, f"storage: {error}; repair it, then resume the run", explain_fault(error), run)
         else:
             log.error("run %s: paused", run_id, exc_info=error)
-            self._give_up(run_id, RunState.PAUSED, f"error: {described(error)}", run)
+            why = str(error) if isinstance(error, PluginError) else described(error)
+            self._give_up(run_id, RunState.PAUSED, f"error: {why}", run)
 
     def _must_be_submitted(self, run_id: str) -> None:
         with self._database.read() as session:

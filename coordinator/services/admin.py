@@ -11,6 +11,7 @@ from coordinator.audit.excerpt import marked
 from coordinator.lookup import Choice, find_run, model_after, removed_model
 from coordinator.members.access.rpc_messages import NEXT_CHUNK_SECONDS, Context, next_message
 from coordinator.rounds.replies.uploads import Upload
+from coordinator.rounds.runs.noise_outlook import noise_outlook
 from coordinator.rounds.runs.prospects import DescribedModel, prospects
 from coordinator.rounds.runs.scores import best_round
 from coordinator.rounds.runs.submission import Submission
@@ -99,6 +100,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         """A preview of a run: the members, the disk space and the warnings; `run` stays empty."""
         submission.must_be_new(session)
         submission.must_find_members(session)
+        submission.must_make_cohort(session)
         submission.must_share(session)
         if header.model_bytes > (limit := self._settings.max_model_bytes):
             raise Refusal(
@@ -114,7 +116,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         warnings = [*submission.warnings, *submission.unoffered(session), *found.warnings]
         if found.skips and not header.dry_run:
             warnings.append(found.skips)
-        warnings += submission.too_few(session)
+        warnings += noise_outlook(submission, session)
         if caution := submission.sessions_caution(session):
             warnings.append(caution)
         if free is not None and needed > free:
@@ -158,7 +160,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
             if check.problem is not None:
                 raise check.problem
             if check.layout is not None:
-                _must_suit(check.layout, parameters)
+                _must_suit(check.layout, header.model_bytes, parameters)
             await self._in_thread(upload.store)
         finally:
             await self._in_thread(upload.discard)
@@ -284,14 +286,21 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         yield messages.ExportBundleResponse(end=True)
 
 
-def _must_suit(layout: Layout, parameters: ParametersSpec) -> None:
-    """Raises the Refusal `spec` if the tensors of an initial model are not those that the run shares."""
-    if name := parameters.unshared(tensor.name for tensor in layout.tensors):
-        raise Refusal("spec", f"parameters: the initial model holds {name!r}, which the run does not share")
+def _must_suit(layout: Layout, size: int, parameters: ParametersSpec) -> None:
+    """Raises a Refusal unless an initial model of `size` bytes has the tensors that the run shares, and our own header.
+
+    Members take a file of just the size that follows from the tensors.
+    """
     try:
-        parameters.parameters_of(layout)
+        parameters.must_suit(layout)
     except SharingError as error:
-        raise Refusal("spec", f"the initial model: {error}") from None
+        raise Refusal("spec", str(error)) from None
+    if size != layout.file_bytes:
+        raise Refusal(
+            "layout",
+            f"the initial model has {size} bytes; its tensors, without metadata and in the form that `fedpareto admin "
+            f"submit --model` sends, take {layout.file_bytes}",
+        )
 
 
 def _described(header: messages.RunHeader) -> DescribedModel:

@@ -8,7 +8,6 @@ import json
 import zipfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from importlib.metadata import version
 from typing import Any
 
 from cryptography import x509
@@ -17,6 +16,7 @@ from sqlalchemy import CompoundSelect, select
 from sqlalchemy.orm import Session
 
 from coordinator.audit.excerpt import excerpt
+from coordinator.cluster.registry import software
 from coordinator.rounds.export import recorded_phases, round_record
 from coordinator.rounds.transitions import ROUND_ENDED, RUN_ENDED
 from federation.record import bundle
@@ -177,7 +177,7 @@ def _about(run: Run, federation_id: str, *, rounds: int, payloads: bool) -> Bund
         model=run.model,
         rounds=rounds,
         payloads=payloads,
-        software=f"fedpareto {version('fedpareto')}",
+        software=software(),
     )
 
 

@@ -14,24 +14,27 @@ from coordinator.lookup import removed_offer
 from coordinator.members.access.call_limits import CONSENT, DECLINE, MESSAGE
 from coordinator.members.access.rpc_messages import REQUEST_SECONDS, Context, next_message
 from coordinator.members.renewal import retire_older
+from coordinator.members.requests import LEAST
 from coordinator.rounds.fleets.consents import offered_specification, record_consent
 from coordinator.rounds.fleets.deliveries import open_assignments_of
-from coordinator.rounds.fleets.presence import Assigned, AttendanceStream, Message, Offered
+from coordinator.rounds.fleets.presence import Admitted, Assigned, AttendanceStream, Message, Offered
 from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
 from coordinator.services.stream_words import ReceivedHello, closed_until, introduction, left
+from coordinator.settings import Settings
 from coordinator.thread_pool import to_the_end, wait_ended
 from federation.digests import parse
 from federation.line.channels import CHUNK_BYTES
 from federation.line.chunks import fetched
 from federation.refusals import Refusal
 from federation.trust.envelope import seal
-from federation.trust.identity import PeerIdentity
+from federation.trust.identity import Action, PeerIdentity
 from federation.v1 import federation_pb2 as messages
 from federation.v1 import federation_pb2_grpc
 from federation.v1.common_pb2 import CancelManifest, SignedEnvelope, TimeManifest
 from storage.blobs import BlobCorrupt, BlobMissing
 from storage.models import Assignment, Client, Input
+from storage.states import ClientState
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +78,9 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         log.info("%s attends with %s", client_id, ", ".join(attendance.tasks)[:200] or "no task")
         listener = asyncio.create_task(self._listen(request_iterator, attendance, caller))
         try:
-            yield await self._in_thread(self._welcome, first.hello, client_id, (await self._addresses()).federation)
+            addresses = (await self._addresses()).federation
+            pending = await self._read(_pending, client_id, self._settings)
+            yield await self._in_thread(self._welcome, first.hello, client_id, addresses, pending)
             await self._read(self._offers.tell, [attendance])
             # Before the outbox, which may tell of the end of one of them.
             for assigned in await self._read(open_assignments_of, client_id):
@@ -167,6 +172,8 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             )
         if isinstance(message, Offered):
             return messages.AttendResponse(run=SignedEnvelope.FromString(message.envelope))
+        if isinstance(message, Admitted):
+            return messages.AttendResponse(approved=messages.Approved())
         manifest = CancelManifest(
             federation_id=self._home.federation_id,
             client_id=attendance.client_id,
@@ -175,7 +182,9 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         )
         return messages.AttendResponse(cancel=seal(manifest, self._home.signing_key))
 
-    def _welcome(self, hello: messages.Hello, client_id: str, addresses: Sequence[str]) -> messages.AttendResponse:
+    def _welcome(
+        self, hello: messages.Hello, client_id: str, addresses: Sequence[str], pending: messages.Pending | None
+    ) -> messages.AttendResponse:
         federation_id = self._home.federation_id
         manifest = TimeManifest(federation_id=federation_id, client_id=client_id, nonce=hello.nonce)
         manifest.now.FromDatetime(self._clock())
@@ -188,6 +197,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             log=self._sequencer.head(hello.log_size),
             rotations=self._home.rotations,
             addresses=addresses,
+            pending=pending,
         )
         return messages.AttendResponse(welcome=welcome)
 
@@ -230,8 +240,19 @@ def _note_hello(session: Session, attendance: AttendanceStream, hello: ReceivedH
     client.tasks, client.objectives, client.abilities = hello.tasks, hello.objectives, hello.abilities
     client.layouts, client.private_only, client.limits = hello.layouts, hello.private_only, hello.limits
     client.sessions_left, client.consents = hello.sessions_left, hello.consents
+    client.noise_budgets = hello.noise_budgets
     client.software, client.device = hello.software, hello.device
     client.last_seen = attendance.last_seen
+
+
+def _pending(session: Session, client_id: str, settings: Settings) -> messages.Pending | None:
+    """Since when a client waits for its approval, and how many officers it takes; None if it does not wait."""
+    client = session.get_one(Client, client_id)
+    if client.state is not ClientState.PENDING:
+        return None
+    pending = messages.Pending(officers=LEAST if Action.APPROVE in settings.two_officers else 1)
+    pending.since.FromDatetime(client.enrolled)
+    return pending
 
 
 def _note_left(session: Session, client_id: str, task: str, sessions: dict[str, int]) -> None:

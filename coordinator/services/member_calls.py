@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from coordinator.members import administrators, join_strings, membership, requests
 from coordinator.members.access.rpc_messages import Context
+from coordinator.rounds.fleets.presence import Admitted
 from coordinator.services.base import Service
 from coordinator.services.views import member_views, overview
 from coordinator.thread_pool import to_the_end
@@ -76,6 +77,8 @@ class MemberCalls(Service):
 
     async def _begin_client(self, client_id: str) -> None:
         streams = self._presence.streams()
+        if client_id in streams:
+            streams[client_id].say(Admitted())
         await self._read(self._offers.tell, [streams[client_id]] if client_id in streams else [])
         self._presence.tell_elsewhere(client_id)
 

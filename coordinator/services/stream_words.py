@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from federation.refusals import Refusal
+from federation.spec.accounting import Mechanism, NoiseBudget
 from federation.spec.computation import Ability
 from federation.spec.objective_names import OBJECTIVE
 from federation.spec.run_sections import TASK
@@ -32,6 +33,7 @@ class ReceivedHello:
     abilities: dict[str, list[str]]
     layouts: dict[str, dict[str, Any]]  # as of `TaskLayout`; of a task that is not here, the worker has told none
     private_only: list[str]  # tasks
+    noise_budgets: dict[str, dict[str, Any]]  # as of `NoiseBudget`; of a task that is not here there is none
     limits: dict[str, Any]  # as of `WorkBounds`; empty if the worker has told none
     consents: bool
     closed_until: datetime | None
@@ -44,7 +46,7 @@ def introduction(hello: Hello) -> ReceivedHello:
 
     Raises:
         Refusal: `limit:hello`: too many bytes; `limit:tasks`: too many tasks or objectives, or names that cannot be
-            theirs; `hello`: a layout that no model has, a bound that is no number or too large, or no time.
+            theirs; `hello`: a layout that no model has, a bound or a budget out of range, or no time.
     """
     if hello.ByteSize() > MAX_HELLO_BYTES:
         raise Refusal("limit:hello", f"a Hello of {hello.ByteSize()} bytes; at most {MAX_HELLO_BYTES}")
@@ -65,6 +67,7 @@ def introduction(hello: Hello) -> ReceivedHello:
         abilities={offer.task: [name for name in Ability if name in offer.abilities] for offer in hello.tasks},
         layouts={offer.task: _layout(offer) for offer in hello.tasks if offer.HasField("layout")},
         private_only=sorted({offer.task for offer in hello.tasks if offer.private_only}),
+        noise_budgets={offer.task: _budget(offer) for offer in hello.tasks if offer.HasField("noise_budget")},
         limits=_limits(hello),
         consents=hello.consents,
         closed_until=closed_until(hello),
@@ -93,6 +96,15 @@ def _layout(offer: TaskOffer) -> dict[str, Any]:
         return asdict(TaskLayout(told.digest, told.tensors, told.elements))
     except ValueError as error:
         raise Refusal("hello", f"the layout of task {offer.task}: {escaped(str(error), MAX_TEXT)}") from None
+
+
+def _budget(offer: TaskOffer) -> dict[str, Any]:
+    told = offer.noise_budget
+    spent = tuple(Mechanism(one.noise, one.rate, one.steps) for one in told.spent)
+    try:
+        return asdict(NoiseBudget(noise=told.noise, epsilon=told.epsilon, delta=told.delta, spent=spent))
+    except ValueError as error:
+        raise Refusal("hello", f"the budget of task {offer.task}: {escaped(str(error), MAX_TEXT)}") from None
 
 
 def _limits(hello: Hello) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -83,6 +82,8 @@ def _total_variation(x: Tensor) -> Tensor:
 def matched(found: Tensor, true: Tensor, labels: Tensor) -> Tensor:
     """The images of one batch, (n, 64), in the order of the true ones: those of one label in their best order."""
     errors = (found[:, None] - true[None]).square().mean(2) + 1e3 * (labels[:, None] != labels[None])
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 - loading takes 0.3 s
+
     rows, columns = linear_sum_assignment(errors.numpy())
     return found[torch.from_numpy(rows[np.argsort(columns)])]
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 from coordinator.aggregation.rules.afl import onto_simplex
@@ -82,6 +81,8 @@ def from_bias(step: Reals, by_label: Reals) -> Reals:
     """
     one = 10 * np.abs(by_label).max()  # the weight of the equation that shares add up to 1
     A = np.vstack([by_label.T, np.full((1, CLASSES), one)])
+    from scipy.optimize import nnls  # noqa: PLC0415 - loading takes 0.3 s
+
     return on_simplex(np.stack([nnls(A, np.append(row, one))[0] for row in step]))
 
 

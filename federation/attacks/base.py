@@ -1,13 +1,16 @@
 """The base of all attacks: options, and changes to a client's data, losses and update."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from federation.arrays import numbers
 from federation.digests import derived_seed
+from federation.plugins import PluginError, plugin_code
 from federation.spec.options import Options
 
 if TYPE_CHECKING:
@@ -110,6 +113,60 @@ class Attack(Options):
     def on_gradient(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
         """The gradient of an objective that is sent to algorithms that ask for gradients; as `on_update` here."""
         return self.on_update(own, peers=peers, m=m, seed=seed)
+
+
+def distorted(attack: Attack, own: Vector, *, of_update: bool, peers: Matrix, m: int, seed: int) -> Vector:
+    """The update, or the gradient, that an attack sends in place of `own`, checked and converted: float32 (d,).
+
+    The other arguments are those of `Attack.on_update`. The attack may write into `own`, and not into `peers`.
+
+    Raises:
+        AttackError: the code of an attack raised an exception, or its answer is no vector of d numbers.
+    """
+    method, seen = ("on_update" if of_update else "on_gradient"), peers.view()
+    seen.flags.writeable = False
+    with _own_code(attack, method):
+        answer = getattr(attack, method)(own.copy(), peers=seen, m=m, seed=seed)
+        sent = np.ascontiguousarray(numbers(answer), dtype=np.float32)
+    if sent.shape != own.shape:
+        raise AttackError(f"attack {attack}: the answer of {method} has shape {sent.shape}; {own.shape} is needed")
+    return sent
+
+
+def claimed(attack: Attack, losses: Mapping[str, float]) -> dict[str, float]:
+    """The losses that an attack reports, by objective.
+
+    Raises:
+        AttackError: the code of an attack raised an exception, or they are not numbers by these names.
+    """
+    with _own_code(attack, "on_losses"):
+        answer = {name: float(numbers(value).reshape(())) for name, value in dict(attack.on_losses(losses)).items()}
+    if answer.keys() - losses.keys():
+        raise AttackError(f"attack {attack}: on_losses gives {list(answer)}; the losses are {list(losses)}")
+    return answer
+
+
+def poisoned(attack: Attack, splits: "Splits", task: "Task", *, seed: int) -> "Splits":
+    """The data of a client that attacks; see `Attack.poison`.
+
+    Raises:
+        AttackError: the attack does not suit the data, or its code raised an exception or gives something else.
+    """
+    with _own_code(attack, "poison"):
+        answer: Any = attack.poison(splits, task, seed=seed)
+    if not isinstance(answer, type(splits)):
+        raise AttackError(f"attack {attack}: poison gives {type(answer).__name__}; {type(splits).__name__} is needed")
+    return answer
+
+
+@contextmanager
+def _own_code(attack: Attack, method: str) -> Iterator[None]:
+    """Turns an exception in the code of an attack into an AttackError that says where it was."""
+    try:
+        with plugin_code(f"attack {attack}", method, AttackError):
+            yield
+    except PluginError as error:
+        raise AttackError(str(error)) from error
 
 
 def attack_seed(seed: int, round: int, client_id: str) -> int:  # noqa: A002 - the field's own word, as everywhere

@@ -10,6 +10,7 @@ from federation.vectors import (
     DTYPES,
     FLOATS,
     LENGTH_BYTES,
+    MAX_HEADER_BYTES,
     Layout,
     Tensor,
     Vector,
@@ -23,6 +24,7 @@ from federation.vectors import (
 _CHECK_BYTES = 1 << 17
 # Elements that are squared at a time: below the length from which the linear algebra library starts threads.
 _SQUARED_AT_A_TIME = 1 << 12
+_MAX_ROWS_BYTES = 1_000_000  # of the header of a reply, which has a tensor for each row; many members send at once
 
 
 class PayloadCheck:
@@ -93,7 +95,7 @@ class PayloadCheck:
         piece = _move(piece, header, LENGTH_BYTES)
         if len(header) < LENGTH_BYTES:
             return piece
-        end = LENGTH_BYTES + header_length(header)
+        end = LENGTH_BYTES + header_length(header, MAX_HEADER_BYTES if self.layout is None else _MAX_ROWS_BYTES)
         piece = _move(piece, header, end)
         if len(header) < end:
             return piece

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from federation import digests
 from federation.refusals import Refusal
-from federation.vectors import LENGTH_BYTES, MAX_HEADER_BYTES, header_length
+from federation.vectors import FOREIGN_DTYPES, LENGTH_BYTES, MAX_EXPORTED_BYTES, METADATA, header_entries, header_length
 
-_METADATA = "__metadata__"
 _PREFIX = "fedpareto."
 _PIECE = 1 << 20  # bytes that are hashed at once
 
@@ -44,7 +43,7 @@ def with_provenance(header: bytes, provenance: Provenance) -> bytes:
     """
     document = _parsed(header)
     added = {f"{_PREFIX}{field.name}": getattr(provenance, field.name) for field in fields(Provenance)}
-    return _written({_METADATA: document.pop(_METADATA, {}) | added, **document})
+    return _written({METADATA: document.pop(METADATA, {}) | added, **document})
 
 
 def read_exported(path: Path, algorithm: str) -> tuple[str, Provenance | None]:
@@ -56,15 +55,15 @@ def read_exported(path: Path, algorithm: str) -> tuple[str, Provenance | None]:
     """
     with path.open("rb") as file:
         prefix = file.read(LENGTH_BYTES)
-        header = prefix + file.read(header_length(prefix))
+        header = prefix + file.read(header_length(prefix, MAX_EXPORTED_BYTES))
         document = _parsed(header)
-        metadata = document.get(_METADATA, {})
+        metadata = document.get(METADATA, {})
         values = {field.name: metadata.pop(f"{_PREFIX}{field.name}", None) for field in fields(Provenance)}
         texts = {name: value for name, value in values.items() if isinstance(value, str)}
         provenance = None
         if texts.keys() == values.keys():
             if not metadata:
-                del document[_METADATA]
+                del document[METADATA]
             header, provenance = _written(document), Provenance(**texts)
         state = digests.hasher(algorithm)
         state.update(header)
@@ -74,13 +73,7 @@ def read_exported(path: Path, algorithm: str) -> tuple[str, Provenance | None]:
 
 
 def _parsed(header: bytes) -> dict[str, dict[str, object]]:
-    try:
-        document = json.loads(header[LENGTH_BYTES:])
-    except (ValueError, RecursionError) as error:
-        raise Refusal("layout", f"the header is not the JSON of a safetensors file: {str(error)[:200]}") from None
-    if not isinstance(document, dict) or not all(isinstance(value, dict) for value in document.values()):
-        raise Refusal("layout", "the header of a safetensors file is a JSON object of objects; this one is not")
-    return document
+    return {name: entry for name, entry, _ in header_entries(header[LENGTH_BYTES:], FOREIGN_DTYPES)}
 
 
 def _written(document: dict[str, dict[str, object]]) -> bytes:
@@ -89,6 +82,8 @@ def _written(document: dict[str, dict[str, object]]) -> bytes:
     except UnicodeEncodeError:  # a lone surrogate, which JSON can spell
         raise Refusal("layout", "the header of a safetensors file is Unicode text; this one is not") from None
     text += b" " * (-len(text) % LENGTH_BYTES)
-    if len(text) > MAX_HEADER_BYTES:
-        raise Refusal("layout", f"the header takes {len(text)} bytes; at most {MAX_HEADER_BYTES} are accepted anywhere")
+    if len(text) > MAX_EXPORTED_BYTES:
+        raise Refusal(
+            "layout", f"the header takes {len(text)} bytes; at most {MAX_EXPORTED_BYTES} are accepted anywhere"
+        )
     return len(text).to_bytes(LENGTH_BYTES, "little") + text

@@ -11,12 +11,18 @@ linear algebra library works with one thread; the caller sees to that.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
+from operator import index
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from federation.arrays import numbers
+from federation.owners_code import is_owners_class
+from federation.plugins import PluginError, plugin_code
 
 Message = Mapping[str, NDArray[np.float32]]
 Jacobian = NDArray[np.floating[Any]]
@@ -83,7 +89,7 @@ class Sketch(ABC):
             raise SketchError(f"no objective {unknown[0]!r}: there are {', '.join(self.objectives)}")
         if not objectives or len(set(objectives)) < len(objectives):
             raise SketchError(f"a client serves one or more objectives, each once; got {list(objectives)}")
-        return self.layout(len(objectives))
+        return self._layout(len(objectives))
 
     @abstractmethod
     def layout(self, served: int) -> tuple[tuple[str, int], ...]:
@@ -95,11 +101,18 @@ class Sketch(ABC):
         All clients of a round have the same `shared_seed`; `own_seed` is of the round and the client.
 
         Raises:
-            SketchError: another shape, or values that are not finite, in A or in the message as float32.
+            SketchError: another shape, or values that are not finite, in A or in the message as float32; or the code of
+                a sketch that is not built in raised an exception, or makes another message than its layout names.
         """
         self._check(A)
-        rows = self.message(A, shared_seed, own_seed)
-        return {name: narrow(name, values) for name, values in rows.items()}
+        if not is_owners_class(type(self)):
+            return {name: narrow(name, values) for name, values in self.message(A, shared_seed, own_seed).items()}
+        layout = self._layout(len(A))
+        with _own_code(self, "message"):
+            rows = {name: numbers(values) for name, values in dict(self.message(A, shared_seed, own_seed)).items()}
+            message = {name: narrow(name, values) for name, values in rows.items()}
+        fits(message, layout, self.name)
+        return {name: message[name] for name, _ in layout}
 
     @abstractmethod
     def message(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
@@ -115,6 +128,16 @@ class Sketch(ABC):
         Raises:
             SketchError: a message that does not fit.
         """
+
+    def _layout(self, served: int) -> tuple[tuple[str, int], ...]:
+        """As `layout`. Raises SketchError for one of a sketch that is not built in, and cannot be used."""
+        if not is_owners_class(type(self)):
+            return self.layout(served)
+        with _own_code(self, "layout"):
+            rows = tuple((str(name), index(length)) for name, length in self.layout(served))
+        if not rows or len(dict(rows)) < len(rows) or min(length for _, length in rows) < 1:
+            raise SketchError(f"{self.name}: a layout has rows of one or more values, each with its name; got {rows}")
+        return rows
 
     def _check(self, A: Jacobian) -> None:
         if A.ndim != 2 or not 1 <= len(A) <= len(self.objectives) or A.shape[1] != self.d:
@@ -154,7 +177,10 @@ class Embedding(Sketch):
         """sum_i p_ik z_ik for each of these objectives, (M, k); (M, 0) without sketches."""
         Z = np.zeros((len(objectives), 0))
         for sketch in self._checked(sketches):
-            vectors = self.vectors(sketch.rows, len(sketch.objectives), shared_seed=shared_seed)
+            count = len(sketch.objectives)
+            vectors = numbers(self.vectors(sketch.rows, count, shared_seed=shared_seed))
+            if vectors.ndim != 2 or len(vectors) != count:
+                raise ValueError(f"{self.name}: vectors has shape {vectors.shape}; ({count}, k) is needed")
             if not Z.size:
                 Z = np.zeros((len(objectives), vectors.shape[1]))
             for name, weight, vector in zip(sketch.objectives, sketch.weights, vectors, strict=True):
@@ -192,6 +218,16 @@ class LinearSketch(Embedding):
         if not H1.size or not H2.size:
             return np.zeros((len(objectives), len(objectives)))
         return symmetric(H1 @ H2.T)
+
+
+@contextmanager
+def _own_code(sketch: Sketch, method: str) -> Iterator[None]:
+    """Turns an exception in the code of a sketch that is not built in into a SketchError that says where it was."""
+    try:
+        with plugin_code(f"sketch {sketch.name!r}", method, SketchError):
+            yield
+    except PluginError as error:
+        raise SketchError(str(error)) from error
 
 
 def fits(message: Message, layout: tuple[tuple[str, int], ...], whose: str) -> None:

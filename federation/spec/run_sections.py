@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.objective_names import OBJECTIVE
 from federation.spec.part import Part
 from federation.spec.problems import Section
-from federation.spec.sharing import MAX_PATTERNS, PATTERN, parameters_of
+from federation.spec.sharing import MAX_PATTERNS, PATTERN, SharingError, parameters_of
 from federation.spec.task_metrics import MetricKind
 from federation.tensor_names import BUFFER_NAMES
 
@@ -154,10 +154,13 @@ class ParametersSpec(Section):
         """
         return parameters_of(layout, self.buffer_names) if self.buffers == "averaged" else layout
 
-    def unshared(self, names: Iterable[str]) -> str:
-        """The first of these parameters that the run does not share; empty if it shares all of them."""
-        patterns = (*self.personal, *self.frozen)
-        return next((name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)), "")
+    def must_suit(self, layout: "Layout") -> None:
+        """Checks the tensors of an initial model. Raises SharingError if they are not those that the run shares."""
+        kept = self.buffer_names if self.buffers in ("local", "frozen") else ()
+        for tensor in layout.tensors:
+            if any(fnmatchcase(tensor.name, pattern) for pattern in (*self.personal, *self.frozen, *kept)):
+                raise SharingError(f"parameters: the initial model holds {tensor.name!r}, which the run does not share")
+        self.parameters_of(layout)
 
     @property
     def measured(self) -> Literal["shared", "personalised"]:

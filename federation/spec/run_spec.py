@@ -34,6 +34,7 @@ from federation.spec.run_sections import (
     StopSpec,
 )
 from federation.spec.train_section import TrainSpec
+from federation.text_files import decoded, unmarked
 
 _KEYS = "see `fedpareto admin submit --explain` for the keys that exist"
 MAX_LINE = 1000
@@ -87,7 +88,7 @@ class RunSpec(Section):
             SpecError: not TOML (with the line), or keys that are unknown, missing or wrong (each with its path).
         """
         try:
-            text = text.decode() if isinstance(text, bytes) else text
+            text = decoded(text) if isinstance(text, bytes) else unmarked(text)
             _must_have_short_lines(text)
             document = tomllib.loads(text)
             _must_have_small_integers(document)

@@ -9,10 +9,12 @@ torch needs none.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from federation.plugins import Offer, PluginError, Plugins
+from federation.plugins import Offer, PluginAbsent, PluginError, Plugins
 from federation.spec.part import Part, PartError
+from federation.tasks.classification import cross_entropy, right_samples
 from federation.tasks.data import Dataset, DataSource, Loading, Pool, Splits
-from federation.tasks.errors import DataError, TaskError, task_code
+from federation.tasks.errors import DataError, TaskAbsent, TaskError, task_code
+from federation.value_words import in_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,10 +34,13 @@ __all__ = [
     "Pool",
     "Splits",
     "Task",
+    "TaskAbsent",
     "TaskError",
     "available",
+    "buffers_of",
     "initial_model",
     "metrics_of",
+    "pool_of",
     "task",
     "task_code",
 ]
@@ -129,16 +134,14 @@ class Task:
         """
         from federation.tasks.partition import deal  # noqa: PLC0415
 
-        return deal(self.pool(source), source.part)
+        return deal(_checked(self, self.pool(source)), source.part)
 
     def losses(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
         """The mean loss of a batch for each objective, from the model's output and targets (n, ...).
 
-        By default, the cross-entropy of logits (n, C) with classes (n,).
+        By default, the cross-entropy of logits (n, C) with classes (n,), of bool or any type of integers.
         """
-        from torch.nn.functional import cross_entropy  # noqa: PLC0415
-
-        return {"loss": cross_entropy(output, y)}
+        return {"loss": cross_entropy(self.name, output, y)}
 
     def augment(self, x: "torch.Tensor") -> "torch.Tensor":
         """A training minibatch (n, ...), varied at random by torch's global generator; of the same shape."""
@@ -150,8 +153,7 @@ class Task:
         A task of several objectives may return it for each of them; a sample with several labels may be right by a
         share.
         """
-        right: torch.Tensor = output.argmax(dim=1) == y
-        return right
+        return right_samples(self.name, output, y)
 
     def metrics(self) -> "Mapping[str, Metric]":
         """The task's own metrics by name, made afresh; they are measured when a model is evaluated.
@@ -172,20 +174,39 @@ def task(name: str) -> Task:
     """Loads a task that the owner of this machine named: one of `available`, or `module:Class` on Python's path.
 
     Raises:
-        TaskError: no such task, or its code raises an exception, or it is not a `Task`.
+        TaskAbsent: there is no such task on this machine, or a module that it imports is missing.
+        TaskError: its code raises an exception, or it is not a `Task`.
     """
     try:
         kind = _TASKS.find(_BUILT_IN.get(name, name))
     except PluginError as error:
         if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "torch":
             raise error.__cause__ from None
-        raise TaskError(str(error)) from error.__cause__
+        absent = isinstance(error, PluginAbsent) or isinstance(error.__cause__, ModuleNotFoundError)
+        raise (TaskAbsent if absent else TaskError)(str(error)) from error.__cause__
     if kind.model is Task.model and kind.initial is Task.initial:
         raise TaskError(f"task {name!r}: {kind.__module__}:{kind.__name__} defines neither model nor initial")
     with task_code(name, f"making {kind.__module__}:{kind.__name__} without arguments"):
         loaded: Task = kind()
     loaded.name = name
     return loaded
+
+
+def pool_of(task: Task, source: DataSource) -> Pool:
+    """All the data of a task at a source.
+
+    Raises:
+        DataError: missing or malformed.
+        TaskError: its code raised an exception, or returned something else.
+    """
+    with task_code(task.name, "loading its data"):
+        return _checked(task, task.pool(source))
+
+
+def _checked(task: Task, pool: object) -> Pool:
+    if not isinstance(pool, Pool):
+        raise TaskError(f"task {task.name!r}: pool() returned {in_words(pool)}; needed: Pool(x, y)")
+    return pool
 
 
 def metrics_of(task: Task) -> "tuple[MetricKind, ...]":
@@ -198,6 +219,12 @@ def metrics_of(task: Task) -> "tuple[MetricKind, ...]":
 
     with task_code(task.name, "making its metrics"):
         return kinds(task.metrics())
+
+
+def buffers_of(task: Task) -> tuple[str, ...]:
+    """The names of the task's buffers. Raises TaskError: its code raised an exception."""
+    with task_code(task.name or type(task).__name__, "naming its buffers"):
+        return tuple(task.buffers())
 
 
 _TASKS: Plugins[Task] = Plugins("task", "fedpareto.tasks", Task, "fedpareto.Task", _BUILT_IN)

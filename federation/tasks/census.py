@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import Dataset, DataSource, Part, PartError, Pool, Splits, Task, task_code
-from federation.tasks.partition import classes, deal, deal_all, holders
-from federation.training.data_trial import try_pool, try_splits
-from federation.training.torch_trainer import TorchTrainer
-from federation.training.trainers import trainer_code, trainer_kind
+from federation.tasks import Dataset, DataSource, Part, PartError, Pool, Task, pool_of, task_code
+from federation.tasks.partition import classes, deal_all, holders
+from federation.training.pool_trial import tried_pool, try_splits
+from federation.training.trainers import trainer_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,15 +54,11 @@ def census(task: Task, source: DataSource, part: Part, *, tried: bool = False) -
         with task_code(task.name, "loading its data"):
             dealt = [task.load(own) for own in parts]
         for index, own in enumerate(dealt if tried else ()):
-            _try(task, own, f"client {index}")
+            try_splits(task, own, trainer_kind(task), whose=f"client {index}")
     else:
-        with task_code(task.name, "loading its data"):
-            pool = task.pool(source)
+        pool = pool_of(task, source)
         if tried:
-            if trainer_kind(task) is TorchTrainer:
-                try_pool(task, pool)
-            else:
-                _try(task, deal(pool, None))
+            pool = tried_pool(task, pool, trainer_kind(task))
         dealt = deal_all(_without_samples(pool), part)
         if part.scheme == "natural":
             owners = tuple(pool.owners[owner] for owner in holders(pool, part.count))
@@ -77,15 +72,6 @@ def census(task: Task, source: DataSource, part: Part, *, tried: bool = False) -
     known = np.unique(np.concatenate(held))
     counts = np.array([np.bincount(np.searchsorted(known, own), minlength=len(known)) for own in held])
     return Census(sizes, known, counts, owners)
-
-
-def _try(task: Task, splits: Splits, whose: str = "") -> None:
-    kind = trainer_kind(task)
-    if kind is TorchTrainer:
-        try_splits(task, splits, whose=whose)
-    else:
-        with trainer_code(kind, "trying it on the data"):
-            kind(task, splits).try_out()
 
 
 def _without_samples(pool: Pool) -> Pool:

@@ -1,12 +1,13 @@
 """The data of a task: where it is, and its samples. Needs neither NumPy nor torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from federation.spec.part import Part
 from federation.tasks.errors import DataError
+from federation.value_words import in_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,14 +42,17 @@ class DataSource:
 class Dataset:
     """The samples of one split, in memory: inputs of the model x (n, ...), targets of the objectives y (n, ...).
 
-    Both are tensors of torch, or arrays of NumPy.
+    Both are tensors of torch, or arrays of NumPy or pandas. The built-in trainer makes tensors of arrays.
+
+    Raises:
+        DataError: lengths that differ, or several parts in place of one array.
     """
 
     x: Any
     y: Any
 
     def __post_init__(self) -> None:
-        if len(self.x) != len(self.y):
+        if _length("x", self.x) != _length("y", self.y):
             raise DataError(f"{len(self.x)} samples but {len(self.y)} labels")
 
     def __len__(self) -> int:
@@ -75,7 +79,7 @@ class Pool:
     """Every sample of a data set, before it is dealt to clients.
 
     Attributes:
-        x: inputs of the model, (n, ...); a tensor of torch, or an array of NumPy.
+        x: inputs of the model, (n, ...); a tensor of torch, or an array of NumPy or pandas.
         y: targets of the objectives, (n, ...), as x.
         labels: (n,) int64, the classes that shards and Dirichlet deal by, such as a pair of labels as one number; None
             if y are the classes.
@@ -84,7 +88,8 @@ class Pool:
         test: an official test part. With the scheme "natural" it is dealt to the same owners.
 
     Raises:
-        DataError: lengths that differ, or owners that are unknown or have one name.
+        DataError: lengths that differ, several parts in place of one array, or owners that are unknown or have one
+            name.
     """
 
     x: Any
@@ -95,6 +100,11 @@ class Pool:
     test: "Pool | None" = None
 
     def __post_init__(self) -> None:
+        _length("x", self.x)
+        _length("y", self.y)
+        for field in ("labels", "owner"):  # which may be lists, tensors or columns of pandas
+            if getattr(self, field) is not None:
+                object.__setattr__(self, field, _whole_numbers(field, getattr(self, field)))
         for name, values in (("samples", self.x), ("labels to deal by", self.labels), ("owners", self.owner)):
             if values is not None and len(values) != len(self.y):
                 raise DataError(f"{len(values)} {name} but {len(self.y)} labels")
@@ -111,3 +121,27 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.y)
+
+
+def _whole_numbers(name: str, values: Any) -> "NDArray[np.int64]":
+    """A number for each sample. Raises DataError for other values."""
+    import numpy as np  # noqa: PLC0415
+
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
+        raise DataError(f"{name} of a pool is {in_words(array)}; needed: a whole number for each sample, (n,)")
+    return array.astype(np.int64, copy=False)
+
+
+def _length(name: str, values: Any) -> int:
+    """The number of samples. Raises DataError if these are several parts, or a single value."""
+    if isinstance(values, Mapping | tuple):
+        raise DataError(
+            f"{name} is {in_words(values)}; needed: one tensor or array (n, ...). Put the parts beside each other in "
+            "it, and take them apart in the model or in losses()"
+        )
+    try:
+        return len(values)
+    except TypeError:
+        sparse = ", which is sparse" if hasattr(values, "todense") else ""
+        raise DataError(f"{name} is {in_words(values)}{sparse}; needed: a tensor or an array (n, ...)") from None

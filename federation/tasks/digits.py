@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from federation.files.npz import NpzError, read_npz
 from federation.tasks import DataError, DataSource, Part, Pool
 from federation.tasks.partition import partition
 from federation.tasks.published import Published
-from federation.tasks.published_files import NOT_NPZ
 
 FILE = "digits.npz"
 _INK = 16  # pixels count the dots in a block of 4 x 4
@@ -86,19 +86,17 @@ def read_arrays(path: Path, maker: str, *more: str) -> tuple[NDArray[np.uint8], 
             f"no file {path}; {wanted}. {maker} makes one; without --data the digits that scikit-learn brings are used"
         )
     try:
-        # Never unpickle: a data file is data.
-        with np.load(path, allow_pickle=False) as arrays:
-            x, y = arrays["x"], arrays["y"]
-            others = [arrays[name] for name in more]
-    except NOT_NPZ as error:
+        arrays = read_npz(path, ("x", "y", *more))
+    except (NpzError, OSError) as error:
         raise DataError(f"cannot read {path} ({error}); {wanted}") from error
+    x, y = arrays["x"], arrays["y"]
     numbers = all(array.dtype.kind in "uif" for array in (x, y))
     if not numbers or x.ndim != 2 or x.shape[1] != 64 or y.shape != x.shape[:1]:
         raise DataError(f"{path} holds x {x.shape} of {x.dtype} and y {y.shape} of {y.dtype}; {wanted}")
     for name, values, top in (("x", x, _INK), ("y", y, 9)):
         if not np.isin(values, np.arange(top + 1)).all():
             raise DataError(f"{path}: {name} holds a value that is no integer from 0 to {top}; {wanted}")
-    return x.astype(np.uint8), y.astype(np.int64), others
+    return x.astype(np.uint8), y.astype(np.int64), [arrays[name] for name in more]
 
 
 def _read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

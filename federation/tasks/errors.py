@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from federation.owners_code import described
+from federation.owners_code import described, passes
 from federation.spec.part import PartError
 
 
@@ -11,8 +11,19 @@ class TaskError(ValueError):
     """A task that cannot be used: not found, not a task, or with a model that a flat vector cannot carry."""
 
 
+class TaskAbsent(TaskError):
+    """A task that is not on this machine: there is no such name or module, or a module that it imports is missing."""
+
+
 class DataError(Exception):
-    """Data that is missing or malformed; the message names the expected path and where to get it."""
+    """Data that is missing or malformed; the message names the expected path and where to get it.
+
+    `wire` is the text for others than the owner; without it, they are told the class and the line.
+    """
+
+    def __init__(self, message: str = "", *, wire: str = "") -> None:
+        super().__init__(message)
+        self.wire = wire
 
 
 @contextmanager
@@ -25,7 +36,7 @@ def task_code(name: str, doing: str) -> Iterator[None]:
         yield
     except (TaskError, DataError, PartError, MemoryError):
         raise
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+    except BaseException as error:
+        if passes(error) or (isinstance(error, ModuleNotFoundError) and error.name == "torch"):
             raise
         raise TaskError(f"task {name!r}: {doing} failed: {described(error)}") from error

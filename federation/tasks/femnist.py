@@ -72,7 +72,7 @@ def _read(path: Path) -> Iterator[tuple[str, Samples]]:
     wanted = f"expected LEAF's FEMNIST: user_data, by writer x ({_PIXELS} numbers from 0 to 1 each) and y (0 to 61)"
     try:
         # A file has ten million numbers but 256 different ones: made once each, they take a fifth of the memory.
-        with path.open() as file:
+        with path.open(encoding="utf-8-sig") as file:
             data: dict[str, dict[str, Any]] = json.load(file, parse_float=lru_cache(maxsize=1024)(float))["user_data"]
         for name, samples in data.items():
             x = np.array(samples["x"], dtype=np.float32).reshape(-1, 1, 28, 28)

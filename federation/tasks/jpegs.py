@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from federation.files.npz import NpzError, read_npz
 from federation.tasks.errors import DataError
-from federation.tasks.published_files import BROKEN, NOT_NPZ
+from federation.tasks.published_files import BROKEN
 
 FILE = "cifar10_jpeg/cifar10_jpeg.npz"
+_NAMES = ("jpeg", "offsets", "labels", "is_test")
 _WANTED = "expected an .npz with JPEG images of 32 x 32 (jpeg, offsets), their labels from 0 to 9, and is_test"
 
 _log = logging.getLogger(__name__)
@@ -54,11 +56,10 @@ def _decoded(path: Path, test: bool, version: tuple[int, int]) -> tuple[NDArray[
 def _arrays(path: Path, test: bool) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:
     """All files joined, the bounds (n, 2) of those of one part, and their labels (n,)."""
     try:
-        # Never unpickle: a data file is data.
-        with np.load(path, allow_pickle=False) as arrays:
-            joined, offsets, labels, is_test = (arrays[name] for name in ("jpeg", "offsets", "labels", "is_test"))
-    except NOT_NPZ as error:
+        arrays = read_npz(path, _NAMES)
+    except (NpzError, OSError) as error:
         raise DataError(f"cannot read {path} ({error}); {_WANTED}") from error
+    joined, offsets, labels, is_test = (arrays[name] for name in _NAMES)
     bytewise = all(array.dtype == np.uint8 and array.ndim == 1 for array in (joined, labels, is_test))
     count = len(labels) if bytewise else 0
     if offsets.dtype.kind not in "iu" or offsets.shape != (count + 1,) or is_test.shape != (count,) or count == 0:

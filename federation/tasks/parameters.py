@@ -1,14 +1,16 @@
 """A model's trainable parameters, and its buffers after them, as one flat float32 vector, and back."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from federation.tasks.errors import TaskError, task_code
+from federation.value_words import in_words
 from federation.vectors import Layout
 from federation.vectors import Tensor as Shape
 
@@ -66,9 +68,33 @@ def buffers(model: nn.Module) -> dict[str, Tensor]:
     return found if any(buffer.is_floating_point() for buffer in found.values()) else {}
 
 
-def _check(model: nn.Module, task: _HasModel) -> None:
+def further_names(model: nn.Module) -> dict[str, str]:
+    """The further names of tied parameters, such as an output's that are the embedding's, each with the first one."""
+    first: dict[int, str] = {}
+    names = (
+        (name, first.setdefault(id(parameter), name))
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    )
+    return {name: known for name, known in names if name != known}
+
+
+def untrained(model: nn.Module, but: Collection[str]) -> dict[str, NDArray[np.float32]]:
+    """The tensors of a model's state dict by name, such as those of a frozen base, without the names in `but`."""
+    state = model.state_dict()
+    return {
+        name: value.detach().cpu().float().numpy()
+        for name, value in state.items()
+        if isinstance(value, Tensor) and name not in but
+    }
+
+
+def _check(model: object, task: _HasModel) -> None:
     where = f"task {task.name or type(task).__name__!r}"
+    if not isinstance(model, nn.Module):
+        raise TaskError(f"{where}: model() returned {in_words(model)}; needed: a torch.nn.Module")
     parameters = dict(trainable(model))
+    if lazy := [name for name, parameter in parameters.items() if is_lazy(parameter)]:
+        raise TaskError(f"{where}: the size of parameter {lazy[0]} follows from data: give it in model(), without Lazy")
     if not parameters:
         raise TaskError(f"{where}: its model has no trainable parameters")
     for name, parameter in parameters.items():

@@ -85,13 +85,14 @@ def classes(pool: Pool) -> Indices:
     """(n,) the class of each sample, which shards and Dirichlet deal by. Raises PartError if the pool has none."""
     if pool.labels is not None:
         return pool.labels
-    whole = re.fullmatch(r"(torch\.)?(bool|u?int[0-9]+)", str(pool.y.dtype)) is not None
-    if pool.y.ndim != 1 or not whole:
-        shape = ", ".join(["n", *map(str, pool.y.shape[1:])])
+    y = pool.y if hasattr(pool.y, "dtype") else np.asarray(pool.y)  # a table of pandas has none
+    whole = re.fullmatch(r"(torch\.)?(bool|u?int[0-9]+)", str(y.dtype)) is not None
+    if y.ndim != 1 or not whole:
+        shape = ", ".join(["n", *map(str, y.shape[1:])])
         raise PartError(
-            f"targets ({shape}) of {pool.y.dtype} are no classes to deal by; use iid, or a task whose pool has labels"
+            f"targets ({shape}) of {y.dtype} are no classes to deal by; use iid, or a task whose pool has labels"
         )
-    return np.asarray(pool.y).astype(np.int64)
+    return np.asarray(y).astype(np.int64)
 
 
 def holders(pool: Pool, count: int) -> list[int]:
@@ -158,8 +159,10 @@ def _dealt(pool: Pool, part: Part) -> list[tuple[Indices, Indices | None]]:
 
 def _cut(pool: Pool, own: Indices, official: Indices | None, part: Part) -> Splits:
     def chosen(values: Any, indices: Indices) -> Any:
-        if isinstance(values, np.ndarray):
-            return values[indices]
+        if hasattr(values, "iloc"):  # of pandas
+            return values.iloc[indices]
+        if not hasattr(values, "index_select"):  # of NumPy, or like it
+            return np.asanyarray(values)[indices]
         from torch import from_numpy  # noqa: PLC0415
 
         return values.index_select(0, from_numpy(indices))

@@ -2,7 +2,6 @@
 
 import gzip
 import math
-import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.tasks.errors import DataError
+from federation.text_files import EncodingError, decoded
 
 # What reading a file that is missing, cut short or not what its name says may raise.
 BROKEN = (OSError, EOFError, ValueError, zlib.error)
-# What reading an .npz file that is not one may raise.
-NOT_NPZ = (*BROKEN, KeyError, AttributeError, TypeError, zipfile.BadZipFile)
 
 
 def found(path: Path) -> Path | None:
@@ -42,8 +40,8 @@ def read(path: Path, wanted: str) -> bytes:
 def lines(path: Path, wanted: str) -> Iterator[tuple[int, str]]:
     """The lines of a text, UTF-8, with their numbers from 1. Arguments and errors as of `read`."""
     try:
-        text = read(path, wanted).decode()
-    except UnicodeDecodeError as error:
+        text = decoded(read(path, wanted))
+    except EncodingError as error:
         raise DataError(f"{path} is no text ({error}); {wanted}") from error
     return enumerate(text.split("\n"), start=1)
 

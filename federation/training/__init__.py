@@ -2,7 +2,8 @@
 
 On one machine and thread count, the result depends on (base, work, seed, round, client, data) alone: every random
 choice comes from a seed derived from these, the optimiser starts afresh, and only deterministic kernels run. So a
-worker that died in the middle, or that is asked twice, hands in the same update.
+worker that died in the middle, or that is asked twice, hands in the same update. Where an operation has no
+deterministic kernel, the last digits may differ, and replies say so (see `determinism.Kernels`).
 """
 
 

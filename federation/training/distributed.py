@@ -4,9 +4,14 @@ Each process holds the model and the data, and makes the gradient of its part of
 added up, so that every process makes the same step. The result is that of one process up to rounding; where the model
 draws random numbers, as dropout does, each process draws its own. BatchNorm normalises each process's part, and the
 first process's statistics count.
+
+Where one process meets an operation without a deterministic kernel, the work begins again in all of them, also in those
+whose part of the minibatch is empty and which never meet it. Process 0 evaluates alone, so its orders begin with the
+kernels that it has come to.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +20,21 @@ from torch import Tensor
 from federation.spec.computation import Ability
 from federation.tasks import Task
 from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.determinism import without_kernel
+from federation.training.lending import Lending
 from federation.training.plans import TrainingPlan
 from federation.training.ranks import Ranks
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.training.training_json import plan_of, training_order
 from federation.vectors import Vector
+
+
+class _ElsewhereError(RuntimeError):
+    """An operation of another process has no deterministic kernel."""
+
+    def __init__(self) -> None:
+        super().__init__("an operation of another process does not have a deterministic implementation")
 
 
 class DistributedTrainer(TorchTrainer):
@@ -37,11 +51,14 @@ class DistributedTrainer(TorchTrainer):
         """As `TorchTrainer.prepare`. Raises ValueError: too few GPUs."""
         super().prepare()
         self.device = f"{self._ranks.count} x {self.device}"
+        self.kernels.speaks = self._ranks.rank == 0
+        self._lending = Lending(self.task, copies=True)  # one process alone could not begin the work again
 
     def train(self, model: Vector, plan: TrainingPlan) -> Vector:
         """As `TorchTrainer.train`, together. Process 0 decides when to stop."""
         if self._ranks.rank == 0:
             self._ranks.tell({"type": "train", **training_order(plan)}, model)
+        self.kernels.repeatable = self._ranks.agree(self.kernels.repeatable)
         wanted = plan.stopped
         return super().train(model, replace(plan, stopped=lambda: self._ranks.agree(wanted())))
 
@@ -49,6 +66,7 @@ class DistributedTrainer(TorchTrainer):
         """As `TorchTrainer.gradients`, together."""
         if self._ranks.rank == 0:
             self._ranks.tell({"type": "gradients", "batch_size": batch_size, "seed": seed}, model)
+        self.kernels.repeatable = self._ranks.agree(self.kernels.repeatable)
         return super().gradients(model, batch_size, seed)
 
     def close(self) -> None:
@@ -58,6 +76,26 @@ class DistributedTrainer(TorchTrainer):
         self._ranks.leave()
         super().close()
 
+    def _train(self, model: Vector, plan: TrainingPlan) -> Vector:
+        with self._telling():
+            return super()._train(model, plan)
+
+    def _gradients(self, model: Vector, batch_size: int, seed: int) -> dict[str, Vector]:
+        with self._telling():
+            return super()._gradients(model, batch_size, seed)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tells the others of an operation without a deterministic kernel: they ask before they add up gradients."""
+        try:
+            yield
+        except _ElsewhereError:
+            raise
+        except Exception as error:
+            if self.kernels.repeatable and without_kernel(error):
+                self._ranks.any(True)
+            raise
+
     def _seed(self, seed: int) -> None:
         super()._seed(seed + self._ranks.rank)
 
@@ -65,6 +103,9 @@ class DistributedTrainer(TorchTrainer):
         return self._ranks.part(samples)
 
     def _add_up(self, tensor: Tensor) -> None:
+        # Only what is made of a process's own part, the gradient, can meet an operation that the others do not.
+        if tensor is self._buffers.gradient and self.kernels.repeatable and self._ranks.any(False):
+            raise _ElsewhereError
         self._ranks.add(tensor)
 
 

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from federation.owners_code import passes, place
 from federation.spec import accounting
 from federation.spec.computation import LocalSgd, PrivateSgd
 from federation.spec.noise import Noise
 from federation.tasks import Dataset, Task
 from federation.tasks import parameters as flat
+from federation.training.determinism import without_kernel
 from federation.training.objective_losses import losses, weighted
 from federation.training.stored import StoredSamples
 from federation.work.base import WorkError
@@ -121,7 +123,8 @@ def must_suit(model: nn.Module, task: Task, data: Dataset | StoredSamples) -> No
     from opacus.validators import ModuleValidator  # noqa: PLC0415 - an extra
 
     if problems := ModuleValidator.validate(model.train(), strict=False):
-        raise WorkError(f"the model cannot be trained with noise: {problems[0]}", reason="dp-model")
+        unsuitable = "the model cannot be trained with noise"
+        raise WorkError(f"{unsuitable}: {problems[0]}", reason="dp-model", wire=unsuitable)
     if not len(data):
         return
     first = Dataset(*_take(data, torch.tensor([0])))
@@ -130,6 +133,10 @@ def must_suit(model: nn.Module, task: Task, data: Dataset | StoredSamples) -> No
     )
     try:
         trial.next(dict.fromkeys(task.objectives, 1.0))
-    except Exception as error:  # of torch, or of the task's own code
+    except BaseException as error:  # of torch, or of the task's own code
+        if passes(error) or without_kernel(error):  # without a kernel the trainer begins again
+            raise
         line = (str(error) or type(error).__name__).splitlines()[0]
-        raise WorkError(f"the model cannot be trained one sample at a time: {line}", reason="dp-model") from error
+        unsuitable = "the model cannot be trained one sample at a time"
+        wire = f"{unsuitable}: {place(error)}"
+        raise WorkError(f"{unsuitable}: {line}", reason="dp-model", wire=wire) from error

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from reprlib import repr as shortened
-from typing import NoReturn, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
+from federation.owners_code import place
 from federation.spec.computation import SPLITS, Ability
 from federation.tasks import DataSource, Task
 from federation.text import escaped
@@ -158,14 +159,11 @@ class ExternalTrainer(Trainer):
         answer = self._ask(order, "gradients", model, lambda: False)
         return dict(zip(self.objectives, self._vectors(answer, len(self.objectives)), strict=True))
 
-    def evaluate(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
-        """Evaluates in the process."""
+    def evaluate(self, model: Vector, plan: EvaluationPlan) -> Any:
+        """Evaluates in the process; the scores are what it sent, of any kind."""
         order = {"type": "evaluate", "split": plan.split, "metrics": list(plan.metrics)}
         header, _ = self._ask(order, "scores", model, plan.stopped)
-        scores = header.get("scores")
-        if not isinstance(scores, dict) or not all(score is None or _is_number(score) for score in scores.values()):
-            raise WorkError("the scores of the process are no numbers by name", reason="trainer:result")
-        return {name: float("nan") if value is None else float(value) for name, value in scores.items()}
+        return header.get("scores")
 
     def close(self) -> None:
         """Ends the process."""
@@ -178,7 +176,10 @@ class ExternalTrainer(Trainer):
         try:
             self._process = _Process(self._command, floats * FLOAT.itemsize)
         except OSError as error:
-            raise WorkError(f"the trainer's command {self._command}: {error}", reason="trainer:start") from error
+            wire = f"the trainer's command cannot be started: {place(error)}"
+            raise WorkError(
+                f"the trainer's command {self._command}: {error}", reason="trainer:start", wire=wire
+            ) from error
         source = self.data
         order = {
             "type": "prepare",
@@ -202,11 +203,8 @@ class ExternalTrainer(Trainer):
         samples, abilities = header.get("samples"), header.get("abilities", [])
         counts = isinstance(samples, dict) and all(_is_count(samples.get(name, 0)) for name in SPLITS)
         if not counts or not isinstance(abilities, list) or not all(ability in [*Ability] for ability in abilities):
-            self._fail(
-                "trainer:protocol",
-                f"said it is ready without samples by split, or with abilities other than {', '.join(Ability)}: "
-                f"{shortened(header)}",
-            )
+            unready = f"said it is ready without samples by split, or with abilities other than {', '.join(Ability)}"
+            self._fail("trainer:protocol", f"{unready}: {shortened(header)}", wire=unready)
         self._sizes = {name: (samples or {}).get(name, 0) for name in SPLITS}
         self.abilities = frozenset(abilities)
         self.device = escaped(_text(header, "device"), 80) or "external"
@@ -253,7 +251,7 @@ class ExternalTrainer(Trainer):
             if item is None:
                 self._fail("trainer:died", process.ending())
             if isinstance(item, PipeError):
-                self._fail("trainer:protocol", f"sent an invalid message: {item}")
+                self._fail("trainer:protocol", f"sent an invalid message: {item}", wire="sent an invalid message")
             header, floats = item
             if header.get("id", 0) != number:
                 continue  # the answer to an abandoned order
@@ -275,11 +273,15 @@ class ExternalTrainer(Trainer):
                     raise WorkError(
                         f"the process of the trainer failed: {escaped(message, 400)}",
                         reason=reason if _REASON.fullmatch(reason) else "trainer:error",
+                        wire="the process of the trainer failed",
                     )
                 case answered if answered == kind:
+                    if header.get("repeatable", True) is not True:
+                        self.abilities -= {Ability.REPEATABLE}
                     return header, floats
                 case answered:
-                    self._fail("trainer:protocol", f"answered {answered[:40]!r} where {kind!r} is needed")
+                    other = f"answered something else where {kind!r} is needed"
+                    self._fail("trainer:protocol", f"answered {answered[:40]!r} where {kind!r} is needed", wire=other)
 
     def _vectors(self, answer: tuple[Header, Vector], count: int) -> list[Vector]:
         """The vectors (d,) that follow an answer."""
@@ -292,10 +294,11 @@ class ExternalTrainer(Trainer):
             )
         return list(floats.reshape(count, self.layout.size))
 
-    def _fail(self, reason: str, failure: str) -> NoReturn:
-        """Ends the process; the next order starts it again. Raises WorkError."""
+    def _fail(self, reason: str, failure: str, *, wire: str = "") -> NoReturn:
+        """Ends the process; the next order starts it again. Raises WorkError; `wire` is what others are told."""
         self.close()
-        raise WorkError(f"the process of the trainer {failure}", reason=reason)
+        subject = "the process of the trainer"
+        raise WorkError(f"{subject} {failure}", reason=reason, wire=wire and f"{subject} {wire}")
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

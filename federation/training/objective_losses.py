@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,16 +13,33 @@ from federation.spec import task_metrics as own
 from federation.spec.objective_names import JOINT
 from federation.tasks import Dataset, Task, TaskError
 from federation.training import TrainingStopped
+from federation.training.lending import Lending
 from federation.training.stored import StoredSamples
+from federation.value_words import in_words
 
 
-def losses(task: Task, output: object, y: Tensor) -> dict[str, Tensor]:
-    """The mean loss of a batch for each objective. Raises TaskError if they are not those of the task's objectives."""
-    values = task.losses(output, y)
-    if set(values) != set(task.objectives):
+def losses(task: Task, output: object, y: Tensor) -> Mapping[str, Tensor]:
+    """The mean loss of a batch for each objective.
+
+    Raises:
+        TaskError: `losses` of the task returned anything else.
+    """
+    values: object = task.losses(output, y)
+    if not isinstance(values, Mapping):
+        example = ", ".join(f"{name!r}: ..." for name in task.objectives)
         raise TaskError(
-            f"task {task.name!r}: losses() returned {sorted(values)}, its objectives are {sorted(task.objectives)}"
+            f"task {task.name!r}: losses() returned {in_words(values)}; needed: the mean loss of each objective by "
+            f"name, {{{example}}}"
         )
+    if set(values) != set(task.objectives):
+        names = sorted(map(str, values))
+        raise TaskError(f"task {task.name!r}: losses() returned {names}, its objectives are {sorted(task.objectives)}")
+    for name, value in values.items():
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise TaskError(
+                f"task {task.name!r}: losses()[{name!r}] is {in_words(value)}; needed: the mean over the batch, a "
+                "tensor of one number, as .mean() gives it"
+            )
     return values
 
 
@@ -58,11 +76,29 @@ class Measured:
 
 
 def correct(task: Task, output: object, y: Tensor, objectives: Sequence[str]) -> dict[str, Tensor]:
-    """Marks the right samples of a batch, (n,) of bool, by objective; under "" if the task does not separate them."""
-    hits = task.correct(output, y)
+    """Marks the right samples of a batch, (n,) of bool, by objective; under "" if the task does not separate them.
+
+    Raises:
+        TaskError: `correct` of the task returned anything else.
+    """
+    hits: Any = task.correct(output, y)
     if hits is None:
         return {}
-    return {"": hits} if isinstance(hits, Tensor) else {name: hits[name] for name in objectives if name in hits}
+    marks: dict[str, Any] = {"": hits}
+    if isinstance(hits, Mapping):
+        if not set(hits) <= set(task.objectives):
+            names = sorted(map(str, hits))
+            raise TaskError(
+                f"task {task.name!r}: correct() returned {names}, its objectives are {sorted(task.objectives)}"
+            )
+        marks = {name: hits[name] for name in objectives if name in hits}
+    for value in marks.values():
+        if not isinstance(value, Tensor) or value.shape != (len(y),):
+            raise TaskError(
+                f"task {task.name!r}: correct() returned {in_words(value)} for {len(y)} samples; needed: a tensor "
+                f"({len(y)},) that marks the right ones, or None"
+            )
+    return marks
 
 
 class OwnMetrics:
@@ -71,6 +107,8 @@ class OwnMetrics:
     def __init__(self, task: Task, names: Collection[str]) -> None:
         self._task = task
         self._metrics = {name: metric for name, metric in task.metrics().items() if name in names} if names else {}
+        for metric in self._metrics.values():
+            metric.measure.reset()  # the task may give the same one again
 
     def update(self, output: object, y: Tensor) -> None:
         """Adds a batch: the output of the model, and the targets."""
@@ -104,15 +142,16 @@ def measure(
     objectives: Sequence[str],
     batch_size: int,
     stopped: Callable[[], bool],
+    lending: Lending,
     metrics: Collection[str] = (),
 ) -> Measured:
     """Mean losses and accuracies of a model over a split, and some of the task's metrics; nothing for an empty one.
 
-    It calls `stopped` before every forward pass of `batch_size` samples.
+    It calls `stopped` before every forward pass of `batch_size` samples; `lending` lends them to the task's code.
 
     Raises:
         TrainingStopped: `stopped` returned True.
-        TaskError: a metric that is not a number.
+        TaskError: a metric that is not a number; or losses, marks or writes as of `losses`, `correct` and `Lending`.
         DataError: a sample that is not in memory cannot be read.
     """
     count = len(data)
@@ -126,12 +165,14 @@ def measure(
         for x, y in _in_order(data, batch_size):
             if stopped():
                 raise TrainingStopped
-            output = model(x)
-            values = losses(task, output, y)
-            for name in objectives:
-                sums[name] += values[name].item() * len(y)
-            for name, hits in correct(task, output, y, objectives).items():
-                right[name] += hits.sum().item()
-            others.update(output, y)
+            with lending.of("evaluation", x, y) as loan:
+                output = model(loan.give(x))
+                values = losses(task, *loan.give(output, y))
+                for name in objectives:
+                    sums[name] += values[name].item() * len(y)
+                own_output, own_y = loan.give(output, y)
+                for name, hits in correct(task, own_output, own_y, objectives).items():
+                    right[name] += hits.sum().item()
+                others.update(*loan.give(output, y))
     means = {name: value / count for name, value in sums.items()}
     return Measured(means, {name: value / count for name, value in right.items()}, count, others.compute())

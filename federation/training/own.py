@@ -1,6 +1,7 @@
 """A client's own model in a run that does not share every parameter, and the state that a client keeps of a run."""
 
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from federation.refusals import Refusal
 from federation.spec.computation import Computation, Descend, MeasureAlong
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.sharing import BUFFERS, Sharing, SharingError
-from federation.tasks import Task, initial_model
+from federation.tasks import Task, buffers_of, initial_model
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector, read_vector, to_bytes
 from federation.work.base import Result, RowSchema, Shape, WorkError, payload_layout
@@ -93,23 +94,32 @@ def run_model(task: Task, seed: int, parameters: ParametersSpec) -> tuple[Layout
 
     Raises:
         TaskError: as of `initial_model`.
+        SharingError: as of `run_sharing`.
+    """
+    layout, vector = initial_model(task, seed)
+    return shared_model(layout, vector, run_sharing(layout, buffers_of(task), parameters))
+
+
+def shared_model(whole: Layout, vector: Vector, sharing: Sharing | None) -> tuple[Layout, Vector]:
+    """The part of a task's whole model (d,) that a run shares."""
+    return (whole, vector) if sharing is None else (sharing.shared, sharing.shared_of(vector))
+
+
+def run_sharing(whole: Layout, buffers: Collection[str], parameters: ParametersSpec) -> Sharing | None:
+    """The tensors of the task's model that a run shares; None for all.
+
+    Raises:
         SharingError: as of `Sharing.of`, and if `buffer_names` do not match the averaged buffers.
     """
-    return shared_model(task, *initial_model(task, seed), parameters)
-
-
-def shared_model(task: Task, layout: Layout, vector: Vector, parameters: ParametersSpec) -> tuple[Layout, Vector]:
-    """The part of a task's whole model (d,) that a run shares, as `run_model` gives it. Errors as there."""
-    buffers = task.buffers()
     if parameters.shares_all and not buffers:
-        return layout, vector
-    sharing = Sharing.of(layout, parameters.personal, parameters.frozen, buffers, parameters.buffers)
+        return None
+    sharing = Sharing.of(whole, parameters.personal, parameters.frozen, buffers, parameters.buffers)
     named = {tensor.name for tensor in sharing.shared.tensors[len(parameters.parameters_of(sharing.shared).tensors) :]}
     if unnamed := sorted(sharing.averaged_names ^ named):
         raise SharingError(
             f"parameters.buffer_names: they must match the buffers, and nothing else: see {unnamed[0]!r}"
         )
-    return sharing.shared, sharing.shared_of(vector)
+    return sharing
 
 
 def state_file(sharing: Sharing | None, result: Result, residuals: tuple[RowSchema, ...]) -> bytes | None:

@@ -14,7 +14,7 @@ import numpy as np
 from federation.vectors import Array, Vector
 
 PROTOCOL = 1
-MAX_LINE_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 20  # of a trainer's message; that of a worker has the name of each tensor
 MAX_DIGITS = 40  # of an integer
 FLOAT = np.dtype("<f4")
 
@@ -32,10 +32,11 @@ class Messages:
         source: to read from.
         sink: to write to.
         most: bytes that may follow a line.
+        line: bytes of a line that is read.
     """
 
-    def __init__(self, source: IO[bytes], sink: IO[bytes], most: int) -> None:
-        self.source, self.sink, self._most = source, sink, most
+    def __init__(self, source: IO[bytes], sink: IO[bytes], most: int, line: int = MAX_LINE_BYTES) -> None:
+        self.source, self.sink, self._most, self._line = source, sink, most, line
 
     def write(self, header: Header, vectors: Iterable[Array] = ()) -> None:
         """Writes a message and the vectors that follow. Raises OSError if the other side is gone."""
@@ -53,11 +54,11 @@ class Messages:
         Raises:
             PipeError: the bytes are not a message, or the message is incomplete.
         """
-        line = self.source.readline(MAX_LINE_BYTES)
+        line = self.source.readline(self._line)
         if not line:
             return None
-        if len(line) == MAX_LINE_BYTES:
-            raise PipeError(f"a line of {MAX_LINE_BYTES} bytes or more: {line[:80]!r}")
+        if len(line) == self._line:
+            raise PipeError(f"a line of {self._line} bytes or more: {line[:80]!r}")
         try:
             header = json.loads(line.decode(), parse_int=_integer)
         except (ValueError, RecursionError):

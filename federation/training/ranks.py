@@ -83,6 +83,13 @@ class Ranks:
             dist.broadcast(flag, 0)
         return bool(flag.item())
 
+    def any(self, decision: bool) -> bool:
+        """True if one of the processes has decided so."""
+        flag = torch.tensor([int(decision)])
+        with _died():
+            dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag.item())
+
     def tell(self, header: Mapping[str, Any], vector: Vector | None = None) -> None:
         """Process 0 tells the others an order, and a vector with it."""
         text = json.dumps({**header, "floats": 0 if vector is None else len(vector)}).encode()
@@ -112,4 +119,5 @@ def _died() -> Iterator[None]:
         yield
     except RuntimeError as error:
         line = (str(error) or type(error).__name__).splitlines()[0]
-        raise WorkError(f"another process of the training has ended: {line}", reason="trainer:died") from error
+        ended = "another process of the training has ended"
+        raise WorkError(f"{ended}: {line}", reason="trainer:died", wire=ended) from error

@@ -2,10 +2,11 @@
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,13 +15,14 @@ from torch import Tensor
 
 from federation.spec.computation import SPLITS, Ability, Computation, Descend, Differentiate
 from federation.spec.noise import Noise
-from federation.tasks import Dataset, DataSource, Splits, Task
+from federation.tasks import Dataset, DataSource, Splits, Task, TaskError, initial_model
 from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped, precision
 from federation.training.buffers import ModelState, ParameterBuffers
-from federation.training.data_trial import try_splits
-from federation.training.determinism import describe_device, deterministic, pick_device, seed_torch
+from federation.training.data_trial import DataTrial
+from federation.training.determinism import Kernels, describe_device, pick_device, seed_torch
 from federation.training.dp_sgd import PrivateGradients, must_suit
+from federation.training.lending import Lending, SamplesWrittenError
 from federation.training.objective_losses import losses, measure, weighted
 from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.precision import Precision
@@ -31,6 +33,7 @@ from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector
 from federation.work.base import Result
 
+T = TypeVar("T")
 # Steps between checks of the losses: on a GPU each check waits for the device.
 _LOOK_EVERY = 50
 # Samples that pass through convolutions at a time on a CPU, so that the outputs of layers stay in its caches.
@@ -66,7 +69,15 @@ class TorchTrainer(Trainer):
         return self.device
 
     def prepare(self) -> None:
-        """Makes the model, and moves it and the data to the device. Raises ValueError: no such device."""
+        """Makes the model, and moves it and the data to the device.
+
+        Raises:
+            ValueError: no such device, or no number of samples in `evaluation_batch` of the task.
+            DataError: as of `with_stored`.
+        """
+        size = self.task.evaluation_batch
+        if not isinstance(size, int) or size < 1:
+            raise TaskError(f"task {self.task.name!r}: evaluation_batch is {size!r}; needed: a whole number from 1 on")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         self._device = torch.device(pick_device(self.device))
@@ -78,8 +89,10 @@ class TorchTrainer(Trainer):
         self._layout = flat.layout(model)
         self._model = model.to(self._device)
         self._state = ModelState(self._model)
+        self._lending = Lending(self.task)
         count = len(self._layout.tensors) - len(self._state.names)
         self._buffers = ParameterBuffers(self._model, Layout(self._layout.tensors[:count]), self._device)
+        self.kernels = Kernels(self._device, self.task.name)
         self._hold(self.data)
 
     @cached_property
@@ -127,12 +140,24 @@ class TorchTrainer(Trainer):
                 data.close()
 
     def try_out(self) -> None:
-        """Tries the model on a batch of the data; see `try_splits`."""
-        try_splits(self.task, self.data, self.objectives)
+        """Evaluates and trains the initial model on a batch of each split that a round evaluates or trains on.
+
+        Raises as `DataTrial`.
+        """
+        self.try_on({f"the {name} split": getattr(self.data, name) for name in SPLITS}, ["the train split"])
+
+    def try_on(self, data: Mapping[str, Dataset | StoredSamples], trained: Collection[str]) -> None:
+        """Evaluates the initial model on a batch of each data set, and trains it on those in `trained`.
+
+        The names say in messages where the data is. Nothing of the trainer changes but what `Kernels` decides. Raises
+        as `DataTrial`.
+        """
+        trial = DataTrial(self.task, self._model, self._device, self.objectives, self._lending, self._run)
+        trial.try_on(data, trained, lambda: self._load(initial_model(self.task, 0)[1]))
 
     def must_be_private(self) -> None:
         """Checks that the model can be trained with noise. Raises as `federation.training.dp_sgd.must_suit`."""
-        must_suit(self._model, self.task, self._data["train"])
+        self._run(0, lambda: must_suit(self._model, self.task, self._data["train"]))
 
     def must_do(self, computation: Computation) -> None:
         """As `Trainer.must_do`.
@@ -140,6 +165,7 @@ class TorchTrainer(Trainer):
         Raises WorkError also for a precision that the device lacks, and for a minibatch of a whole split that is not in
         memory.
         """
+        self._note_kernels()
         super().must_do(computation)
         train = self._data["train"]
         if isinstance(computation, Descend) and not computation.idle:
@@ -161,35 +187,54 @@ class TorchTrainer(Trainer):
 
     def train(self, model: Vector, plan: TrainingPlan) -> Vector:
         """Descends a weighted sum of objectives (the local solver of the papers); DP-SGD cannot be repeated."""
-        with deterministic(self._device, plan.seed):
-            self._load(model)
-            if plan.private is None:
-                self._descend(model, plan)
-            else:
-                self._descend_privately(plan)
-            return np.concatenate([self._buffers.flat(self._buffers.values), self._state.flat()])
+        return self._run(plan.seed, lambda: self._train(model, plan))
 
     def gradients(self, model: Vector, batch_size: int, seed: int) -> dict[str, Vector]:
         """The gradients on the first minibatch."""
-        with deterministic(self._device, seed):
-            self._load(model)
-            jacobian = self._jacobian_at(model, batch_size, seed)
-            unchanged = np.zeros(self._state.size, dtype=np.float32)
-            rows = [np.concatenate([self._buffers.flat(gradient), unchanged]) for gradient in jacobian]
-            return dict(zip(self.objectives, rows, strict=True))
+        return self._run(seed, lambda: self._gradients(model, batch_size, seed))
 
     def evaluate(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
         """Losses, accuracies if the task has them, and the requested metrics of the task.
 
         It calls `plan.stopped` before every batch.
         """
+        return self._run(0, lambda: self._evaluate(model, plan))
+
+    def _run(self, seed: int, work: Callable[[], T]) -> T:
+        """Does work that starts afresh in each call with the kernels that are decided on; see `Kernels`."""
+        try:
+            return self.kernels.run(seed, work)
+        except SamplesWrittenError:
+            self._hold(self.data)  # the samples as they were
+            return self.kernels.run(seed, work)
+        finally:
+            self._note_kernels()
+
+    def _note_kernels(self) -> None:
+        if not self.kernels.repeatable:
+            self.abilities = self.abilities - {Ability.REPEATABLE}
+
+    def _train(self, model: Vector, plan: TrainingPlan) -> Vector:
+        self._load(model)
+        if plan.private is None:
+            self._descend(model, plan)
+        else:
+            self._descend_privately(plan)
+        return np.concatenate([self._buffers.flat(self._buffers.values), self._state.flat()])
+
+    def _gradients(self, model: Vector, batch_size: int, seed: int) -> dict[str, Vector]:
+        self._load(model)
+        jacobian = self._jacobian_at(model, batch_size, seed)
+        unchanged = np.zeros(self._state.size, dtype=np.float32)
+        rows = [np.concatenate([self._buffers.flat(gradient), unchanged]) for gradient in jacobian]
+        return dict(zip(self.objectives, rows, strict=True))
+
+    def _evaluate(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
         size = self.task.evaluation_batch
         size = min(size, _CACHED) if self._buffers.channels_last else size
-        with deterministic(self._device, 0):
-            self._load(model)
-            data = self._data[plan.split]
-            measured = measure(self._model, self.task, data, self.objectives, size, plan.stopped, plan.metrics)
-            return measured.scores()
+        self._load(model)
+        given = self.objectives, size, plan.stopped, self._lending, plan.metrics
+        return measure(self._model, self.task, self._data[plan.split], *given).scores()
 
     def _jacobian_at(self, base: Vector, batch_size: int, key: int) -> Tensor:
         """The gradients at w_t, which is loaded, as buffers, (M, padded); the kept ones if they are for w_t."""
@@ -199,7 +244,10 @@ class TorchTrainer(Trainer):
             x, y = next(minibatches(self._data["train"], batch_size, key, 1))
             count, x, y = len(y), self._part(x), self._part(y)
             self._model.train()
-            values = losses(self.task, self._model(self.task.augment(x)), y) if len(y) else {}
+            values: Mapping[str, Tensor] = {}
+            if len(y):
+                with self._lent(x, y) as (own_x, own_y):
+                    values = losses(self.task, self._model(self.task.augment(own_x)), own_y)
             gradients = []
             for objective in self.objectives:
                 self._buffers.gradient.zero_()
@@ -290,17 +338,29 @@ class TorchTrainer(Trainer):
         x, y = self._part(x), self._part(y)
         self._buffers.gradient.zero_()
         if len(y):
-            x, size = self.task.augment(x), plan.sgd.micro_batch or len(y)
-            for part_x, part_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
-                with training.precision.forward():
-                    loss = weighted(losses(self.task, self._model(part_x), part_y), plan.weights)
-                shares.append(_share(loss, len(part_y), count))
-                training.precision.backward(shares[-1])
+            with self._lent(x, y) as (own_x, own_y):
+                size = plan.sgd.micro_batch or len(y)
+                parts = torch.split(self.task.augment(own_x), size), torch.split(own_y, size)
+                for part_x, part_y in zip(*parts, strict=True):
+                    with training.precision.forward():
+                        loss = weighted(losses(self.task, self._model(part_x), part_y), plan.weights)
+                    shares.append(_share(loss, len(part_y), count))
+                    training.precision.backward(shares[-1])
         self._add_up(self._buffers.gradient)
         training.precision.step()
         total = shares[0].detach() if len(shares) == 1 else sum((part.detach() for part in shares), start=self._zero())
         self._add_up(total)
         return total
+
+    @contextmanager
+    def _lent(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """A minibatch, or a part of one, for one pass: if it is the client's own samples, as `Lending` lends them."""
+        train = self._data["train"]
+        if isinstance(train, StoredSamples) or not (x is train.x or x._base is train.x):
+            yield x, y  # gathered for this pass
+            return
+        with self._lending.of("training", x, y) as loan:
+            yield loan.give(x, y)
 
     def _zero(self) -> Tensor:
         return torch.zeros((), device=self._device)

@@ -1,7 +1,7 @@
 """The contract of a trainer: the methods of code that trains one client's models. It needs no PyTorch."""
 
+import logging
 import math
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +23,17 @@ from federation.spec.computation import (
     MeasureAlong,
     training_losses,
 )
-from federation.spec.objective_names import OBJECTIVE
-from federation.spec.task_metrics import NAME
-from federation.tasks import DataError, DataSource, Task, TaskError, initial_model
-from federation.tensor_names import size_difference
+from federation.tasks import DataError, DataSource, Task, TaskError, buffers_of, initial_model
 from federation.training import TrainingDiverged
+from federation.training.contract import (
+    gradients_of,
+    model_of,
+    no_share_in_words,
+    no_shares,
+    plain,
+    refused,
+    scores_of,
+)
 from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.serving import must_have_objectives, reported_losses, served, split_metrics
 from federation.vectors import Array, Layout, Vector
@@ -36,8 +42,7 @@ from federation.work.base import Result, Shape, WorkError
 if TYPE_CHECKING:
     from torch import nn
 
-# The names of metrics: an objective may follow a loss, a key another metric.
-_METRIC = rf"(loss|accuracy)(/{OBJECTIVE})?|{NAME}(/[a-z0-9.-]{{1,32}})?"
+LOGGER = logging.getLogger("fedpareto.trainer")
 
 
 class Trainer(ABC):
@@ -47,7 +52,8 @@ class Trainer(ABC):
     from the model that it is given. One call is made at a time.
 
     Attributes:
-        abilities: see `Ability`. Work that needs another one is declined.
+        abilities: see `Ability`. Work that needs another one is declined. A trainer that finds in its work that it
+            lacks one sets a smaller set.
         task: of the models.
         data: the client's, as `load` returned it.
         objectives: those that the client serves, in the task's order.
@@ -125,22 +131,33 @@ class Trainer(ABC):
     @cached_property
     def buffers(self) -> frozenset[str]:
         """The names of the tensors of a model that are buffers: each run decides on their treatment."""
-        return frozenset(self.task.buffers())
+        return frozenset(buffers_of(self.task))
 
     @property
     def sizes(self) -> Mapping[str, int]:
         """The number of samples of each split."""
         return {name: len(getattr(self.data, name)) for name in SPLITS}
 
+    def must_be_made(self) -> None:
+        """Raises TaskError unless `__init__` of this class was called, which a subclass with its own may forget."""
+        if "_named_device" not in vars(self):
+            raise TaskError(
+                f"trainer {type(self).__name__}: its __init__ does not call super().__init__(task, data, device, "
+                "threads, objectives), which sets its task and its data: call it, or define prepare() in its place"
+            )
+
     def try_out(self) -> None:
-        """Tries the data on the initial model, before the client takes part.
+        """Tries the data on the initial model, before the client takes part. Warns of scores that nobody counts.
 
         Raises:
             DataError: a loss is not finite.
         """
         model = initial_model(self.task, 0)[1]
         for name in SPLITS:
-            losses = reported_losses(self._scores(model, EvaluationPlan(split=name)), self.objectives)
+            scores = self._scores(model, EvaluationPlan(split=name))
+            for score, value in no_shares(scores).items():
+                LOGGER.warning("task %s: %s", self.task.name, no_share_in_words(score, value))
+            losses = reported_losses(scores, self.objectives)
             if not all(map(math.isfinite, losses.values())):
                 raise DataError(f"task {self.task.name!r}: the initial model has no finite loss on the {name} split")
 
@@ -171,8 +188,9 @@ class Trainer(ABC):
 
         Raises:
             ValueError: tensors are missing, too many or of another shape; the message names them.
+            TypeError: one holds no numbers.
         """
-        return self.layout.join(arrays, self.buffers)
+        return self.layout.join({name: plain(array) for name, array in arrays.items()}, self.buffers)
 
     def load_module(self, module: "nn.Module", model: Vector) -> None:
         """Sets the trainable parameters and the buffers of a PyTorch module to those of a model (d,), in place.
@@ -193,6 +211,20 @@ class Trainer(ABC):
         return self.vector(values(module))
 
     # --- called by clients
+
+    def trained(self, model: Vector, plan: TrainingPlan) -> Vector:
+        """The model (d,) that `train` returns. Errors as of `train`, and WorkError for a result that is no model."""
+        return model_of(self._returned(self.train, model, plan), self.layout, self.buffers, "train()")
+
+    def differentiated(self, model: Vector, batch_size: int, seed: int) -> dict[str, Vector]:
+        """The gradients (d,) that `gradients` returns, by objective. Errors as of `trained`."""
+        returned = self._returned(self.gradients, model, batch_size, seed)
+        return gradients_of(returned, self.objectives, self.layout, self.buffers)
+
+    def scored(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
+        """The requested scores that `evaluate` returns, NaN for None. Errors as of `trained`."""
+        requested = {"loss", "accuracy", *plan.metrics}
+        return scores_of(self._returned(self.evaluate, model, plan), requested, self._needed_losses)
 
     @property
     def samples(self) -> int:
@@ -250,6 +282,7 @@ class Trainer(ABC):
                 result = Result({}, {}, training_losses(measured), self.samples)
             case _:
                 result = self._rows(base, computation, training_seed(seed, round, client_id), progress, stopped)
+        self._must_be_able(computation.needs())  # the work itself may have shown that the trainer is not repeatable
         return replace(result, seconds=time.perf_counter() - began)
 
     def must_do(self, computation: Computation) -> None:
@@ -307,7 +340,7 @@ class Trainer(ABC):
         """The rows of a training or a differentiation, whose seed is `key` unless it has one of its own."""
         idle = isinstance(computation, Descend) and computation.idle
         if self.samples == 0 and not idle:
-            raise DataError(f"no training samples for {self.task.name}")
+            raise DataError(f"no training samples for {self.task.name}", wire="there are no training samples")
         key = key if computation.secret_seed is None else computation.secret_seed
         losses: dict[str, float] = {}
         metrics = split_metrics("train", self.samples, {})
@@ -323,8 +356,7 @@ class Trainer(ABC):
             case Descend():
                 rows = self._trained(base, computation, key, progress, stopped)
             case Differentiate():
-                gradients = self.gradients(base, computation.batch_size, key)
-                rows = {name: self._checked(gradients[name], f"gradients()[{name!r}]") for name in self.objectives}
+                rows = self.differentiated(base, computation.batch_size, key)
                 if not all(np.isfinite(row).all() for row in rows.values()):
                     raise TrainingDiverged(1)
         return Result(rows, losses, metrics, self.samples)
@@ -361,41 +393,50 @@ class Trainer(ABC):
                 tell=tell,
             )
             with np.errstate(over="ignore", invalid="ignore"):
-                rows[name] = base - self._checked(self.train(base, plan), "train()")
+                rows[name] = base - self.trained(base, plan)
             if not np.isfinite(rows[name]).all():
                 raise TrainingDiverged(plan.steps)
         return rows
 
-    def _checked(self, returned: Any, method: str) -> Vector:
-        """The return value of a method as a vector (d,). Raises WorkError for another shape."""
-        vector: Vector = np.asarray(returned, dtype=np.float32)
-        if vector.shape != (self.layout.size,):
-            buffers = {name: shape for name, shape in self.layout.shapes.items() if name in self.buffers}
-            parameters = self.layout.size - sum(map(math.prod, buffers.values()))
-            expected = size_difference(vector.size, parameters, buffers)
-            raise WorkError(
-                f"{method} of the trainer has the shape {vector.shape}; {expected}", reason="trainer:result"
-            )
-        return vector
-
     def _scores(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
-        """The requested metrics of `evaluate`; empty for an empty split."""
+        """The requested metrics of `evaluate`, and the mean loss; empty for an empty split."""
         if not self.sizes[plan.split]:
             return {}
-        requested = {"loss", "accuracy", *plan.metrics}
-        returned = self.evaluate(model, plan).items()
-        scores = {name: float(value) for name, value in returned if name.partition("/")[0] in requested}
-        if wrong := [name for name in scores if re.fullmatch(_METRIC, name) is None]:
-            raise WorkError(f"evaluate() of the trainer has a metric {wrong[0][:120]!r}", reason="trainer:result")
-        several = [f"loss/{name}" for name in self.objectives] if len(self.task.objectives) > 1 else ["loss"]
-        if missing := [name for name in several if name not in scores]:
-            raise WorkError(f"evaluate() of the trainer has no {missing[0]!r}", reason="trainer:result")
-        return scores if "loss" in scores else {"loss": sum(scores[name] for name in several) / len(several), **scores}
+        scores, losses = self.scored(model, plan), self._needed_losses
+        return scores if "loss" in scores else {"loss": sum(scores[name] for name in losses) / len(losses), **scores}
+
+    @property
+    def _needed_losses(self) -> list[str]:
+        """The names of the losses that `evaluate` must return."""
+        return [f"loss/{name}" for name in self.objectives] if len(self.task.objectives) > 1 else ["loss"]
+
+    def _returned(self, method: Callable[..., Any], model: Vector, *given: Any) -> Any:
+        """What a method returns for a model.
+
+        Code of an owner's gets a copy, so that nothing that it writes gets into the model, which may be a file.
+
+        Raises:
+            WorkError: it tried to write into the model.
+        """
+        own = not method.__module__.startswith("federation.")
+        model = np.array(model) if own else model.view()
+        model.flags.writeable = False
+        try:
+            return method(model, *given)
+        except ValueError as error:
+            if "read-only" not in str(error):
+                raise
+            name = f"{method.__name__}()"
+            raise refused(name, f"must not change the model that it is given: use model.copy() ({error})") from error
 
     def _must_be_able(self, needed: frozenset[Ability] | set[Ability]) -> None:
         if missing := sorted(needed - self.abilities):
-            inability = CANNOT[missing[0]]
-            raise WorkError(f"the trainer of this worker {inability}", reason=f"ability:{missing[0]}")
+            raise inability(Ability(missing[0]))
+
+
+def inability(ability: Ability) -> WorkError:
+    """The error of a trainer without an ability that work needs."""
+    return WorkError(f"the trainer of this worker {CANNOT[ability]}", reason=f"ability:{ability}")
 
 
 def training_seed(seed: int, round_: int, client_id: str) -> int:

@@ -5,20 +5,23 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from federation.owners_code import headline, must_not_exit, passes
+from federation.spec.computation import Ability
 from federation.tasks import DataSource, Loading, Part, Task, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.pipe import PROTOCOL, Header, Messages
 from federation.training.plans import EvaluationPlan
 from federation.training.reasons import reason_of
 from federation.training.trainer import Trainer
-from federation.training.trainers import trainer_kind
+from federation.training.trainers import close_trainer, make_trainer, trainer_kind
 from federation.training.training_json import plan_of
-from federation.vectors import Vector
+from federation.vectors import Array, Vector
+from federation.work.base import WorkError
 
 if TYPE_CHECKING:
     from federation.training.distributed import DistributedTrainer
@@ -32,7 +35,7 @@ class _Served:
         source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
         self._name, self._ranks = name, ranks
-        self._messages = Messages(source, sink, sys.maxsize)
+        self._messages = Messages(source, sink, sys.maxsize, sys.maxsize)
         self._orders: queue.SimpleQueue[tuple[Header, Vector] | None] = queue.SimpleQueue()
         self._stopped = -1  # the order that is no longer wanted
         self._ended = False
@@ -53,9 +56,11 @@ class _Served:
                 self._messages.write({"type": "diverged", "id": number, "step": error.step})
             except TrainingStopped:
                 self._messages.write({"type": "stopped", "id": number})
-            except Exception as error:
+            except BaseException as error:  # a script may end with sys.exit()
+                if passes(error):
+                    raise
                 traceback.print_exc()
-                message = f"{type(error).__name__}: {error}"
+                message = str(error) if isinstance(error, WorkError) else headline(error)
                 answer = {"type": "error", "id": number, "reason": reason_of(error), "message": message}
                 if self._ranks is None:
                     self._messages.write(answer)
@@ -64,16 +69,18 @@ class _Served:
                 self._messages.write({**answer, "ends": True})
                 os._exit(1)
         if trainer is not None:
-            trainer.close()
+            close_trainer(trainer)
 
     def _read(self) -> None:
-        while (message := self._messages.read()) is not None:
-            if message[0]["type"] == "stop":
-                self._stopped = message[0]["id"]
-            else:
-                self._orders.put(message)
-        self._ended = True
-        self._orders.put(None)
+        try:
+            while (message := self._messages.read()) is not None:
+                if message[0]["type"] == "stop":
+                    self._stopped = message[0]["id"]
+                else:
+                    self._orders.put(message)
+        finally:  # after a PipeError, too
+            self._ended = True
+            self._orders.put(None)
 
     def _prepared(self, header: Header) -> Trainer:
         if (header.get("type"), header.get("protocol")) != ("prepare", PROTOCOL):
@@ -110,16 +117,19 @@ class _Served:
                     stopped,
                     lambda share: self._messages.write({"type": "progress", "id": number, "share": share}),
                 )
-                self._messages.write({"type": "model", "id": number}, [trainer.train(model, plan)])
+                self._reply(trainer, {"type": "model", "id": number}, [trainer.trained(model, plan)])
             case "gradients":
-                found = trainer.gradients(model, header["batch_size"], header["seed"])
-                self._messages.write({"type": "gradients", "id": number}, [found[name] for name in trainer.objectives])
+                gradients = trainer.differentiated(model, header["batch_size"], header["seed"])
+                self._reply(trainer, {"type": "gradients", "id": number}, list(gradients.values()))
             case "evaluate":
                 wanted = EvaluationPlan(split=header["split"], metrics=tuple(header["metrics"]), stopped=stopped)
-                scores = {name: float(value) for name, value in trainer.evaluate(model, wanted).items()}
-                self._messages.write({"type": "scores", "id": number, "scores": scores})
+                self._reply(trainer, {"type": "scores", "id": number, "scores": trainer.scored(model, wanted)})
             case other:
                 raise ValueError(f"an unknown order: {other[:40]!r}")
+
+    def _reply(self, trainer: Trainer, answer: Header, vectors: Sequence[Array] = ()) -> None:
+        """Writes an answer, and whether the trainer can still repeat its work, which the work may have changed."""
+        self._messages.write({**answer, "repeatable": Ability.REPEATABLE in trainer.abilities}, vectors)
 
 
 def _made(header: Header, name: str, ranks: "Ranks | None") -> Trainer:
@@ -136,7 +146,7 @@ def _made(header: Header, name: str, ranks: "Ranks | None") -> Trainer:
     )
     data = kind.load(learned, source)
     given = (learned, data, header["device"], header["threads"], tuple(header["objectives"]))
-    trainer = kind(*given) if ranks is None else _together(kind, ranks)(*given, ranks=ranks)
+    trainer = make_trainer(kind, *given) if ranks is None else _together(kind, ranks)(*given, ranks=ranks)
     tensors = [{"name": tensor.name, "shape": list(tensor.shape)} for tensor in trainer.layout.tensors]
     if tensors != header["tensors"]:
         raise ValueError("the task has other tensors here than at the worker: compare versions")
@@ -173,7 +183,8 @@ def serve(name: str, environment: Mapping[str, str]) -> None:
             from federation.training.distributed import follow  # noqa: PLC0415
 
             os.dup2(2, 1)  # the messages are those of the first process
-            follow(ranks, lambda header: _made(header, name, ranks))
+            with must_not_exit(WorkError):
+                follow(ranks, lambda header: _made(header, name, ranks))
             return
     with suppress(BrokenPipeError):  # the worker has ended in the middle of an order
         _Served(name, ranks).run()

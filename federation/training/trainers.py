@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from federation.owners_code import described, owners_frame
+from federation.owners_code import described, owners_frame, passes
 from federation.plugins import PluginError, Plugins
 from federation.tasks import DataError, PartError, Task, TaskError
 from federation.training.external import SILENCE_SECONDS, ExternalTrainer
@@ -55,25 +54,53 @@ class TrainerChoice:
     def make(
         self, task: Task, data: Any, device: str, threads: int | None, objectives: Sequence[str] | None
     ) -> Trainer:
-        """The trainer. Errors as of the class."""
-        if self.command:
-            external = partial(ExternalTrainer, command=self.command, silence=self.silence)
-            return external(task, data, device, threads, objectives)
-        return self.kind(task)(task, data, device, threads, objectives)
+        """The trainer. Errors as of the class, and of `make_trainer`."""
+        more = {"command": self.command, "silence": self.silence} if self.command else {}
+        return make_trainer(self.kind(task), task, data, device, threads, objectives, **more)
+
+
+def make_trainer(kind: type[Trainer], *given: Any, **more: Any) -> Trainer:
+    """A trainer of this class, made as `Trainer.__init__` says.
+
+    Raises:
+        PluginError: the class cannot be made so, its code raised an exception, or its `__init__` does not call that of
+            `Trainer`.
+    """
+    with trainer_code(kind, "preparing it"):
+        try:
+            trainer = kind(*given, **more)
+        except TypeError as error:
+            if owners_frame(error) is not None:
+                raise
+            # The call itself failed: __init__ takes other arguments, or a method is missing.
+            given_to = "; it is given a task, its data, a device, threads and objectives, as that of Trainer is"
+            raise PluginError(f"trainer {_name(kind)!r}: {error}{given_to * ('__init__' in str(error))}") from error
+    trainer.must_be_made()
+    return trainer
+
+
+def close_trainer(trainer: Trainer) -> None:
+    """Closes a trainer. Raises PluginError: its code raised an exception."""
+    with trainer_code(type(trainer), "closing it"):
+        trainer.close()
 
 
 @contextmanager
 def trainer_code(kind: type[Trainer], doing: str) -> Iterator[None]:
     """Turns an error of an owner's own trainer into a PluginError that says where it was raised.
 
-    `doing` is what the trainer is asked for, such as "preparing it". Other errors are passed on as they are.
+    `doing` is what the trainer is asked for, such as "preparing it". Other errors are passed on as they are, but for
+    those that would end the process.
     """
     try:
         yield
     except (TaskError, DataError, PartError, MemoryError):
         raise
-    except Exception as error:
-        if owners_frame(error) is None:
+    except BaseException as error:
+        if passes(error) or (isinstance(error, Exception) and owners_frame(error) is None):
             raise
-        name = f"{kind.__module__}:{kind.__qualname__}"
-        raise PluginError(f"trainer {name!r}: {doing} failed: {described(error)}") from error
+        raise PluginError(f"trainer {_name(kind)!r}: {doing} failed: {described(error)}") from error
+
+
+def _name(kind: type[Trainer]) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"

@@ -43,12 +43,12 @@ class JoinStringFields:
 
     @classmethod
     def decode(cls, text: str) -> Self:
-        """Parses a join string; white space in it is ignored.
+        """Parses a join string; white space and invisible characters in it are ignored: mail programs fold long lines.
 
         Raises:
             IdentityError: it is not a join string, or it is damaged. The message does not repeat it.
         """
-        text = "".join(text.split())
+        text = "".join(letter for letter in text if letter.isprintable() and letter != " ")
         if not text.startswith(_PREFIX):
             raise IdentityError(f"this is not a join string: it does not begin with {_PREFIX}")
         encoded = text.removeprefix(_PREFIX)

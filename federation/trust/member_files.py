@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from federation.line.addresses import is_address
 from federation.line.proxies import ProxyChoice, no_proxy
 from federation.refusals import Refusal
+from federation.text_files import decoded
 from federation.trust.certificates import load_certificate, load_certificate_file, pem
 from federation.trust.key_chain import CoordinatorKeys, read_rotations
 from federation.trust.keys import (
@@ -227,7 +228,7 @@ def read_description(directory: Path, holder: str, *more: str) -> dict[str, Any]
     if not path.exists():
         raise IdentityError(f"{directory} holds no membership: there is no {path.name} in it")
     try:
-        values = tomllib.loads(read_file(path).decode())
+        values = tomllib.loads(decoded(read_file(path)))
     except ValueError as error:
         raise IdentityError(f"{path} is not TOML: {error}") from None
     for key in ("federation_id", holder):

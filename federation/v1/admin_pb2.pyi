@@ -193,6 +193,8 @@ class _AlertKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AlertKind.V
     """A certificate ends soon, or has ended."""
     ALERT_KIND_CLOCK_WRONG: _AlertKind.ValueType  # 15
     """The clock of the coordinator's machine was set."""
+    ALERT_KIND_MEMBER_PENDING: _AlertKind.ValueType  # 16
+    """A member waits for its approval."""
 
 class AlertKind(_AlertKind, metaclass=_AlertKindEnumTypeWrapper):
     """The kinds of alerts. docs/operate/alerts.md says when each begins and ends."""
@@ -229,6 +231,8 @@ ALERT_KIND_CERTIFICATE_ENDS: AlertKind.ValueType  # 14
 """A certificate ends soon, or has ended."""
 ALERT_KIND_CLOCK_WRONG: AlertKind.ValueType  # 15
 """The clock of the coordinator's machine was set."""
+ALERT_KIND_MEMBER_PENDING: AlertKind.ValueType  # 16
+"""A member waits for its approval."""
 Global___AlertKind: _TypeAlias = AlertKind  # noqa: Y015
 
 class _RunChoice:

@@ -336,6 +336,7 @@ class TaskOffer(_message.Message):
     ABILITIES_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
     PRIVATE_ONLY_FIELD_NUMBER: _builtins.int
+    NOISE_BUDGET_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """The task's name."""
     samples: _builtins.int
@@ -356,6 +357,10 @@ class TaskOffer(_message.Message):
     def layout(self) -> _common_pb2.TaskLayout:
         """The task's whole model, as this client has the task. A client that does not set it is not compared with others."""
 
+    @_builtins.property
+    def noise_budget(self) -> Global___NoiseBudget:
+        """The owner's noise and budget for the data set of the task; not set if it has none."""
+
     def __init__(
         self,
         *,
@@ -365,14 +370,81 @@ class TaskOffer(_message.Message):
         abilities: _abc.Iterable[_builtins.str] | None = ...,
         layout: _common_pb2.TaskLayout | None = ...,
         private_only: _builtins.bool = ...,
+        noise_budget: Global___NoiseBudget | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "noise_budget", b"noise_budget"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "layout", b"layout", "objectives", b"objectives", "private_only", b"private_only", "samples", b"samples", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "layout", b"layout", "noise_budget", b"noise_budget", "objectives", b"objectives", "private_only", b"private_only", "samples", b"samples", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TaskOffer: _TypeAlias = TaskOffer  # noqa: Y015
+
+@_typing.final
+class NoiseBudget(_message.Message):
+    """The noise that an owner adds to every training on a data set, and the epsilon that all runs together may spend."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOISE_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    SPENT_FIELD_NUMBER: _builtins.int
+    noise: _builtins.float
+    """The least noise: its standard deviation as a multiple of the bound on the gradient of a sample."""
+    epsilon: _builtins.float
+    """The budget."""
+    delta: _builtins.float
+    """The delta for which epsilon holds."""
+    @_builtins.property
+    def spent(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpentNoise]:
+        """What was spent before; at most 16. More are summed up, so that they spend no less."""
+
+    def __init__(
+        self,
+        *,
+        noise: _builtins.float = ...,
+        epsilon: _builtins.float = ...,
+        delta: _builtins.float = ...,
+        spent: _abc.Iterable[Global___SpentNoise] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "epsilon", b"epsilon", "noise", b"noise", "spent", b"spent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoiseBudget: _TypeAlias = NoiseBudget  # noqa: Y015
+
+@_typing.final
+class SpentNoise(_message.Message):
+    """Steps of training with noise that a data set has spent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOISE_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    noise: _builtins.float
+    """The noise, as in NoiseBudget."""
+    rate: _builtins.float
+    """The probability of each sample to be in a minibatch."""
+    steps: _builtins.int
+    """The number of steps."""
+    def __init__(
+        self,
+        *,
+        noise: _builtins.float = ...,
+        rate: _builtins.float = ...,
+        steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["noise", b"noise", "rate", b"rate", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpentNoise: _TypeAlias = SpentNoise  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
@@ -420,6 +492,7 @@ class AttendResponse(_message.Message):
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    APPROVED_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -439,6 +512,10 @@ class AttendResponse(_message.Message):
         """A signed RunManifest, for a client that answers each run: when it attends, and when the run is submitted."""
 
     @_builtins.property
+    def approved(self) -> Global___Approved:
+        """The client was approved while it attends: it no longer waits."""
+
+    @_builtins.property
     def log(self) -> _common_pb2.LogHead:
         """Beside an assignment: the newest checkpoint of the audit log, where it is newer than what the worker has told of."""
 
@@ -453,14 +530,15 @@ class AttendResponse(_message.Message):
         assignment: _common_pb2.SignedEnvelope | None = ...,
         cancel: _common_pb2.SignedEnvelope | None = ...,
         run: _common_pb2.SignedEnvelope | None = ...,
+        approved: Global___Approved | None = ...,
         log: _common_pb2.LogHead | None = ...,
         inputs: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "log", b"log", "message", b"message", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["approved", b"approved", "assignment", b"assignment", "cancel", b"cancel", "log", b"log", "message", b"message", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "inputs", b"inputs", "log", b"log", "message", b"message", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approved", b"approved", "assignment", b"assignment", "cancel", b"cancel", "inputs", b"inputs", "log", b"log", "message", b"message", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "assignment", "cancel", "run"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "assignment", "cancel", "run", "approved"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -480,6 +558,7 @@ class Welcome(_message.Message):
     LOG_FIELD_NUMBER: _builtins.int
     ROTATIONS_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
     heartbeat_seconds: _builtins.float
@@ -510,6 +589,10 @@ class Welcome(_message.Message):
         the coordinator at each of them.
         """
 
+    @_builtins.property
+    def pending(self) -> Global___Pending:
+        """Set while the client waits for its approval, and gets no work."""
+
     def __init__(
         self,
         *,
@@ -521,14 +604,60 @@ class Welcome(_message.Message):
         log: _common_pb2.LogHead | None = ...,
         rotations: _abc.Iterable[_common_pb2.KeyRotation] | None = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
+        pending: Global___Pending | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "log_key", b"log_key", "restored", b"restored", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "log_key", b"log_key", "pending", b"pending", "restored", b"restored", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "federation_id", b"federation_id", "heartbeat_seconds", b"heartbeat_seconds", "log", b"log", "log_key", b"log_key", "restored", b"restored", "rotations", b"rotations", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "federation_id", b"federation_id", "heartbeat_seconds", b"heartbeat_seconds", "log", b"log", "log_key", b"log_key", "pending", b"pending", "restored", b"restored", "rotations", b"rotations", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+
+@_typing.final
+class Pending(_message.Message):
+    """A client that waits for its approval."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: _builtins.int
+    OFFICERS_FIELD_NUMBER: _builtins.int
+    officers: _builtins.int
+    """How many security officers it takes."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Since when: it enrolled then."""
+
+    def __init__(
+        self,
+        *,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        officers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["officers", b"officers", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pending: _TypeAlias = Pending  # noqa: Y015
+
+@_typing.final
+class Approved(_message.Message):
+    """The end of this wait."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Approved: _TypeAlias = Approved  # noqa: Y015
 
 @_typing.final
 class FetchBlobRequest(_message.Message):

@@ -29,13 +29,18 @@ RESIDUAL = "residual/"  # begins the name of the rounding error of a row; no ten
 class WorkError(ValueError):
     """Work cannot be done as asked; the message says why.
 
+    A message with anything of the owner's (the text of an exception, a path, a name or value that own code gave) has a
+    second form for others, `wire`. A message without it is this project's and leaves the site as it is.
+
     Attributes:
         reason: the stable reason for which a client declines; empty if the kind of work names none.
+        wire: the text for others; empty if the message is.
     """
 
-    def __init__(self, message: str, *, reason: str = "") -> None:
+    def __init__(self, message: str, *, reason: str = "", wire: str = "") -> None:
         super().__init__(message)
         self.reason = reason
+        self.wire = wire
 
 
 class Lane(StrEnum):
@@ -285,6 +290,13 @@ class Work(ABC):
         They are erased when the work is cancelled, too.
         """
         return ""
+
+    def session_vector(self) -> tuple[str, str] | None:
+        """The session of a private round for which this work computes a vector, and the kind of work of the vectors.
+
+        A process that dies in it counts as a failed computation. None for other work.
+        """
+        return None
 
     def demand(self, samples: int) -> Demand | None:
         """The demand on a client with this number of training samples; None if no bound applies."""

@@ -74,7 +74,9 @@ def kind(name: str) -> Kind:
         loaded = entry.load()
         if isinstance(loaded, Kind) and loaded.work.name == name:
             return loaded
-        raise WorkError(f"the entry point {entry.value} of {GROUP} is not the Kind {name!r}")
+        problem = f"is not the Kind {name!r}"
+        wire = f"an entry point of {GROUP} {problem}"
+        raise WorkError(f"the entry point {entry.value} of {GROUP} {problem}", wire=wire)
     raise WorkError(f"there is no kind of work {name[:40]!r} here: update this software, or install what brings it")
 
 

@@ -107,6 +107,9 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
             "Compare the finished runs with the published numbers.",
         ),
     },
+    "privacy": {
+        "plan": ("research.privacy_plan:plan", "Compute the noise for an epsilon, or the epsilon of a noise."),
+    },
     "data": {
         "show": ("research.data:show", "Show how many samples of which class each client would hold."),
     },

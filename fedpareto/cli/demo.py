@@ -40,6 +40,7 @@ from fedpareto.demo.show import follow, step
 from fedpareto.demo.story import of_private, of_the_record
 from fedpareto.processes.forked import start_server
 from fedpareto.processes.process_federation import ProcessError, leaving_on_signals
+from fedpareto.standard_streams import print_document
 
 DEFAULT_DIRECTORY = Path("fedpareto-demo")
 PAGE = "demo.html"
@@ -108,7 +109,7 @@ def demo_command(
         console.print("\nstopped, and every process with it")
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        typer.echo(document)
+        print_document(document)
     else:
         _report(console, directory, results, keep=keep, browse=not no_browser)
     # Plain averaging under attack may break; every other run must complete.
@@ -276,7 +277,7 @@ def _record(directory: Path, results: _Results) -> str:
         else None
     )
     if html is not None:
-        (directory / PAGE).write_text(html)
+        (directory / PAGE).write_text(html, encoding="utf-8")
     text = dumps(
         {
             "directory": str(directory),
@@ -296,7 +297,7 @@ def _record(directory: Path, results: _Results) -> str:
             "seconds": results.seconds,
         }
     )
-    (directory / RESULTS).write_text(text + "\n")
+    (directory / RESULTS).write_text(text + "\n", encoding="utf-8")
     return text
 
 

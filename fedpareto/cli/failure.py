@@ -10,6 +10,8 @@ from typing import Any
 
 import typer
 
+from fedpareto.standard_streams import print_document
+
 USAGE = 2
 NOT_VERIFIED = 3  # something could not be verified, and nothing is wrong
 INTERRUPTED = 130
@@ -37,8 +39,6 @@ def failing(*errors: type[Exception], code: int = 1, what: str = "") -> Iterator
     """
     try:
         yield
-    except BrokenPipeError:  # standard output is closed
-        raise
     except errors as error:
         message = str(error)
         if isinstance(error, OSError) and error.strerror:
@@ -67,5 +67,7 @@ def not_served(centre: Path, why: str = "this command needs it") -> CommandFailu
 
 def answer(as_json: bool, document: Any, *lines: str) -> None:
     """Prints a document as one line of JSON, or the lines."""
-    for line in [json.dumps(document)] if as_json else lines:
+    if as_json:
+        print_document(json.dumps(document))
+    for line in () if as_json else lines:
         typer.echo(line)

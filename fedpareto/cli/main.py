@@ -1,6 +1,6 @@
 """The `fedpareto` command: its groups, and how errors are shown.
 
-Exit codes: 0 done, 1 the work failed, 2 bad usage, 130 interrupted.
+Exit codes: 0 done, 1 the work failed, 2 bad usage, 130 interrupted, 141 the reader of the output has ended.
 """
 
 import os
@@ -9,16 +9,18 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from federation.line.tls import require_tls13
+from federation.owners_code import described, owners_frame
 from federation.text import escaped_lines
 from fedpareto import __version__
 from fedpareto.cli.commands import TableGroup
 from fedpareto.cli.failure import INTERRUPTED, CommandFailure
 from fedpareto.cli.shared_options import DEFAULT_ADMIN_HOME, AdminHome, AdminPassphraseOption, ProxyOption
+from fedpareto.standard_streams import OutputError, take_over
 
 _IMPORT_PAUSE = 0.05  # seconds from an interrupt that arrives in an import to the next attempt
 _HELP = """Federated learning that is fair to each member.
@@ -49,7 +51,8 @@ A federation of your own, step by step:
 
 All keys of a run specification: `fedpareto admin submit --explain`.
 
-Exit codes: 0 done, 1 the work failed, 2 bad usage.
+Exit codes: 0 done, 1 the work failed, 2 bad usage, 130 interrupted, 141 the reader of the output has ended, as `head`
+does.
 """
 
 _ADMIN_HELP = """Operate a federation: its members, its runs, its rounds.
@@ -93,6 +96,7 @@ app.add_typer(_group("The coordinator: make a federation, and run its daemon."),
 app.add_typer(worker, name="worker")
 app.add_typer(admin, name="admin")
 app.add_typer(_group(_EXPERIMENT_HELP), name="experiment")
+app.add_typer(_group("Differential privacy: plan noise before a run."), name="privacy")
 app.add_typer(_group("Show which samples each client would hold."), name="data")
 
 
@@ -129,18 +133,31 @@ def program() -> Callable[[], object]:
 
 def main() -> None:
     """The console script."""
+    take_over()
     require_tls13()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its core tells standard error of every failed handshake
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        program()()
-    except CommandFailure as failure:
-        typer.echo(f"fedpareto: {escaped_lines(failure.message)}", err=True)
-        sys.exit(failure.code)
+        try:
+            program()()
+        finally:
+            sys.stdout.flush()
+    except (CommandFailure, OutputError) as failure:
+        _fail(failure)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except SystemExit as error:
+        if owners_frame(error) is None:
+            raise  # each command ends so
+        _fail(CommandFailure(f"code of your own tried to end the command: {described(error)}"))
+
+
+def _fail(failure: CommandFailure | OutputError) -> NoReturn:
+    if failure.message:
+        typer.echo(f"fedpareto: {escaped_lines(failure.message)}", err=True)
+    sys.exit(failure.code)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -3,22 +3,29 @@
 They are never arguments, because every user of a machine can read the arguments of its processes.
 """
 
+import codecs
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import typer
 
 from federation.line.proxies import Proxy, ProxyChoice, ProxyError, choose_proxy
-from federation.trust.keys import is_encrypted
+from federation.text_files import EncodingError, decoded, must_not_be_wide, read_text
+from federation.trust.join_string import JoinStringFields
+from federation.trust.keys import IdentityError, is_encrypted
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 
 STANDARD_INPUT = Path("-")
+_LONGEST = 20_000  # characters of a join string with white space
 
 
 def read_join_string(file: Path, arguments: list[str]) -> str:
-    """The first line of a file or of standard input; at a terminal, the command asks for it and does not show it.
+    """The join string in a file or on standard input; at a terminal, the command asks for it and does not show it.
+
+    It may be folded into several lines. What comes after it is not read.
 
     Raises:
         CommandFailure: it is among the arguments of the command, or the file cannot be read.
@@ -30,12 +37,27 @@ def read_join_string(file: Path, arguments: list[str]) -> str:
             "and have this one cancelled (fedpareto admin cancel-join-string MEMBER)",
             code=USAGE,
         )
-    if file == STANDARD_INPUT:
-        if sys.stdin.isatty():
-            return str(typer.prompt("Join string (not shown)", hide_input=True, err=True))
-        return sys.stdin.readline()
-    with failing(OSError, code=USAGE, what=f"cannot read the join string from {file}"):
-        return file.read_text(errors="replace").partition("\n")[0]
+    if file == STANDARD_INPUT and sys.stdin.isatty():
+        return str(typer.prompt("Join string (not shown)", hide_input=True, err=True))
+    source = "standard input" if file == STANDARD_INPUT else str(file)
+    with failing(OSError, EncodingError, code=USAGE, what=f"cannot read the join string from {source}"):
+        if file == STANDARD_INPUT:
+            return _joined(sys.stdin.buffer)
+        with file.open("rb") as lines:
+            return _joined(lines)
+
+
+def _joined(lines: Iterable[bytes]) -> str:
+    """The lines of a text up to the one that completes a join string; as many as it could have if none does."""
+    text = ""
+    for line in lines:
+        text += decoded(line)
+        with suppress(IdentityError):
+            JoinStringFields.decode(text)
+            break
+        if len(text) > _LONGEST:
+            break
+    return text
 
 
 def read_passphrase(path: Path | None) -> bytes | None:
@@ -46,8 +68,10 @@ def read_passphrase(path: Path | None) -> bytes | None:
     """
     if path is None:
         return None
-    with failing(OSError, code=USAGE, what=f"cannot read the passphrase file {path}"):
-        passphrase = path.read_bytes().split(b"\n", 1)[0].rstrip(b"\r")
+    with failing(OSError, EncodingError, code=USAGE, what=f"cannot read the passphrase file {path}"):
+        data = path.read_bytes()
+        must_not_be_wide(data)
+        passphrase = data.removeprefix(codecs.BOM_UTF8).split(b"\n", 1)[0].rstrip(b"\r")
     if not passphrase:
         raise CommandFailure(f"the first line of the passphrase file {path} is empty", code=USAGE)
     return passphrase
@@ -79,8 +103,8 @@ def proxies_for(addresses: Sequence[str], given: str | None) -> ProxyChoice:
             command.
     """
     if given is not None and given.startswith("@"):
-        with failing(OSError, code=USAGE, what=f"cannot read the file of --proxy, {given[1:]}"):
-            given = Path(given[1:]).read_text(errors="replace").partition("\n")[0].strip()
+        with failing(OSError, EncodingError, code=USAGE, what=f"cannot read the file of --proxy, {given[1:]}"):
+            given = read_text(Path(given[1:])).partition("\n")[0].strip()
     elif given is not None and "@" in given:
         raise CommandFailure(
             "--proxy: a user and password are not accepted as an argument, because every user of this machine could "

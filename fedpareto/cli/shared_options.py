@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedpareto.cli.code_path import VARIABLE, append
 from fedpareto.cli.failure import USAGE, CommandFailure
+from fedpareto.standard_streams import separate_documents
 
 
 def _use(context: typer.Context, directories: list[Path] | None) -> list[Path] | None:
@@ -40,8 +41,21 @@ CodeOption = Annotated[
         show_envvar=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-ProgressJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document; progress on stderr.")]
+
+
+def _documents_alone(as_json: bool) -> bool:
+    if as_json:
+        separate_documents()
+    return as_json
+
+
+def json_option(help_text: str) -> Any:
+    """The option --json. With it, what an owner's code prints goes to standard error."""
+    return typer.Option("--json", callback=_documents_alone, help=help_text)
+
+
+JsonOption = Annotated[bool, json_option("Print one JSON document.")]
+ProgressJsonOption = Annotated[bool, json_option("Print one JSON document; progress on stderr.")]
 PassphraseOption = Annotated[
     Path | None, typer.Option("--passphrase-file", help="File whose first line is the passphrase of the private keys.")
 ]

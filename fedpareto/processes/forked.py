@@ -20,6 +20,7 @@ from multiprocessing import forkserver, parent_process
 from pathlib import Path
 
 from federation.line.tls import require_tls13
+from federation.process.sockets import short_enough
 
 # The imports of coordinators, workers and commands. None of them may start a thread or make a gRPC call.
 PRELOADED = [
@@ -55,7 +56,8 @@ def start_server() -> None:
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.set_forkserver_preload(PRELOADED)
-        forkserver.ensure_running()
+        with short_enough():
+            forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         for name, value in before.items():

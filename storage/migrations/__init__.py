@@ -11,6 +11,8 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection
 
+from federation.process.shared_state import alone
+
 
 def config(connection: Connection | None = None) -> Config:
     """Alembic's configuration for these migrations, to run in the open transaction of `connection`."""
@@ -23,9 +25,11 @@ def config(connection: Connection | None = None) -> Config:
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
     """Brings the schema up to `revision`."""
-    command.upgrade(config(connection), revision)
+    with alone():  # the context of Alembic belongs to the process
+        command.upgrade(config(connection), revision)
 
 
 def downgrade(connection: Connection, revision: str) -> None:
     """Takes the schema down to `revision` ("base": no tables); data without a column there is lost."""
-    command.downgrade(config(connection), revision)
+    with alone():
+        command.downgrade(config(connection), revision)

@@ -1,11 +1,14 @@
 """A tiny experiment, and a run of it that is under way."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from experiments.definition import Cell, Experiment, parse
+from experiments.loading import load, names
 from experiments.results import Job, RunResult, Store
 from experiments.runner import Event, ExperimentRunner, RunnerSettings
 from federation.spec.run_spec import RunSpec
@@ -45,6 +48,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@cache
+def catalogue() -> Mapping[str, Experiment]:
+    """All experiments that come with the program, by name: the parameters of tests, which are made in each process."""
+    return MappingProxyType({name: load(name) for name in names()})
 
 
 def simulated(cell: Cell, seed: int = 0) -> RunSpec:

@@ -17,7 +17,7 @@ from federation.attacks import parse_attack
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Part, available
 from tests.experiments import scene as experiment_cases
-from tests.experiments.scene import TABLES, TINY, result, simulated, tiny
+from tests.experiments.scene import TABLES, TINY, catalogue, result, simulated, tiny
 from tests.few import every
 from tests.paths import DOCS, ROOT
 
@@ -25,7 +25,7 @@ one_thread = experiment_cases.one_thread  # fixtures
 
 
 every_experiment = pytest.mark.parametrize("name", names())
-SIMULATIONS = [name for name in names() if load(name).kind == "simulation"]
+SIMULATIONS = [name for name, experiment in catalogue().items() if experiment.kind == "simulation"]
 every_simulation = pytest.mark.parametrize("name", SIMULATIONS)
 
 

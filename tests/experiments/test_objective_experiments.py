@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from experiments.loading import load, names
+from experiments.loading import load
 from federation.tasks import task
-from tests.experiments.scene import simulated
+from tests.experiments.scene import catalogue, simulated
 
 
 def test_the_threshold_of_fmol_is_one_hundredth_of_a_loss_that_is_divided_by_the_batch_once_more() -> None:
@@ -29,10 +29,10 @@ def test_the_threshold_of_fmol_is_one_hundredth_of_a_loss_that_is_divided_by_the
 
 WITH_FEDCMOO = [
     name
-    for name in names()
+    for name, experiment in catalogue().items()
     # The first two attack sketches and sums; the last one has rules without sketches.
     if not name.startswith(("leakage", "cover-search", "scaled-digits"))
-    and any(cell.document["algorithm"]["name"].startswith("fedcmoo") for cell in load(name).cells())
+    and any(cell.document["algorithm"]["name"].startswith("fedcmoo") for cell in experiment.cells())
 ]
 LABELS = {"count": "CountSketch", "svd": "one-way SVD", "svd-two-way": "two-way SVD"}
 

@@ -1,11 +1,13 @@
 """Attacks compared with their formulas, and a backdoor that opens."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from federation.attacks import AttackError, attack_seed, parse_attack
+from federation.attacks import Attack, AttackError, attack_seed, claimed, distorted, parse_attack, poisoned
 from federation.attacks.catalogue import ATTACKS, entries
 from federation.attacks.colluding import alie_z
 from federation.attacks.probe import Probe
@@ -119,6 +121,54 @@ def test_the_bias_is_on_the_reported_losses_alone() -> None:
     assert parse_attack("bias=1000").on_losses({"loss": 2.0}) == {"loss": 1002.0}
     assert parse_attack("sign-flip").on_losses({"loss": 2.0}) == {"loss": 2.0}
     np.testing.assert_array_equal(sent("bias=1000"), OWN)
+
+
+# What own code gives
+
+
+def made(**methods: Any) -> Attack:
+    """An attack with these methods."""
+    own = {name: staticmethod(method) for name, method in methods.items()}
+    attack: Attack = type("Own", (Attack,), {"name": "own", **own})()
+    return attack
+
+
+def test_an_attack_of_ones_own_may_give_tensors_and_lists_and_write_into_its_update() -> None:
+    own, peers = OWN[:4].copy(), PEERS[:, :4]
+    for method in (
+        lambda own, **given: torch.tensor(own, requires_grad=True) * 2,
+        lambda own, **given: (own * 2).tolist(),
+        lambda own, **given: np.multiply(own, 2, out=own),
+    ):
+        update = distorted(made(on_update=method), own, of_update=True, peers=peers, m=2, seed=0)
+        np.testing.assert_array_equal(update, own * 2)
+        assert update.dtype == np.float32
+    assert claimed(made(on_losses=lambda losses: {"loss": torch.tensor(3.0)}), {"loss": 1.0}) == {"loss": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        (lambda own, **given: None, "on_update failed: ValueError: got None, not numbers"),
+        (lambda own, **given: own[:-1], r"the answer of on_update has shape \(3,\); \(4,\) is needed"),
+        (lambda own, **given: own[None], r"the answer of on_update has shape \(1, 4\)"),
+        (lambda own, peers, **given: np.negative(peers, out=peers), "on_update failed: ValueError: .* read-only"),
+    ],
+)
+def test_an_update_of_an_attack_that_cannot_be_sent_is_refused(method: Any, says: str) -> None:
+    with pytest.raises(AttackError, match=f"^attack own: {says}"):
+        distorted(made(on_update=method), OWN[:4], of_update=True, peers=PEERS[:, :4], m=2, seed=0)
+
+
+def test_losses_and_data_of_an_attack_that_cannot_be_used_are_refused(digits: Splits) -> None:
+    for losses, says in (
+        (None, "on_losses failed: TypeError"),
+        ({"los": 1.0}, r"on_losses gives \['los'\]; the losses are"),
+    ):
+        with pytest.raises(AttackError, match=f"^attack own: {says}"):
+            claimed(made(on_losses=lambda given: losses), {"loss": 1.0})  # noqa: B023
+    with pytest.raises(AttackError, match=r"^attack own: poison gives NoneType; Splits is needed$"):
+        poisoned(made(poison=lambda splits, task, seed: None), digits, task("digits"), seed=0)
 
 
 # What people write

@@ -44,7 +44,7 @@ class Points(Task):
         return Pool(x, (x.sum(1) > 0).long())
 
     def metrics(self) -> dict[str, Metric]:
-        return {"ones": Metric(Ones())}
+        return {"ones": Metric(ONES)}
 
 
 class Ones:
@@ -62,6 +62,9 @@ class Ones:
 
     def compute(self) -> float:
         return self.ones / self.points
+
+
+ONES = Ones()  # one for all evaluations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +120,11 @@ def test_an_attack_of_a_test_file_alone_is_simulated(history: History) -> None:
 def test_a_task_of_a_test_file_alone_is_trained_and_its_metric_measured(history: History) -> None:
     first, last = history.round_records
     assert last["loss/train"] < first["loss/train"]
-    own = [record["ones"] for record in history.client_records if record["round"] == 1 and record["split"] == "test"]
+    tested = [record for record in history.client_records if record["round"] == 1 and record["split"] == "test"]
+    own = [record["ones"] for record in tested]
     assert len(own) == 4
+    counts = [record["ones"] * record["samples"] for record in tested]  # of each evaluation alone
+    np.testing.assert_allclose(counts, np.round(counts))
     assert last["metric/ones/worst"] == min(own)
 
 

@@ -268,10 +268,27 @@ def test_a_rule_that_fails_in_a_round_pauses_its_own_run_with_file_and_line(stag
     failing = stage.submit(spec(f"exits-{stage.count}", task, algorithm=name, more="selection.minimum = 2"))
     stage.play(failing, *players, until=lambda: stage.run(failing).state is RunState.PAUSED)
     reason = " ".join(stage.run(failing).reason.split())
-    assert reason.startswith(f"error: SystemExit: 3 {code / 'exits.py'}, line 8, in combine raise SystemExit(3)")
+    assert reason.startswith(
+        f"error: algorithm {name!r}: combine failed: SystemExit: 3 {code / 'exits.py'}, line 8, in combine raise"
+    )
     sound = stage.submit(spec(f"goes-on-{stage.count}", task, more="selection.minimum = 2"))
     stage.play(sound, *players)
     assert stage.run(sound).state is RunState.COMPLETED
+
+
+def test_commands_say_in_words_that_the_answer_of_a_rule_cannot_be_used(code: Path) -> None:
+    name = rule(code, MEAN.replace("FIELD", "").replace("return conclude", "return rows.prior #"), "answers")
+    (code / "run.toml").write_text(
+        f'name = "a"\ntask = "digits"\nrounds = 1\nsimulation.clients = 2\nalgorithm.name = "{name}"\n'
+    )
+    np.savez(code / "updates.npz", updates=np.eye(2))
+    for arguments in (("simulate", "run.toml", "--threads", "1"), ("aggregate", "updates.npz", "--algorithm", name)):
+        done = completed(["-m", "fedpareto", *arguments, "--code", "."], cwd=code)
+        assert done.returncode == 1
+        assert (
+            f"fedpareto: algorithm {name!r}: the answer of combine cannot be used: it is an array (2,)" in done.stderr
+        )
+        assert "Traceback" not in done.stderr
 
 
 def test_a_run_whose_rule_is_gone_after_a_restart_is_paused_and_goes_on_when_it_is_back(

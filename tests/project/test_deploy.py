@@ -111,6 +111,13 @@ def test_policies_budget_and_services_select_the_pods_that_they_are_for(
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
+def test_a_worker_has_shared_memory_for_the_processes_that_read_data(rendered: Mapping[str, list[Manifest]]) -> None:
+    pod = one(rendered["worker"], "StatefulSet", "worker")["spec"]["template"]["spec"]
+    (name,) = [mount["name"] for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+    (volume,) = [volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == name]
+    assert volume == {"medium": "Memory", "sizeLimit": "1Gi"}
+
+
 def test_a_pod_makes_the_directory_of_its_coordinator_once_from_the_secret_and_under_its_own_name(
     rendered: Mapping[str, list[Manifest]], tmp_path: Path
 ) -> None:

@@ -294,6 +294,11 @@ def test_workers_have_torch_and_the_coordinator_has_not() -> None:
         assert service["image"].endswith("-torch") == (extras == "torch")
 
 
+def test_containers_whose_processes_share_memory_have_more_of_it_than_the_usual_64_mb() -> None:
+    given = {name: service.get("shm_size") for name, service in compose()["services"].items()}
+    assert given == {"database": "256mb", "coordinator": None, **{f"worker-{number}": "1gb" for number in (1, 2, 3)}}
+
+
 def test_our_containers_get_no_privileges_and_write_only_to_their_volumes() -> None:
     for name, service in ours().items():
         assert service["read_only"] is True, name

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy import stats
 
 from federation.digests import digest
 from federation.record.bundle import BundleReader, blob_entry
@@ -188,6 +187,8 @@ def test_the_noise_that_a_coordinator_draws_passes_and_all_of_it_counts(tmp_path
 def test_honest_noise_is_refused_with_the_probability_that_the_documents_say(
     size: int, tolerance: float, largest: float, alarm: float
 ) -> None:
+    from scipy import stats
+
     assert mean_square_tolerance(size) == pytest.approx(tolerance, rel=1e-3)
     assert largest_magnitude(size) == pytest.approx(largest, rel=1e-3)
     low, high = (size * (1 + sign * mean_square_tolerance(size)) for sign in (-1, 1))

@@ -97,7 +97,11 @@ def test_a_model_of_another_run_or_record_is_named(stage: Stage, tmp_path: Path)
     data[-1] ^= 1
     edited = tmp_path / "edited.safetensors"
     edited.write_bytes(data)
-    wrong = {foreign: f"says that it is of run {other}", edited: "no round of the run has made this model"}
+    wrong = {
+        foreign: f"says that it is of run {other}",
+        edited: "no round of the run has made this model",
+        bundle: "run.fedpareto: it is a zip archive of other files, no safetensors file",
+    }
     for path, words in wrong.items():
         with pytest.raises(Wrong, match=words):
             checked(bundle, path)
@@ -156,4 +160,4 @@ def test_metadata_of_others_stay_and_what_is_no_model_is_refused(tmp_path: Path)
         with pytest.raises(Refusal):
             read_exported(path, "blake3")
     with pytest.raises(Refusal, match="at most"):
-        with_provenance(plain, replace(origin, record="x" * 1_000_000))
+        with_provenance(plain, replace(origin, record="x" * 10_010_000))

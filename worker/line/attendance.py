@@ -18,6 +18,7 @@ import grpc
 
 from federation.line.addresses import in_own_order, known_addresses
 from federation.line.channels import MAX_CHUNK_BYTES, RpcRefusal
+from federation.owners_code import Wire
 from federation.text import escaped
 from federation.trust.envelope import envelope_digest, seal
 from federation.trust.keys import IdentityError
@@ -34,6 +35,7 @@ from federation.v1.federation_pb2 import (
 from federation.v1.federation_pb2_grpc import FederationStub
 from worker.events import Events
 from worker.line.address_turn import AddressTurn
+from worker.line.approval import Approval
 from worker.line.backoff import Backoff
 from worker.line.clock import CoordinatorClock, TimeRefused
 from worker.line.coordinator_key import follow_coordinator
@@ -121,6 +123,7 @@ class Attendance:
         backoff: Backoff,
         patience: Backoff,
         events: Events,
+        approval: Approval,
         closed: Callable[[], datetime | None] = lambda: None,
     ) -> None:
         self._member = member
@@ -135,6 +138,7 @@ class Attendance:
         self._backoff = backoff
         self._patience = patience
         self._events = events
+        self._approval = approval
         self._changed = threading.Condition()
         self._stopping = False
         self._files: FileCalls | None = None  # while attending
@@ -142,7 +146,7 @@ class Attendance:
         self._close: Callable[[], None] | None = None
         self._heartbeat_seconds = WELCOME_SECONDS
         self._calls = 0  # of the worker on the channel that is lent, besides the stream
-        self._renewed = False  # the stream ends because there is a new certificate
+        self._renewed = False  # the stream ends because the worker has a new certificate, or other abilities
         self._turn = AddressTurn()
         self._noted = member.addresses
 
@@ -235,6 +239,14 @@ class Attendance:
         if close is not None:
             close()
 
+    def introduce_again(self) -> None:
+        """Says hello again, on a new stream, unless another call is under way."""
+        with self._changed:
+            close = None if self._calls or self._files is None else self._close
+            self._renewed = self._renewed or close is not None
+        if close is not None:
+            close()
+
     @contextmanager
     def calling(self) -> Iterator[FileCalls | None]:
         """The channel's calls for files, for one call, as soon as the worker attends; None once it is stopping."""
@@ -249,7 +261,7 @@ class Attendance:
                 self._calls -= 1
                 self._changed.notify_all()
 
-    def decline(self, assignment_id: str, reason: str, message: str, asked: SignedEnvelope | None) -> None:
+    def decline(self, assignment_id: str, reason: str, message: Wire, asked: SignedEnvelope | None) -> None:
         """Sends a signed decline of an assignment. `asked` is its envelope, None if it could not be verified.
 
         Without a stream the message is lost, and the coordinator sends the assignment again.
@@ -353,6 +365,8 @@ class Attendance:
                     handlers.assigned(response.assignment, response.inputs)
                 elif response.WhichOneof("message") == "cancel":
                     handlers.cancelled(response.cancel)
+                elif response.WhichOneof("message") == "approved":
+                    self._approval.told(None)
                 elif response.WhichOneof("message") == "run":
                     handlers.asked(response.run)
             return RpcRefusal("OK", "", "the coordinator ended the stream"), welcomed
@@ -431,6 +445,7 @@ class Attendance:
         offset = self._clock.set(welcome.time, nonce).total_seconds()
         self._heartbeat_seconds = min(max(0.1, welcome.heartbeat_seconds), WELCOME_SECONDS)  # NaN: 0.1
         self._events.tell("attending", f"attending federation {self._federation_id}")
+        self._approval.told(welcome.pending if welcome.HasField("pending") else None)
         if abs(offset) > WRONG_CLOCK_SECONDS:
             self._events.warn(
                 "clock",

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 from google.protobuf.message import DecodeError
 
 from federation.digests import digest, parse
+from federation.owners_code import TwoTexts
 from federation.refusals import Refusal
 from federation.spec.sharing import Sharing, SharingError
 from federation.training.own import run_shape
+from federation.training.reasons import texts_of
 from federation.training.trainer import Trainer
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, SignedEnvelope
@@ -35,14 +37,15 @@ Consent = Callable[[AssignmentManifest], Sequence[AskedRun]]
 class Declined(Exception):
     """An assignment that this worker will not do, for a stable reason, which the coordinator records.
 
-    With `repeated`, the owner has seen the same warning before, and is not warned again.
+    A message as text has nothing of the owner's: it leaves the site. With `repeated`, the owner has seen the same
+    warning before, and is not warned again.
     """
 
-    def __init__(self, reason: str, message: str, *, repeated: bool = False) -> None:
-        super().__init__(f"{reason}: {message}")
+    def __init__(self, reason: str, message: str | TwoTexts, *, repeated: bool = False) -> None:
+        self.texts = TwoTexts.same(message) if isinstance(message, str) else message
+        super().__init__(f"{reason}: {self.texts.local}")
         self.repeated = repeated
         self.reason = reason
-        self.message = message
 
 
 class UnverifiedAssignment(Declined):
@@ -123,9 +126,10 @@ def check_assignment(
         _check_bound(bounds.problem_of_work(work, samples=trainer.samples, objectives=len(shape.serves)))
         rows = _check_transfers(manifest, work, shape, bounds)
     except SharingError as error:
-        raise Declined("parameters", str(error)[:500]) from None
+        wire = "the run's [parameters] do not suit the model of this task here"
+        raise Declined("parameters", TwoTexts.of(str(error)[:500], wire)) from None
     except WorkError as error:
-        raise Declined("work", str(error)[:500]) from None
+        raise Declined("work", texts_of(error)) from None
     sent = _check_digests(manifest, inputs)
     return Order(envelope, manifest, work, shape, rows, deadline, sharing, sent)
 

@@ -17,7 +17,7 @@ from federation.trust.envelope import key_id, seal
 from federation.v1.common_pb2 import AssignmentManifest, ConsentManifest, RunManifest, SignedEnvelope
 from federation.v1.federation_pb2 import FetchBlobRequest
 from worker.events import Events
-from worker.home import with_remedy
+from worker.home import disk_texts, with_remedy
 from worker.line.attendance import Attendance
 from worker.site.asked_runs import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, AskedRun, RunsFile, Verdict
 from worker.site.assignments import Declined
@@ -79,7 +79,7 @@ class Consents:
         try:
             kept = self._file.of(manifest.run_id)
         except OSError as error:
-            raise Declined("disk", with_remedy(error)) from error
+            raise Declined("disk", disk_texts(error)) from error
         run = next((run for run in kept if run.spec == manifest.spec), None)
         if run is None and not self._policy.decides:
             return kept

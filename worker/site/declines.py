@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from federation.owners_code import TwoTexts
 from federation.v1.common_pb2 import SignedEnvelope
 from worker.events import Events
 from worker.line.attendance import Attendance
@@ -11,11 +12,15 @@ from worker.site.refused_orders import ATTACKS, RefusedOrders
 
 @dataclass(frozen=True, eq=False)
 class Declines:
-    """Declines assignments for a worker. Any thread may call."""
+    """Declines assignments for a worker. Any thread may call.
+
+    With `tells_all`, as the owner's policy says, a decline tells the coordinator what the log says.
+    """
 
     attendance: Attendance
     evidence: RefusedOrders
     events: Events
+    tells_all: bool = False
 
     def decline(self, declined: Declined, envelope: SignedEnvelope) -> None:
         """Declines an assignment in its envelope.
@@ -25,7 +30,7 @@ class Declines:
         """
         self.events.home.must_be_there()
         assignment_id = claimed_id(envelope)
-        reason, message = declined.reason, declined.message
+        reason, message = declined.reason, declined.texts.local
         if not declined.repeated:
             self.events.warn(
                 "declined",
@@ -37,4 +42,5 @@ class Declines:
         if verified is not None and reason in ATTACKS:
             self.evidence.alert(verified, reason, message)
         if assignment_id:
-            self.attendance.decline(assignment_id, reason, message, verified)
+            told = TwoTexts.same(message) if self.tells_all else declined.texts
+            self.attendance.decline(assignment_id, reason, told.wire, verified)

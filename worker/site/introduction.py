@@ -1,17 +1,22 @@
 """A worker's description of itself for the coordinator: its tasks, the bounds of its owner, and its opening hours."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
+from federation.spec.accounting import NoiseBudget
 from federation.task_layout import TaskLayout
 from federation.training.trainer import Trainer
-from federation.v1 import common_pb2
+from federation.v1 import common_pb2, federation_pb2
 from federation.v1.federation_pb2 import Hello, SessionsLeft, TaskOffer, WorkLimits
 from federation.work.site import Site
 from federation.work.work_bounds import LARGEST_BOUND
 from worker import software
 from worker.site.policy import Policy
+
+
+def _no_budget(_: str) -> None:
+    """Of a site without rules for noise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,15 +28,19 @@ class Introduction:
         device: a description of the devices.
         site: the owner's rules for private rounds, and the ledger of those that count.
         policy: the owner's policy.
+        budget: gives the owner's noise and budget for a task; None where there is none.
     """
 
     offers: Mapping[str, Trainer]
     device: str
     site: Site
     policy: Policy
+    budget: Callable[[str], NoiseBudget | None] = _no_budget
+    _told: dict[str, frozenset[str]] = field(default_factory=dict, init=False)  # the abilities in the last hello
 
     def hello(self) -> Hello:
         """The first message of a stream, without its nonce."""
+        self._told.update({name: trainer.abilities for name, trainer in self.offers.items()})
         return Hello(
             software=software(),
             device=self.device,
@@ -40,6 +49,11 @@ class Introduction:
             consents=self.policy.decides,
             limits=WorkLimits(**asdict(self.policy.limits.bounds)),
         )
+
+    @property
+    def outdated(self) -> bool:
+        """True if a trainer has other abilities than the last hello told, as its work may have shown."""
+        return any(self.offers[name].abilities != told for name, told in self._told.items())
 
     def left_beside(self, task: str) -> list[SessionsLeft]:
         """The private rounds that are left for each task that trains on the same data set as `task`."""
@@ -58,7 +72,12 @@ class Introduction:
             abilities=sorted(trainer.abilities),
             layout=common_pb2.TaskLayout(**asdict(TaskLayout.of(trainer.layout, trainer.buffers))),
             private_only=self.site.policy(task).required,
+            noise_budget=self._budget(task),
         )
+
+    def _budget(self, task: str) -> federation_pb2.NoiseBudget | None:
+        budget = self.budget(task)
+        return None if budget is None else federation_pb2.NoiseBudget(**asdict(budget))
 
     def _left(self, task: str) -> SessionsLeft:
         training, evaluation = (

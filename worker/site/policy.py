@@ -23,6 +23,7 @@ from federation.secure.thresholds import BLUR, EVALUATION_NOISE, LARGEST, SMALLE
 from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.computation import PrivateSgd
 from federation.spec.problems import Section, explain
+from federation.text_files import read_text
 from federation.work.site import SecurePolicy
 from federation.work.work_bounds import LARGEST_BOUND, WorkBounds
 
@@ -220,6 +221,11 @@ class Policy(Section):
         description='the hosts of buckets, such as "bucket.example.org" or "bucket.example.org:9000", from which the '
         "worker downloads models if the coordinator gives it a URL there; none: from the coordinator alone",
     )
+    error_texts: bool = Field(
+        False,
+        description="whether a decline tells the coordinator the whole text of an error at this site, which can hold "
+        "paths, values and names of patients; in private rounds never",
+    )
     limits: WorkLimits = WorkLimits()
     open: OpenHours = OpenHours()
     secure: SecureSection = SecureSection()
@@ -275,12 +281,12 @@ class Policy(Section):
             PolicyError: the file cannot be read, is not TOML, or has keys that are unknown or wrong.
         """
         try:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
+            document = tomllib.loads(read_text(path))
         except FileNotFoundError:
             return cls()
         except OSError as error:
             raise PolicyError(f"{path} cannot be read: {error.strerror or error}") from None
-        except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        except (ValueError, RecursionError) as error:  # TOMLDecodeError and EncodingError are ValueErrors
             raise PolicyError(f"{path} is not a TOML document: {error}") from None
         try:
             return cls.model_validate(document)

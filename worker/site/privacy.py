@@ -11,7 +11,16 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from federation.spec.accounting import DELTA, AccountingError, Epsilon, Mechanism, SamplePrivacy, epsilon
+from federation.spec.accounting import (
+    DELTA,
+    AccountingError,
+    Epsilon,
+    Mechanism,
+    NoiseBudget,
+    SamplePrivacy,
+    epsilon,
+    summed_up,
+)
 from federation.spec.computation import Computation, Descend, Measure
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest
@@ -48,6 +57,17 @@ class SitePrivacy:
     def data_set(self, task: str) -> DataSet:
         """The data set of a task; without a rule, it has the task's name."""
         return data_sets(self.rules).get(task, DataSet(task, None))
+
+    def told(self, task: str) -> NoiseBudget | None:
+        """The budget of a task's data set for the coordinator; None without a rule, or where it cannot be told."""
+        data = self.data_set(task)
+        if data.rule is None:
+            return None
+        spent = summed_up(self.ledger.mechanisms(data.name))
+        try:
+            return NoiseBudget(noise=data.rule.noise, epsilon=data.rule.epsilon, delta=data.delta, spent=spent)
+        except ValueError:  # numbers that accountants of others cannot use, such as a delta of 1e-20
+            return None
 
     def must_suit(self, offers: Mapping[str, Trainer]) -> None:
         """Checks that every task with a rule can be trained with noise, and that its delta is below 1 / samples.

@@ -29,6 +29,7 @@ from federation.refusals import Refusal
 from federation.secure.hashing import hash_parts, integer
 from federation.secure.thresholds import SMALLEST
 from federation.spec.problems import Section, explain
+from federation.text_files import read_text
 from federation.trust.identity import check_name
 from federation.trust.key_chain import MAX_ROTATIONS, open_rotation, parse_rotations, rotations_text
 from federation.trust.keys import IdentityError, replace_private
@@ -221,10 +222,10 @@ def changes(pinned: Roster | None, new: Roster) -> Changes:
 def read_roster(path: Path, member: MemberFiles) -> Roster:
     """The roster in a file. Raises RosterError, which names the file, if it cannot be read or used."""
     try:
-        return Roster.parse(path.read_bytes().decode("utf-8-sig"), member)
+        return Roster.parse(read_text(path), member)
     except OSError as error:
         raise RosterError(f"{path} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # UnicodeDecodeError is one
+    except ValueError as error:  # EncodingError is one
         raise RosterError(f"{path} cannot be used: {error}") from None
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from federation.attacks import Attack, AttackError, attack_seed
+from federation.attacks import Attack, AttackError, attack_seed, claimed, distorted
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import Vector, update_layout
@@ -59,6 +59,9 @@ class Attacker:
 
         The honest rows are zeros if the attack does not train. `now` is the coordinator's time; `pause` sleeps, and may
         raise to end the wait.
+
+        Raises:
+            AttackError: the attack's code raised an exception, or its answer cannot be used.
         """
         kept = {name: row for name, row in honest.rows.items() if name == BUFFERS}
         rows = {name: row for name, row in honest.rows.items() if name != BUFFERS}
@@ -78,9 +81,12 @@ class Attacker:
             ends = np.cumsum([len(row) for row in rows.values()])[:-1]
             peers = dict(zip(rows, np.split(np.stack(updates), ends, axis=1), strict=True))
         seed = attack_seed(manifest.seed, manifest.round, self.client_id)
-        distort = self.attack.on_update if kind(manifest.kind).work.sends_update else self.attack.on_gradient
-        sent = {objective: distort(row, peers=peers[objective], m=0, seed=seed) for objective, row in rows.items()}
-        return replace(honest, rows=sent | kept, losses=self.attack.on_losses(honest.losses))
+        of_update = kind(manifest.kind).work.sends_update
+        sent = {
+            objective: distorted(self.attack, row, of_update=of_update, peers=peers[objective], m=0, seed=seed)
+            for objective, row in rows.items()
+        }
+        return replace(honest, rows=sent | kept, losses=claimed(self.attack, honest.losses))
 
     def _change(self) -> Vector:
         """The model seen before the last one, minus the last one: zeros as long as only one has been seen."""

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from federation.owners_code import described, owners_frame
+from federation.owners_code import TwoTexts, described, owners_frame, passes
 from federation.refusals import Refusal
 from federation.spec.computation import Ability, Computation, Descend, Measure, MeasureAlong
 from federation.spec.sharing import Unshared
 from federation.tensor_names import first_difference
 from federation.training import TrainingStopped
+from federation.training.contract import no_share_in_words, no_shares
 from federation.training.own import Own, compute
-from federation.training.reasons import reason_of
+from federation.training.reasons import reason_of, texts_of
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, Input, SignedEnvelope
 from federation.vectors import Vector, read_vector
@@ -25,6 +26,7 @@ from federation.work.registry import decode
 from federation.work.replies import reply_manifest
 from federation.work.secure.failing import SHOWN, FailureShown
 from federation.work.secure.limits import check_sessions
+from federation.work.secure.ready import Ready
 from federation.work.site import EVALUATE, Site
 from worker import software
 from worker.events import Events
@@ -33,6 +35,7 @@ from worker.line.attendance import Attendance
 from worker.site.assignments import COMPARE, Declined, Order
 from worker.site.privacy import SitePrivacy
 from worker.work.attacker import Attacker
+from worker.work.begun import DIED, BegunWork
 from worker.work.fetching import Fetcher
 from worker.work.kept import Keeper
 from worker.work.memory import WorkerMemory, question_digest
@@ -60,10 +63,12 @@ class Execution:
     site: Site
     privacy: SitePrivacy
     keeper: Keeper
+    begun: BegunWork
     events: Events
     _metrics: dict[tuple[str, tuple[str, ...], tuple[str, ...]], frozenset[str]] = field(
         default_factory=dict, init=False
     )  # by task, splits and asked metrics: what an evaluation measures
+    _told: set[tuple[str, str]] = field(default_factory=set, init=False)  # tasks and metrics
 
     def do(self, order: Order, control: Control) -> None:
         """Does the work of an assignment, and puts the reply into the spool.
@@ -75,6 +80,7 @@ class Execution:
         """
         manifest, work, trainer = order.manifest, order.work, self.offers[order.manifest.task]
         self.memory.sweep(self.attendance.now())
+        self.begun.must_be_tried(order)
         client = WorkingClient(
             client_id=self.attendance.member.client_id,
             round=manifest.round,
@@ -95,12 +101,42 @@ class Execution:
             client = replace(client, residual=self.keeper.residual(order, control.pause))
         base = None if computation is None else self._base_model(order, control)
         self.memory.answer(order)
+        with self.begun.noted(order) as died:
+            self._reply(order, self._result(order, client, computation, base, own, control, died=died), control.wanted)
+
+    def count_deaths(self) -> None:
+        """Counts the private sessions in which the last process died as failed, and tells the owner.
+
+        A session that cannot be counted now is counted at a later start.
+        """
+        for name, failed in self.begun.died():
+            with suppress(OSError):
+                self.site.ledger.fail(failed)
+                self.begun.counted(name)
+                manifest = AssignmentManifest(
+                    assignment_id=name, run_id=failed.run_id, round=failed.round, task=failed.task
+                )
+                self._alert(manifest, Ready.doing, failed.error)
+
+    def _result(
+        self,
+        order: Order,
+        client: WorkingClient,
+        computation: Computation | None,
+        base: Vector | None,
+        own: Own | None,
+        control: Control,
+        *,
+        died: bool,
+    ) -> Result:
+        """The result of the work; in a private round, work in which the process `died` is not tried again."""
+        manifest, work, trainer = order.manifest, order.work, self.offers[order.manifest.task]
         privacy = None
         if computation is not None:
             try:
                 computation, privacy = self.privacy.admit(manifest, computation, trainer, self.attendance.now())
             except WorkError as error:
-                raise Declined(error.reason, str(error)) from error
+                raise _declined(order, error) from error
         with _declining(order):
             self._admit(order, client)
         self.events.tell_of(manifest, work.doing, work.doing, kind=manifest.kind)
@@ -108,14 +144,24 @@ class Execution:
         with _declining(order):
             computed = Result({}, {}, {}, trainer.samples)
             if computation is not None and base is not None:
-                compute_result = self._concealed if work.conceals else self._compute
-                computed = compute_result(order, trainer, computation, base, own, control)
+                if work.conceals:
+                    computed = self._concealed(order, trainer, computation, base, own, control, died=died)
+                else:
+                    computed = self._compute(order, trainer, computation, base, own, control)
             result = replace(self._answered(order, client, computed), privacy=privacy)
+        self._tell_left_out(order, computed)
         text, seconds = f"{work.doing} done in {computed.seconds:.2f} s", computed.seconds
         self.events.tell_of(manifest, "done", text, kind=manifest.kind, seconds=seconds)
         if work.ends_after is not None:
             self.memory.end_after(manifest, work.kept_under(), work.ends_after)
-        self._reply(order, result, control.wanted)
+        return result
+
+    def _tell_left_out(self, order: Order, computed: Result) -> None:
+        """Warns the owner, once for each task and name, of measurements that nobody counts."""
+        for name, value in no_shares(computed.metrics).items():
+            if (order.manifest.task, name) not in self._told:
+                self._told.add((order.manifest.task, name))
+                self.events.tell_of(order.manifest, "metric", no_share_in_words(name, value), warns=True, metric=name)
 
     def forget(self, assignment: SignedEnvelope, *, acknowledged: bool = False) -> None:
         """Erases the values that are kept for a verified assignment and for the later stages of its work.
@@ -142,14 +188,14 @@ class Execution:
         try:
             result = order.work.answer(client, computed)
         except FailureShown as shown:
-            self._alert(order, shown.failure)
+            self._alert(order.manifest, order.work.doing, shown.failure)
             raise
         if result.failure:
-            self._alert(order, result.failure)
+            self._alert(order.manifest, order.work.doing, result.failure)
         return result
 
-    def _alert(self, order: Order, failure: str) -> None:
-        manifest, task = order.manifest, order.manifest.task
+    def _alert(self, manifest: AssignmentManifest, doing: str, failure: str) -> None:
+        task = manifest.task
         row, most = len(self.site.ledger.failures(self.site.tasks_beside(task))), self.site.policy(task).failures
         then = (
             f"this data set takes part in no private round until you have looked: `{RESET} {task}`"
@@ -159,7 +205,7 @@ class Execution:
         self.events.tell_of(
             manifest,
             "alert",
-            f"{order.work.doing} of task {task} for run {manifest.run_id} failed, which the coordinator is not told: "
+            f"{doing} of task {task} for run {manifest.run_id} failed, which the coordinator is not told: "
             f"{failure}. It is failure {row} in a row; {then}",
             warns=True,
             reason=SHOWN,
@@ -175,8 +221,12 @@ class Execution:
         base: Vector,
         own: Own | None,
         control: Control,
+        *,
+        died: bool,
     ) -> Result:
         """As `_compute`, for work that conceals: a failure that can follow from the model is a result, too.
+
+        So is the death of the process, and work in which it `died` is not tried again.
 
         Of an evaluation, the names of the metrics follow from task and data. Those without a value are NaN.
         """
@@ -185,10 +235,12 @@ class Execution:
             names = self._measurable(order, trainer, computation, control)
         began = time.perf_counter()
         try:
+            if died:
+                raise WorkError(DIED)
             result = self._compute(order, trainer, computation, base, own, control)
-        except TrainingStopped:  # the work is not wanted any more
-            raise
-        except Exception as error:
+        except BaseException as error:
+            if passes(error) or (isinstance(error, TrainingStopped) and control.stopped()):
+                raise
             if not reason_of(error):
                 _log(order, error)
             result = Result({}, {}, {}, samples, time.perf_counter() - began, failure=described(error))
@@ -204,7 +256,9 @@ class Execution:
                 self._metrics[key] = trainer.measurable(computation.splits, computation.metrics, control.stopped)
             except TrainingStopped:
                 raise
-            except Exception as error:
+            except BaseException as error:
+                if passes(error):
+                    raise
                 _log(order, error)
                 raise Declined(reason_of(error) or "failed", SILENT) from error
         return self._metrics[key]
@@ -246,9 +300,12 @@ class Execution:
         try:
             layout, vector = read_vector(path)
         except Refusal as refusal:
-            raise Declined("layout", f"the base model: {refusal.message}") from refusal
+            texts = TwoTexts.of(f"the base model: {refusal.message}", f"the base model: {refusal.reason}")
+            raise Declined("layout", texts) from refusal
         if layout != order.shape.layout:
-            raise Declined("layout", f"{first_difference(layout.shapes, order.shape.layout.shapes)}: {COMPARE}")
+            difference = first_difference(layout.shapes, order.shape.layout.shapes)
+            wire = f"the base model has other tensors than a model of this task: {COMPARE}"
+            raise Declined("layout", TwoTexts.of(f"{difference}: {COMPARE}", wire))
         return vector
 
     def _input(self, order: Order, item: Input, control: Control) -> memoryview:
@@ -277,31 +334,39 @@ def _origin(manifest: AssignmentManifest) -> Origin:
 def _declining(order: Order) -> Iterator[None]:
     """Declines an assignment whose work raises an exception, and logs one that is not expected.
 
-    An OSError is of the owner's own code, and not expected, unless it is a DiskFull or a FileLocked. Of work that
-    conceals, the coordinator gets no text of an exception, but for those of the checks.
+    An OSError is of the owner's own code, and not expected, unless it is a DiskFull or a FileLocked.
     """
     try:
         yield
     except (TrainingStopped, Declined, DiskFull, FileLocked):
         raise
-    except Exception as error:
-        if reason := reason_of(error):
-            message = str(error)
-            if order.work.conceals and not isinstance(error, WorkError):
-                _log(order, error)
-                message = SILENT
-            elif reason == "memory":  # PyTorch's message goes on for a page
-                message = message.partition("\n")[0] or "out of memory"
-            raise Declined(reason, message) from error
-        _log(order, error)  # work that is inconsistent, or a mistake in the owner's own task
-        raise Declined("failed", SILENT if order.work.conceals else f"{type(error).__name__}: {error}") from error
+    except BaseException as error:
+        if passes(error):
+            raise
+        raise _declined(order, error) from error
 
 
-def _log(order: Order, error: Exception) -> None:
+def _declined(order: Order, error: BaseException) -> Declined:
+    """The decline of work that raised an exception. Of work that conceals, only a text of the checks leaves."""
+    reason, texts = reason_of(error), texts_of(error)
+    if order.work.conceals and (texts.differ or not isinstance(error, WorkError)):
+        _log(order, error)
+        texts = TwoTexts.same(SILENT)
+    elif not reason:  # work that is inconsistent, or a mistake in the owner's own task
+        _log(order, error)
+    return Declined(reason or "failed", texts)
+
+
+def _log(order: Order, error: BaseException) -> None:
     """Logs an exception: with its traceback, unless it is one of the owner's own code."""
-    assignment_id = order.manifest.assignment_id
+    about = f"assignment {order.manifest.assignment_id}"
     if owners_frame(error):
-        for line in described(error).splitlines():
-            LOGGER.error("assignment %s: %s", assignment_id, line)
+        log_owners(about, error)
     else:
-        LOGGER.error("assignment %s", assignment_id, exc_info=error)
+        LOGGER.error("%s", about, exc_info=error)
+
+
+def log_owners(about: str, error: BaseException) -> None:
+    """Logs an exception of the owner's own code, with its line."""
+    for line in described(error).splitlines():
+        LOGGER.error("%s: %s", about, line)

@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 
 from federation.line.transfer_times import slowest_seconds
+from federation.owners_code import TwoTexts
 from federation.refusals import Refusal
 from federation.tensor_names import first_difference
 from federation.training import TrainingStopped
@@ -116,7 +117,9 @@ class Fetcher:
         except (grpc.RpcError, ValueError, Refusal):
             return other
         difference = first_difference(theirs.shapes, other.layout.shapes)
-        return Declined(other.reason, f"{difference}: {COMPARE}") if difference else other
+        return (
+            Declined(other.reason, TwoTexts.of(f"{difference}: {COMPARE}", other.texts.wire)) if difference else other
+        )
 
     def _from_coordinator(self, digest: str, offset: int, size: int, control: Control) -> Iterator[memoryview]:
         with self.attendance.calling() as files:

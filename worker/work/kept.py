@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from federation.digests import digest
+from federation.owners_code import TwoTexts
 from federation.spec.computation import Computation, Measure
 from federation.tasks import initial_model
 from federation.training.own import KeptState, Own, state_file
@@ -20,6 +21,7 @@ from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector
 from federation.work.base import Result, payload_layout
 from worker.events import Events
+from worker.home import disk_texts
 from worker.site.assignments import Declined, Order
 from worker.work.spool import Spool, SpoolEntry
 
@@ -103,8 +105,7 @@ class Keeper:
         run_id = order.manifest.run_id
         while self._spool.awaits_state(run_id):
             if (error := self._full.get(run_id)) is not None:
-                message = f"make room on this worker's disk: {error}"
-                raise Declined("disk", message) from error
+                raise Declined("disk", disk_texts(error)) from error
             pause(_LOOK_SECONDS)
         return kept_state(self._directory, run_id)
 
@@ -126,7 +127,7 @@ def _before(kept: KeptState, round_: int, layout: Layout) -> Vector | None:
         return kept.before(round_, layout)
     except OSError as error:
         message = f"what this member keeps of the run cannot be read ({error}): see what is wrong with the disk"
-        raise Declined("disk", message) from error
+        raise Declined("disk", TwoTexts.of(message, disk_texts(error).wire)) from error
 
 
 def kept_state(directory: Path, run_id: str) -> KeptState:

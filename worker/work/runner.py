@@ -13,18 +13,20 @@ from datetime import datetime
 from functools import partial
 
 from federation.directories import DirectoryGone
+from federation.owners_code import TwoTexts, owners_frame, passes
 from federation.refusals import Refusal
 from federation.training import TrainingStopped
+from federation.training.reasons import NOT_ASKED, texts_of
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.work.base import Lane
 from worker.events import Events
-from worker.home import WorkerHomeError, with_remedy
+from worker.home import WorkerHomeError, disk_texts
 from worker.line.attendance import Attendance
 from worker.progress import Progress
 from worker.site.asked_runs import Verdict
 from worker.site.assignments import Consent, Declined, Order, OtherModel, check_assignment, check_cancel
 from worker.site.policy import WorkLimits
-from worker.work.execution import Execution
+from worker.work.execution import SILENT, Execution, log_owners
 from worker.work.spool import Spool
 from worker.work.work_control import Control
 
@@ -106,6 +108,11 @@ class Runner:
             self.decline(self.execution.fetcher.compared(other), envelope)
         except Declined as declined:
             self.decline(declined, envelope)
+        except BaseException as error:  # a task is asked for its buffers, and the data for its length
+            if passes(error) or (isinstance(error, Exception) and owners_frame(error) is None):
+                raise
+            log_owners("an assignment cannot be checked", error)
+            self.decline(Declined("failed", SILENT), envelope)
 
     def _take_in(self, order: Order) -> None:
         """Queues an order, unless it is here already. Raises Declined if there is no room or time."""
@@ -240,16 +247,18 @@ class Runner:
             except Declined as declined:
                 self.decline(declined, job.order.envelope)
             except OSError as error:  # exceptions of the owner's own code do not get here
-                self.decline(Declined("disk", with_remedy(error)), job.order.envelope)
+                self.decline(Declined("disk", disk_texts(error)), job.order.envelope)
             except TrainingStopped:
-                late = self._late(job)
-                if late is not None and not (self._stopping or job.unwanted):
-                    self.decline(late, job.order.envelope)
+                if not (self._stopping or job.unwanted):
+                    self.decline(self._late(job) or Declined("failed", NOT_ASKED), job.order.envelope)
             except (WorkerHomeError, DirectoryGone):  # without these files, nothing can be done
                 raise
-            except Exception as error:
+            except BaseException as error:  # sys.exit() in the owner's code shall not end the worker
+                if passes(error):
+                    raise
                 LOGGER.exception("assignment %s", job.name)
-                self.decline(Declined("failed", f"{type(error).__name__}: {error}"), job.order.envelope)
+                texts = TwoTexts.same(SILENT) if job.order.work.conceals else texts_of(error)
+                self.decline(Declined("failed", texts), job.order.envelope)
             finally:
                 with self._changed:
                     del self._current[lane]

@@ -16,6 +16,7 @@ import grpc
 from federation.line.channels import CHUNK_BYTES, RpcRefusal, signed_detail
 from federation.line.chunks import submitted
 from federation.line.transfer_times import slowest_seconds
+from federation.owners_code import TwoTexts
 from federation.record import bound_fields
 from federation.record.bound_fields import difference
 from federation.refusals import Refusal
@@ -156,7 +157,8 @@ class Submitter:
                     self._retry_seconds = max(self._retry_seconds, refusal.retry_seconds)
                     return False
                 if not closed:
-                    attendance.decline(name, refusal.reason, refusal.message, entry.assignment)
+                    told = TwoTexts.same(refusal.message)  # the coordinator's own words
+                    attendance.decline(name, refusal.reason, told.wire, entry.assignment)
                 leave = partial(self.spool.remove, name)
             case Acknowledged(receipt, manifest):
                 try:

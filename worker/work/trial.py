@@ -2,9 +2,11 @@
 
 import resource
 import sys
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from federation.owners_code import must_not_exit
+from federation.plugins import PluginError
 from federation.spec.computation import SPLITS, Descend, Measure
 from federation.spec.objective_names import joint_target
 from federation.spec.run_sections import ParametersSpec
@@ -13,6 +15,7 @@ from federation.tasks import initial_model
 from federation.training.external import ExternalTrainer
 from federation.training.own import Own, compute, run_shape
 from federation.training.trainer import Trainer
+from federation.training.trainers import close_trainer
 from federation.work.base import payload_layout
 from federation.work.train.work import Train
 
@@ -61,10 +64,12 @@ def try_round(trainer: Trainer, spec: RunSpec | None = None) -> TrialRound:
     Raises:
         DataError: there are no training samples.
         SharingError: `[parameters]` does not suit the model.
+        PluginError: code of the owner's tried to end the process.
         TrainingDiverged: a loss or a parameter is not finite.
         WorkError: the trainer lacks an ability that the training needs.
     """
-    with closing(trainer):
+    with ExitStack() as stack:
+        stack.callback(close_trainer, trainer)
         if spec is None:
             parameters = ParametersSpec(buffers="averaged" if trainer.buffers else "")
             spec = RunSpec(name="rehearsal", task=trainer.task.name, rounds=1, parameters=parameters)
@@ -76,10 +81,11 @@ def try_round(trainer: Trainer, spec: RunSpec | None = None) -> TrialRound:
             trainer.must_be_private()
         descent = Descend(sgd=work.sgd, targets=work.targets, measure=work.measure)
         first = replace(descent, sgd=replace(work.sgd, epochs=0, steps=1), measure=False)
-        _, trained, measured = (
-            compute(trainer, base, computation, own, seed=spec.seed, round=0, client_id="")
-            for computation in (first, descent, Measure(splits=SPLITS))
-        )
+        with must_not_exit(PluginError):
+            _, trained, measured = (
+                compute(trainer, base, computation, own, seed=spec.seed, round=0, client_id="")
+                for computation in (first, descent, Measure(splits=SPLITS))
+            )
     return TrialRound(
         task=trainer.task.name,
         device=trainer.device_in_words,

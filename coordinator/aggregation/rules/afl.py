@@ -56,7 +56,7 @@ class AFL(Rule):
         state, gone = _remaining(context, {reply.client_id for reply in replies})
         return Step(replies, self.decide(replace(replies.rows(context), state=state)), forgotten=gone)
 
-    def decide(self, rows: Rows) -> Combination:
+    def staged(self, rows: Rows) -> Combination:
         losses = rows.reported("losses", self.name)
         shares = _known(rows.state.get("lambda", {}), rows.names(self.name))
         own_shares = np.array([shares[client] for client in rows.clients])
@@ -69,11 +69,11 @@ class AFL(Rule):
         with np.errstate(over="ignore"):
             rise = np.maximum(_FAR, self.gamma_lambda * (losses - losses.max()))
         moved = onto_simplex(own_shares + rise, total)
-        answer = super().decide(replace(rows, prior=prior))
+        answer = super().staged(replace(rows, prior=prior))
         return replace(answer, state={"lambda": shares | dict(zip(rows.clients, moved.tolist(), strict=True))})
 
     def combine(self, rows: Rows) -> Combination:
-        return conclude(rows.gram, rows.prior, rows.prior)  # `decide` has made lambda the prior
+        return conclude(rows.gram, rows.prior, rows.prior)  # `staged` has made lambda the prior
 
 
 def onto_simplex(values: Vector, total: float = 1.0) -> Vector:

@@ -1,13 +1,15 @@
 """FedCMOO and FedCMOO-Pref (Askin et al., 2025, "Federated Communication-Efficient Multi-Objective Optimization")."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.aggregation.answers import asked, gram_matrix
 from coordinator.aggregation.base import Opened, conclude
 from coordinator.aggregation.diagnostics import describe
 from coordinator.aggregation.interface import (
@@ -42,6 +44,7 @@ from coordinator.aggregation.rules.objectives import (
 )
 from coordinator.aggregation.rules.preference import check_preference, preferred, require_cvxpy
 from coordinator.aggregation.secure.objectives import combined_step, mean_of
+from federation.owners_code import is_owners_class
 from federation.plugins import CodeOrigin
 from federation.sketches import SKETCHES, load, origin, sketch
 from federation.sketches.base import ClientSketch, LinearSketch, Message, Sketch, SketchError, clip_to_psd
@@ -154,7 +157,8 @@ class Conversation(ObjectiveRule, ABC):
         mean, first = yield from mean_of(context, private, JACOBIAN, size, measure=self.measures)
         ends = np.cumsum([length for _, length in lengths])[:-1]
         message = dict(zip((name for name, _ in lengths), np.split(mean, ends), strict=True))
-        G = coder.gram([ClientSketch(names, np.ones(len(names)), message)], names, shared_seed=seed)
+        total = ClientSketch(names, np.ones(len(names)), message)
+        G = estimated(coder, names, lambda: coder.gram([total], names, shared_seed=seed))
         ready, service = first.cohort.replies, ObjectiveService.among(first.survivors, context)
         estimate = Estimate(ready, service, G if self.weights == RAW else clip_to_psd(G), first.consulted)
         losses = service.mean((reply.client_id, reply.losses) for reply in ready if reply.client_id in service.prior)
@@ -211,7 +215,14 @@ class Conversation(ObjectiveRule, ABC):
                 name for name in service.objectives if name in in_first.objectives and name in in_second.objectives
             )
             service = service.only(both, "no client of an independent choice serves it")
-            G = coder.cross_gram(sketches(first, in_first), sketches(second, in_second), both, shared_seed=seed)
+            linear = coder
+            G = estimated(
+                linear,
+                both,
+                lambda: linear.cross_gram(
+                    sketches(first, in_first), sketches(second, in_second), both, shared_seed=seed
+                ),
+            )
             consulted += [*first, *second]
         elif isinstance(coder, TwoWaySvd):
             reference = coder.reference(
@@ -229,7 +240,8 @@ class Conversation(ObjectiveRule, ABC):
             G = coder.gram(sketches(replies, service, again), service.objectives, shared_seed=seed)
             consulted += lost
         else:
-            G = coder.gram(sketches(replies, service), service.objectives, shared_seed=seed)
+            served = service.objectives
+            G = estimated(coder, served, lambda: coder.gram(sketches(replies, service), served, shared_seed=seed))
         if service.objectives and self.weights != RAW:
             G = clip_to_psd(G)
         return Estimate(replies, service, G, tuple(consulted))
@@ -319,12 +331,24 @@ class FedCMOOPref(Conversation):
         )
 
 
+def estimated(coder: Sketch, objectives: tuple[str, ...], ask: Callable[[], Matrix]) -> Matrix:
+    """A Gram matrix (M, M) that a sketch estimates; a sketch that is not built in is asked twice, as a rule is.
+
+    Raises:
+        PluginError, SketchError: as `answers.asked`.
+    """
+    if not is_owners_class(type(coder)):
+        return ask()
+    return asked(f"sketch {coder.name!r}", "gram", ask, partial(gram_matrix, count=len(objectives)))
+
+
 def gradient_norms(replies: Replies, coder: Sketch, shared_seed: int) -> dict[tuple[str, str], float]:
     """The norms of the clients' gradients, estimated from their sketches, by (client, objective)."""
     norms: dict[tuple[str, str], float] = {}
     for reply in replies:
         client_sketch = ClientSketch(reply.objectives, np.ones(len(reply.objectives)), reply.arrays())
-        squares = np.diag(coder.gram([client_sketch], reply.objectives, shared_seed=shared_seed))
+        ask = partial(coder.gram, [client_sketch], reply.objectives, shared_seed=shared_seed)
+        squares = np.diag(estimated(coder, reply.objectives, ask))
         lengths = np.sqrt(np.maximum(squares, 0.0)).tolist()
         norms |= {(reply.client_id, name): length for name, length in zip(reply.objectives, lengths, strict=True)}
     return norms

@@ -45,7 +45,7 @@ class FedFa(Rule):
     def optimiser(self) -> Optimiser:
         return FedFaMomentum(gamma=self.gamma, eta=self.eta, sign=self.sign)
 
-    def decide(self, rows: Rows) -> Combination:
+    def staged(self, rows: Rows) -> Combination:
         accuracies = rows.reported("accuracies", self.name)
         if (accuracies < 0).any():
             raise ValueError("fedfa needs accuracies, one per row and none of them negative")
@@ -54,11 +54,11 @@ class FedFa(Rule):
         frequencies = np.array([counts[client] for client in rows.clients], dtype=np.float64)
         rare = _normalised(-np.log2(accuracies / (accuracies.sum() or 1.0) + 1e-6))
         often = _normalised(-np.log2(1.0 - frequencies / frequencies.sum() + 1e-5))
-        answer = super().decide(replace(rows, prior=self.alpha * rare + (1.0 - self.alpha) * often))
+        answer = super().staged(replace(rows, prior=self.alpha * rare + (1.0 - self.alpha) * often))
         return replace(answer, state={"counts": counts})
 
     def combine(self, rows: Rows) -> Combination:
-        return conclude(rows.gram, rows.prior, rows.prior)  # `decide` has made p the prior
+        return conclude(rows.gram, rows.prior, rows.prior)  # `staged` has made p the prior
 
 
 def _normalised(information: Vector) -> Vector:

@@ -6,7 +6,6 @@ lower case>". Nothing here is loaded before such a rule is named: TorchJD comes 
 
 import dataclasses
 import inspect
-import threading
 from abc import ABC
 from collections.abc import Mapping
 from functools import cache
@@ -21,6 +20,7 @@ from coordinator.aggregation.base import Rule, conclude
 from coordinator.aggregation.interface import Combination, HyperparameterError, Rows, require_updates
 from coordinator.aggregation.qp import UnsolvedError
 from federation.plugins import CodeOrigin
+from federation.process.shared_state import ordinary
 from federation.spec.options import option
 
 PREFIX = "torchjd:"
@@ -30,8 +30,6 @@ SUMMARY = "A weighting of TorchJD, such as torchjd:upgrad; an unknown NAME lists
 _DEFAULTS: Mapping[tuple[str, str], Any] = MappingProxyType(
     {("CAGrad", "c"): 0.4, ("FairGrad", "alpha"): 2.0, ("Krum", "n_byzantine"): 1}
 )
-
-_GENERATOR = threading.Lock()  # torch's generator is shared by all runs of the process
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +77,7 @@ class TorchJD(Rule, ABC):
             return conclude(rows.gram, rows.prior, rows.prior)
         seed = int(np.random.SeedSequence([self.seed, rows.round]).generate_state(1, np.uint64)[0] >> np.uint64(1))
         try:
-            with _GENERATOR, torch.random.fork_rng(devices=[]):
+            with ordinary(), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 aggregator = self._make(rows.prior)
                 weights = aggregator.gramian_weighting(torch.from_numpy(rows.gram / scale))
@@ -98,7 +96,7 @@ class TorchJD(Rule, ABC):
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in own}
         parameters = inspect.signature(self.aggregator).parameters
         if "pref_vector" in parameters:
-            values["pref_vector"] = torch.from_numpy(prior)
+            values["pref_vector"] = torch.from_numpy(prior.copy())
         try:
             return self.aggregator(**values)
         except ImportError as error:
@@ -156,7 +154,7 @@ def _algorithm(name: str, kind: Any) -> type[TorchJD]:
         default = _DEFAULTS.get((kind.__name__, parameter.name), parameter.default)
         if type(default) in (bool, int, float, str):
             fields.append((parameter.name, type(default), option(default, f"of TorchJD's {kind.__name__}")))
-    namespace = {"name": name, "aggregator": kind, "__doc__": f"{kind.__name__} of TorchJD."}
+    namespace = {"name": name, "aggregator": kind, "__doc__": f"{kind.__name__} of TorchJD.", "__module__": __name__}
     return dataclasses.make_dataclass(
         kind.__name__, fields, bases=(TorchJD,), namespace=namespace, frozen=True, kw_only=True
     )

@@ -35,6 +35,7 @@ from coordinator.aggregation.secure.evaluation import Means, evaluation
 from coordinator.aggregation.secure.phases import ReadyPhase
 from coordinator.aggregation.streaming import one_thread
 from federation.digests import digest
+from federation.plugins import PluginError
 from federation.secure import hashing
 from federation.secure.errors import Malformed
 from federation.sketches.base import SketchError
@@ -164,7 +165,7 @@ def _replayed(
     except StopIteration as end:
         ending: Ending = end.value
         return ending
-    except (Voided, TooFewUpdatesError, UnsolvedError, SketchError, WorkError, Malformed) as error:
+    except (Voided, TooFewUpdatesError, UnsolvedError, SketchError, PluginError, WorkError, Malformed) as error:
         raise UnverifiedSession(f"nothing follows from the signed replies: {error}") from error
 
 

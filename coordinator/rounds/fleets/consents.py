@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.fleets.presence import AttendanceStream, Offered
@@ -22,6 +22,13 @@ from storage.models import Client, Consent, Run
 from storage.states import Answer, ClientState
 
 WAITS = "waits for the approval of its owner"
+# Built once: each phase of a round runs it.
+_ANSWERS = (
+    select(Client.client_id, Consent.answer, Consent.reason, Consent.message)
+    .outerjoin(Consent, (Consent.client_id == Client.client_id) & (Consent.run_id == bindparam("run")))
+    .where(Client.consents, Client.state == ClientState.ACTIVE)
+    .order_by(Client.client_id)
+)
 
 
 @dataclass(frozen=True)
@@ -139,22 +146,16 @@ def _must_fit(consent: ConsentManifest, expected: Mapping[str, str]) -> None:
 
 def reluctant(session: Session, run_id: str) -> dict[str, str]:
     """The members that answer each run and have not accepted this one, by name, with their answer."""
-    rows = session.execute(
-        select(Client.client_id, Consent)
-        .outerjoin(Consent, (Consent.client_id == Client.client_id) & (Consent.run_id == run_id))
-        .where(Client.consents, Client.state == ClientState.ACTIVE)
-        .order_by(Client.client_id)
-    )
     return {
-        client_id: _answer_text(consent)
-        for client_id, consent in rows
-        if consent is None or consent.answer is not Answer.ACCEPTED
+        client_id: _answer_text(answer, reason, message)
+        for client_id, answer, reason, message in session.connection().execute(_ANSWERS, {"run": run_id})
+        if answer is not Answer.ACCEPTED
     }
 
 
-def _answer_text(consent: Consent | None) -> str:
-    if consent is None:
+def _answer_text(answer: Answer | None, reason: str, message: str) -> str:
+    if answer is None:
         return "has not answered the run yet"
-    if consent.answer is Answer.WAITING:
+    if answer is Answer.WAITING:
         return WAITS
-    return f"refuses the run: {consent.reason}" + (f": {consent.message}" if consent.message else "")
+    return f"refuses the run: {reason}" + (f": {message}" if message else "")

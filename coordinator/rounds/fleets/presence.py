@@ -40,7 +40,12 @@ class Offered:
     envelope: bytes
 
 
-Message = Assigned | Cancelled | Offered
+@dataclass(frozen=True)
+class Admitted:
+    """The approval of a client that waited for it."""
+
+
+Message = Assigned | Cancelled | Offered | Admitted
 
 
 @dataclass(eq=False, kw_only=True)

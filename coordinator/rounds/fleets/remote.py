@@ -5,7 +5,7 @@ closed when enough have replied, no client is left, or the deadline has passed; 
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -43,7 +43,8 @@ from storage.states import AssignmentState, ClientState, PhaseState, RunState
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 60.0  # after which a phase looks at the clock again
-# The progress of a phase, and the clients without a reply: built once, since both queries run after each reply.
+# The progress of a phase, the clients without a reply, and what clients offer: built once, since these queries run
+# after each reply or in each phase.
 _PROGRESS = (
     select(
         models.Phase.state,
@@ -59,6 +60,9 @@ _PROGRESS = (
 )
 _UNANSWERED = select(Assignment.client_id).where(
     Assignment.phase_id == bindparam("phase"), Assignment.state == AssignmentState.OPEN
+)
+_OFFERS = select(models.Client.client_id, models.Client.tasks, models.Client.objectives, models.Client.tags).where(
+    models.Client.state == ClientState.ACTIVE
 )
 
 
@@ -380,20 +384,21 @@ def _record(session: Session, phase_id: int, issued: Sequence[_Issued], now: dat
 
 def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) -> dict[str, Selected]:
     """Active clients that a run may ask, that offer its task and serve at least one of its objectives."""
-    active = session.scalars(select(models.Client).where(models.Client.state == ClientState.ACTIVE))
     # The samples of an offer are an unsigned claim: bounded as those of a reply are.
     offering = {
-        client.client_id: Selected(
-            min(int(client.tasks[spec.task]), spec.limits.samples), serves(client, spec, objectives)
+        client_id: Selected(
+            min(int(tasks[spec.task]), spec.limits.samples), serves(client_id, declared, spec, objectives)
         )
-        for client in active
-        if client.tasks.get(spec.task, 0) > 0 and spec.selection.admits(client.client_id, client.tags)
+        for client_id, tasks, declared, tags in session.connection().execute(_OFFERS)
+        if tasks.get(spec.task, 0) > 0 and spec.selection.admits(client_id, tags)
     }
     return {name: client for name, client in offering.items() if client.objectives}
 
 
-def serves(client: models.Client, spec: RunSpec, objectives: tuple[str, ...]) -> tuple[str, ...]:
-    """The run's objectives that a client serves: those that it declares and that the specification allows it."""
-    declared = client.objectives.get(spec.task) or objectives
-    allowed = spec.objectives.serve.get(client.client_id, objectives)
-    return tuple(name for name in objectives if name in declared and name in allowed)
+def serves(
+    client_id: str, declared: Mapping[str, Sequence[str]], spec: RunSpec, objectives: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The run's objectives that a client serves: those that it declares, by task, and the specification allows it."""
+    declared_here = declared.get(spec.task) or objectives
+    allowed = spec.objectives.serve.get(client_id, objectives)
+    return tuple(name for name in objectives if name in declared_here and name in allowed)

@@ -208,7 +208,8 @@ def needed_abilities(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]
 def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
     """Warnings for the operator of a run, such as claims of members that steer it, or a decay without effect."""
     with _named(), rule_code(rule, "asking it for cautions"):
-        warnings = tuple(rule.cautions())
+        given = rule.cautions()
+        warnings = (given,) if isinstance(given, str) else tuple(map(str, given))  # a plug-in may return one
     if spec.privacy.secure != "off":
         warnings += private_cautions(spec, rule)
     if spec.train.optimiser != "sgd" and spec.train.learning_rate >= _LARGE_FOR_ADAM:

@@ -159,14 +159,23 @@ class Submission:
         cohort = smallest_cohort(Mode(self.spec.privacy.secure), assumed(active))
         return max(cohort, SMALLEST_MGDA if self.rule.private != "sum" else SMALLEST)
 
-    def too_few(self, session: Session) -> Iterator[str]:
-        """A warning if the members that offer the task are too few for a private round."""
-        known, least = len(known_clients(session, self.spec, self.objectives)), self.least(session)
-        if self.spec.privacy.secure != "off" and known < least:
-            yield (
-                f"a private round of this run needs {least} members, and {counted(known, 'member')} could be asked: "
-                f"such rounds are skipped. With selection.minimum = {least} the run waits for more members"
-            )
+    def must_make_cohort(self, session: Session) -> None:
+        """Raises if too few members offer the task for a private round, and the run would not wait for more.
+
+        Raises:
+            Refusal: `cohort`: all its rounds would be skipped.
+        """
+        known, least = len(known_clients(session, self.spec, self.objectives)), self.cohort(session)
+        if known >= least or self.spec.selection.minimum >= least:
+            return
+        raise Refusal(
+            "cohort",
+            f"a private round of this run needs {least} members, and {counted(known, 'member')} offer"
+            f"{'s' if known == 1 else ''} the task: each round would be skipped. With selection.minimum = {least} the "
+            'run waits for more members. Fewer members can train with privacy.secure = "off": privacy.client_noise '
+            "protects a member, and privacy.sample_noise each sample, against those who see the models "
+            "(docs/member/privacy.md, Three or four members)",
+        )
 
     def unoffered(self, session: Session) -> Iterator[str]:
         """A warning if no member offers the task."""

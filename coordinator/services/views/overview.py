@@ -158,7 +158,10 @@ def _serving(session: Session, item: models.Run, spec: RunSpec) -> list[messages
         select(models.Client).where(models.Client.state == ClientState.ACTIVE).order_by(models.Client.client_id)
     )
     return [
-        messages.Serving(client_id=client.client_id, objectives=serves(client, spec, tuple(item.objectives)))
+        messages.Serving(
+            client_id=client.client_id,
+            objectives=serves(client.client_id, client.objectives, spec, tuple(item.objectives)),
+        )
         for client in active
         if client.tasks.get(spec.task, 0) > 0
     ]

@@ -58,7 +58,7 @@ class Residual(Work):
             sent = self.jacobian.compressed(client, gradients)
             rows = self._leg(client.shape).residual(gradients, sent, reference, self.objectives)
         except Refusal as refusal:
-            raise WorkError(f"the reference: {refusal.message}") from None
+            raise WorkError(f"the reference: {refusal.message}", wire=f"the reference: {refusal.reason}") from None
         except SketchError as error:
             raise WorkError(f"SketchError: {error}") from error
         return replace(computed, rows=rows)

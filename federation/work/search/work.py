@@ -68,6 +68,6 @@ class Search(Work):
         try:
             rows = payload_rows(client.inputs[DIRECTION], direction_layout(client.shape.parameters))
         except Refusal as refusal:
-            raise WorkError(f"the direction: {refusal.message}") from None
+            raise WorkError(f"the direction: {refusal.message}", wire=f"the direction: {refusal.reason}") from None
         names = tuple(map(step_metric, range(len(self.steps))))
         return MeasureAlong(direction=rows[DIRECTION], steps=self.steps, names=names)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.owners_code import described
+from federation.owners_code import described, passes
 from federation.record import bound_fields
 from federation.record.bound_fields import repeated
 from federation.secure import hashing
@@ -79,6 +79,9 @@ class Ready(Work):
 
     def kept_under(self) -> str:
         return session_names(self.session)
+
+    def session_vector(self) -> tuple[str, str]:
+        return self.session.hex(), self.inner.name
 
     def demand(self, samples: int) -> Demand | None:
         return self.inner.demand(samples)
@@ -182,7 +185,9 @@ class Ready(Work):
         if not failure:
             try:
                 return self._made_of_rows(client, computed)
-            except Exception as error:  # not finite, zero, not to be sketched, no memory: all follow from the model
+            except BaseException as error:  # not finite, zero, not to be sketched, no memory: all follow from the model
+                if passes(error):
+                    raise
                 failure = described(error)
         nothing = Result({}, {}, {}, computed.samples, failure=failure)
         values = failing.stand_in(journal, clip, self.agreed.length)

@@ -17,6 +17,7 @@ from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.shared_options import JsonOption
 from fedpareto.cli.show.tables import console
+from fedpareto.standard_streams import print_document
 
 Home = Annotated[
     Path | None,
@@ -61,7 +62,7 @@ def command(function: Callable[..., Answer]) -> Callable[..., None]:
 def show(as_json: bool, document: Any, picture: str | Callable[[], RenderableType]) -> None:
     """Prints one JSON document, or a sentence or picture for people."""
     if as_json:
-        typer.echo(dumps(document))
+        print_document(dumps(document))
     else:
         console().print(Text(picture) if isinstance(picture, str) else picture())
 

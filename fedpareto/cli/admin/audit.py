@@ -21,6 +21,7 @@ from fedpareto.cli import document
 from fedpareto.cli.admin.app import Home, connected
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.shared_options import JsonOption
+from fedpareto.standard_streams import print_document
 
 audit = typer.Typer(
     help="Show the audit log; `audit verify` verifies it.",
@@ -62,8 +63,10 @@ def show_log(
     with connected(context, home) as stub:
         for entries in listed(stub, request):
             for entry in entries:
-                typer.echo(document.line(entry) if as_json else _line(entry))
-            sys.stdout.flush()
+                if as_json:
+                    print_document(document.line(entry))
+                else:
+                    typer.echo(_line(entry))
 
 
 def listed(stub: AdminStub, request: v1.ListAuditRequest) -> Iterator[list[v1.AuditEntry]]:
@@ -117,7 +120,7 @@ def verify(
     counts = {name: getattr(verified, name) for name in ("entries", "rounds", "blobs")}
     if as_json:
         checkpoint = {"size": newest.size, "root": newest.root.hex(), "created": newest.created.ToJsonString()}
-        typer.echo(document.dumps({**counts, "problems": problems, "checkpoint": checkpoint}))
+        print_document(document.dumps({**counts, "problems": problems, "checkpoint": checkpoint}))
     else:
         blobs = "no blobs" if skip_blobs else counted(verified.blobs, "blob")
         entries, rounds = counted(verified.entries, "entry", "entries"), counted(verified.rounds, "round")

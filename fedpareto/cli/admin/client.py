@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 
 from federation.text import escaped, escaped_lines
+from federation.text_files import read_text
 from federation.trust.admin_files import SIGNING_KEY, Account
 from federation.trust.keys import IdentityError
 from federation.v1.admin_pb2_grpc import AdminStub
@@ -84,7 +85,7 @@ def _local(centre: Path) -> Local | None:
     try:
         ports = json.loads((centre / "ports.json").read_text())
         federation, enrollment = int(ports["federation"]), int(ports["enrollment"])
-        settings = tomllib.loads((centre / SETTINGS).read_text())
+        settings = tomllib.loads(read_text(centre / SETTINGS))
         bind, name = str(settings.get("bind", "")), str(settings["hosts"][0])
         newcomers = str(settings.get("enrollment_host") or name)
     except (OSError, ValueError, LookupError, TypeError):

@@ -33,6 +33,7 @@ from fedpareto.console.render import ConsoleSite
 from fedpareto.console.screens.compare_page import MOST
 from fedpareto.console.security import EntranceKeys
 from fedpareto.console.source import CoordinatorAway, OpenedCalls
+from fedpareto.standard_streams import print_document
 
 
 def console_command(
@@ -82,7 +83,7 @@ def console_command(
         reader.start()
         url = web_server.entrance(base, keys, page)
         if as_json:
-            typer.echo(dumps({"url": url, "address": base, "federation": account.federation_id}))
+            print_document(dumps({"url": url, "address": base, "federation": account.federation_id}))
         else:
             typer.echo(
                 f"The console of {account.federation_id} is at {base}. This address works once, within a minute:"

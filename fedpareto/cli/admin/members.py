@@ -18,6 +18,7 @@ from fedpareto.cli.secret_input import passphrase_for
 from fedpareto.cli.shared_options import JsonOption
 from fedpareto.cli.show import alert_lines, member_tables
 from fedpareto.run_names import RunNames
+from fedpareto.standard_streams import print_document
 
 
 def login(context: typer.Context, home: Home = None, as_json: JsonOption = False) -> None:
@@ -63,8 +64,10 @@ def join_string(
     with connected(context, home) as stub:
         request = v1.CreateJoinStringRequest(client_id=client, lifetime_seconds=round((hours or 0) * 3600), again=again)
         response = stub.CreateJoinString(request)
-    typer.echo(document.dumps(response) if as_json else response.join_string)
-    if not as_json:
+    if as_json:
+        print_document(document.dumps(response))
+    else:
+        typer.echo(response.join_string)
         if response.replaced:
             older = counted(response.replaced, "open join string")
             typer.echo(f"\nIt replaces {older} for {client}: nobody can join with the older one any more.", err=True)

@@ -18,6 +18,7 @@ from fedpareto.cli.shared_options import JsonOption
 from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_lines, round_tables, tables
 from fedpareto.formatting import when
 from fedpareto.run_names import RunNames
+from fedpareto.standard_streams import print_document
 
 
 @command
@@ -104,7 +105,7 @@ def follow(stub: AdminStub, run: str, as_json: bool) -> None:
         if as_json:
             messages = watching.messages(stub, run, lambda text: typer.echo(text, err=True))
             for message in watching.changes(messages):
-                typer.echo(document.line(message))
+                print_document(document.line(message))
                 run_state = message.run
         else:
             run_state = watching.show(stub, run, tables.console())

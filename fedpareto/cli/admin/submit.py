@@ -17,6 +17,7 @@ from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.research import explain
 from fedpareto.cli.shared_options import CodeOption, JsonOption
 from fedpareto.cli.show import tables
+from fedpareto.standard_streams import print_document, separate_documents
 
 
 def submit(
@@ -25,7 +26,10 @@ def submit(
         Path | None, typer.Argument(metavar="SPEC.toml", help="The run specification; see --explain.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="The initial model, a safetensors file. Default: the task makes it.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The initial model, a safetensors file; see below. Default: the task makes it."
+        ),
     ] = None,
     code: CodeOption = None,
     paused: Annotated[bool, typer.Option("--paused", help="Wait for `resume` before the first round.")] = False,
@@ -46,6 +50,9 @@ def submit(
 ) -> None:
     """Submit a run.
 
+    The file of --model holds tensors under their names in the task's model, in any order: such as
+    `save_file(model.state_dict(), FILE)` of PyTorch, or what `export` wrote. What the run does not share is left out.
+
     With --dry-run the exit code is 0 when the run could begin now; 1 when the coordinator would refuse it, when too few
     members could be asked or would take part, or when space on the disk is missing; 2 when the specification is wrong.
 
@@ -64,11 +71,9 @@ def submit(
             "name the run specification: fedpareto admin submit SPEC.toml, or see --explain", code=USAGE
         )
     text, parsed = upload.read_spec(spec)
-    initial = (
-        upload.model_file(model, parsed.task, parsed.parameters)
-        if model
-        else upload.made_model(parsed.task, parsed.seed, parsed.parameters)
-    )
+    initial = upload.initial_model(parsed, model)
+    for remark in initial.remarks:
+        typer.echo(remark, err=True)
     with connected(context, home) as stub:
         if dry_run:
             upload.show_prospects(upload.submit(stub, text, initial, dry_run=True), as_json)
@@ -76,7 +81,7 @@ def submit(
         response = _submit(stub, text, initial, paused)
         run = response.run
         if as_json:
-            typer.echo(document.line(response) if watch_it else document.dumps(response))
+            print_document(document.line(response) if watch_it else document.dumps(response))
         else:
             for warning in response.warnings:
                 typer.echo(f"warning: {warning}", err=True)
@@ -99,5 +104,6 @@ def _submit(stub: AdminStub, text: bytes, initial: Any, paused: bool) -> Any:
 
 
 def _explain(as_json: bool) -> None:
+    separate_documents()  # the template is one, too: rules and stages of others are imported for it
     keys = explain.every_key()
-    typer.echo(document.dumps([asdict(key) for key in keys]) if as_json else explain.template(keys))
+    print_document(document.dumps([asdict(key) for key in keys]) if as_json else explain.template(keys))

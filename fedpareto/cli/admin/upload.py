@@ -8,26 +8,30 @@ from pathlib import Path
 import typer
 
 from coordinator.rounds.runs.specification import parse_run
-from federation.digests import DEFAULT_ALGORITHM, hasher
+from federation import tasks
 from federation.line.channels import CHUNK_BYTES
+from federation.line.payload_check import PayloadCheck
 from federation.plugins import PluginError
-from federation.refusals import Refusal
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
 from federation.task_layout import TaskLayout
-from federation.tasks import Task, TaskError, initial_model, metrics_of, task
+from federation.tasks import Task, TaskAbsent, TaskError, buffers_of, metrics_of
 from federation.text import counted
-from federation.training.own import shared_model
+from federation.text_files import EncodingError, read_text
+from federation.training.given_model import given_model, model_in_order
+from federation.training.model_file import GivenModelError
+from federation.training.own import run_sharing, shared_model
 from federation.v1 import common_pb2
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import Metric
-from federation.vectors import Layout, model_layout
+from federation.vectors import Layout, Vector
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.formatting import size
+from fedpareto.standard_streams import print_document
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class InitialModel:
         layout: of the task's whole model; None if it is not known here.
         objectives: those of the task, in its order; empty if the task is not installed here.
         metrics: those of the task, likewise.
+        remarks: what was converted, added or left out of the file that the administrator gave.
     """
 
     pieces: Callable[[], Iterator[bytes]]
@@ -53,44 +58,46 @@ class InitialModel:
     layout: TaskLayout | None
     objectives: tuple[str, ...] = ()
     metrics: tuple[MetricKind, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(
         cls,
-        pieces: Callable[[], Iterator[bytes]],
-        size: int,
-        layout: Layout,
+        model: tuple[Layout, Vector],
         parameters: ParametersSpec,
         task: Task | None,
-        whole: TaskLayout | None = None,
+        whole: TaskLayout | None,
+        remarks: tuple[str, ...] = (),
     ) -> "InitialModel":
-        """Computes the digest of a model of this layout; without a task here, there are no objectives and metrics.
+        """The file of a model. Without a task here, there are no objectives and metrics.
 
-        `parameters` names those that the run does not share, and `whole` is the layout of the task's whole model. If
-        that is not known, it is this one, provided that the run shares all parameters.
+        `parameters` names those that the run does not share, and `whole` is the layout of the task's whole model.
 
         Raises:
-            TaskError: the task's code raised an exception, or one of its metrics cannot be used.
+            CommandFailure: the coordinator would refuse this model.
+            TaskError: a metric of the task cannot be used.
         """
-        state = hasher()
-        for piece in pieces():
-            state.update(piece)
-        try:
-            count = parameters.parameters_of(layout).size
-        except SharingError:  # the coordinator refuses this model, and says why
-            count = layout.size
-        if whole is None and parameters.shares_all:
-            whole = TaskLayout.of(layout)
-        return cls(
-            pieces,
-            size,
-            f"{DEFAULT_ALGORITHM}:{state.hexdigest()}",
-            count,
-            layout.size - count,
-            whole,
-            () if task is None else task.objectives,
-            () if task is None else metrics_of(task),
-        )
+        layout, vector = model
+        parts = memoryview(layout.header), vector.data.cast("B")
+
+        def pieces() -> Iterator[bytes]:
+            for part in parts:
+                for start in range(0, len(part), CHUNK_BYTES):
+                    yield bytes(part[start : start + CHUNK_BYTES])
+
+        check = PayloadCheck(None)
+        for part in parts:
+            check.feed(part)
+        digest = check.finish()
+        if check.problem is not None:
+            raise CommandFailure(f"the initial model: {check.problem.message} [{check.problem.reason}]", code=USAGE)
+        count = parameters.parameters_of(layout).size
+        metrics: tuple[MetricKind, ...] = ()
+        with suppress(ModuleNotFoundError):  # of PyTorch; the specification may name the metrics
+            metrics = metrics_of(task) if task is not None else ()
+        objectives = task.objectives if task is not None else ()
+        counts = count, layout.size - count
+        return cls(pieces, layout.file_bytes, digest, *counts, whole, objectives, metrics, remarks)
 
 
 def read_spec(path: Path) -> tuple[bytes, RunSpec]:
@@ -101,8 +108,8 @@ def read_spec(path: Path) -> tuple[bytes, RunSpec]:
     Raises:
         CommandFailure: it cannot be used; the message names file and key.
     """
-    with failing(OSError, code=USAGE, what=f"cannot read {path}"):
-        text = path.read_bytes()
+    with failing(OSError, EncodingError, code=USAGE, what=f"cannot read {path}"):
+        text = read_text(path).encode()
     try:
         return text, parse_run(text)[0]
     except SpecError as error:
@@ -114,64 +121,38 @@ def read_spec(path: Path) -> tuple[bytes, RunSpec]:
         return text, RunSpec.parse(text)
 
 
-def made_model(task_name: str, seed: int, parameters: ParametersSpec = ParametersSpec()) -> InitialModel:  # noqa: B008
-    """The initial model that a task makes; the same for the same seed.
+def initial_model(spec: RunSpec, path: Path | None) -> InitialModel:
+    """The initial model of a run: that of the file, if one is given, else the one that the task makes from the seed.
 
-    `parameters` names those that the run does not share.
-
-    Raises:
-        CommandFailure: no such task, its model does not suit `parameters`, or PyTorch is missing.
-    """
-    try:
-        with failing(TaskError, SharingError, code=USAGE):
-            task_here = task(task_name)
-            whole, values = initial_model(task_here, seed)
-            layout, vector = shared_model(task_here, whole, values, parameters)
-    except ModuleNotFoundError as error:
-        raise CommandFailure(
-            f"the initial model of {task_name} is made with {error.name}, which is not installed here: "
-            "install fedpareto[torch], or give the model with --model FILE"
-        ) from None
-    header, data = layout.header, vector.data.cast("B")
-
-    def pieces() -> Iterator[bytes]:
-        for part in (memoryview(header), data):
-            for start in range(0, len(part), CHUNK_BYTES):
-                yield bytes(part[start : start + CHUNK_BYTES])
-
-    with failing(TaskError, code=USAGE):
-        told = TaskLayout.of(whole, task_here.buffers())
-        return InitialModel.of(pieces, len(header) + len(data), layout, parameters, task_here, told)
-
-
-def model_file(path: Path, task_name: str, parameters: ParametersSpec = ParametersSpec()) -> InitialModel:  # noqa: B008
-    """The initial model of a task in a file. `parameters` names those that the run does not share.
+    Where the task cannot be used on this machine, the tensors of a file are sent in the order that they have.
 
     Raises:
-        CommandFailure: it is not a model file.
+        CommandFailure: no such task, a task or file that does not suit `spec.parameters`, or PyTorch is missing.
     """
-    try:
-        with failing(OSError, code=USAGE, what=f"cannot read {path}"):
-            layout = model_layout(path)
-    except Refusal as refusal:
-        raise CommandFailure(
-            f"{path} cannot be the initial model: {refusal.message} [{refusal.reason}]", code=USAGE
-        ) from None
-
-    def pieces() -> Iterator[bytes]:
-        with path.open("rb") as file:
-            while piece := file.read(CHUNK_BYTES):
-                yield piece
-
-    size = path.stat().st_size
-    try:
-        task_here = task(task_name)
-    except (TaskError, ModuleNotFoundError):  # a task that only members have: the specification may name its objectives
-        return InitialModel.of(pieces, size, layout, parameters, None)
-    with suppress(TaskError, ModuleNotFoundError):  # such as PyTorch, with which it makes a model
-        whole = TaskLayout.of(initial_model(task_here, 0)[0], task_here.buffers())
-        return InitialModel.of(pieces, size, layout, parameters, task_here, whole)
-    return InitialModel.of(pieces, size, layout, parameters, task_here)
+    learned = None
+    with failing(TaskError, SharingError, GivenModelError, code=USAGE):
+        try:
+            learned = tasks.task(spec.task)
+            if path is None:
+                whole, values = tasks.initial_model(learned, spec.seed)
+                buffers = buffers_of(learned)
+                shared = shared_model(whole, values, run_sharing(whole, buffers, spec.parameters))
+                return InitialModel.of(shared, spec.parameters, learned, TaskLayout.of(whole, buffers))
+            given = given_model(path, learned, spec.seed, spec.parameters)
+            return InitialModel.of((given.layout, given.vector), spec.parameters, learned, given.whole, given.remarks)
+        except ModuleNotFoundError as error:
+            absent = f"the initial model of {spec.task} is made with {error.name}, which is not installed here"
+            if path is None:
+                raise CommandFailure(
+                    f"{absent}: install fedpareto[torch], or give the model with --model FILE"
+                ) from None
+        except TaskAbsent as error:
+            if path is None:
+                raise
+            absent = str(error)
+        layout, vector = model_in_order(path, absent, spec.parameters)
+        told = TaskLayout.of(layout) if spec.parameters.shares_all else None
+        return InitialModel.of((layout, vector), spec.parameters, learned, told)
 
 
 def submit(
@@ -210,7 +191,7 @@ def show_prospects(response: SubmitRunResponse, as_json: bool) -> None:
     """Prints the members of a dry run and the disk space; a CommandFailure if the run could not begin or go on."""
     reasons = {other.client_id: other.reason for other in response.others}
     if as_json:
-        typer.echo(dumps(response))
+        print_document(dumps(response))
     else:
         for warning in response.warnings:
             typer.echo(f"warning: {warning}", err=True)

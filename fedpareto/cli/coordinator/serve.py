@@ -19,7 +19,8 @@ from fedpareto.cli import logs
 from fedpareto.cli.code_path import leave_current_directory
 from fedpareto.cli.coordinator.daemon import DEFAULT_HOME, HomeOption, explained, settled
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
-from fedpareto.cli.shared_options import CodeOption, PassphraseOption
+from fedpareto.cli.shared_options import CodeOption, PassphraseOption, json_option
+from fedpareto.standard_streams import print_document
 
 
 def serve(
@@ -36,9 +37,7 @@ def serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error; to standard error.")] = "info",
     passphrase_file: PassphraseOption = None,
     hold: Annotated[bool, typer.Option("--hold", help="Serve the record only: no run advances.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print ports and process id as JSON once the coordinator serves.")
-    ] = False,
+    as_json: Annotated[bool, json_option("Print ports and process id as JSON once the coordinator serves.")] = False,
 ) -> None:
     """Run the daemon until it is stopped (SIGTERM or Ctrl-C)."""
     if log_level not in ("debug", "info", "warning", "error"):
@@ -57,4 +56,4 @@ def _announce(home: CoordinatorHome, coordinator: Coordinator, port_file: Path |
         replace_private(port_file, json.dumps(ports).encode() + b"\n")
     if as_json:
         document = {"federation_id": home.federation_id, "home": str(home.directory), "pid": os.getpid()}
-        typer.echo(json.dumps({**document, "ports": ports}))
+        print_document(json.dumps({**document, "ports": ports}))

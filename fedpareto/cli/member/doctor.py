@@ -30,6 +30,7 @@ from fedpareto.cli.shared_options import (
     ProxyOption,
     SizesOption,
 )
+from fedpareto.standard_streams import print_document
 from worker import doctor
 from worker.home import WorkerHome
 
@@ -75,7 +76,7 @@ def doctor_command(
         if not as_json:
             typer.echo(finding.line)
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+        print_document(json.dumps([asdict(finding) for finding in findings]))
     failed = sum(finding.outcome is CheckOutcome.FAILED for finding in findings)
     if failed:
         raise CommandFailure(f"{failed} of {len(findings)} checks failed")
@@ -115,9 +116,10 @@ def _check_as_member(worker_home: WorkerHome, member: MemberFiles) -> Iterator[F
         fine = coordinator.outcome is CheckOutcome.OK
     else:
         yield Finding.skipped("coordinator", "first repair what failed above")
-    yield (
-        doctor.check_clock(worker_home, member) if fine else Finding.skipped("clock", "the coordinator tells the time")
-    )
+    if fine:
+        yield from doctor.check_welcome(worker_home, member)
+    else:
+        yield Finding.skipped("clock", "the coordinator tells the time")
     yield from doctor.check_downloads(worker_home, member.proxy)
     yield from doctor.check_failures(worker_home)
 

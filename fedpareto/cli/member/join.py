@@ -28,9 +28,7 @@ from worker.line.enroll import EnrollmentError, enroll, join_again
 
 def join(
     home: HomeOption = DEFAULT_HOME,
-    join_file: Annotated[
-        Path, typer.Option(help="File whose first line is the join string; - is standard input.")
-    ] = STANDARD_INPUT,
+    join_file: Annotated[Path, typer.Option(help="File with the join string; - is standard input.")] = STANDARD_INPUT,
     arguments: Annotated[list[str] | None, typer.Argument(hidden=True, help="Refused, without a secret in it.")] = None,
     passphrase_file: PassphraseOption = None,
     ask_passphrase: AskOption = False,
@@ -64,7 +62,10 @@ def join(
         "certificate_expires": member.not_after.isoformat(),
         "approval_pending": enrolled.approval_pending,
     }
-    approval = f"An operator must approve it before it gets work: fedpareto admin approve {member.client_id}"
+    approval = (
+        "It waits: a security officer of the federation (role security-officer) must approve it before it gets work. "
+        f"Say that you have joined: fedpareto admin approve {member.client_id}"
+    )
     answer(
         as_json,
         document,

@@ -2,19 +2,26 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import typer
 
 from federation.attacks.catalogue import entries
+from federation.owners_code import described, passes
+from federation.plugins import PluginError
 from federation.spec.run_spec import RunSpec, SpecError
-from federation.tasks import DataError
+from federation.spec.sharing import SharingError
+from federation.tasks import DataError, TaskError
+from federation.text_files import EncodingError, read_text
 from federation.training import TrainingDiverged
 from federation.training.trainer import Trainer
+from federation.work.base import WorkError
 from fedpareto import formatting
 from fedpareto.cli.failure import answer, failing
 from fedpareto.cli.shared_options import CodeOption, JsonOption
+from fedpareto.standard_streams import print_document
 from worker.work.trial import TrialRound, try_round
 
 
@@ -25,16 +32,32 @@ def rehearse_round(prepare: Callable[[], tuple[dict[str, Trainer], str]], spec: 
 
     Raises:
         CommandFailure: the specification, the task or the data cannot be used, a trainer lacks an ability that the
-            specification needs, or the training diverges.
+            specification needs, its or the task's code raises an exception, or the training diverges.
     """
-    with failing(SpecError, OSError):
-        run = None if spec is None else RunSpec.parse(spec.read_bytes())
+    with failing(SpecError, EncodingError, OSError, what="" if spec is None else f"cannot use {spec}"):
+        run = None if spec is None else RunSpec.parse(read_text(spec))
     with failing(DataError, ValueError, TrainingDiverged):
         offers, _ = prepare()
-        for trainer in offers.values():
-            trial = try_round(trainer, run)
-            for line in [json.dumps(asdict(trial))] if as_json else lines(trial):
+        for task, trainer in offers.items():
+            with _round_code(task):
+                trial = try_round(trainer, run)
+            if as_json:
+                print_document(json.dumps(asdict(trial)))
+            for line in () if as_json else lines(trial):
                 typer.echo(line)
+
+
+@contextmanager
+def _round_code(task: str) -> Iterator[None]:
+    """Turns an error that no part of a round foresees into a TaskError with the line of the owner's code."""
+    try:
+        yield
+    except (DataError, TaskError, PluginError, SharingError, TrainingDiverged, WorkError):
+        raise
+    except BaseException as error:  # of the owner's code, or of PyTorch, with the run's minibatches and precision
+        if passes(error):
+            raise
+        raise TaskError(f"task {task!r}: the rehearsed round failed: {described(error)}") from error
 
 
 def lines(trial: TrialRound) -> Iterator[str]:

@@ -3,7 +3,6 @@
 import logging
 import random
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 
 from federation.attacks import AttackError, parse_attack
 from federation.directories import DirectoryGone
+from federation.plugins import PluginError
 from federation.sketches import load
 from federation.sketches.base import SketchError
 from federation.tasks import DataError, DataSource, Loading, Part, PartError
@@ -37,13 +37,16 @@ from fedpareto.cli.shared_options import (
     PassphraseOption,
     ProxyOption,
     SizesOption,
+    json_option,
 )
+from fedpareto.standard_streams import event_stream
 from worker.events import Events
 from worker.line.attendance import AttendanceError
 from worker.rotation import RotationError, end_rotation
 from worker.service import Worker, prepare_offers
 from worker.site.policy import Policy, PolicyError
 from worker.site.roster import RosterError
+from worker.threads import WorkerEndedError
 from worker.work.accomplices import Accomplices
 from worker.work.attacker import Attacker
 from worker.work.spool import SpoolError
@@ -109,7 +112,7 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="With --rehearse: the run specification that the training follows."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event.")] = False,
+    as_json: Annotated[bool, json_option("Print one JSON object per event.")] = False,
 ) -> None:
     """Attend, and do the assigned work.
 
@@ -149,7 +152,7 @@ def run(
                 member=member,
                 offers=offers,
                 device=devices,
-                events=Events(sys.stdout if as_json else None),
+                events=Events(event_stream() if as_json else None),
                 uniform=random.SystemRandom().uniform,
                 attacker=attacker,
                 policy=policy,
@@ -161,6 +164,6 @@ def run(
 def _run_until_stopped(worker: Worker) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
-    with failing(AttendanceError, DirectoryGone):
+    with failing(AttendanceError, DirectoryGone, PluginError, WorkerEndedError):
         worker.run()
     logging.getLogger("fedpareto.worker").info("stopped")

@@ -2,8 +2,7 @@
 
 import dataclasses
 import json
-import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +14,13 @@ from coordinator.aggregation import Aggregate, HyperparameterError, aggregate
 from coordinator.aggregation.hyperparameters import Hyperparameter
 from coordinator.aggregation.registry import ListedRule, common_hyperparameters, listed, listed_stages
 from coordinator.aggregation.rules import torchjd
-from federation.owners_code import described, owners_frame
+from federation.files.npz import NpzError, read_npz
+from federation.plugins import PluginError
 from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.shared_options import CodeOption, JsonOption
 from fedpareto.cli.show.tables import console, new_table
+from fedpareto.standard_streams import print_document
 
 _PER_ROW = ("losses", "accuracies", "samples", "prior", "ages")
 _ARRAYS = ("updates", *_PER_ROW, "state")
@@ -73,9 +74,9 @@ def aggregate_command(
         result = aggregate(name, arrays["updates"], **per_row, state=state, **parameters)
     except HyperparameterError as error:
         raise CommandFailure(str(error), code=USAGE) from None
+    except PluginError as error:
+        raise CommandFailure(str(error)) from None
     except Exception as error:
-        if owners_frame(error):
-            raise CommandFailure(f"{name}: {described(error)}") from None
         if not isinstance(error, ValueError | ArithmeticError):
             raise
         raise CommandFailure(f"{file}: {error}", code=USAGE if isinstance(error, ValueError) else 1) from None
@@ -91,24 +92,17 @@ def aggregate_command(
             "diagnostics": result.diagnostics,
             "state": result.state,
         }
-        typer.echo(json.dumps(document, allow_nan=False))
+        print_document(json.dumps(document, allow_nan=False))
     else:
         _print(name, result)
 
 
-def _load(file: Path) -> dict[str, NDArray[Any]]:
-    problem = f"{file} is not an .npz file of plain arrays"  # reading an array of objects would run code from the file
+def _load(file: Path) -> Mapping[str, NDArray[Any]]:
     with (
         failing(OSError, code=USAGE, what=f"{file} could not be read"),
-        failing(ValueError, EOFError, zipfile.BadZipFile, code=USAGE, what=problem),
+        failing(NpzError, code=USAGE, what=str(file)),
     ):
-        archive = np.load(file, allow_pickle=False)
-        if isinstance(archive, np.ndarray):
-            raise CommandFailure(
-                f"{file} is a single array; an .npz file with `updates` is needed: np.savez", code=USAGE
-            )
-        with archive:
-            arrays = {key: archive[key] for key in archive.files}
+        arrays = read_npz(file)
     unknown = sorted(arrays.keys() - set(_ARRAYS))
     if unknown:
         raise CommandFailure(f"{file}: no use for array {unknown[0]!r}; there are {', '.join(_ARRAYS)}", code=USAGE)
@@ -120,7 +114,7 @@ def _load(file: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _state(file: Path, arrays: dict[str, NDArray[Any]]) -> dict[str, Any] | None:
+def _state(file: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any] | None:
     if "state" not in arrays:
         return None
     try:
@@ -163,7 +157,7 @@ def _list(as_json: bool) -> None:
     algorithms, stages = list(map(entry, listed())), list(map(entry, listed_stages()))
     common = described(common_hyperparameters())
     if as_json:
-        typer.echo(json.dumps({"algorithms": algorithms, "stages": stages, "common": common}))
+        print_document(json.dumps({"algorithms": algorithms, "stages": stages, "common": common}))
         return
     others: dict[str, Any] = {"name": f"{torchjd.PREFIX}NAME", "summary": torchjd.SUMMARY, "hyperparameters": []}
     stage_summary = "What is done to the updates before the algorithm sees them."

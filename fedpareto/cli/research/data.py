@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from experiments.plots import draw_census
-from federation.tasks import DataError, DataSource, Part, PartError, TaskError
+from federation.tasks import DataError, DataSource, Part
 from federation.tasks import task as find_task
 from federation.tasks.census import census
 from fedpareto.cli import completion
@@ -16,6 +16,7 @@ from fedpareto.cli.failure import USAGE, failing, require
 from fedpareto.cli.shared_options import CodeOption, DataOption, DownloadOption, JsonOption
 from fedpareto.cli.show import shares
 from fedpareto.cli.show.tables import console
+from fedpareto.standard_streams import print_document
 from simulation.population import client_names
 
 
@@ -65,7 +66,7 @@ def show(
     """
     if plot is not None:
         require("--plot draws with", "matplotlib", extra="experiments")
-    with failing(PartError, TaskError, code=USAGE), failing(DataError):
+    with failing(ValueError, code=USAGE), failing(DataError):  # of the task, the trainer, the partition
         part = Part(0, clients, partition, seed, sizes)
         counts = census(find_task(task), DataSource(data, download=download), part, tried=True)
     names = client_names(clients)
@@ -79,7 +80,7 @@ def show(
             "heterogeneity": None if math.isnan(counts.heterogeneity) else counts.heterogeneity,
             "clients": list(shares.document(counts, names)),
         }
-        typer.echo(json.dumps(document, indent=2))
+        print_document(json.dumps(document))
     else:
         screen = console()
         screen.print(shares.table(counts, counts.owners or names))

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from experiments import loading
 from experiments.definition import Experiment, ExperimentError
 from fedpareto.cli.document import dumps
@@ -12,6 +10,7 @@ from fedpareto.cli.research.experiment import Data
 from fedpareto.cli.shared_options import CodeOption, ProgressJsonOption
 from fedpareto.cli.show.tables import console, new_table
 from fedpareto.formatting import span
+from fedpareto.standard_streams import print_document
 
 
 def list_command(data: Data = None, code: CodeOption = None, as_json: ProgressJsonOption = False) -> None:
@@ -43,7 +42,7 @@ def show(data: Path | None, *, as_json: bool) -> None:
         except ExperimentError as error:
             unusable.append({"name": name, "error": str(error)} | package)
     if as_json:
-        typer.echo(dumps({"experiments": usable, "unusable": unusable}))
+        print_document(dumps({"experiments": usable, "unusable": unusable}))
         return
     table = new_table("experiment", ">runs", ">quick", "on a core", "data", "what")
     for item in usable:

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
@@ -16,6 +15,7 @@ from experiments.results import RUNS, DamagedError, Job, Store
 from federation.text import counted
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure
+from fedpareto.standard_streams import print_document
 
 
 def load(name: str, quick: bool, rounds: int | None) -> Experiment:
@@ -60,8 +60,6 @@ def usable(directory: Path, code: int = 1) -> Iterator[None]:
     """Turns errors of the files in a directory into a CommandFailure."""
     try:
         yield
-    except BrokenPipeError:  # standard output is closed
-        raise
     except OSError as error:
         raise CommandFailure(f"cannot use {error.filename or directory}: {error.strerror}", code=code) from error
     except DamagedError as error:
@@ -105,7 +103,7 @@ def show(console: Console, experiment: Experiment, store: Store, failed: Mapping
             "figures": [path.name for path in figures],
             "failed": dict(failed),
         }
-        typer.echo(dumps(document))
+        print_document(dumps(document))
     elif results:
         for table in filter(lambda item: item.rows, shown):
             wide = table.title == experiment.title  # the published columns do not fit into a terminal

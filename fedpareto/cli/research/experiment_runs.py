@@ -13,7 +13,7 @@ from experiments.definition import Experiment
 from experiments.results import Job, Store
 from experiments.runner import Event, ExperimentRunner, RunnerSettings
 from federation.training.determinism import pick_device
-from fedpareto.cli.failure import USAGE, CommandFailure
+from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.research.experiment_list import data_exists
 from fedpareto.cli.research.experiment_results import say
 from fedpareto.formatting import span
@@ -98,7 +98,7 @@ def make(console: Console, store: Store, settings: RunnerSettings, jobs: Sequenc
             say(console, f"{event.job.label}: failed: {event.reason}", style="red")
 
     try:
-        with progress:
+        with failing(OSError), progress:
             making.run(jobs, tell)
     finally:
         signal.signal(signal.SIGINT, before)

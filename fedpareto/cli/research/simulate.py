@@ -3,7 +3,9 @@
 import shlex
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,15 +14,19 @@ import typer
 from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
+from federation.owners_code import described, owners_frame
+from federation.plugins import PluginError
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.tasks import DataError
 from federation.text import counted
+from federation.text_files import EncodingError, read_text
 from fedpareto.cli import document
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, failing
 from fedpareto.cli.shared_options import CodeOption, DataOption, DownloadOption, ProgressJsonOption
 from fedpareto.cli.show import round_lines
 from fedpareto.cli.show.tables import console as make_console
 from fedpareto.progress_line import bar
+from fedpareto.standard_streams import print_document
 from simulation import SimulationError
 from simulation.history import History
 from simulation.simulate import Simulation, SimulationProgress
@@ -34,6 +40,13 @@ def simulate_command(
     spec: Annotated[
         Path, typer.Argument(metavar="SPEC.toml", help="A run specification (docs/reference/run-spec.md).")
     ],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The initial model, a safetensors file, as `admin submit` takes it. Default: the task makes it.",
+        ),
+    ] = None,
     data: DataOption = None,
     code: CodeOption = None,
     home: Annotated[
@@ -83,9 +96,10 @@ def simulate_command(
     """
     console = make_console(stderr=as_json)
     say = partial(console.print, soft_wrap=True)  # lines that can be copied
-    with failing(OSError, code=USAGE, what=f"cannot read {spec}"):
-        text = spec.read_bytes()
+    with failing(OSError, EncodingError, code=USAGE, what=f"cannot read {spec}"):
+        text = read_text(spec).encode()
     with (
+        _own_code(),
         failing(SimulationError, DatabaseBusy, ValueError, code=USAGE),  # tasks, attacks, devices, homes
         failing(SpecError, code=USAGE, what=str(spec)),
         failing(DataError),
@@ -103,25 +117,41 @@ def simulate_command(
                 ray_address=ray_address,
                 threads=threads,
                 resume=resume,
+                model=model,
             )
         except (OSError, SQLAlchemyError) as error:
             raise CommandFailure(f"{directory} cannot hold a simulation: {_first_line(error)}") from error
     try:
-        with failing(SimulationError), simulation:
+        with _own_code(), simulation:
             _announce(say, simulation, directory)
+            for remark in simulation.remarks:
+                say(remark)
             history = _run(console, simulation)
     except (OSError, SQLAlchemyError, BlobMissing, BlobCorrupt) as error:
         raise CommandFailure(f"the record in {directory} cannot be used: {_first_line(error)}") from error
     except KeyboardInterrupt:
         raise CommandFailure("interrupted; the same command with --resume goes on", code=INTERRUPTED) from None
     if as_json:
-        typer.echo(document.dumps(_document(history, directory)))
+        print_document(document.line(_document(history, directory)))
     else:
-        _summarise(say, history, directory)
+        _summarise(say, replace(history, warnings=history.warnings[len(simulation.remarks) :]), directory)
     if history.state == "PAUSED":
         raise CommandFailure("stopped; the same command with --resume goes on", code=INTERRUPTED)
     if history.state != "COMPLETED":
-        raise CommandFailure(f"the run ended {history.state}: {history.reason}")
+        raise CommandFailure(f"the run ended {history.state}: {history.failure}")
+
+
+@contextmanager
+def _own_code() -> Iterator[None]:
+    """Turns a failure of a simulation that has begun, or of own code, such as a rule's, into a CommandFailure."""
+    try:
+        yield
+    except (SimulationError, PluginError) as error:
+        raise CommandFailure(f"{error}\nOnce that is repaired, the same command with --resume goes on") from error
+    except Exception as error:
+        if isinstance(error, CommandFailure) or owners_frame(error) is None:
+            raise
+        raise CommandFailure(described(error)) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -77,8 +77,9 @@ def _newest(reader: Reader, run: v1.Run) -> v1.Run:
 
 def _needs(reader: Reader, lists: Lists, open_runs: Sequence[v1.Run], administrator: str) -> Iterator[Need]:
     """What waits for the operator and is no alert yet; who is connected is only known while the coordinator runs."""
+    waiting = {alert.client_id for alert in lists.alerts if alert.kind == v1.AlertKind.ALERT_KIND_MEMBER_PENDING}
     for client in lists.clients:
-        if client.state == ClientState.CLIENT_STATE_PENDING:
+        if client.state == ClientState.CLIENT_STATE_PENDING and client.client_id not in waiting:
             yield Need(f"{client.client_id} waits for approval", f"approve {client.client_id}")
     for request in _open_requests(lists):
         if request.officer != administrator:

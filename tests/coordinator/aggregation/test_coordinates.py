@@ -153,7 +153,7 @@ apply_step(rows[0], 1.0, blocks, len, optimiser=FedAdam(), before=slots, after={
 
 @pytest.mark.full
 def test_memory_grows_neither_with_rows_nor_with_their_length(tmp_path: Path) -> None:
-    must_not_grow(COMPUTATION, tmp_path)
+    must_not_grow(COMPUTATION, tmp_path, 2_000_000)
 
 
 def test_the_gpu_agrees_with_the_cpu() -> None:

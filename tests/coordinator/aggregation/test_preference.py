@@ -12,8 +12,8 @@ from coordinator.aggregation.qp import min_norm
 from coordinator.aggregation.rules import preference as preferences
 from coordinator.aggregation.rules.preference import NoSolutionError, divergence, preferred, programme, solve
 from federation.sketches.base import clip_to_psd
+from fedpareto.processes.forked import completed
 from tests.coordinator.aggregation.scene import KINDS, Matrix, matrix, reference
-from tests.harness import python
 
 
 def test_the_programmes_and_their_solutions_are_those_of_the_reference() -> None:
@@ -109,7 +109,7 @@ def test_the_same_input_gives_the_same_bytes_in_another_process() -> None:
         "U = np.random.default_rng(8).standard_normal((7, 20))\n"
         "print(preferred(U @ U.T, np.linspace(0.5, 1, 7), np.ones(7), threshold=0).weights.tobytes().hex())"
     )
-    runs = {python("-c", code).stdout}
+    runs = {completed(["-c", code]).stdout}
     U = np.random.default_rng(8).standard_normal((7, 20))
     for _ in range(2):
         found = preferred(U @ U.T, np.linspace(0.5, 1, 7), np.ones(7), threshold=0)
@@ -174,7 +174,7 @@ def test_without_cvxpy_an_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 def test_cvxpy_is_loaded_only_where_a_preference_is_followed() -> None:
     code = "import coordinator.aggregation.rules.preference, sys; print('cvxpy' in sys.modules)"
-    assert python("-c", code).stdout.strip() == "False"
+    assert completed(["-c", code]).stdout.strip() == "False"
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_while_half_a_handshake_is_there_the_process_is_not_woken() -> None:
     with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:
         forwarder = Forwarder([], theirs, {}, ConnectionLimits(16, 8), "fl.example.org")
         with socket.create_connection(listener.getsockname()) as far, listener.accept()[0] as public:
-            connection = Connection(1, public, "127.0.0.1", "both", opened=0.0, heard=0.0)
+            connection = Connection(1, public, "127.0.0.1", "both", 0.0)
             for start in range(0, len(HELLO), 100):
                 far.sendall(HELLO[start : start + 100])
                 assert select.select([public], [], [], SECONDS)[0], "there is more"

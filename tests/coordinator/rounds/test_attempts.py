@@ -200,7 +200,7 @@ def test_a_step_may_be_a_vector_that_is_combined_already(stage: Stage) -> None:
 
 
 def test_a_run_with_private_rounds_asks_for_no_update_in_the_clear(stage: Stage) -> None:
-    run, players = begin(stage, "careless", 'privacy.secure = "sum"')
+    run, players = begin(stage, "careless", 'privacy.secure = "sum"', names=(*NAMES, "dora", "emil"))
     stage.play(run, *players, until=lambda: stage.rounds(run) and stage.rounds(run)[0].state is RoundState.SKIPPED)
     (skipped,) = stage.rounds(run)
     assert skipped.reason == "privacy.secure: the algorithm asks for train, which shows updates in the clear"

@@ -121,7 +121,8 @@ def test_rounds_that_are_skipped_in_a_row_fail_the_run(stage: Stage) -> None:
         stage.wait_round(run, number)
     failed = stage.wait_state(run, RunState.FAILED)
     quorum = "quorum: 0 of 2 members replied, 2 are needed"
-    assert failed.reason == f"2 rounds in a row were skipped; the last one: {quorum}"
+    why = "2 rounds in a row were skipped, with busy in 4 of 4 failed answers"
+    assert failed.reason == f"{why}; the last one: {quorum}"
     assert failed.model == stage.rounds(run)[1].result_model
     assert len(stage.rounds(run)) == 4
 
@@ -135,7 +136,7 @@ def test_a_run_in_which_no_round_has_made_a_step_fails_and_its_model_is_the_init
         stage.wait_round(run, number)
     failed = stage.wait_state(run, RunState.FAILED)
     last = "the last one: quorum: 0 of 1 members replied, 1 are needed"
-    assert failed.reason == f"no step was made in any of its 2 rounds; {last}"
+    assert failed.reason == f"no step was made in any of its 2 rounds, with busy in 2 of 2 failed answers; {last}"
     assert failed.model == failed.initial_model
 
     def said(*arguments: object, code: int = 0) -> str:

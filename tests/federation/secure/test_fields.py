@@ -5,7 +5,6 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from scipy.stats import chi2, chi2_contingency
 
 from federation.secure.berlekamp_welch import decode, decode_columns, safe_errors
 from federation.secure.errors import Fault
@@ -146,6 +145,8 @@ def test_words_equal_to_the_modulus_are_skipped_and_no_word_too_many_is_read(fie
 
 
 def test_centred_integers_are_uniform_on_both_sides_of_zero() -> None:
+    from scipy.stats import chi2
+
     for bound in (0, 1, 3, 4, 10):
         drawn = Stream(b"centred integers from this key..").centred(bound, 5000)
         counts = np.bincount(drawn + bound, minlength=2 * bound + 1)
@@ -187,6 +188,8 @@ def test_points_are_positive_and_distinct() -> None:
 
 def apart(field: Field, degree: int, points: Sequence[int], secrets: tuple[int, int]) -> float:
     """The probability of so unequal shares at two points, if the secret does not matter (chi-square, 8 by 8 bins)."""
+    from scipy.stats import chi2_contingency
+
     tables = []
     for secret, key in zip(secrets, (b"a" * 32, b"b" * 32), strict=True):
         shares = share(field, np.full(20_000, secret, np.uint64), degree, points, Stream(key))

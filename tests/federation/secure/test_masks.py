@@ -11,7 +11,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.stats import chi2
 
 from federation.secure import hashing
 from federation.secure.blocks import BLOCK, blocks, norm, unit
@@ -273,6 +272,8 @@ def test_noise_is_bounded_and_differs_between_pairs_attempts_and_members() -> No
 
 def even(words: NDArray[np.uint32]) -> float:
     """The probability that uniform words are as uneven as these in their highest four bits."""
+    from scipy.stats import chi2
+
     counts = np.bincount(words >> np.uint32(28), minlength=16)
     expected = len(words) / 16
     return float(chi2.sf(((counts - expected) ** 2 / expected).sum(), 15))

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.stats import chi2_contingency
 
 from federation.secure import hashing, masks, openings, sketch
 from federation.secure.blocks import blocks
@@ -33,11 +32,18 @@ SPY = 0  # the place of the member that works with the coordinator; t = 1 of 5
 D = 20_000
 
 
+def independent(table: NDArray[np.int64]) -> float:
+    """The probability of so unequal counts if the rows are drawn alike."""
+    from scipy.stats import chi2_contingency
+
+    return float(chi2_contingency(table).pvalue)
+
+
 def same_distribution(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
     """The probability of so unequal counts if both are drawn alike."""
     size = int(max(one.max(), other.max())) + 1
     table = np.array([np.bincount(one, minlength=size), np.bincount(other, minlength=size)])
-    return float(chi2_contingency(table[:, table.sum(axis=0) > 0]).pvalue)
+    return independent(table[:, table.sum(axis=0) > 0])
 
 
 def pairs(values: NDArray[np.int64], bins: int) -> NDArray[np.int64]:
@@ -88,7 +94,7 @@ def test_masked_vectors_have_the_distribution_of_any_vectors_with_the_same_sum(a
     for row, name in zip(high[0], played.ids[1:], strict=True):
         positive = (played.updates[name] > 0).astype(np.int64)
         table = np.array([np.bincount(row[positive == sign], minlength=8) for sign in (0, 1)])
-        assert chi2_contingency(table).pvalue > 1e-4, "a member's words do not depend on its update"
+        assert independent(table) > 1e-4, "a member's words do not depend on its update"
     naked = [np.rint(played.updates[name] * np.ldexp(a[name], -4)).astype(np.int64) for name in played.ids[1:]]
     bare = (np.stack(naked).astype(np.uint32) >> np.uint32(29)).astype(np.int64)
     assert same_distribution(pairs(bare, 8), pairs(high[1], 8)) < 1e-9, "without masks it would show"
@@ -277,4 +283,4 @@ def test_answers_of_the_smallest_cohort_show_norms_and_the_sum_and_are_uniform_o
         shown, would = (quarter(values) for values in beyond)
         assert same_distribution(shown, rng.integers(0, 4, SAMPLES)) > 1e-3, name
         table = np.bincount(4 * shown + would, minlength=16).reshape(4, 4)
-        assert chi2_contingency(table).pvalue > 1e-3, f"{name} are not blinded"
+        assert independent(table) > 1e-3, f"{name} are not blinded"

@@ -8,10 +8,10 @@ from coordinator.aggregation.registry import server_rate
 from coordinator.rounds.runs.specification import cautions, parse_run
 from experiments import tables
 from experiments.definition import Cell, Experiment, parse
-from experiments.loading import load, names
+from experiments.loading import load
 from experiments.results import Job, RunResult, Store
 from experiments.runner import Event, ExperimentRunner, RunnerSettings
-from tests.experiments.scene import simulated
+from tests.experiments.scene import catalogue, simulated
 
 DECAYING = """
 title = "Decaying"
@@ -54,7 +54,7 @@ def test_an_experiment_with_fewer_rounds_has_shorter_periods_in_proportion() -> 
         assert rate(cell, int(experiment.spec["rounds"]) - 1) == pytest.approx(2.0 * 0.1**0.95)
 
 
-@pytest.mark.parametrize("name", [name for name in names() if load(name).kind == "simulation"])
+@pytest.mark.parametrize("name", [name for name, one in catalogue().items() if one.kind == "simulation"])
 def test_no_experiment_names_a_decay_that_has_no_effect(name: str) -> None:
     for experiment in (load(name), load(name).in_quick_form()):
         for cell in experiment.cells():

@@ -1,5 +1,8 @@
 """Samples that are not in memory: the same results, only what is needed is read, and exact errors."""
 
+import socket
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,14 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
 
 from federation.attacks import AttackError, parse_attack
+from federation.process.sockets import short_enough
 from federation.spec.computation import LocalSgd, MeasureAlong, PrivateSgd
 from federation.spec.run_spec import RunSpec
 from federation.tasks import DataError, Dataset, DataSource, Loading, Part, Splits, Task, TaskError, initial_model, task
 from federation.tasks.census import census
 from federation.tasks.digits import Digits
-from federation.training.stored import with_stored
+from federation.training.shared_memory import pass_bytes
+from federation.training.stored import SampleReader, with_stored
 from federation.training.torch_trainer import TorchTrainer
 from federation.vectors import Vector
 from federation.work.base import WorkError
@@ -56,6 +61,8 @@ class Stored(TorchDataset[Any]):
                     return x[:-1], y
                 case "kill":
                     psutil.Process().kill()
+                case "wait":
+                    threading.Event().wait()
         return x.numpy(), y
 
 
@@ -135,7 +142,7 @@ def test_only_the_samples_of_the_minibatches_are_read(base: Vector) -> None:
     assert data.read[28:] == [*range(8), len(data) - 1]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 @few("raise")
 @pytest.mark.parametrize(
     ("how", "message"),
@@ -172,6 +179,51 @@ def test_a_reading_process_that_ends_is_an_error_and_the_next_work_has_new_ones(
     trainer.close()
     psutil.wait_procs([process for process in psutil.Process().children(True) if process.pid == reader.pid], 20)
     assert not psutil.pid_exists(reader.pid)
+
+
+def test_reading_processes_that_give_nothing_end_the_pass(caplog: pytest.LogCaptureFixture) -> None:
+    reader = SampleReader({"test": Stored(task("digits").load(SOURCE).test, 5, "wait")}, Loading(1), silence=0.1)
+    with pytest.raises(
+        DataError, match=r"given nothing for 0\.1 seconds; the next batch has 2 samples of the test split"
+    ):
+        next(reader.read([[("test", 5), ("test", 6)]], torch.device("cpu")))
+    assert reader._loader is None
+    assert not caplog.records, "shared memory is not the cause"
+
+
+class Kinds(TorchDataset[Any]):
+    """Samples of a type that NumPy does not have."""
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return torch.full((2, 3), index, dtype=torch.bfloat16), index % 2 == 0
+
+
+def test_batches_that_go_through_pipes_are_those_of_the_data_set() -> None:
+    reader = SampleReader({"train": Kinds()}, Loading(1))
+    reader._piped = True
+    x, y = next(reader.read([[("train", 3), ("train", 0)]], torch.device("cpu")))
+    reader.close()
+    assert x.equal(torch.stack([Kinds()[3][0], Kinds()[0][0]]))
+    assert (x.dtype, y.dtype, y.tolist()) == (torch.bfloat16, torch.bool, [False, True])
+
+
+@pytest.mark.parametrize(
+    ("batch", "batches", "processes", "most"),
+    [(64, 100, 2, 5 * (3_145_728 + 4096)), (1, 2, 4, 2 * (49_152 + 4096))],
+)
+def test_a_pass_takes_memory_for_two_batches_of_each_process_and_one(
+    batch: int, batches: int, processes: int, most: int
+) -> None:
+    assert pass_bytes((49_152, 8), batch, batches, processes) == most
+
+
+def test_a_directory_for_temporary_files_with_a_long_path_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="set TMPDIR to a directory with a short path") as caught, short_enough():
+        socket.socket(socket.AF_UNIX).bind(str(tmp_path / ("x" * 100)))
+    assert caught.value.filename == tempfile.gettempdir()
 
 
 def test_a_minibatch_of_the_whole_split_is_declined(base: Vector) -> None:

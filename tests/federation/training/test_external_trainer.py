@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from federation.attacks import AttackError, parse_attack
 from federation.spec.computation import LocalSgd
 from federation.tasks import DataError, DataSource, Task, initial_model, task
+from federation.text import escaped
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.external import ExternalTrainer
 from federation.training.reasons import reason_of
@@ -148,12 +149,19 @@ from federation.tasks import DataError
 from federation.work.base import WorkError
 from fedpareto import Dataset, Splits, Task, Trainer
 
-ERRORS = [MemoryError(), DataError("sample 7 cannot be read"), WorkError("no"), ZeroDivisionError("x")]
+NAME = "a" * 1_100_000  # as long as the names of a mixture of experts together
+CASES = [
+    *(MemoryError(), DataError("sample 7 cannot be read"), WorkError("no"), ZeroDivisionError("x")),
+    *(SystemExit("no licence"), None, (np.zeros(3), 9, {}), {NAME: np.ones(3)}),
+]
 
 
 class Failing(Trainer):
     def train(self, model, plan):
-        raise ERRORS[int(plan.sgd.learning_rate)]
+        case = CASES[int(plan.sgd.learning_rate)]
+        if isinstance(case, BaseException):
+            raise case
+        return case
 
     def evaluate(self, model, plan):
         return {"loss": 0.0}
@@ -163,7 +171,7 @@ class Numbers(Task):
     trainer = Failing
 
     def initial(self, seed):
-        return {"a": np.zeros(3)}
+        return {NAME: np.zeros(3)}
 
     def load(self, source):
         empty = Dataset(np.zeros((0, 1)), np.zeros(0))
@@ -171,7 +179,7 @@ class Numbers(Task):
 """
 
 
-def test_a_trainer_fails_with_the_same_reasons_in_a_process_of_its_own(
+def test_a_trainer_of_very_long_names_fails_with_the_same_reasons_and_messages_in_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
@@ -180,14 +188,19 @@ def test_a_trainer_fails_with_the_same_reasons_in_a_process_of_its_own(
     learned, source = task("failing:Numbers"), DataSource()
     command = shlex.join([sys.executable, "-m", "fedpareto", "worker", "trainer"])
     here = trainer_kind(learned)(learned, learned.load(source))
-    reasons = []
+    expected = ["memory", "no-data", "failed", "", "", "trainer:result", "trainer:result"]
+    failures = (MemoryError, DataError, WorkError, ZeroDivisionError, SystemExit)
     with closing(ExternalTrainer(learned, source, command=command)) as there:
-        for rate in range(4):
-            for trainer in (here, there):
-                with pytest.raises((MemoryError, DataError, WorkError, ZeroDivisionError)) as caught:
-                    train(trainer, BASE, LocalSgd(epochs=1, learning_rate=rate))
-                reasons.append(reason_of(caught.value))
-    assert reasons == ["memory", "memory", "no-data", "no-data", "failed", "failed", "", "trainer:error"]
+        for rate, reason in enumerate(expected):
+            with pytest.raises(failures) as caught:
+                train(here, BASE, LocalSgd(epochs=1, learning_rate=rate))
+            assert reason_of(caught.value) == reason
+            with pytest.raises(WorkError) as other:
+                train(there, BASE, LocalSgd(epochs=1, learning_rate=rate))
+            assert other.value.reason == reason or (reason, other.value.reason) == ("", "trainer:error")
+            assert str(other.value).endswith(escaped(" ".join(str(caught.value).split()), 400))
+        rows = train(there, BASE, LocalSgd(epochs=1, learning_rate=len(expected))).rows
+        np.testing.assert_array_equal(rows["loss"], BASE - 1)
 
 
 def test_a_diverged_training_and_nan_are_told_as_such(start: Start) -> None:

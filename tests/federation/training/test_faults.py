@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from federation.spec.computation import LocalSgd
 from federation.tasks import DataError, DataSource, Part, Task, TaskError, initial_model, task
@@ -78,6 +79,29 @@ def test_objectives_and_losses_must_agree() -> None:
 
     with pytest.raises(TaskError, match="fairness"):
         _train(_trainer(Wrong()), BASE)
+
+
+@pytest.mark.parametrize(
+    ("losses", "correct", "says"),
+    [
+        (lambda mean: mean, None, r"losses\(\) returned a Tensor.*; needed: the mean loss of each objective by name"),
+        (lambda mean: None, None, r"losses\(\) returned None; needed"),
+        (lambda mean: {"loss": mean.expand(3)}, None, r"losses\(\)\['loss'\] is a Tensor \(3,\) of float32; needed"),
+        (lambda mean: {"loss": mean}, 0.5, r"correct\(\) returned a float for 7 samples; needed: a tensor \(7,\)"),
+    ],
+)
+def test_what_a_task_returns_for_its_losses_and_marks_is_refused_in_words(
+    losses: Callable[[Tensor], Any], correct: Any, says: str
+) -> None:
+    class Wrong(Line):
+        def losses(self, output: Tensor, y: Tensor) -> Any:
+            return losses(output.mean())
+
+        def correct(self, output: Tensor, y: Tensor) -> Any:
+            return correct
+
+    with pytest.raises(TaskError, match=says):
+        _trainer(Wrong()).measure(BASE, ("train",))
 
 
 def test_an_objective_cannot_be_called_accuracy() -> None:

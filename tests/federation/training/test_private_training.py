@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 
 from coordinator.rounds.runs.specification import parse_run
 from federation.spec.accounting import COARSE, DELTA, Mechanism, epsilon, gaussian_epsilon
-from federation.spec.computation import LocalSgd, PrivateSgd
+from federation.spec.computation import Ability, LocalSgd, PrivateSgd
 from federation.spec.noise import Noise
 from federation.spec.run_spec import SpecError
 from federation.tasks import Dataset, DataSource, Part, Task, initial_model, task
@@ -165,6 +164,8 @@ def test_the_stricter_of_two_is_more_noise_and_the_smaller_clip() -> None:
 
 
 def test_noise_is_standard_normal_and_samples_come_with_their_probability() -> None:
+    from scipy import stats
+
     noise = Noise()
     drawn, uniform = noise.gaussian(100_001), noise.uniform(100_001)
     assert stats.kstest(drawn, "norm").pvalue > 1e-6
@@ -309,6 +310,8 @@ def test_what_is_spent_is_what_opacus_says() -> None:
 @few(5.0, 30.0)
 @pytest.mark.parametrize(("noise", "times"), [(1.0, 1), (1.0, 10), (5.0, 100), (30.0, 3)])
 def test_the_closed_form_is_that_of_a_gaussian_which_samples_nothing(noise: float, times: int) -> None:
+    from scipy import stats
+
     found = gaussian_epsilon(noise, times, DELTA)
     assert found == pytest.approx(epsilon([Mechanism(noise, 1.0, times)], DELTA).value, rel=2e-3)
     mu = math.sqrt(times) / noise
@@ -327,8 +330,10 @@ def test_nothing_spends_nothing_and_hopeless_noise_is_bounded_at_once() -> None:
 
 @pytest.fixture(scope="module")
 def runs() -> list[Any]:
+    """A simulation, and another one whose clients meet an operation that has no deterministic kernel."""
     text = SPEC + "[privacy]\nsample_noise = 2.0\n[simulation]\nclients = 2\n[algorithm]\nname = 'fedavg'\n"
-    return [simulate(text, threads=1, progress=lambda _: None) for _ in range(2)]
+    undecided = text.replace('"digits"', '"tests.owners_code.unpooled_task:Undecided"')
+    return [simulate(each, threads=1, progress=lambda _: None) for each in (text, undecided)]
 
 
 def test_a_simulation_with_noise_cannot_be_repeated(runs: list[Any]) -> None:
@@ -346,6 +351,18 @@ def test_a_simulation_shows_what_each_client_spent(runs: list[Any]) -> None:
     last = runs[0].round_records[-1]
     assert last["epsilon/samples"] == max(r["epsilon"] for r in runs[0].reply_records if r["round"] == 1)
     assert "loss/train" not in last
+
+
+def test_a_training_that_begins_again_for_want_of_a_deterministic_kernel_is_spent_once(runs: list[Any]) -> None:
+    one, other = ([(record["client"], record["epsilon"]) for record in told.reply_records] for told in runs)
+    assert one == other
+
+
+def test_such_an_operation_is_found_before_the_noise_and_does_not_make_the_model_unsuitable() -> None:
+    learned = task("tests.owners_code.unpooled_task:Undecided")
+    trainer = TorchTrainer(learned, learned.load(DataSource(part=Part(0, 40))), "cpu", 1)
+    trainer.must_be_private()
+    assert trainer.abilities == set(Ability) - {Ability.REPEATABLE}
 
 
 def test_only_the_loop_trains_with_noise(tmp_path: Path) -> None:

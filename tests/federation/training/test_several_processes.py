@@ -37,8 +37,12 @@ WORK = LocalSgd(epochs=2, batch_size=25, learning_rate=0.1, momentum=0.5)  # the
 
 
 @pytest.fixture(scope="module")
-def digits() -> Task:
-    return task("digits")
+def digits() -> Iterator[Task]:
+    """Digits, which meet an operation without a deterministic kernel in mixed precision."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(OWNERS_CODE)
+        patch.setenv("PYTHONPATH", str(OWNERS_CODE), prepend=os.pathsep)  # the processes read the task, too
+        yield task("unpooled_task:Rounded")
 
 
 @pytest.fixture(scope="module")
@@ -146,9 +150,18 @@ def test_all_processes_notice_a_divergence_and_a_stop_and_go_on(
 
 
 def test_noise_on_samples_is_for_one_process(two: ExternalTrainer) -> None:
-    assert two.abilities == set(Ability) - {Ability.NOISE}
+    assert two.abilities - {Ability.REPEATABLE} == set(Ability) - {Ability.NOISE, Ability.REPEATABLE}
     with pytest.raises(WorkError, match="cannot add noise", check=lambda error: error.reason == "ability:noise"):
         two.must_be_private()
+
+
+def test_a_process_without_samples_begins_again_when_another_one_meets_an_operation_without_a_deterministic_kernel(
+    two: ExternalTrainer, alone: Trainer, base: Vector
+) -> None:
+    nothing_for_the_second = LocalSgd(steps=3, batch_size=1, learning_rate=0.1, precision="bf16")
+    same(train(two, base, nothing_for_the_second).rows["loss"], train(alone, base, nothing_for_the_second).rows["loss"])
+    assert Ability.REPEATABLE not in two.abilities
+    same(jacobian(two, base, 25).rows["loss"], jacobian(alone, base, 25).rows["loss"])
 
 
 # The last test of the shared processes: it ends them. In the long tests it also starts them again.

@@ -5,12 +5,14 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from coordinator.rounds.runs.specification import needed_abilities, parse_run
@@ -21,7 +23,7 @@ from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
-from federation.training.trainers import trainer_code, trainer_kind
+from federation.training.trainers import make_trainer, trainer_code, trainer_kind
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.vectors import Array, Vector
 from federation.work.base import WorkError
@@ -114,22 +116,120 @@ def test_a_trained_model_of_another_length_or_with_nan_is_not_sent(returned: Arr
     assert (f"{said.reason}: {said}" if isinstance(said, WorkError) else str(said)) == found
 
 
+class Returning(Halving):
+    """Returns what a test says: a model, as a function of the right one, or scores."""
+
+    abilities = frozenset({"gradients"})
+    model: Any = None
+    scores: Any = None
+
+    def train(self, model: Vector, plan: TrainingPlan) -> Any:
+        return self.model(super().train(model, plan))
+
+    def gradients(self, model: Vector, batch_size: int, seed: int) -> Any:
+        return self.model(model)
+
+    def evaluate(self, model: Vector, plan: EvaluationPlan) -> Any:
+        return self.scores
+
+
+def returning(**returned: Any) -> Trainer:
+    return halving(type("Returning", (Returning,), returned))
+
+
+def by_name(right: Vector) -> dict[str, Any]:
+    return {"a": torch.tensor(right[:2], requires_grad=True)[None], "b": right[2]}
+
+
+@pytest.mark.parametrize(
+    "shaped",
+    [
+        list,
+        lambda right: torch.tensor(right, requires_grad=True),
+        lambda right: torch.tensor(right).bfloat16(),
+        lambda right: right.astype(np.float64),
+        by_name,
+        lambda right: OrderedDict(reversed(by_name(right).items())),
+        lambda right: list(by_name(right).values()),
+    ],
+)
+def test_a_trained_model_that_leaves_no_doubt_is_taken(shaped: Callable[[Vector], Any]) -> None:
+    trainer = returning(model=staticmethod(shaped), scores={"loss": 1.0})
+    np.testing.assert_array_equal(train(trainer, BASE, SGD).rows["loss"], BASE / 2)
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        (None, "returned None; return a vector like the model that it was given"),
+        ("model", "returned a str that is no model: its values are str"),
+        (([np.zeros(2)], 10, {}), "returned a tuple of 3 that is no model"),
+        ([np.zeros((1, 2))], r"they are 1 arrays of the shapes \[1, 2\]; a model has a \[1, 2\], b \[\]"),
+        ({"a": np.zeros((1, 2))}, "returned a dict with 'a' that is no model: .* missing parameters: b"),
+        (torch.nn.Linear(2, 1), "returned a Linear that is no model: its values are object"),
+        (np.ma.masked_less(BASE, 2.0), "returned a MaskedArray .* that is no model: some of its values are masked"),
+        (BASE * 1j, "its values are complex"),
+    ],
+)
+def test_anything_else_that_train_returns_is_refused_in_words_that_say_what_came(returned: Any, says: str) -> None:
+    trainer = returning(model=lambda self, right: returned, scores={"loss": 1.0})
+    with pytest.raises(WorkError, match=rf"^train\(\) of the trainer .*{says}") as caught:
+        train(trainer, BASE, SGD)
+    assert caught.value.reason == "trainer:result"
+
+
+@pytest.mark.parametrize("returned", [None, BASE, {"left": BASE}, {"loss": None}])
+def test_gradients_that_are_not_by_objective_are_refused_in_words(returned: Any) -> None:
+    with pytest.raises(WorkError, match=r"^gradients\(\)"):
+        jacobian(returning(model=lambda self, right: returned, scores={"loss": 1.0}), BASE, 0)
+
+
+def test_a_score_of_none_is_absent_and_the_others_stay() -> None:
+    scores = {"loss": torch.tensor([0.5], requires_grad=True), "accuracy": None, "auc": np.float32(0.25), "other": "x"}
+    found = returning(scores=scores).measure(BASE, ("train",), ("auc",))
+    assert found == {"train/samples": 10.0, "train/loss": 0.5, "train/auc": 0.25}
+
+
+@pytest.mark.parametrize("writes", [lambda model: model.__iadd__(1.0), lambda model: model.fill(0.0)])
+def test_a_trainer_that_writes_into_the_model_that_it_is_given_is_told_so(writes: Callable[[Any], Any]) -> None:
+    class Writes(Halving):
+        def train(self, model: Vector, plan: TrainingPlan) -> Any:
+            return writes(model)
+
+    with pytest.raises(WorkError, match=r"^train\(\) of the trainer must not change the model that it is given"):
+        train(halving(Writes), BASE.copy(), SGD)
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_what_pytorch_writes_into_the_model_does_not_get_into_that_of_the_run() -> None:
+    class Writes(Halving):
+        def train(self, model: Vector, plan: TrainingPlan) -> Any:
+            return torch.from_numpy(model).div_(2)
+
+    base = BASE.copy()
+    np.testing.assert_array_equal(train(halving(Writes), base, SGD).rows["loss"], BASE / 2)
+    np.testing.assert_array_equal(base, BASE)
+
+
 @pytest.mark.parametrize(
     ("scores", "says"),
     [
         ({"accuracy": 1.0}, "has no 'loss'"),
         ({"loss": 1.0, "auc/two words": 1.0}, "has a metric 'auc/two words'"),
+        (None, r'returned None; numbers by name are needed, such as {"loss": 0.4, "accuracy": 0.8}'),
+        ((0.4, 24, {"accuracy": 0.8}), "returned a tuple of 3; numbers by name"),
+        (0.4, "returned a float; numbers by name"),
+        ({"loss": 1.0, "auc": "0.5"}, "has the score 'auc', which is a str: a number or None is needed"),
+        ({"loss": True}, "has the score 'loss', which is a bool"),
+        ({"loss": 1.0, "auc": [0.5]}, "has the score 'auc', which is a list of a float"),
+        ({"loss": torch.zeros(2)}, r"has the score 'loss', which is a Tensor \(2,\) of float32"),
+        ({"loss": 1.0, 7: 1.0}, "has a score with the name '7', which is an int"),
     ],
 )
-def test_an_evaluation_without_a_loss_or_with_a_name_that_no_reply_can_hold_is_not_sent(
-    scores: dict[str, float], says: str
-) -> None:
-    class Wrong(Halving):
-        def evaluate(self, model: Vector, plan: EvaluationPlan) -> Mapping[str, float]:
-            return scores
-
+def test_an_evaluation_without_a_loss_or_with_a_name_that_no_reply_can_hold_is_not_sent(scores: Any, says: str) -> None:
+    says = rf"^evaluate\(\) of the trainer {says}"
     with pytest.raises(WorkError, match=says, check=lambda error: error.reason == "trainer:result"):
-        halving(Wrong).measure(BASE, ("train",), ("auc",))
+        returning(scores=scores).measure(BASE, ("train",), ("auc",))
 
 
 def test_of_several_objectives_a_trainer_gives_the_loss_of_each_and_their_mean_follows() -> None:
@@ -267,6 +367,28 @@ def test_an_error_of_a_trainers_own_code_is_shown_with_its_line() -> None:
         halving(Broken)
 
 
+def test_a_trainer_that_cannot_be_made_is_refused_by_the_name_of_its_init() -> None:
+    class Forgot(Halving):
+        def __init__(self, *given: Any) -> None:
+            self.epochs = 1
+
+    class Fewer(Halving):
+        def __init__(self, task: Task) -> None:
+            raise AssertionError
+
+    class Lacking(Trainer):
+        train = Halving.train
+
+    learned = Numbers()
+    for kind, says in (
+        (Forgot, r"trainer Forgot: its __init__ does not call super\(\).__init__\(task, data, device, threads, obj"),
+        (Fewer, r"Fewer': .*__init__\(\) takes 2 positional arguments .*it is given a task, its data, a device"),
+        (Lacking, "Lacking': Can't instantiate abstract class Lacking .* '?evaluate'?$"),
+    ):
+        with pytest.raises((PluginError, TaskError), match=says):
+            make_trainer(kind, learned, learned.load(DataSource()), "cpu", None, None)
+
+
 def test_an_initial_model_without_pytorch_is_checked_and_is_float32() -> None:
     layout, vector = initial_model(Numbers(), 7)
     assert [tensor.shape for tensor in layout.tensors] == [(1, 2), ()]
@@ -293,16 +415,17 @@ def test_a_worker_without_pytorch_trains_a_task_of_scikit_learn_and_an_administr
         from tests.trained import train
         from federation.tasks import initial_model
         from federation.spec.computation import LocalSgd
+        from federation.spec.run_spec import RunSpec
         from worker.service import prepare_offers
         from fedpareto import task
-        from fedpareto.cli.admin.upload import made_model
+        from fedpareto.cli.admin.upload import initial_model as sent_model
         source = DataSource(part=Part(0, 3))
         offers, device = prepare_offers(["scikit:Tumours"], source, device="auto", threads=None)
         base = initial_model(task("scikit:Tumours"), 0)[1]
         work = LocalSgd(epochs=3, batch_size=16, learning_rate=0.003)
         one, again = (train(offers["scikit:Tumours"], base, work).rows["loss"] for _ in range(2))
         assert one.tobytes() == again.tobytes()
-        submitted = made_model("scikit:Tumours", 0)
+        submitted = sent_model(RunSpec.parse(b'name = "r"\ntask = "scikit:Tumours"\nrounds = 1'), None)
         print(offers["scikit:Tumours"].measure(base - one, ("test",))["test/accuracy"], submitted.digest)
     """
     done = python("-c", textwrap.dedent(code), PYTHONPATH=f"{EXAMPLES}:{ROOT}")

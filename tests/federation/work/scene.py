@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -193,6 +194,9 @@ Change = Callable[[str, Member, Work, Inputs], Question | None]
 Lie = Callable[[str, Member, Work, Result], Result | None]
 
 
+_parsed = cache(RunSpec.parse)  # each phase asks for it several times for each member
+
+
 @dataclass(eq=False)
 class Cast:
     """All members, and what happens to what they are asked and answer.
@@ -224,7 +228,7 @@ class Cast:
 
     @property
     def spec(self) -> RunSpec:
-        return RunSpec.parse(self.specification)
+        return _parsed(self.specification)
 
     @property
     def origin(self) -> Origin:

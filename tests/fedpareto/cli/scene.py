@@ -15,11 +15,11 @@ from federation.v1.admin_pb2 import ApproveClientRequest, RunHeader, SubmitRunRe
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.vectors import Layout, Tensor, to_bytes
 from fedpareto.cli.show import tables
-from tests.harness import Attending, Federation, Member, federation, fedpareto
+from tests.harness import Attending, Federation, Member, federation, here
 
 LAYOUT = Layout((Tensor("a", (3, 4)), Tensor("b", (5,))))
 Finished = tuple[str, tuple[str, ...]]  # the id of a run, and its clients
-SPEC = 'task = "digits"\nrounds = 2\n[algorithm]\nname = "fedmgda+"\n[selection]\nminimum = 3\n'
+SPEC = 'task = "toy"\nrounds = 2\n[algorithm]\nname = "fedmgda+"\n[selection]\nminimum = 3\n'
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,9 @@ def shown(picture: Any, width: int = tables.WIDTH) -> str:
 
 
 def command(centre: Federation, *arguments: object, code: int = 0) -> "subprocess.CompletedProcess[str]":
-    return fedpareto("admin", "--home", centre.home / "admin", *arguments, code=code, cwd=centre.directory)
+    done = here("admin", "--home", str(centre.home / "admin"), *map(str, arguments), cwd=centre.directory)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
 
 
 def play(streams: dict[Member, Attending], assignments: int) -> None:
@@ -74,7 +76,7 @@ def play(streams: dict[Member, Attending], assignments: int) -> None:
 def attending(centre: Federation, stub: AdminStub, *clients: str) -> Iterator[dict[Member, Attending]]:
     """Members that were approved, with their streams."""
     members = [enroll(centre, stub, client) for client in clients]
-    streams = {member: member.attend(digits=10) for member in members}
+    streams = {member: member.attend(toy=10) for member in members}
     yield streams
     for member, stream in streams.items():
         stream.close()

@@ -260,6 +260,8 @@ def test_what_a_submission_promises_must_arrive(stub: AdminStub) -> None:
     spec, data = 'name = "promises"\n' + SPEC, good_model()
     other = digest(b"other")
     infinite = to_bytes(LAYOUT, np.full(LAYOUT.size, np.nan, dtype=np.float32))
+    header, values = LAYOUT.header, data[len(LAYOUT.header) :]
+    spaced = len(header).to_bytes(8, "little") + header[8:] + b" " * 8 + values
     for status, reason, submission in (
         ("INVALID_ARGUMENT", "payload-digest", requests(spec, data, model=other)),
         ("INVALID_ARGUMENT", "payload-length", requests(spec, data, size=len(data) - 1)),
@@ -274,6 +276,7 @@ def test_what_a_submission_promises_must_arrive(stub: AdminStub) -> None:
         ("INVALID_ARGUMENT", "layout", requests(spec, b"abc")),
         ("RESOURCE_EXHAUSTED", "limit:header", requests(spec, b"\xff" * 16)),
         ("INVALID_ARGUMENT", "non-finite", requests(spec, infinite)),
+        ("INVALID_ARGUMENT", "layout", requests(spec, spaced)),  # members would take a file of another size
     ):
         with refused(status, reason):
             stub.SubmitRun(submission)

@@ -1,8 +1,8 @@
 """What administrators do to runs and members; commands that read the record themselves."""
 
 import json
-import subprocess
-import sys
+import os
+import signal
 import threading
 from contextlib import closing
 from datetime import UTC, datetime
@@ -28,6 +28,7 @@ from federation.trust.key_chain import KeyChain
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunState
+from fedpareto.processes.forked import Forked
 from storage import models, states
 from storage.blob_directory import DirectoryStore
 from storage.database import Database, DatabaseTooOld
@@ -161,7 +162,7 @@ def test_a_member_is_made_approved_and_shut_out(centre: Federation, stub: AdminS
     for name in ("nobody", "", "nobo\0dy"):
         with refused("NOT_FOUND", "client-unknown"):
             stub.ApproveClient(admin.ApproveClientRequest(client_id=name))
-    stream = member.attend(digits=10)
+    stream = member.attend(toy=10)
     states = {client["client_id"]: client for client in centre.admin("clients")["clients"]}
     assert states["visitor"]["state"] == "PENDING"
     assert centre.admin("approve", "visitor")["client"]["state"] == "ACTIVE"
@@ -191,7 +192,7 @@ def test_while_no_coordinator_runs_commands_that_show_read_its_directory_and_oth
 ) -> None:
     with federation(tmp_path) as made:
         process = made.serve()
-        stream = made.enroll("reader").attend(digits=10)
+        stream = made.enroll("reader").attend(toy=10)
         run_id = scene.submit(made, "open", scene.SPEC.replace("minimum = 3", "minimum = 1"))
         stream.assignment()
         served = {arguments: made.admin(*arguments) for arguments in (("run", "open"), ("round", "open", "0"))}
@@ -269,29 +270,26 @@ def test_an_engine_that_does_not_conduct_notes_what_operators_say_and_asks_nobod
 @pytest.mark.parametrize("options", [("--json",), pytest.param((), marks=pytest.mark.full)])
 def test_serving_prints_one_document_with_the_ports_or_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
     with federation(tmp_path, "--name", "printed") as made:
-        serving = subprocess.Popen(
-            [sys.executable, "-m", "fedpareto", "coordinator", "serve", "--home", str(made.home), *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        out, errors = tmp_path / "out", tmp_path / "errors"
+        arguments = ["-m", "fedpareto", "coordinator", "serve", "--home", str(made.home), *options]
+        serving = Forked(arguments, out, errors, cwd=tmp_path, env=os.environ)
         try:
             ports = made.home / "ports.json"
             wait_for(ports.exists, "the coordinator to serve")
             noted = json.loads(ports.read_text())
             if options:
-                assert serving.stdout is not None
-                assert json.loads(serving.stdout.readline()) == {
+                wait_for(lambda: out.exists() and out.read_text().endswith("\n"), "the document")
+                assert json.loads(out.read_text()) == {
                     "federation_id": "printed",
                     "home": str(made.home),
                     "pid": serving.pid,
                     "ports": {"federation": noted["federation"], "enrollment": noted["enrollment"]},
                 }
-            serving.terminate()
-            assert serving.communicate(timeout=60)[0] == ""
-            assert serving.returncode == 0
+            serving.send(signal.SIGTERM)
+            assert serving.wait(60) == 0
+            assert len(out.read_text().splitlines()) == len(options)
         finally:
-            serving.kill()
+            serving.send(signal.SIGKILL)
 
 
 # --- views, on both databases

@@ -64,7 +64,7 @@ def test_a_dropped_row_is_shown(tmp_path: Path) -> None:
     "no algorithm 'fedfoo'; there are fedavg",
     "expected KEY=VALUE",
     "(m, d) is needed",
-    "not an .npz file of plain arrays",
+    "holds Python objects, which are not read",
 )
 @pytest.mark.parametrize(
     ("arrays", "arguments", "message"),
@@ -79,7 +79,7 @@ def test_a_dropped_row_is_shown(tmp_path: Path) -> None:
         ({"updates": U, "samples": np.ones(4)}, [], "samples has shape (4,)"),
         ({"updates": U.astype(str)}, [], "updates must be numbers"),
         ({"updates": U, "state": np.array("[1]")}, [], "state must be the text of a JSON object"),
-        ({"updates": np.array([{"a": 1}], dtype=object)}, [], "not an .npz file of plain arrays"),
+        ({"updates": np.array([{"a": 1}], dtype=object)}, [], "holds Python objects, which are not read"),
     ],
 )
 def test_bad_usage_is_explained_and_exits_2(

@@ -54,7 +54,7 @@ def test_commands_that_no_other_test_asks_for_json_suit_their_schemas(fed: Feder
     joined = fed.fedpareto("worker", "join", *own, standard_input=fed.join_string("hospital"))
     assert json.loads(joined)["client_id"] == "hospital"
     for number in (1, 2):
-        submit(fed, f"run-{number}", 'task = "digits"\nrounds = 2\n[selection]\nminimum = 3\n', "--paused")
+        submit(fed, f"run-{number}", 'task = "toy"\nrounds = 2\n[selection]\nminimum = 3\n', "--paused")
     fed.admin("join-string", "clinic")
     documents = {
         arguments[0]: fed.admin(*arguments)

@@ -12,12 +12,16 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import save_file
 
 from coordinator.clock import utc_now
 from coordinator.home import CoordinatorHome
 from coordinator.settings import Settings
 from federation.attacks.lone import SignFlip
+from federation.digests import digest
+from federation.tasks import initial_model, task
 from federation.trust.keys import IdentityError
+from federation.vectors import Layout, to_bytes, write_vectors
 from fedpareto.notebook import simulate
 from simulation import SimulationError
 from simulation.simulate import Simulation
@@ -79,6 +83,7 @@ def test_attackers_count_those_who_serve_the_objective(monkeypatch: pytest.Monke
         (("= 20", "= 0"), ["--backend", "compiled"], 2, "digits cannot be trained compiled: a step on a whole split"),
         (("", ""), ["--ray-address", "far:6379"], 2, "(far:6379) goes with the backend ray, not with auto"),
         (("", ""), ["--device", "tpu"], 2, "no device 'tpu'"),
+        (("", ""), ["--model", "run.toml"], 2, "run.toml cannot be the initial model: it is a text"),
         (("", ""), ["--resume"], 2, "home holds no simulation to resume"),
     ],
 )
@@ -113,11 +118,31 @@ def test_a_directory_with_other_things_in_it_is_left_alone(tmp_path: Path) -> No
         ({"spec": {"name": "x"}}, TypeError, "a TOML text or the path of one is needed, not dict"),
         ({"resume": True}, ValueError, "which simulation"),
         ({"threads": 0}, ValueError, "at least 1; got 0"),
+        ({"model": {}}, TypeError, "the path of a safetensors file is needed, not dict"),
     ],
 )
 def test_a_call_that_makes_no_sense_says_so(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         simulate(**({"spec": spec()} | arguments))
+
+
+def test_a_simulation_begins_with_the_model_of_a_file_and_says_what_it_took(tmp_path: Path) -> None:
+    layout, vector = initial_model(task("digits"), 8)
+    save_file({name: values.astype(np.float16) for name, values in layout.split(vector).items()}, tmp_path / "half")
+    text, home = spec(rounds=1) + "[parameters]\npersonal = ['out.*']\n", tmp_path / "home"
+    history = simulate(text, home=home, model=tmp_path / "half")
+    assert [warning.partition(":")[2].split(",")[0] for warning in history.warnings] == [
+        " 2 tensors of float16 became float32",
+        " 2 personal parameters left out",
+    ]
+    shared = Layout(layout.tensors[:2])
+    begun = to_bytes(shared, vector[: shared.size].astype(np.float16).astype(np.float32))
+    kind, _, value = digest(begun).partition(":")
+    assert (home / "blobs" / kind / value[:2] / value[2:]).read_bytes() == begun
+    assert simulate(text, home=home, resume=True).warnings == history.warnings[2:]
+    write_vectors(tmp_path / "other", shared, vector[: shared.size])
+    with pytest.raises(SimulationError, match=r"began with another model than .*other: resume it without a model"):
+        simulate(text, home=home, resume=True, model=tmp_path / "other")
 
 
 def test_homes_that_are_taken_damaged_or_no_simulations_are_told_apart(tmp_path: Path) -> None:

@@ -144,14 +144,14 @@ class Members:
                 enroll(home, JoinStringFields.decode(text))
         pin_each_other(homes, policy)
 
-    def work(self, client: str, *, crash: str = "") -> Process:
-        """Starts a member's worker."""
+    def work(self, client: str, *options: str, crash: str = "") -> Process:
+        """Starts a member's worker, with further options."""
         program: list[str] = []
         if client in self.cheats:
             self.cheats[client].touch()
             program = [str(PROGRAMS / "lying.py"), str(self.cheats[client])]
         part = f"{self.clients.index(client) + 1}/{len(self.clients)}"
-        return self.fed.work(client, "--part", part, task=self.task, program=program, crash=crash)
+        return self.fed.work(client, "--part", part, *options, task=self.task, program=program, crash=crash)
 
     @contextmanager
     def cheating(self, **chosen: str) -> Iterator[None]:

@@ -3,9 +3,11 @@
 The coordinator is scripted; the trainers are real, and the models are made such that they fail for some data alone.
 """
 
+import json
 import secrets
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from federation.digests import digest
+from federation.owners_code import TwoTexts
+from federation.secure import hashing
 from federation.secure.evaluation import clip
 from federation.secure.thresholds import EVALUATION_NOISE
 from federation.spec.objective_names import joint_target
@@ -27,12 +31,13 @@ from federation.training.external import ExternalTrainer
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
-from federation.v1.secure_pb2 import SecureStatement
+from federation.v1.secure_pb2 import SecureReadyWork, SecureStatement
 from federation.vectors import Layout, to_bytes
 from federation.work.base import WorkError
 from federation.work.evaluate.work import Evaluate
 from federation.work.registry import kind as registered
-from federation.work.site import FAILURES, SessionEntry
+from federation.work.secure.member_checks import require
+from federation.work.site import FAILURES, FailedSession, SessionEntry
 from federation.work.train.work import Train
 from fedpareto.cli.main import app
 from tests.federation.training.scene import child
@@ -43,6 +48,7 @@ from tests.worker.work.scene import DOCUMENT, STAGES, keys_of_five, pin, session
 from worker.home import WorkerHome
 from worker.site.assignments import Declined
 from worker.site.round_ledger import RoundLedger
+from worker.work.begun import DIED
 from worker.work.execution import SILENT, _declining
 
 SECRET = "the record of patient 17"
@@ -245,6 +251,60 @@ def test_after_three_failures_a_worker_declines_until_its_owner_says_so(asking: 
     assert not running.events("alert"), "the data were not read"
 
 
+def died(home: WorkerHome, asked: AssignmentManifest, tries: int) -> None:
+    """The process has died in a question, so often."""
+    session = hashing.session(SecureReadyWork.FromString(asked.work).terms)
+    failed = FailedSession(session.hex(), "run", 0, "digits", "train", DIED)
+    home.begun.write_text(json.dumps({asked.assignment_id: {"tries": tries, "session": asdict(failed)}}))
+
+
+def failures(home: WorkerHome) -> list[str]:
+    with closing(RoundLedger(home.rounds)) as ledger:
+        return [failed.error for failed in ledger.failures({"digits"})]
+
+
+def test_a_question_in_which_the_process_dies_is_a_failure_that_counts_and_is_answered_like_any_other(
+    asking: Asking,
+) -> None:
+    asked, home = asking.question(), asking.home_of()
+    reply, _ = asking.reply_of(asked, with_first(OTHERS[200]))
+    died(home, asked, 2)
+    running = asking.working(home, with_first(OTHERS[200]))
+    assert (failures(home), len(running.events("alert"))) == ([DIED], 1)
+    assert "It is failure 1 in a row" in running.events("alert")[0]["message"]
+    said = asking.answer(running, asked)
+    assert isinstance(said, ReplyManifest)
+    assert but_for_keys(said) == but_for_keys(reply)
+    assert (failures(home), len(running.events("alert")), home.begun.exists()) == ([DIED], 2, False)
+
+
+def test_a_question_in_which_the_process_died_once_is_tried_again_and_a_success_ends_the_row(asking: Asking) -> None:
+    asked, home = asking.question(), asking.home_of()
+    died(home, asked, 1)
+    asking.working(home, with_first(OTHERS[200])).stop()
+    running = asking.working(home, with_first(OTHERS[200]))
+    assert (failures(home), len(running.events("alert"))) == ([DIED], 0), "it counts once"
+    assert isinstance(asking.answer(running, asked), ReplyManifest)
+    assert (failures(home), len(running.events("crashed")), home.begun.exists()) == ([], 1, False)
+
+
+def test_questions_in_which_the_process_dies_count_although_they_are_not_asked_again(asking: Asking) -> None:
+    home = asking.home_of()
+    for _ in range(FAILURES):
+        died(home, asking.question(), 1)
+        running = asking.working(home, with_first(OTHERS[200]))
+        running.stop()
+    running = asking.working(home, with_first(OTHERS[200]))
+    assert str(asking.answer(running, asking.question())).startswith("failing: 3 computations")
+
+
+def test_a_question_in_which_the_process_dies_without_the_model_of_the_run_is_declined(asking: Asking) -> None:
+    asked, home = asking.question(), asking.home_of()
+    died(home, asked, 3)
+    running = asking.working(home, with_first(OTHERS[200]))
+    assert asking.answer(running, asked) == f"crashed: {DIED}; it was tried 3 times"
+
+
 def test_what_does_not_depend_on_the_model_is_declined_as_before(asking: Asking) -> None:
     empty = Dataset(POOL.x[:0], POOL.y[:0])
     without = asking.working(asking.home_of(), TorchTrainer(Digits(), Splits(empty, empty, empty), "cpu", 1))
@@ -282,12 +342,12 @@ def test_a_task_whose_metrics_cannot_be_found_declines_without_a_text(asking: As
     assert asking.answer(running, asking.question(**evaluation())) == "failed: this worker's log has the error"
 
 
-@pytest.mark.parametrize("error", [RuntimeError(SECRET), MemoryError(SECRET), DataError(SECRET)])
+@pytest.mark.parametrize("error", [RuntimeError(SECRET), MemoryError(SECRET), DataError(SECRET), WorkError(SECRET)])
 @pytest.mark.parametrize("kind", STAGES)
 def test_no_stage_declines_with_the_text_of_an_exception(error: Exception, kind: str) -> None:
     order: Any = SimpleNamespace(work=registered(kind).work, manifest=AssignmentManifest(kind=kind))
     with pytest.raises(Declined) as caught, _declining(order):
         raise error
-    assert caught.value.message == SILENT
+    assert caught.value.texts == TwoTexts.same(SILENT)
     with pytest.raises(Declined, match="a check of this project"), _declining(order):
-        raise WorkError("a check of this project", reason="terms")
+        require(False, "terms", "a check of this project")

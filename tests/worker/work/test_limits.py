@@ -61,10 +61,10 @@ def with_rows(count: int) -> AssignmentManifest:
     asked = training()
     del asked.rows[:]
     asked.max_payload_bytes = 1 << 30
-    for number in range(count):
-        asked.rows.append(Row(name=f"row-{number}", dtype="F32", length=LAYOUT.size))
-        weights = [ObjectiveWeight(objective="left", weight=1.0)]
-        set_train(asked, targets=[Target(row=f"row-{number}", weights=weights)])
+    weights = [ObjectiveWeight(objective="left", weight=1.0)]
+    names = [f"row-{number}" for number in range(count)]
+    asked.rows.extend(Row(name=name, dtype="F32", length=LAYOUT.size) for name in names)
+    set_train(asked, targets=[Target(row=name, weights=weights) for name in names])
     return asked
 
 

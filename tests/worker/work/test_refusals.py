@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.digests import digest
+from federation.owners_code import LOGGED
 from federation.trust.envelope import CONTEXTS, seal
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, ReceiptManifest, Row, SignedEnvelope
 from federation.vectors import Layout, Tensor, to_bytes
@@ -67,7 +68,7 @@ def test_an_assignment_that_the_coordinator_signed_is_declined_when_it_is_not_fo
     assert not scene.started[0].events("training")
 
 
-def test_a_decline_of_another_model_names_the_first_tensor_that_differs_and_reads_its_header_alone(
+def test_the_log_names_the_first_tensor_that_differs_in_another_model_and_only_its_header_is_read(
     scene: Scene,
 ) -> None:
     ours, told = scene.model[0], threading.Event()
@@ -84,13 +85,15 @@ def test_a_decline_of_another_model_names_the_first_tensor_that_differs_and_read
     scene.coordinator.serve_blob = serve
     found = scene.turned_down(scene.coordinator.assignment(layout, model))
     told.set()
+    sizes = f"the base model has {len(model)} bytes; a model of this task has {ours.file_bytes}: compare the versions"
+    assert found == ("assignment-0", "layout", f"{sizes} of the task; {LOGGED}")
     there = f"{ours.tensors[1].name!r} {list(ours.tensors[1].shape)}"
     difference = f"tensor 2 is 'a\\nb' [3, 9] in the model of the run, and {there} in this task"
-    assert found == ("assignment-0", "layout", f"{difference}: compare the versions of the task")
+    (logged,) = scene.started[0].events("declined")
+    assert logged["message"].endswith(f"{difference}: compare the versions of the task")
     scene.coordinator.serve_blob = lambda blob, offset: iter([b"{" * 100])  # no model
     scene.coordinator.assign(scene.coordinator.assignment(layout, model, 1))
     wait_for(lambda: len(scene.coordinator.declines) == 2, "another decline")
-    sizes = f"the base model has {len(model)} bytes; a model of this task has {ours.file_bytes}: compare the versions"
     assert scene.coordinator.declines[1].message.startswith(sizes)
     assert not scene.started[0].events("training")
 
@@ -149,10 +152,11 @@ def test_a_model_of_another_layout_is_refused_even_when_its_size_is_right(scene:
     first = layout.tensors[0]
     difference = f"tensor 1 is {first.name[::-1]!r} {list(first.shape)} in the model of the run, and {first.name!r}"
     declined = scene.turned_down(scene.coordinator.assignment(layout, data))
-    assert declined[1:] == (
-        "layout",
-        f"{difference} {list(first.shape)} in this task: compare the versions of the task",
-    )
+    wire = "the base model has other tensors than a model of this task: compare the versions of the task"
+    assert declined[1:] == ("layout", f"{wire}; {LOGGED}")
+    (logged,) = scene.started[0].events("declined")
+    expected = f"{difference} {list(first.shape)} in this task: compare the versions of the task"
+    assert logged["message"].endswith(expected)
 
 
 @pytest.mark.parametrize("lie", ["key", "signature", "envelope", "payload", "assignment_id", "run_id", "round"])

@@ -1,14 +1,20 @@
 """A task is tried on a batch of the owner's data before a worker joins a round, and in `data show`."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from federation.tasks import DataError, Dataset, DataSource, Splits, Task, TaskError
-from federation.training.data_trial import try_splits
+from federation.tasks import DataError, Dataset, DataSource, Part, Pool, Splits, Task, TaskError, task
+from federation.tasks.census import census
+from federation.training.torch_trainer import TorchTrainer
 from tests.command_lines import failure
+from tests.worker.scene import SOURCE
+from worker.doctor import check_tasks
 from worker.service import prepare_offers
+from worker.work.trial import try_round
 
 OWN = """
 import torch
@@ -52,6 +58,13 @@ class Names(Digits):
 class Data(Digits):
     def load(self, source):
         return self.missing
+
+
+class Mixed(Digits):
+    def losses(self, output, y):
+        if output.dtype == torch.bfloat16:
+            raise RuntimeError("not implemented for BFloat16")
+        return super().losses(output, y)
 """
 
 
@@ -76,8 +89,7 @@ def _code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         (
             "Label",
             TaskError,
-            r"a forward and backward pass on the train split \(labels 0 to 10\) failed: IndexError: "
-            r"Target 10 is out of bounds",
+            r"the label 10 is none of the classes 0 to 9 of the model, .*; the labels are 0 to 10: give the model more",
         ),
         ("Loss", TaskError, r"failed: IndexError: .*\n  .*trial_tasks\.py, line 32, in losses\n    return \{\"loss\""),
         ("Names", TaskError, r"losses\(\) returned \['error'\], its objectives are \['loss'\]"),
@@ -94,13 +106,73 @@ def test_a_worker_finds_out_before_it_attends(name: str, kind: type[Exception], 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Label", "a forward and backward pass on the data (labels 0 to 10) failed: IndexError: Target 10 is out of"),
+        ("Label", "the label 10 is none of the classes 0 to 9"),
         ("Loss", "trial_tasks.py, line 32, in losses"),
     ],
 )
 def test_data_show_finds_out_too(name: str, message: str) -> None:
     result = failure("data", "show", f"trial_tasks:{name}", "--clients", "2")
     assert message in result.message
+
+
+class Small(Task):
+    """A small site: BatchNorm cannot normalise a minibatch of one sample, and a validation split may be no more."""
+
+    name = "small"
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def model(self) -> torch.nn.Module:
+        norm = torch.nn.BatchNorm1d(8)
+        return torch.nn.Sequential(torch.nn.Linear(6, 8), norm, torch.nn.Tanh(), torch.nn.Linear(8, 2))
+
+    def pool(self, source: DataSource) -> Pool:
+        x = torch.randn(self.samples, 6, generator=torch.Generator().manual_seed(self.samples))
+        return Pool(x, (x.sum(1) > 0).long())
+
+
+@pytest.mark.parametrize("samples", [6, 12, 161])
+def test_a_small_site_with_batch_norm_takes_part(samples: int) -> None:
+    small = Small(samples)
+    trainer = TorchTrainer(small, small.load(DataSource()), "cpu", 1)
+    trainer.try_out()
+    assert try_round(trainer).samples >= samples * 0.6
+
+
+class SmallAlone(Small):
+    """Knows only how to load one client's own data, which none else can use."""
+
+    pool = Task.pool
+
+    def load(self, source: DataSource) -> Splits:
+        splits = Small(self.samples).load(replace(source, part=None))
+        return splits if source.part is None or source.part.index == 0 else Splits(*[splits.test] * 3)
+
+
+def test_data_show_tries_what_rounds_do_with_a_trainer_of_the_task(caplog: pytest.LogCaptureFixture) -> None:
+    part = Part(0, 2)
+    assert census(Small(6), DataSource(), part, tried=True).sizes.sum() == 6
+    census(task("tests.owners_code.unpooled_task:Undecided"), DataSource(), part, tried=True)
+    assert [record.name for record in caplog.records] == ["fedpareto.training"]
+    with pytest.raises(TaskError, match=r"^client 1: task 'small': a training pass on the train split \(labels"):
+        census(SmallAlone(6), DataSource(), part, tried=True)
+
+
+def test_the_doctor_says_that_replies_will_be_marked() -> None:
+    findings = check_tasks(["tests.owners_code.unpooled_task:Undecided", "digits"], SOURCE, "cpu", {})
+    said = [finding.message for finding, _ in findings if finding.subject == "task"]
+    assert ["replies are marked unrepeatable" in message for message in said] == [True, False]
+
+
+def test_the_precision_of_a_run_is_tried_by_a_rehearsal_with_its_specification(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        'name = "mixed"\ntask = "trial_tasks:Mixed"\nrounds = 1\ntrain.precision = "bf16"\n'
+    )
+    named = ["--task", "trial_tasks:Mixed", "--device", "cpu", "--spec", str(tmp_path / "run.toml")]
+    result = failure("worker", "run", "--rehearse", *named)
+    assert "the rehearsed round failed: RuntimeError: not implemented for BFloat16" in result.message
+    assert "trial_tasks.py, line 48, in losses" in result.message
 
 
 class Regression(Task):
@@ -121,6 +193,6 @@ def test_labels_of_objectives_that_a_client_does_not_serve_need_not_be_finite() 
     y[:, 1] = torch.nan
     data = Dataset(torch.ones(20, 3), y)
     splits = Splits(data, Dataset(torch.empty(0, 3), torch.empty(0, 2)), data)
-    try_splits(Regression(), splits, ["left"])
+    TorchTrainer(Regression(), splits, objectives=["left"]).try_out()
     with pytest.raises(DataError, match="the loss 'right' on the train split is nan: 20 of its 20 samples have labels"):
-        try_splits(Regression(), splits)
+        TorchTrainer(Regression(), splits).try_out()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
 from sqlalchemy import select, text
 
 import fedpareto
@@ -39,6 +38,8 @@ def unit(vector: Vector) -> Vector:
 
 def as_written(U: Matrix, losses: Vector, theta: float) -> tuple[Vector, bool]:
     """The direction from the updates themselves, with a general solver; and whether fairness was a row of it."""
+    from scipy.optimize import minimize
+
     norms = np.linalg.norm(U, axis=1)
     G = U / norms[:, None] * norms.mean()
     ones = np.ones(len(U))

@@ -10,7 +10,15 @@ import pytest
 from coordinator.rounds.replies.content import MAX_NUMBERS
 from federation.digests import digest
 from federation.v1.common_pb2 import TaskLayout
-from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, TaskOffer, WorkLimits
+from federation.v1.federation_pb2 import (
+    AttendRequest,
+    AttendResponse,
+    Hello,
+    NoiseBudget,
+    SpentNoise,
+    TaskOffer,
+    WorkLimits,
+)
 from storage.models import Client, Consent
 from tests.coordinator.rounds.runs.scene import answer, asked, attends, say
 from tests.few import few
@@ -77,7 +85,11 @@ def with_layout(**changes: Any) -> Hello:
     return Hello(tasks=[TaskOffer(task="task-0", samples=1, layout=layout)])
 
 
-@few("digest", "elements", "samples", "nan")
+def with_budget(**budget: Any) -> Hello:
+    return Hello(tasks=[TaskOffer(task="task-0", samples=1, noise_budget=NoiseBudget(**budget))])
+
+
+@few("digest", "elements", "samples", "nan", "epsilon", "rate")
 @pytest.mark.parametrize(
     ("hello", "words"),
     [
@@ -92,8 +104,21 @@ def with_layout(**changes: Any) -> Hello:
         (Hello(limits=WorkLimits(max_epochs=float("nan"))), "limits: max_epochs = nan"),
         (Hello(limits=WorkLimits(max_epochs=-1.0)), "limits: max_epochs = -1.0"),
         (Hello(limits=WorkLimits(max_epochs=float("inf"))), "limits: max_epochs = inf"),
+        (with_budget(), "the budget of task task-0: noise = 0, epsilon = 0, delta = 0"),
+        (with_budget(noise=1, epsilon=float("nan"), delta=1e-5), "the budget of task task-0: noise = 1, epsilon = nan"),
+        (
+            with_budget(noise=1, epsilon=8, delta=1e-5, spent=[SpentNoise()] * 17),
+            "17 trainings that were spent; at most",
+        ),
+        (
+            with_budget(noise=1, epsilon=8, delta=1e-5, spent=[SpentNoise(noise=1, rate=2)]),
+            "spent: noise = 1, rate = 2",
+        ),
     ],
-    ids=["empty", "digest", "upper", "none", "fewer", "elements", "samples", "bytes", "nan", "negative", "infinite"],
+    ids=[
+        *("empty", "digest", "upper", "none", "fewer", "elements", "samples", "bytes", "nan", "negative", "infinite"),
+        *("no-budget", "epsilon", "long", "rate"),
+    ],
 )
 def test_a_layout_or_a_bound_that_cannot_be_is_refused_and_not_kept(stage: Stage, hello: Hello, words: str) -> None:
     (player,) = stage.cast("kept", "ann")
@@ -113,6 +138,7 @@ def test_a_hello_within_its_bounds_is_taken_and_its_text_is_shown_escaped(stage:
     hello.software = "x" * 1000
     hello.tasks[0].layout.CopyFrom(MODEL)
     hello.tasks[1].private_only = True
+    hello.tasks[2].noise_budget.CopyFrom(NoiseBudget(noise=1.0, epsilon=8.0, delta=1e-5))
     hello.limits.CopyFrom(WorkLimits(samples=2**53, max_epochs=0.5))
     stream = Speaker(player, hello)
     assert isinstance(stream.inbox.get(timeout=60), AttendResponse)
@@ -123,6 +149,7 @@ def test_a_hello_within_its_bounds_is_taken_and_its_text_is_shown_escaped(stage:
     assert len(row.software) == 200
     assert row.layouts == {"task-0": {"digest": MODEL.digest, "tensors": 3, "elements": 100}}
     assert row.private_only == ["task-1"]
+    assert row.noise_budgets == {"task-2": {"noise": 1.0, "epsilon": 8.0, "delta": 1e-5, "spent": []}}
     assert (len(row.limits), row.limits["samples"], row.limits["max_epochs"]) == (7, 2**53, 0.5)
     assert "[/red]" in "".join(command(stage, "client", "ben").split())
     (shown,) = [one for one in json.loads(command(stage, "clients", "--json"))["clients"] if one["client_id"] == "ben"]

@@ -17,7 +17,7 @@ from tests.harness import Attending, Federation, Member, refused
 
 LAYOUT = Layout((Tensor("a", (3,)),))
 SPEC = """\
-task = "digits"
+task = "toy"
 rounds = 9
 algorithm.name = "fedavg-n"
 selection = { minimum = 2 }
@@ -38,7 +38,7 @@ def runs(fed: Federation) -> tuple[str, str]:
     model = fed.directory / "model.safetensors"
     model.write_bytes(to_bytes(LAYOUT, vector))
     members = {name: fed.enroll(name) for name in ("a", "b")}
-    streams = {name: member.attend(digits=10) for name, member in members.items()}
+    streams = {name: member.attend(toy=10) for name, member in members.items()}
     found = []
     for run_name, stop, rounds in (("watched", STOP, AUC), ("second", SECOND_STOP, SECOND)):
         found.append(fed.submit(run_name, SPEC + stop, "--model", str(model)))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from coordinator.rounds.runs.specification import parse_run
 from federation.attacks import parse_attack
@@ -32,7 +33,7 @@ from tests.coordinator.rounds.runs.small_task import GIVEN, SGD, Small, descend
 from tests.harness import Federation, federation
 from tests.paths import OWNERS_CODE
 from tests.running import refused
-from tests.stage import LAYOUT, MODEL, Stage, spec
+from tests.stage import LAYOUT, Stage, spec
 from worker.work.attacker import Attacker
 
 
@@ -374,6 +375,7 @@ def test_a_model_with_buffers_is_not_trained_stacked(tmp_path: Path) -> None:
 # ---- what clients send that they should not
 
 WITH_BUFFERS = Layout((*LAYOUT.tensors, Tensor("n.running_mean", (2,)), Tensor("n.num_batches_tracked", ())))
+PERSONAL = 'parameters.personal = ["layer.bias"]'
 AVERAGED = 'parameters.buffers = "averaged"\nlimits.norm = 100.0\nselection = { minimum = 1, quorum = 0.1 }'
 
 
@@ -411,9 +413,40 @@ def test_an_update_of_zeros_has_no_direction_whatever_its_buffers_are(stage: Sta
     stage.wait_state(run, RunState.FAILED)  # its one round is skipped
 
 
-def test_an_initial_model_without_the_buffers_of_its_run_is_refused(stage: Stage) -> None:
-    document = spec("without", stage.task(), more=AVERAGED)
+def test_an_initial_model_of_other_tensors_than_the_run_shares_is_refused(stage: Stage) -> None:
     first = Layout((*WITH_BUFFERS.tensors[2:], *LAYOUT.tensors))
-    for model in (MODEL, to_bytes(first, np.ones(48, np.float32))):
+    local = AVERAGED.replace("averaged", "local")
+    for more, layout in ((AVERAGED, LAYOUT), (AVERAGED, first), (local, WITH_BUFFERS), (PERSONAL, LAYOUT)):
+        document = spec("other", stage.task(), more=more)
         with refused("INVALID_ARGUMENT", "spec"):
-            stage.submit(document, model=model)
+            stage.submit(document, model=to_bytes(layout, np.ones(layout.size, np.float32)))
+
+
+KINDS = {"state": torch.float32, "half": torch.float16, "bf16": torch.bfloat16, "parameters": torch.float32}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("treatment", ["averaged", "local", "frozen"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_members_take_each_file_that_the_command_takes(scene: Scene, kind: str, treatment: str) -> None:
+    torch.manual_seed(4)
+    trained = task("normed_task:Normed").model()
+    trained(torch.randn(32, 64))
+    state = {
+        name: value.to(KINDS[kind]) if value.is_floating_point() else value
+        for name, value in trained.state_dict().items()
+        if kind != "parameters" or name in dict(trained.named_parameters())
+    }
+    path = scene.fed.directory / f"{kind}.safetensors"
+    save_file(state, path)
+    if CLIENTS[0] not in scene.fed.workers:
+        scene.work(CLIENTS[0])
+    scene.fed.attending(*CLIENTS)
+    document = text(treatment).replace("rounds = 3", "rounds = 1")
+    run = scene.fed.completed(f"{kind}-{treatment}", document, "--code", str(OWNERS_CODE), "--model", str(path))
+    ((first,),) = scene.fed.query("select initial_model from runs where run_id = :run", run=run)
+    layout, values = read_vector(blob(scene.fed, first))
+    assert ("norm.running_var" in layout.shapes) == (treatment == "averaged")
+    for name, value in layout.split(values).items():
+        expected = state[name].float() if name in state else np.full(value.shape, name.endswith("var"))
+        np.testing.assert_array_equal(value, expected)

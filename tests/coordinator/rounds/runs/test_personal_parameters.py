@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from safetensors.numpy import save_file
 
 from federation.spec.computation import Ability, Descend, Measure, MeasureAlong
 from federation.spec.run_spec import RunSpec, SpecError
@@ -25,6 +26,7 @@ from fedpareto.notebook import simulate
 from fedpareto.processes.forked import completed
 from simulation import SimulationError
 from simulation.simulate import Simulation
+from storage.blob_directory import DirectoryStore
 from tests.coordinator.rounds.runs.scene import Scene, halted, kept_file, serving
 from tests.coordinator.rounds.runs.small_task import GIVEN, SGD, Small, descend
 from tests.trained import train
@@ -366,12 +368,22 @@ def test_a_worker_that_has_lost_its_heads_begins_anew_and_says_so(scene: Scene, 
     assert scene.exported("ann", run)[1] != scene.exported("ann", whole)[1]
 
 
-def test_submit_refuses_a_model_with_parameters_that_are_not_shared(scene: Scene) -> None:
-    model, path = (scene.fed.directory / name for name in ("whole.safetensors", "refused.toml"))
-    model.write_bytes(to_bytes(*initial_model(task("digits"), 0)))
-    path.write_text('name = "refused"\n' + RUN + HEAD)
-    submit = ("admin", "--home", str(scene.fed.home / "admin"), "submit", str(path))
-    said = refused(*submit, "--model", str(model))
-    assert "the initial model holds 'out.weight', which the run does not share" in said
-    path.write_text('name = "refused"\n' + RUN + 'frozen = ["tail.*"]\n')
-    assert "parameters.frozen: 'tail.*' matches no parameter of the model" in refused(*submit)
+def test_members_take_a_file_with_tensors_in_another_order_and_begin_with_its_shared_ones(scene: Scene) -> None:
+    path, document = (scene.fed.directory / name for name in ("half.safetensors", "given.toml"))
+    layout, vector = initial_model(task("digits"), 8)
+    save_file({name: values.astype(np.float16) for name, values in layout.split(vector).items()}, path)  # sorted
+    spec = RUN.replace("rounds = 3", "rounds = 1") + HEAD
+    document.write_text('name = "given"\n' + spec)
+    submit = ("admin", "--home", str(scene.fed.home / "admin"), "submit", str(document), "--model", str(path))
+    tried = completed(["-m", "fedpareto", *submit, "--dry-run"])
+    assert "the run could begin now" in tried.stdout
+    assert f"{path}: 2 tensors of float16 became float32, which has the same values" in tried.stderr
+    assert f"{path}: 2 personal parameters left out" in tried.stderr
+    run = scene.fed.completed("given", spec, "--model", str(path))
+    first = DirectoryStore(scene.fed.home / "blobs").read(
+        scene.fed.query("select initial_model from runs where run_id = :run", run=run)[0][0]
+    )
+    shared = Layout(layout.tensors[:2])
+    assert first == to_bytes(shared, vector[: shared.size].astype(np.float16).astype(np.float32))
+    document.write_text('name = "refused"\n' + RUN + 'frozen = ["tail.*"]\n')
+    assert "parameters.frozen: 'tail.*' matches no parameter of the model" in refused(*submit[:-2])

@@ -1,6 +1,6 @@
 """Before a run begins, its operator learns which members would take part, and why the others would not."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from federation.digests import digest
+from federation.record.provenance import Provenance, with_provenance
+from federation.spec.accounting import COARSE, DELTA, Mechanism, NoiseBudget, epsilon
 from federation.spec.computation import Ability
-from federation.spec.run_sections import ParametersSpec
+from federation.spec.run_spec import RunSpec
 from federation.task_layout import TaskLayout
 from federation.tasks import Task
 from federation.training.plans import EvaluationPlan, TrainingPlan
@@ -22,9 +24,9 @@ from federation.v1 import common_pb2
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, TaskOffer
-from federation.vectors import Array, Vector, update_layout
+from federation.vectors import Array, Layout, Tensor, Vector, to_bytes, update_layout
 from federation.work.site import Site
-from fedpareto.cli.admin.upload import made_model, model_file
+from fedpareto.cli.admin.upload import InitialModel, initial_model
 from storage.states import RunState
 from tests.harness import Attending, federation
 from tests.paths import OWNERS_CODE
@@ -33,6 +35,8 @@ from tests.stage import LAYOUT, MODEL, Player, Stage, spec
 from worker.site.assignments import Declined, check_assignment
 from worker.site.introduction import Introduction
 from worker.site.policy import Policy, WorkLimits
+from worker.site.privacy import SitePrivacy
+from worker.site.privacy_ledger import Ledger, PrivacyEntry
 
 ALL = frozenset(Ability)
 MOVED = len(MODEL) + update_layout([("loss", LAYOUT.size)]).file_bytes  # the model and an update
@@ -81,6 +85,7 @@ class Owner:
     player: Player
     trainer: Idle
     policy: Policy
+    budget: Callable[[str], NoiseBudget | None] = lambda _: None
 
     @property
     def site(self) -> Site:
@@ -88,7 +93,7 @@ class Owner:
 
     @property
     def hello(self) -> Hello:
-        return Introduction({self.trainer.task.name: self.trainer}, "cpu", self.site, self.policy).hello()
+        return Introduction({self.trainer.task.name: self.trainer}, "cpu", self.site, self.policy, self.budget).hello()
 
     def attend(self, hello: Hello | None = None) -> None:
         if self.player.stream is not None:
@@ -141,6 +146,38 @@ def outlook(stage: Stage, document: bytes, **changes: Any) -> SubmitRunResponse:
 
 def reasons(response: SubmitRunResponse) -> dict[str, str]:
     return {other.client_id: other.reason for other in response.others}
+
+
+def test_submit_says_what_a_run_with_noise_spends_at_the_smallest_member_and_where_a_budget_ends_it(
+    stage: Stage, tmp_path: Path
+) -> None:
+    task = Numbers(stage.task())
+    owner(stage, task, "large").trainer.sizes = MappingProxyType({"train": 20, "validation": 0, "test": 5})
+    careful = owner(stage, task, "careful", privacy={task.name: {"noise": 1.0, "epsilon": 8.0}})
+    ledger = Ledger(tmp_path / "privacy.db")
+    ledger.add(PrivacyEntry("", task.name, task.name, "r", 0, "a", 1.0, 1.0, 0.5, 2))
+    careful.budget = SitePrivacy(careful.policy.privacy, ledger).told
+    careful.attend()
+    more = "train.steps = 2\ntrain.batch_size = 10"
+    (line,) = noise_lines(outlook(stage, spec("open", task.name, 30, more=more)))
+    spent = NoiseBudget(noise=1.0, epsilon=8.0, delta=DELTA, spent=(Mechanism(1.0, 0.5, 2),))
+    rounds = spent.affords(Mechanism(1.0, 0.5, 2), 30)
+    assert 0 < rounds < 30
+    assert epsilon([Mechanism(1.0, 0.5, 2 * (rounds + 1))], DELTA, COARSE).value <= 8
+    assert epsilon([Mechanism(1.0, 0.5, 2 * (rounds + 2))], DELTA, COARSE).value > 8
+    already = f"{epsilon(spent.spent, DELTA).value:.3g}"
+    assert f"careful (epsilon = 8, of which {already} is spent) lasts for {rounds} of 30 rounds" in line[1]
+    whole = f"{epsilon([Mechanism(1.0, 0.5, 60)], DELTA).value:.3g}"
+    assert f"spends epsilon = {whole} (delta = 1e-05) of the samples of careful" in line[0]
+    noisy = noise_lines(outlook(stage, spec("noisy", task.name, 1, more=f"{more}\nprivacy.sample_noise = 5.0")))
+    assert [text.partition(" (delta")[0] for (text,) in noisy] == [
+        f"the whole run spends epsilon = {epsilon([Mechanism(5.0, 0.5, 2)], DELTA).value:.3g}"
+    ]
+
+
+def noise_lines(response: SubmitRunResponse) -> list[list[str]]:
+    lines = [line for line in response.warnings if "whole run spends" in line or "the budget of" in line]
+    return [lines] if lines else []
 
 
 def test_the_members_that_would_decline_are_those_that_do_with_their_reasons(stage: Stage, tmp_path: Path) -> None:
@@ -292,19 +329,26 @@ def test_nothing_is_foretold_of_an_algorithm_that_may_ask_for_anything(
 def test_the_command_tells_the_layout_of_the_task_or_that_of_a_model_that_is_shared_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def told(task: str, parameters: str = "", *, model: bool = True) -> InitialModel:
+        document = f'name = "told"\ntask = "{task}"\nrounds = 1\n{parameters}'
+        return initial_model(RunSpec.parse(document.encode()), path if model else None)
+
     path = tmp_path / "model.safetensors"
     path.write_bytes(MODEL)
-    without = model_file(path, "nowhere:Task")
+    without = told("nowhere:Task")
     assert (without.layout, without.parameters, without.buffers) == (TaskLayout.of(LAYOUT), LAYOUT.size, 0)
-    part = ParametersSpec(personal=("head",))
-    assert model_file(path, "nowhere:Task", part).layout is None
-    averaged = ParametersSpec(buffers="averaged", buffer_names=("layer.bias",))
-    last = model_file(path, "nowhere:Task", averaged)
+    origin = Provenance(federation="f", run="r", round="0", record="", entries="")
+    path.write_bytes(with_provenance(LAYOUT.header, origin) + MODEL[len(LAYOUT.header) :])
+    assert told("nowhere:Task").digest == without.digest == digest(MODEL), "of what is sent, without metadata"
+    part = 'parameters.personal = ["head"]'
+    assert told("nowhere:Task", part).layout is None
+    last = told("nowhere:Task", 'parameters = { buffers = "averaged", buffer_names = ["layer.bias"] }')
     assert (last.layout, last.parameters, last.buffers) == (None, LAYOUT.size - 5, 5)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "probed.py").write_text(VERSION.format(width=2))
-    made = made_model("probed:Probe", 0, part)
-    assert made.layout == model_file(path, "probed:Probe", part).layout
+    path.write_bytes(to_bytes(Layout((Tensor("body", (9,)),)), np.zeros(9, np.float32)))
+    made = told("probed:Probe", part, model=False)
+    assert made.layout == told("probed:Probe", part).layout
     assert made.layout is not None
     assert (made.layout.tensors, made.layout.elements, made.parameters) == (2, 15, 9)
 

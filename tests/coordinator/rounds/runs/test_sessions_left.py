@@ -73,11 +73,28 @@ def test_a_private_round_counts_who_serves_all_objectives_and_has_sessions_left(
     assert response.obstacle.startswith(skipped)
 
 
-def test_a_dry_run_says_how_many_members_a_private_round_needs(stage: Stage) -> None:
-    stage.cast("digits", *NAMES[:2])
-    outlook = stage.dry_run(run(1, f'{PRIVATE}\nselection.members = ["ann", "ben"]'))
-    assert (list(outlook.members), outlook.minimum) == (["ann", "ben"], 5)
-    assert "needs 5 members, and 2 members could be asked: such rounds are skipped" in " ".join(outlook.warnings)
+def test_a_private_run_is_refused_while_too_few_members_offer_the_task_unless_it_waits_for_more(stage: Stage) -> None:
+    task, _ = stage.crew(*NAMES[:4])
+
+    def private(more: str = PRIVATE, algorithm: str = "fedavg-n") -> bytes:
+        return spec("early", task, 1, algorithm=algorithm, more=more)
+
+    with refused("FAILED_PRECONDITION", "cohort") as messages:
+        stage.dry_run(private())
+    assert "needs 5 members, and 4 members offer the task" in messages[0]
+    assert "With selection.minimum = 5 the run waits for more" in messages[0]
+    assert "privacy.client_noise" in messages[0]
+    with refused("FAILED_PRECONDITION", "cohort") as messages:
+        stage.dry_run(private(PRIVATE.replace("sum", "private"), "fedmgda+"))
+    assert "needs 8 members" in messages[0]
+    waiting = f"{PRIVATE}\nselection.minimum = 5"
+    outlook = stage.dry_run(private(waiting))
+    assert (len(outlook.members), outlook.minimum) == (4, 5)
+    assert "could not begin: 4 members could be asked, and a round needs 5" in outlook.obstacle
+    begun = stage.submit(private(waiting))
+    assert "5" in stage.wait_reason(begun, "4")
+    assert not stage.rounds(begun)
+    stage.stop_run(begun)
 
 
 @pytest.mark.parametrize(("large", "too_large"), [(18, True), (17, False)])
@@ -98,7 +115,7 @@ def test_a_run_is_refused_in_which_one_member_has_too_large_a_part(stage: Stage,
         covered(rule, Fraction(2), W, W.replies.prior("samples"))
     assert str(skipped.value).replace("silo-000", "ann") in messages[0]
     assert "experimental" in warnings(stage, by_samples.replace(b'"samples"', b'"uniform"'))
-    left_out = by_samples + b'selection.exclude = ["ann"]'
+    left_out = by_samples + b'selection = { exclude = ["ann"], minimum = 5 }'
     assert "experimental" in warnings(stage, left_out)
 
 
@@ -129,6 +146,6 @@ def test_a_run_is_taken_with_a_caution_when_enough_members_are_left(stage: Stage
     caution = "missing are: ann (1 of training). They drop out on the way; 5 members have enough"
     assert caution in warnings(stage, run(7))
     with pytest.raises(grpc.RpcError, match="A round needs 8 members, and 5 have enough"):
-        warnings(stage, run(7, PRIVATE.replace("sum", "private"), "fedmgda+"))
+        warnings(stage, run(7, f"{PRIVATE}\nselection.minimum = 8".replace("sum", "private"), "fedmgda+"))
     with pytest.raises(grpc.RpcError, match="A round needs 6 members, and 5 have enough"):
         warnings(stage, run(7, f"{PRIVATE}\nselection.minimum = 6"))

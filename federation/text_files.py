@@ -1,0 +1,52 @@
+"""Texts that people write, as editors and shells of all systems save them: UTF-8, with a byte-order mark or not."""
+
+import codecs
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+_MARK = "\ufeff"
+_OTHER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)  # that of UTF-32 LE begins like UTF-16's
+
+
+class EncodingError(ValueError):
+    """A text is not UTF-8. The message says what it is, and what to do."""
+
+
+def read_text(path: Path | Traversable) -> str:
+    """The text of a file, as `decoded` reads it.
+
+    Raises:
+        OSError: the file cannot be read.
+        EncodingError: it is not UTF-8.
+    """
+    return decoded(path.read_bytes())
+
+
+def decoded(data: bytes) -> str:
+    """A text, without byte-order marks: files that were joined have one at the beginning of each.
+
+    Raises:
+        EncodingError: it is not UTF-8.
+    """
+    must_not_be_wide(data)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise EncodingError(
+            f"it is not UTF-8 (byte 0x{data[error.start]:02x} in line {line}): save it as UTF-8"
+        ) from None
+    return unmarked(text)
+
+
+def unmarked(text: str) -> str:
+    """A text without the byte-order marks at the beginning of its lines."""
+    return text.removeprefix(_MARK).replace(f"\n{_MARK}", "\n") if _MARK in text else text
+
+
+def must_not_be_wide(data: bytes) -> None:
+    """Raises EncodingError if a text has units of two bytes or more: with a byte-order mark, or from its zeros."""
+    if data.startswith(_OTHER_MARKS) or b"\0" in data[:2]:
+        raise EncodingError(
+            "it is UTF-16, as > in PowerShell writes it: save it as UTF-8 (in PowerShell: Out-File -Encoding utf8)"
+        )
