@@ -1,7 +1,7 @@
 """Calls for notebooks and scripts."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ def simulate(
     spec: str | bytes | Path,
     *,
     data: str | Path | None = None,
+    members: Mapping[str, str | Path] | None = None,
     home: str | Path | None = None,
     model: str | Path | None = None,
     device: str = "auto",
@@ -37,6 +38,7 @@ def simulate(
     Args:
         spec: a run specification: a TOML document, or the path of one (a `Path`, or a text that ends in ".toml").
         data: the directory of the task's data.
+        members: the directory of each client's own data, by name, in place of `data` and [simulation].clients.
         home: directory of the record; without it, the record is deleted at the end.
         model: a safetensors file with the initial model, as `fedpareto admin submit --model` takes it; without it, the
             task makes one from the seed. `warnings` of the run say what was converted, added or left out.
@@ -58,7 +60,7 @@ def simulate(
         GivenModelError: `model` cannot be the initial model.
         SimulationError: there is nothing to resume, `home` holds something else, or own code raised an exception in a
             round: the message names the client, the round, and the line.
-        ValueError: `resume` without `home`, or `threads` below 1.
+        ValueError: `resume` without `home`, both `data` and `members`, or `threads` below 1.
         TypeError: `spec` is neither text nor a path, or `model` is no path.
         PluginError: in a round, code of a rule or stage raised an exception, or its answer cannot be used. After this
             or a SimulationError in a round the simulation is paused: with a `home` it can be resumed.
@@ -74,6 +76,8 @@ def simulate(
         )
     if resume and home is None:
         raise ValueError("resume: which simulation? Give its home")
+    if data is not None and members:
+        raise ValueError("data or members: the data of all clients, or of each; not both")
     if threads is not None and threads < 1:
         raise ValueError(f"threads: at least 1; got {threads}")
     if isinstance(spec, str) and spec.endswith(".toml"):
@@ -87,6 +91,7 @@ def simulate(
             text,
             directory.absolute(),  # own code may change the current directory
             data=Path(data).absolute() if data is not None else None,
+            members={name: Path(own).absolute() for name, own in members.items()} if members else None,
             device=device,
             backend=backend,
             trainer=trainer,

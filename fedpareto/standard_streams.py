@@ -139,3 +139,8 @@ def _replaced(error: UnicodeError) -> tuple[str, int]:
         raise error
     signs = error.object[error.start : error.end].translate(_SIGNS)
     return "".join(sign if sign.isascii() else "?" for sign in signs), error.end
+
+
+def has_display() -> bool:
+    """True if this machine can show a browser's window."""
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

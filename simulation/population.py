@@ -1,8 +1,9 @@
 """The clients of a simulation: their names, their data, and which of them attack."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from federation.attacks import Attack, AttackError, attack_seed, parse_attack, poisoned
 from federation.spec.run_sections import SimulationSpec
@@ -32,9 +33,16 @@ class Population:
 
 
 def populate(
-    task: Task, run: RunSpec, source: DataSource, trainer: type[Trainer] = TorchTrainer, device: str = "cpu"
+    task: Task,
+    run: RunSpec,
+    source: DataSource,
+    trainer: type[Trainer] = TorchTrainer,
+    device: str = "cpu",
+    members: Mapping[str, Path] | None = None,
 ) -> Population:
     """Deals a task's data to the clients of a specification, after the built-in trainer was tried on it.
+
+    Or it loads the data of `members`, by name from the directory of each, and tries it for each of them.
 
     The trial is one of all data, not of each client, and random generators stay as they were. A task that can only load
     one client's samples is tried on those of the first client that trains, and of clients with values that are not
@@ -47,26 +55,30 @@ def populate(
         PartError: no such partition.
     """
     spec, serve = run.simulation, run.objectives.serve
-    names = client_names(spec.clients)
-    splits = dict(zip(names, _deal(task, spec, source, trainer, device), strict=True))
+    names = sorted(members) if members else client_names(spec.clients)
+    if spec.attackers > len(names):
+        raise AttackError(f"simulation.attackers = {spec.attackers}, but there are {len(names)} members")
+    sources = [DataSource(members[name], download=source.download) for name in names] if members else []
+    dealt = _loaded(task, sources, names, trainer, device) if members else _deal(task, spec, source, trainer, device)
+    splits = dict(zip(names, dealt, strict=True))
     attackers: dict[str, Attack] = {}
     if spec.attackers and (attack := parse_attack(spec.attack)) is not None:
-        attackers = dict.fromkeys(names[spec.clients - spec.attackers :], attack)
+        attackers = dict.fromkeys(names[len(names) - spec.attackers :], attack)
     for name, attack in attackers.items():
         if not isinstance(splits[name].train, Dataset) and type(attack).poison is not Attack.poison:
             raise AttackError(f"{attack} changes training data, and that of {task.name} is not in memory")
         splits[name] = poisoned(attack, splits[name], task, seed=attack_seed(run.seed, 0, name))
-    serves = {name: serve.get(name, own) for name, own in zip(names, _served(task, spec), strict=True)}
+    served = zip(names, _served(task, len(names), spec.objectives), strict=True)
+    serves = {name: serve.get(name, own) for name, own in served}
     return Population(splits, attackers, serves)
 
 
-def _served(task: Task, spec: SimulationSpec) -> list[tuple[str, ...]]:
+def _served(task: Task, clients: int, objectives: str) -> list[tuple[str, ...]]:
     """The objectives of each client: all of them, or some in turn."""
-    kind, _, count = spec.objectives.partition(":")
+    kind, _, count = objectives.partition(":")
     M = len(task.objectives)
     selected = [
-        set(range(M)) if kind == "all" else {(index + i) % M for i in range(int(count))}
-        for index in range(spec.clients)
+        set(range(M)) if kind == "all" else {(index + i) % M for i in range(int(count))} for index in range(clients)
     ]
     return [tuple(name for index, name in enumerate(task.objectives) if index in indices) for indices in selected]
 
@@ -87,14 +99,28 @@ def _deal(task: Task, spec: SimulationSpec, source: DataSource, trainer: type[Tr
             with generators_kept():
                 pool = tried_pool(task, pool, trainer, device, speaks=False)
         return deal_all(pool, parts[0])
-    with task_code(task.name, "loading its data"):  # a task that can only load one client's samples
-        dealt = [task.load(DataSource(source.directory, part, source.download)) for part in parts]
+    sources = [DataSource(source.directory, part, source.download) for part in parts]
+    return _loaded(task, sources, client_names(spec.clients), trainer, device, once=True)
+
+
+def _loaded(
+    task: Task,
+    sources: Sequence[DataSource],
+    names: Sequence[str],
+    trainer: type[Trainer],
+    device: str,
+    *,
+    once: bool = False,
+) -> list[Splits]:
+    """The data of each client from its own source; with `once`, not each of them is tried."""
+    with task_code(task.name, "loading its data"):
+        dealt = [task.load(source) for source in sources]
     if trainer is not TorchTrainer:
         return dealt
     dealt = [splits_of_tensors(own) for own in dealt]
     first = next((own for own in dealt if len(own.train)), None)
-    for name, own in zip(client_names(spec.clients), dealt, strict=True):
-        if own is first or _has_values_that_are_not_finite(own):
+    for name, own in zip(names, dealt, strict=True):
+        if not once or own is first or _has_values_that_are_not_finite(own):
             with generators_kept():
                 try_splits(task, own, trainer, device, whose=name, speaks=False)
     return dealt

@@ -96,6 +96,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         home: Path,
         *,
         data: Path | None = None,
+        members: Mapping[str, Path] | None = None,
         download: bool = False,
         device: str = "auto",
         backend: str = "auto",
@@ -124,7 +125,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             given = given_model(model, known_task, self.spec.seed, self.spec.parameters)
             self._initial, self.remarks = (given.layout, given.vector), given.remarks
         self._population = populate(
-            known_task, self.spec, DataSource(data, download=download), self._trainer, picked_device
+            known_task, self.spec, DataSource(data, download=download), self._trainer, picked_device, members
         )
         _must_find_clients(self.spec.selection, self._population.samples)
         self._stopping = False
@@ -165,6 +166,11 @@ class Simulation(AbstractContextManager["Simulation"]):
     def attackers(self) -> tuple[str, ...]:
         """The clients that attack."""
         return tuple(self._population.attackers)
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The names of the clients, in order."""
+        return tuple(self._population.splits)
 
     @property
     def done(self) -> int:

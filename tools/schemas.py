@@ -27,7 +27,7 @@ from federation.v1 import admin_pb2 as v1
 from federation.work.site import FailedSession
 from fedpareto.cli.document import MANIFESTS
 from fedpareto.cli.research.explain import Key
-from fedpareto.demo.demo_results import DemoResult, Served
+from fedpareto.demo.demo_results import DemoResult, Ended, Served
 from fedpareto.demo.outsider import Verification
 from fedpareto.demo.private_act import PrivateResult
 from verification.counterfactual import Replayed
@@ -87,6 +87,11 @@ DOCUMENTS: dict[str, Any] = {
         "other_scanner": [str], "rounds": int, "seed": int, "runs": [DemoResult], "objectives": [Served],
         "private": Either((PrivateResult, None)), "verification": Either((Verification, None)), "sentences": [str],
         "page": str | None, "seconds": Mapping[str, float],
+    },
+    "new": {"directory": str, "kind": str, "task": str, "files": [str], "commands": [str]},
+    "local": {
+        **dict.fromkeys(("directory", "admin_home", "split", "measure"), str), "run": Ended,
+        "values": Mapping[str, float], "failures": [str],
     },
     "simulate": {
         "run_id": str, "state": str, "reason": str, "seconds": float, "attackers": [str], "warnings": [str],
@@ -205,9 +210,10 @@ DOCUMENTS: dict[str, Any] = {
     },
     "data show": {
         "task": str, "partition": str, "sizes": str, "seed": int, "samples": int, "heterogeneity": float | None,
+        "groups": bool | None, "stratified": bool,
         "clients": [
             {"client": str, "owner?": str, **dict.fromkeys(("train", "validation", "test"), int),
-             "classes": Mapping[str, int]}
+             "classes": Mapping[str, int], "lacking": Mapping[str, list[str]]}
         ],
     },
     "admin audit verify": {

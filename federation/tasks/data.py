@@ -86,10 +86,13 @@ class Pool:
         owners: the names of the natural owners of the data; empty if there are none.
         owner: (n,) int64, the owner of each sample, an index into `owners`.
         test: an official test part. With the scheme "natural" it is dealt to the same owners.
+        groups: (n,) a key for each sample, such as the number of the patient: integers or strings. The samples of a key
+            are in one split, and with one client of a simulation. None: each sample counts as independent.
+        stratify: each split keeps the shares of the classes (`labels`, or y).
 
     Raises:
-        DataError: lengths that differ, several parts in place of one array, or owners that are unknown or have one
-            name.
+        DataError: lengths that differ, several parts in place of one array, owners that are unknown or have one name,
+            or keys of groups that are no keys or stand in the official test part, too.
     """
 
     x: Any
@@ -98,6 +101,8 @@ class Pool:
     owners: tuple[str, ...] = ()
     owner: "NDArray[np.int64] | None" = None
     test: "Pool | None" = None
+    groups: "NDArray[Any] | Any" = None
+    stratify: bool = False
 
     def __post_init__(self) -> None:
         _length("x", self.x)
@@ -105,7 +110,10 @@ class Pool:
         for field in ("labels", "owner"):  # which may be lists, tensors or columns of pandas
             if getattr(self, field) is not None:
                 object.__setattr__(self, field, _whole_numbers(field, getattr(self, field)))
-        for name, values in (("samples", self.x), ("labels to deal by", self.labels), ("owners", self.owner)):
+        if self.groups is not None:
+            object.__setattr__(self, "groups", _keys(self.groups))
+        named = (("samples", self.x), ("labels to deal by", self.labels), ("owners", self.owner))
+        for name, values in (*named, ("keys of groups", self.groups)):
             if values is not None and len(values) != len(self.y):
                 raise DataError(f"{len(values)} {name} but {len(self.y)} labels")
         if bool(self.owners) != (self.owner is not None) or len(set(self.owners)) < len(self.owners):
@@ -118,9 +126,31 @@ class Pool:
             raise DataError(f"a sample has owner {self.owner.min()} or {self.owner.max()} of {len(self.owners)}")
         if self.test is not None and self.test.owners != self.owners:
             raise DataError("the test part of a pool has other owners than the pool")
+        if self.groups is not None and self.test is not None and self.test.groups is not None:
+            both = sorted(set(self.groups.tolist()) & set(self.test.groups.tolist()), key=str)
+            if both:
+                raise DataError(
+                    f"{len(both)} of the pool's groups are in its official test part, too; the first is {both[0]!r}: "
+                    "leave their samples out of one of the two"
+                )
 
     def __len__(self) -> int:
         return len(self.y)
+
+
+def _keys(groups: Any) -> "NDArray[Any]":
+    """Keys of groups as an array of integers or strings, (n,). Raises DataError."""
+    import numpy as np  # noqa: PLC0415
+
+    keys = np.asarray(groups)
+    if keys.dtype == object and all(isinstance(key, str) for key in keys.ravel()):
+        keys = keys.astype(str)
+    if keys.ndim != 1 or keys.dtype.kind not in "biuUS":
+        raise DataError(
+            f"groups of a pool is {in_words(groups)}; needed: a key for each sample, (n,), integers or strings. Where "
+            "the key of a sample is not known, give it one of its own"
+        )
+    return keys
 
 
 def _whole_numbers(name: str, values: Any) -> "NDArray[np.int64]":

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from federation.spec.part import Part, PartError
 from federation.tasks.data import Dataset, Pool, Splits
 from federation.tasks.errors import DataError
+from federation.tasks.splitting import counts_of, split
 
 LEAST = 10  # samples, of a client of unequal size: 8, 1 and 1 when they are cut
 
-# Names of the random streams of a partition: the same seed deals, splits and sizes independently.
+# Names of the random streams of a partition: the same seed deals and sizes independently, and splits (stream 1).
 _DEAL = 0
-_SPLIT = 1
 _QUOTAS = 2
 
 _BLOCK = 4096  # draws of a class at a time
@@ -37,19 +37,60 @@ def partition(pool: Pool, part: Part) -> list[Indices]:
     "natural": client i holds what owner i holds; when there are fewer clients than owners, the largest owners take
     part. Owners are ordered by name.
 
+    The samples of a group of the pool go to one client: the other schemes deal groups as they deal samples, by the most
+    frequent class of each.
+
     Returns:
         For each client the indices of its samples, ascending and disjoint.
 
     Raises:
-        PartError: fewer samples (or owners) than clients, or nothing to deal by.
+        PartError: fewer samples (or groups, or owners) than clients, nothing to deal by, or a group of two owners.
     """
+    kind = part.scheme.partition(":")[0]
+    if pool.groups is None:
+        return _parts(pool, part, "samples")
+    names, keys = np.unique(pool.groups, return_inverse=True)
+    if kind == "natural":
+        _one_owner_each(pool, names, keys)
+        return _parts(pool, part, "samples")
+    unit = np.arange(len(names))
+    units = Pool(unit, unit if kind == "iid" else _most_frequent(keys, classes(pool)))
+    client = np.empty(len(names), np.int64)
+    for index, own in enumerate(_parts(units, part, "groups of samples")):
+        client[own] = index
+    return _grouped(client[keys], part.count)
+
+
+def _one_owner_each(pool: Pool, names: NDArray[Any], keys: Indices) -> None:
+    """Checks that no group has samples of two owners. Raises PartError."""
+    owner = _owner(pool)
+    first = np.empty(len(names), np.int64)
+    first[keys] = owner
+    if len(wrong := np.flatnonzero(first[keys] != owner)):
+        at = wrong[0]
+        one, other = sorted((pool.owners[owner[at]], pool.owners[first[keys[at]]]))
+        raise PartError(
+            f"the group {names[keys[at]]!s} has samples of two owners, {one} and {other}, so it cannot stay with one "
+            "client: use another scheme than natural; if these are two persons, give them two keys in Pool(groups=...)"
+        )
+
+
+def _most_frequent(keys: Indices, labels: Indices) -> Indices:
+    """The class that most samples of each group have; of several, the lowest."""
+    known, kinds = np.unique(labels, return_inverse=True)
+    frequent: Indices = known[counts_of(keys, kinds).argmax(axis=1)]
+    return frequent
+
+
+def _parts(pool: Pool, part: Part, what: str) -> list[Indices]:
+    """`partition` of a pool without groups; `what` are its samples."""
     kind, _, argument = part.scheme.partition(":")
     if kind == "natural":
         parts = _grouped(_owner(pool), len(pool.owners))
         return [parts[owner] for owner in holders(pool, part.count)]
     pieces = part.count * int(argument) if kind == "shards" else part.count
     if len(pool) < pieces:
-        raise PartError(f"{len(pool)} samples cannot be cut into {pieces} pieces ({part.scheme}, {part.count} clients)")
+        raise PartError(f"{len(pool)} {what} cannot be cut into {pieces} pieces ({part.scheme}, {part.count} clients)")
     random = np.random.default_rng([part.seed, _DEAL])
     if kind == "iid":
         chosen = np.split(random.permutation(len(pool)), np.cumsum(quotas(len(pool), part))[:-1])
@@ -108,19 +149,6 @@ def holders(pool: Pool, count: int) -> list[int]:
     return sorted(largest[:count], key=pool.owners.__getitem__)
 
 
-def split(count: int, *, seed: int = 0, index: int = 0, test: bool = True) -> tuple[Indices, Indices, Indices]:
-    """Cuts a client's samples into train, validation and test at random: 80/10/10, or 90/10/0 if `test` is False.
-
-    Returns:
-        Three disjoint, ascending arrays that make up 0 to count - 1. From three samples on, no other is empty.
-    """
-    held = max(1, round(count / 10)) if count >= 3 else 0
-    order = np.random.default_rng([seed, _SPLIT, index]).permutation(count)
-    kept = held if test else 0
-    train, validation, tested = np.split(order, [count - held - kept, count - kept])
-    return np.sort(train), np.sort(validation), np.sort(tested)
-
-
 def deal(pool: Pool, part: Part | None) -> Splits:
     """One client's splits of a pool; without a part the whole pool is its own.
 
@@ -170,9 +198,27 @@ def _cut(pool: Pool, own: Indices, official: Indices | None, part: Part) -> Spli
     def dataset(whole: Pool, indices: Indices) -> Dataset:
         return Dataset(chosen(whole.x, indices), chosen(whole.y, indices))
 
-    train, validation, test = split(len(own), seed=part.seed, index=part.index, test=official is None)
+    train, validation, test = split(
+        len(own),
+        seed=part.seed,
+        index=part.index,
+        test=official is None,
+        groups=None if pool.groups is None else pool.groups[own],
+        labels=_stratified(pool)[own] if pool.stratify else None,
+    )
     kept = dataset(pool, own[test]) if pool.test is None or official is None else dataset(pool.test, official)
     return Splits(dataset(pool, own[train]), dataset(pool, own[validation]), kept)
+
+
+def _stratified(pool: Pool) -> Indices:
+    """The classes whose shares the splits of a pool keep. Raises DataError if there are none."""
+    try:
+        return classes(pool)
+    except PartError:
+        raise DataError(
+            f"stratify=True needs classes, and the targets ({pool.y.dtype}) are none: give Pool(labels=...) "
+            "a class for each sample, or leave stratify out"
+        ) from None
 
 
 def _owner(pool: Pool) -> Indices:

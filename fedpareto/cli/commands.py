@@ -17,6 +17,8 @@ from fedpareto.cli.failure import require
 TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "fedpareto": {
         "demo": ("demo:demo_command", "Run a federation of ten hospitals on this machine."),
+        "new": ("research.new_task:new_command", "Write a task of your own that runs as it is."),
+        "local": ("admin.local_run:local_command", "Start a federation of your members on this machine."),
         "simulate": ("research.simulate:simulate_command", "Run a specification on simulated clients."),
         "console": ("admin.console:console_command", "Show the federation in a browser, live and read-only."),
         "report": ("report:report_command", "Write a report of a run as one HTML page."),

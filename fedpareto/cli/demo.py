@@ -23,24 +23,24 @@ from fedpareto.cli.shared_options import ProgressJsonOption
 from fedpareto.cli.show.tables import console as make_console
 from fedpareto.demo import acts, show, story
 from fedpareto.demo.acts import Play
-from fedpareto.demo.demo_directory import (
-    DirectoryError,
-    fresh_directory,
-    is_demo,
-    keep_coordinator,
-    stop_kept,
-    wait_kept,
-)
 from fedpareto.demo.demo_page import page
 from fedpareto.demo.demo_results import DemoResult, Ended, Served, how_it_ended, outcome, served
-from fedpareto.demo.hospitals import ATTACKER, HOSPITALS, TWO, Hospitals
+from fedpareto.demo.hospitals import ATTACKER, HOSPITALS, POLICY, TWO, Hospitals
 from fedpareto.demo.outsider import Verification, verification
 from fedpareto.demo.private_act import PrivateResult, private
 from fedpareto.demo.show import follow, step
 from fedpareto.demo.story import of_private, of_the_record
+from fedpareto.processes.federation_directory import (
+    DirectoryError,
+    fresh_directory,
+    is_of,
+    keep_coordinator,
+    stop_kept,
+    wait_kept,
+)
 from fedpareto.processes.forked import start_server
 from fedpareto.processes.process_federation import ProcessError, leaving_on_signals
-from fedpareto.standard_streams import print_document
+from fedpareto.standard_streams import has_display, print_document
 
 DEFAULT_DIRECTORY = Path("fedpareto-demo")
 PAGE = "demo.html"
@@ -87,7 +87,7 @@ def demo_command(
     """
     console = make_console(stderr=as_json)
     if stop:
-        if directory.exists() and not is_demo(directory):
+        if directory.exists() and not is_of(directory, "demo"):
             raise CommandFailure(f"{directory} is not the directory of a demo: name it with --dir", code=USAGE)
         with failing(ProcessError):
             stopped = stop_kept(directory)
@@ -100,7 +100,7 @@ def demo_command(
             failing(DirectoryError, code=USAGE),
             failing(ProcessError, OSError),
             leaving_on_signals(),
-            fresh_directory(directory),
+            fresh_directory(directory, "demo"),
         ):
             start_server()  # it imports PyTorch while this process imports the rest
             results = _perform(console, directory, _Choices(rounds, seed, objectives, private, verbose, keep))
@@ -164,7 +164,7 @@ def _perform(console: Console, directory: Path, choices: _Choices) -> _Results:
             joined = "ten hospitals have joined, each with keys, a certificate and images of its own"
             with step(console, "ten hospitals join", joined):
                 stage.enroll(stub)
-                stage.pin_rosters()  # workers read it when they start
+                stage.pin_rosters(POLICY)  # workers read it when they start
             with step(console, "their workers start", "their ten workers attend, over mutual TLS"):
                 stage.cast(stub, "")
             clock.note("federation")
@@ -319,8 +319,7 @@ def _report(console: Console, directory: Path, results: _Results, *, keep: bool,
     path = directory / PAGE
     if path.is_file():
         console.print(f"The page with the pictures: {path}", soft_wrap=True)
-        display = sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-        if keep and browse and display:
+        if keep and browse and has_display():
             webbrowser.open(path.absolute().as_uri())
 
 

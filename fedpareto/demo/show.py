@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -72,14 +72,24 @@ def bars(columns: Sequence[HospitalAccuracies]) -> Table:
         table.add_column(column.title)
     for name in HOSPITALS:
         style = "yellow" if name in TWO else "cyan"
-        cells = [
-            Text(bar(column.accuracy.get(name, math.nan), _CELL), style=style).append(
-                f" {percent(column.accuracy.get(name, math.nan)):>7}", style="default"
-            )
-            for column in columns
-        ]
+        cells = [_cell(column.accuracy.get(name, math.nan), style) for column in columns]
         table.add_row(f"{name} *" if name in TWO else name, *cells)
     return table
+
+
+def accuracies(title: str, values: Mapping[str, float]) -> Table:
+    """A bar for each member of one run."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("member")
+    table.add_column(title)
+    for name, value in sorted(values.items()):
+        table.add_row(name, _cell(value, "cyan"))
+    return table
+
+
+def _cell(accuracy: float, style: str) -> Text:
+    """A bar and its number."""
+    return Text(bar(accuracy, _CELL), style=style).append(f" {percent(accuracy):>7}", style="default")
 
 
 def story(console: Console, shown: Story) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from fedpareto.demo.demo_directory import (
+from fedpareto.demo.hospitals import EIGHT, HOSPITALS, TWO
+from fedpareto.processes.federation_directory import (
     MARKER,
     DirectoryError,
     fresh_directory,
@@ -21,7 +22,6 @@ from fedpareto.demo.demo_directory import (
     stop_kept,
     wait_kept,
 )
-from fedpareto.demo.hospitals import EIGHT, HOSPITALS, TWO
 from fedpareto.processes.process_federation import ProcessFederation
 from tests.harness import fedpareto, wait_for
 from tests.paths import ROOT
@@ -187,17 +187,20 @@ def test_a_bad_value_is_refused_before_anything_starts(tmp_path: Path, options: 
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path, options: list[str]) -> None:
     (tmp_path / "thesis.txt").write_text("four years")
     said = fedpareto("demo", "--dir", tmp_path, *options, code=2).stderr
-    assert "not of a demo" in said or "not the directory of a demo" in said
+    assert "not of fedpareto demo" in said or "not the directory of a demo" in said
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_an_earlier_demo_gives_way_unless_it_is_still_running(tmp_path: Path) -> None:
-    with fresh_directory(tmp_path):
+    with fresh_directory(tmp_path, "demo"):
         (tmp_path / "coordinator").mkdir()
         (tmp_path / "results.json").write_text("{}")
-        with pytest.raises(DirectoryError, match="another demo is running"), fresh_directory(tmp_path):
+        with (
+            pytest.raises(DirectoryError, match="another fedpareto demo is running"),
+            fresh_directory(tmp_path, "demo"),
+        ):
             pass
-    with fresh_directory(tmp_path):
+    with fresh_directory(tmp_path, "demo"):
         assert [path.name for path in tmp_path.iterdir()] == [MARKER]
 
 

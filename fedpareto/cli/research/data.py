@@ -57,6 +57,8 @@ def show(
     lognormal:1 makes the clients of iid and dirichlet differ in size, by a factor of e at one standard deviation.
     Each client gets at least 10 samples, if there are enough.
 
+    After the table stand the classes that a split lacks, and whether the rows count as independent.
+
         fedpareto data show digits --clients 8 --partition shards:2
 
         fedpareto data show digits --clients 30 --partition dirichlet:0.3 --sizes lognormal:1 --plot digits.png
@@ -78,6 +80,8 @@ def show(
             "seed": seed,
             "samples": int(counts.sizes.sum()),
             "heterogeneity": None if math.isnan(counts.heterogeneity) else counts.heterogeneity,
+            "groups": counts.grouped,
+            "stratified": counts.stratified,
             "clients": list(shares.document(counts, names)),
         }
         print_document(json.dumps(document))
@@ -85,6 +89,8 @@ def show(
         screen = console()
         screen.print(shares.table(counts, counts.owners or names))
         screen.print(f"\n{shares.sentence(counts)}")
+        for remark in shares.remarks(counts, counts.owners or names):
+            screen.print(f"\n{remark}")
     if plot is not None:
         title = f"{task}: {partition}, sizes {sizes}, seed {seed}"
         with failing(OSError, ValueError, what=f"cannot draw {plot}"):

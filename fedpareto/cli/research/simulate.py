@@ -22,7 +22,13 @@ from federation.text import counted
 from federation.text_files import EncodingError, read_text
 from fedpareto.cli import document
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, failing
-from fedpareto.cli.shared_options import CodeOption, DataOption, DownloadOption, ProgressJsonOption
+from fedpareto.cli.research.member_option import MemberOption, members_of
+from fedpareto.cli.shared_options import (
+    CodeOption,
+    DataOption,
+    DownloadOption,
+    ProgressJsonOption,
+)
 from fedpareto.cli.show import round_lines
 from fedpareto.cli.show.tables import console as make_console
 from fedpareto.progress_line import bar
@@ -48,6 +54,7 @@ def simulate_command(
         ),
     ] = None,
     data: DataOption = None,
+    member: MemberOption = None,
     code: CodeOption = None,
     home: Annotated[
         Path | None,
@@ -84,6 +91,9 @@ def simulate_command(
     which of them attack. Without it, ten clients share the data evenly. The results equal those of real workers with
     the same names and data, up to rounding in float32.
 
+    With --member NAME=DIR, the clients are these members, each with the data in its own directory: the run is that of
+    `fedpareto local` with the same members.
+
         fedpareto simulate run.toml --data ~/data --home sim
 
     After Ctrl-C, --resume continues. The administrator's commands read the record:
@@ -94,6 +104,9 @@ def simulate_command(
 
     A federation of real workers takes the same file and ignores [simulation].
     """
+    members = members_of(member)
+    if data is not None and members:
+        raise CommandFailure("--data or --member: the data of all clients, or of each; not both", code=USAGE)
     console = make_console(stderr=as_json)
     say = partial(console.print, soft_wrap=True)  # lines that can be copied
     with failing(OSError, EncodingError, code=USAGE, what=f"cannot read {spec}"):
@@ -110,6 +123,7 @@ def simulate_command(
                 text,
                 directory,
                 data=data,
+                members=members,
                 download=download,
                 device=device,
                 backend=backend,
@@ -162,7 +176,7 @@ def _first_line(error: Exception) -> str:
 def _announce(say: Callable[..., None], simulation: Simulation, directory: Path) -> None:
     backend = simulation.backend
     reason = f" ({backend.why})" if backend.why else ""
-    say(f"{simulation.spec.name}: {counted(simulation.spec.simulation.clients, 'client')}, {backend.name}{reason}")
+    say(f"{simulation.spec.name}: {counted(len(simulation.clients), 'client')}, {backend.name}{reason}")
     for caution in simulation.cautions:
         say(f"caution: {caution}", style="yellow")
     if simulation.attackers:

@@ -1,7 +1,7 @@
 """The samples of the clients of a partition: a table of at most 100 columns, a sentence, a chart."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from fedpareto.cli.show.heat_map import heat
 from fedpareto.cli.show.tables import NAME_WIDTH, WIDTH, new_table
 
 FIRST = 20  # clients that are shown one by one
+_NAMED = 3  # clients whose splits lack a class that are named, and classes of each
 _SHADES = "░▒▓█"
 _GAP = 2
 
@@ -22,12 +23,13 @@ def table(census: Census, names: Sequence[str]) -> RenderableType:
 
     Classes have a column each, of numbers; where they would not fit, a character each, or a character for several.
     """
-    held = (census.counts > 0).sum(axis=1)
+    all_counts = census.counts
+    held = (all_counts > 0).sum(axis=1)
     heads = ["train", "validation", "test", *(["classes"] if len(census.classes) else [])]
     totals = np.column_stack([census.sizes, held]) if len(census.classes) else census.sizes
     room = WIDTH - min(max(map(len, [*names[:FIRST], "median"])), NAME_WIDTH) - _GAP
     room -= sum(max(len(head), len(str(most))) + _GAP for head, most in zip(heads, totals.max(axis=0), strict=True))
-    width = max(len(str(label)) for label in [*census.classes, census.counts.max(initial=0)])
+    width = max(len(str(label)) for label in [*census.classes, all_counts.max(initial=0)])
     numbers = len(census.classes) * (width + 1) <= room
     together = math.ceil(len(census.classes) / room)  # classes in a shaded cell
     grid = new_table("client", *(f">{head}" for head in heads))
@@ -39,12 +41,12 @@ def table(census: Census, names: Sequence[str]) -> RenderableType:
         cells = _numbers(counts, width) if numbers else _shades(counts, together)
         grid.add_row(name, *map(str, sizes), *([cells] if len(census.classes) else []))
 
-    for name, sizes, counts in zip(names[:FIRST], totals, census.counts, strict=False):
+    for name, sizes, counts in zip(names[:FIRST], totals, all_counts, strict=False):
         row(name, sizes, counts)
     if len(names) > FIRST:
         grid.add_row(f"… {len(names) - FIRST} more", style="dim")
         for name, pick in (("least", 0), ("median", (len(names) - 1) // 2), ("most", -1)):
-            row(name, np.sort(totals, axis=0)[pick], np.sort(census.counts, axis=0)[pick])
+            row(name, np.sort(totals, axis=0)[pick], np.sort(all_counts, axis=0)[pick])
     return grid if numbers or together == 1 else Group(grid, f"A character stands for {together} classes.")
 
 
@@ -59,6 +61,35 @@ def sentence(census: Census) -> str:
             f"; heterogeneity {census.heterogeneity:.3f} (mean total variation from the shares of all together)"
         )
     return text
+
+
+def remarks(census: Census, names: Sequence[str]) -> Iterator[str]:
+    """What is to know about the splits: the classes that they lack, and whether their rows count as independent."""
+    lacking = {name: splits for name, splits in zip(names, census.lacking, strict=True) if splits}
+    if lacking:
+        shown = [f"{name}: {_lack(splits)}" for name, splits in list(lacking.items())[:_NAMED]]
+        more = [f"{len(lacking) - _NAMED} more"] * (len(lacking) > _NAMED)
+        hold = "holds" if len(lacking) == 1 else "hold"
+        remedy = (
+            "" if census.stratified else " Pool(stratify=True) gives each split a sample of each class if possible."
+        )
+        yield (
+            f"{_many(len(lacking), 'client')} {hold} a class that a split lacks, so its metrics know nothing of it. "
+            f"{'; '.join([*shown, *more])}.{remedy}"
+        )
+    if census.grouped is False:
+        yield (
+            "Rows count as independent: the pool names no groups. If a person has several rows, Pool(groups=...) keeps "
+            "them in one split, and with one client."
+        )
+
+
+def _lack(splits: Mapping[str, NDArray[np.int64]]) -> str:
+    """The classes that each split lacks."""
+    return ", ".join(
+        f"{name} lacks {' '.join(map(str, labels[:_NAMED]))}{' …' if len(labels) > _NAMED else ''}"
+        for name, labels in splits.items()
+    )
 
 
 def _numbers(counts: NDArray[np.int64], width: int) -> Text:
@@ -93,13 +124,12 @@ def _range(values: NDArray[np.int64]) -> str:
 
 def document(census: Census, names: Sequence[str]) -> Iterator[dict[str, object]]:
     """The clients for JSON: names, sizes, and the classes that they hold."""
-    labels = list(map(str, census.classes.tolist()))
+    labels, counts, lacking = list(map(str, census.classes.tolist())), census.counts, census.lacking
     for index, name in enumerate(names):
         yield {
             "client": name,
             **({"owner": census.owners[index]} if census.owners else {}),
             **dict(zip(("train", "validation", "test"), census.sizes[index].tolist(), strict=True)),
-            "classes": {
-                label: count for label, count in zip(labels, census.counts[index].tolist(), strict=True) if count
-            },
+            "classes": {label: count for label, count in zip(labels, counts[index].tolist(), strict=True) if count},
+            "lacking": {split: [str(label) for label in absent] for split, absent in lacking[index].items()},
         }

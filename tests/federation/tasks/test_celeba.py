@@ -11,7 +11,7 @@ from PIL import Image
 
 from federation.tasks import DataError, Dataset, DataSource, Part, task
 from federation.tasks.celeba import ATTRIBUTES, GROUPS
-from federation.tasks.partition import split
+from federation.tasks.splitting import split
 from tests.federation.tasks.scene import descended, refused, write
 
 SIZE = (178, 218)  # of the published images

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from federation.tasks import DataError, DataSource, Part, Pool, task
-from federation.tasks.partition import split
 from federation.tasks.river_flow import FILE as RIVERS
 from federation.tasks.shakespeare import SYMBOLS, Shakespeare
+from federation.tasks.splitting import split
 from federation.tasks.vision import Vision
 from tests.federation.tasks import scene
 from tests.paths import PUBLIC_DATA

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federation.tasks import DataError, DataSource, Part, PartError, Pool, Splits, Task, task
-from federation.tasks.partition import LEAST, _draw, _turns, deal, deal_all, partition, quotas, split
+from federation.tasks.partition import LEAST, _draw, _turns, deal, deal_all, partition, quotas
+from federation.tasks.splitting import split
 
 SCHEMES = ("iid", "shards:1", "shards:3", "dirichlet:0.000000001", "dirichlet:0.05", "dirichlet:0.3", "dirichlet:100")
 
@@ -323,3 +324,85 @@ def test_a_task_may_say_how_it_is_loaded_alone() -> None:
     assert len(Own().load(DataSource()).train) == 8
     with pytest.raises(NotImplementedError, match="Nothing defines neither pool nor load"):
         Nothing().load(DataSource())
+
+
+def _grouped(size: int, groups: int, seed: int) -> Pool:
+    """Samples of three classes; one of four is of the last class."""
+    random = np.random.default_rng(seed)
+    keys = np.array([f"patient {key}" for key in random.integers(0, groups, size)])
+    return Pool(torch.arange(size), torch.from_numpy(random.integers(0, 4, size) % 3), groups=keys, stratify=True)
+
+
+@settings(max_examples=40)
+@given(
+    scheme=st.sampled_from(SCHEMES),
+    count=st.integers(1, 5),
+    size=st.integers(60, 300),
+    groups=st.integers(40, 300),
+    seed=st.integers(0, 3),
+    stratify=st.booleans(),
+)
+def test_the_samples_of_a_group_are_with_one_client_and_in_one_split(
+    scheme: str, count: int, size: int, groups: int, seed: int, stratify: bool
+) -> None:
+    pool = replace(_grouped(size, groups, seed), stratify=stratify)
+    assert pool.groups is not None
+    places: dict[str, set[tuple[int, int]]] = {}
+    dealt = deal_all(pool, Part(0, count, scheme, seed))
+    for client, splits in enumerate(dealt):
+        for place, split_ in enumerate(splits):
+            for sample in split_.x.tolist():
+                places.setdefault(pool.groups[sample], set()).add((client, place))
+    assert all(len(found) == 1 for found in places.values())
+    assert sorted(torch.cat([split_.x for splits in dealt for split_ in splits]).tolist()) == list(range(size))
+    for splits in dealt:
+        held = len({pool.groups[sample] for split_ in splits for sample in split_.x.tolist()})
+        assert held < 3 or all(len(split_) for split_ in splits)
+
+
+@pytest.mark.parametrize("groups", [None, np.arange(100)], ids=["samples", "groups of one"])
+def test_a_rare_class_is_in_each_split_and_the_splits_keep_their_sizes(groups: np.ndarray | None) -> None:
+    rare = np.arange(100) % 33 == 0  # four of a hundred
+    for index in range(20):
+        pool = Pool(np.arange(100), rare.astype(np.int64), groups=groups, stratify=True)
+        splits = deal(pool, Part(index, 1 + index)) if index == 0 else None
+        cut = split(100, index=index, labels=rare.astype(np.int64), groups=groups)
+        assert [len(own) for own in cut] == [80, 10, 10]
+        assert [int(rare[own].sum()) for own in cut] == [2, 1, 1]
+        assert splits is None or [len(own) for own in splits] == [80, 10, 10]
+    plain = [[int(rare[own].sum()) for own in split(100, index=index)] for index in range(20)]
+    assert sum(0 in counts for counts in plain) > 10  # without it, most lack the class somewhere
+
+
+def test_each_split_keeps_the_shares_of_the_classes() -> None:
+    labels = np.random.default_rng(0).choice(5, 1000, p=[0.5, 0.2, 0.15, 0.1, 0.05])
+    patients = np.random.default_rng(1).integers(0, 250, 1000)
+    shares = np.bincount(labels) / 1000
+    for groups, most in ((None, 0.0061), (patients, 0.05)):
+        for own in split(1000, labels=labels, groups=groups):
+            assert np.abs(np.bincount(labels[own], minlength=5) / len(own) - shares).max() < most
+
+
+def test_large_groups_stand_in_training_and_each_split_has_one() -> None:
+    patients = np.repeat([0, 1, 2, 3], [70, 10, 10, 10])
+    train, validation, tested = split(100, groups=patients)
+    assert set(patients[train]) >= {0}
+    assert (len(validation), len(tested)) == (10, 10)
+
+
+def test_groups_that_cannot_stay_together_are_refused_by_name() -> None:
+    pool = replace(_grouped(4, 1, 0), owners=("east", "west"), owner=np.array([0, 0, 1, 1]))
+    with pytest.raises(PartError, match="the group patient 0 has samples of two owners, east and west"):
+        partition(pool, Part(0, 2, "natural"))
+    with pytest.raises(PartError, match="1 groups of samples cannot be cut into 2 pieces"):
+        partition(pool, Part(0, 2))
+    with pytest.raises(DataError, match=r"1 of the pool's groups are in its official test part, too; .* 'patient 0'"):
+        replace(pool, test=pool)
+    with pytest.raises(DataError, match=r"stratify=True needs classes, and .*float32"):
+        deal(Pool(torch.zeros(9), torch.zeros(9), stratify=True), None)
+
+
+@pytest.mark.parametrize("keys", [np.array([1.0, np.nan]), np.array(["a", None]), np.zeros((2, 2))])
+def test_keys_of_groups_are_integers_or_strings(keys: np.ndarray) -> None:
+    with pytest.raises(DataError, match=r"needed: a key for each sample, \(n,\), integers or strings"):
+        Pool(np.zeros(2), np.zeros(2), groups=keys)

@@ -68,7 +68,7 @@ def test_a_chart_is_drawn_for_clients_and_classes_of_any_number(tmp_path: Path) 
     show("digits", "--clients", "5", "--plot", str(tmp_path / "few.png"))
     assert (tmp_path / "few.png").read_bytes().startswith(b"\x89PNG")
     counts = np.arange(50 * 70).reshape(50, 70)
-    many = Census(np.full((50, 3), 10), np.arange(70), counts)
+    many = Census(np.full((50, 3), 10), np.arange(70), counts[:, None])
     plots.draw_census(many, [str(number) for number in range(50)], "many", tmp_path / "many.png")
     assert (tmp_path / "many.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(CommandFailure, match="cannot draw"):
@@ -149,7 +149,9 @@ def test_a_task_without_classes_is_counted_without_them() -> None:
 
 def test_heterogeneity_is_the_mean_total_variation_from_everybody_together() -> None:
     counts = np.array([[4, 0], [1, 3]])  # together 5/8 and 3/8
-    assert Census(np.zeros((2, 3), np.int64), np.arange(2), counts).heterogeneity == pytest.approx((3 / 8 + 3 / 8) / 2)
+    assert Census(np.zeros((2, 3), np.int64), np.arange(2), counts[:, None]).heterogeneity == pytest.approx(
+        (3 / 8 + 3 / 8) / 2
+    )
 
 
 @pytest.mark.parametrize("classes", [1, 7, 13, 62, 500])
@@ -157,7 +159,33 @@ def test_heterogeneity_is_the_mean_total_variation_from_everybody_together() -> 
 def test_a_table_of_any_size_fits_a_hundred_columns(classes: int, most: int) -> None:
     counts = np.full((30, classes), most)
     sizes = np.stack([counts.sum(axis=1)] * 3, axis=1)
-    lines = shown(shares.table(Census(sizes, np.arange(classes), counts), ["x" * 40] * 30)).splitlines()
+    lines = shown(shares.table(Census(sizes, np.arange(classes), counts[:, None]), ["x" * 40] * 30)).splitlines()
     assert max(map(len, lines)) <= 100
     assert len(lines) <= 1 + 20 + 1 + 3 + 1  # none is folded
     assert "validation" in lines[0]
+
+
+class Scanned(Task):
+    """Two images of each patient; one patient of twenty is ill."""
+
+    def pool(self, source: DataSource) -> Pool:
+        patients = np.arange(200) // 2
+        ill = torch.from_numpy(patients % 20 == 0).long()
+        stratify = source.directory is None
+        return Pool(torch.zeros(200, 1), ill, groups=patients if stratify else None, stratify=stratify)
+
+
+def test_the_classes_that_a_split_lacks_are_named_and_whether_rows_count_as_independent() -> None:
+    plain, kept = (census(Scanned(), DataSource(path), Part(0, 1)) for path in (Path("plain"), None))
+    assert [list(shares.remarks(each, ["client-000"])) for each in (plain, kept)] == [
+        [
+            "1 client holds a class that a split lacks, so its metrics know nothing of it. client-000: test lacks 1. "
+            "Pool(stratify=True) gives each split a sample of each class if possible.",
+            "Rows count as independent: the pool names no groups. If a person has several rows, Pool(groups=...) keeps "
+            "them in one split, and with one client.",
+        ],
+        [],
+    ]
+    assert next(iter(shares.document(plain, ["client-000"])))["lacking"] == {"test": ["1"]}
+    shown_by_json = json.loads(show("digits", "--clients", "2", "--json"))
+    assert (shown_by_json["groups"], shown_by_json["stratified"]) == (False, False)

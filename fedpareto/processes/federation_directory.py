@@ -1,4 +1,7 @@
-"""The directory of a demo: it replaces an earlier one, and may keep a coordinator running that `demo --stop` ends."""
+"""The directory of a federation that `demo` or `local` starts on this machine: it replaces an earlier one.
+
+A demo may keep a coordinator running in it, which `demo --stop` ends.
+"""
 
 import fcntl
 import json
@@ -11,10 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from fedpareto.processes.process_federation import ProcessError, serving
 
-MARKER = "demo.json"
+MARKER = "made-by.json"
 KEPT_SECONDS = 7200.0  # the time that a coordinator goes on after the demo
 _STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.05
@@ -25,8 +29,10 @@ class DirectoryError(Exception):
 
 
 @contextmanager
-def fresh_directory(directory: Path) -> Iterator[None]:
-    """Makes the demo's directory, replaces that of an earlier demo, and locks it while the block runs.
+def fresh_directory(directory: Path, command: str) -> Iterator[None]:
+    """Makes the directory of a command, replaces what it has left there, and locks it while the block runs.
+
+    The command is "demo" or "local".
 
     Raises:
         DirectoryError: it holds something else, or is in use.
@@ -34,21 +40,24 @@ def fresh_directory(directory: Path) -> Iterator[None]:
     marker = directory / MARKER
     if directory.exists() and not directory.is_dir():
         raise DirectoryError(f"{directory} is not a directory")
-    if directory.exists() and any(directory.iterdir()) and not marker.is_file():
+    if directory.exists() and any(directory.iterdir()) and not is_of(directory, command):
         raise DirectoryError(
-            f"{directory} holds files that are not of a demo; nothing was touched: name another directory with --dir"
+            f"{directory} holds files that are not of fedpareto {command}; nothing was touched: name another directory "
+            "with --dir"
         )
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with ExitStack() as stack:
         if not _lock(stack, marker):
-            raise DirectoryError(f"another demo is running in {directory}: wait for it, or name another with --dir")
+            raise DirectoryError(
+                f"another fedpareto {command} is running in {directory}: wait for it, or name another with --dir"
+            )
         stop_kept(directory)
         if _is_served(directory / "coordinator"):
             raise DirectoryError(f"a coordinator is serving {directory / 'coordinator'}: stop it first")
         for path in directory.iterdir():
             if path.name != MARKER:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        _note(directory, None)
+        _note(directory, command, None)
         yield
 
 
@@ -69,7 +78,7 @@ def keep_coordinator(directory: Path) -> int:
             stderr=log,
             start_new_session=True,
         )
-    _note(directory, process.pid)
+    _note(directory, "demo", process.pid)
     process.returncode = 0  # Popen then does not wait for it
     return process.pid
 
@@ -102,35 +111,60 @@ def stop_kept(directory: Path) -> bool:
         if _waited(lambda: not _is_served(home), _STOP_SECONDS):
             with suppress(ChildProcessError):
                 os.waitpid(kept, os.WNOHANG)
-            _note(directory, None)
+            _note(directory, "demo", None)
             return True
     raise ProcessError(f"the coordinator of {directory} (process {kept}) does not end")
 
 
-def is_demo(directory: Path) -> bool:
-    """True if a demo was run in this directory."""
-    return (directory / MARKER).is_file()
+def stop_running(directory: Path) -> bool:
+    """Stops the command that runs in a directory, which stops its processes; False if none runs.
+
+    Raises:
+        ProcessError: it does not end.
+    """
+    marker = directory / MARKER
+    if not _is_locked(marker) or not isinstance(process := _noted(directory, "process"), int):
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGTERM)
+    if not _waited(lambda: not _is_locked(marker), _STOP_SECONDS):
+        raise ProcessError(f"the process {process}, which runs in {directory}, does not end")
+    return True
 
 
-def _note(directory: Path, kept: int | None) -> None:
-    (directory / MARKER).write_text(json.dumps({"made_by": "fedpareto demo", "coordinator": kept}) + "\n")
+def is_of(directory: Path, command: str) -> bool:
+    """True if this command has made the directory."""
+    return bool(_noted(directory, "made_by") == command)
+
+
+def _note(directory: Path, command: str, kept: int | None) -> None:
+    noted = {"made_by": command, "process": os.getpid(), "coordinator": kept}
+    (directory / MARKER).write_text(json.dumps(noted) + "\n")
+
+
+def _noted(directory: Path, what: str) -> Any:
+    try:
+        return json.loads((directory / MARKER).read_text())[what]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _kept(directory: Path) -> int | None:
-    try:
-        kept = json.loads((directory / MARKER).read_text())["coordinator"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    kept = _noted(directory, "coordinator")
     return kept if isinstance(kept, int) else None
 
 
 def _is_served(home: Path) -> bool:
     """True if a process holds the database of a coordinator's directory."""
-    lock = home / "coordinator.db.lock"
-    if not lock.exists():
+    return _is_locked(home / "coordinator.db.lock")
+
+
+def _is_locked(path: Path) -> bool:
+    """True if a process has locked a file."""
+    if not path.exists():
         return False
     with ExitStack() as stack:
-        return not _lock(stack, lock)
+        return not _lock(stack, path)
 
 
 def _lock(stack: ExitStack, path: Path) -> bool:
