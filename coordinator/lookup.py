@@ -132,7 +132,7 @@ def must_be_client(session: Session, client_id: str) -> None:
         names = session.scalars(select(models.Client.client_id).limit(_MOST_COMPARED))
         near = did_you_mean(client_id, names) or ";"
         raise Refusal(
-            "client-unknown", f"there is no client {client_id[:63]!r}{near} `fedpareto admin clients` lists them"
+            "client-unknown", f"there is no member {client_id[:63]!r}{near} `fedpareto admin clients` lists them"
         )
 
 

@@ -40,12 +40,12 @@ def whole(call: Callable[[Any], ResponseT], request: Any) -> ResponseT:
 
 
 def epsilon_of_clients(run: Run) -> str:
-    """The epsilon that the noise for a run's clients has spent, as text; empty without noise."""
+    """The epsilon that the noise for a run's members has spent, as text; empty without noise."""
     if not run.HasField("client_privacy"):
         return ""
     privacy = run.client_privacy
     budget = f" of {privacy.budget:g}" if privacy.budget else ", without a budget"
-    return f"of clients: epsilon = {privacy.epsilon:.4g}{budget} (delta = {privacy.delta:g})"
+    return f"of members: epsilon = {privacy.epsilon:.4g}{budget} (delta = {privacy.delta:g})"
 
 
 def duration(phase: PhaseProgress) -> float:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from federation.text import counted
 from fedpareto.formatting import percent
 
 if TYPE_CHECKING:
@@ -83,7 +84,9 @@ def line(progress: "SimulationProgress") -> str:
     ]
     left = (progress.total - progress.done) / progress.rate if progress.rate > 0 else math.inf
     rest = f", {left:.0f} s left" if 0 < left < math.inf else ""
-    return ", ".join([f"round {progress.done} of {progress.total}: {progress.rate:.1f} rounds/s{rest}", *parts])
+    return ", ".join(
+        [f"{progress.done} of {counted(progress.total, 'round')}: {progress.rate:.1f} rounds/s{rest}", *parts]
+    )
 
 
 @contextmanager

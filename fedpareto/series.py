@@ -1,11 +1,42 @@
 """Series of numbers over rounds or clients, in which NaN stands for an unknown number."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Generic, TypeVar
 
 from federation.record.metric_definitions import OWN, SCORED
 from federation.spec.task_metrics import RESERVED
 from federation.v1.admin_pb2 import RoundSummary
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Equals(Generic[T, S]):
+    """Neighbours in a list of rounds of which the same is said; `first` and `last` are the least and largest round."""
+
+    items: Sequence[T]
+    said: S
+    first: int
+    last: int
+
+    @property
+    def rounds(self) -> str:
+        """The rounds in words: "round 3", "rounds 0 to 39 (40 rounds)", or with gaps "40 of the rounds 0 to 79"."""
+        count, span = len(self.items), f"{self.first} to {self.last}"
+        if count == 1:
+            return f"round {self.first}"
+        whole = count == self.last - self.first + 1
+        return f"rounds {span} ({count} rounds)" if whole else f"{count} of the rounds {span}"
+
+
+def equals(items: Iterable[T], number: Callable[[T], int], said: Callable[[T], S]) -> list[Equals[T, S]]:
+    """Puts neighbours together for which `said` is equal, in order; `number` is the round of an item."""
+    groups = [(what, list(group)) for what, group in groupby(items, key=said)]
+    return [Equals(group, what, min(map(number, group)), max(map(number, group))) for what, group in groups]
 
 
 def metric(summary: RoundSummary, name: str) -> float:

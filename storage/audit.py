@@ -20,6 +20,7 @@ from sqlalchemy import ColumnElement, bindparam, delete, func, insert, or_, sele
 from sqlalchemy.orm import Session
 
 from federation.record.log_entries import EPOCH, FIRST, LogEntry
+from federation.record.log_kinds import KINDS, REFUSALS
 from storage.columns import Prose, cleaned
 from storage.database import ENTRY_KEY
 from storage.models import AuditEntry
@@ -195,7 +196,7 @@ class ChainedEntry:
 
 
 def chained(
-    session: Session, start: int, limit: int, *, since: datetime | None = None, actor: str = ""
+    session: Session, start: int, limit: int, *, since: datetime | None = None, actor: str = "", kind: str = ""
 ) -> Sequence[ChainedEntry]:
     """The entries from a number on, in order, at most `limit`.
 
@@ -205,14 +206,22 @@ def chained(
         limit: the largest number of entries.
         since: leaves out earlier entries.
         actor: leaves out the entries of others; a name stands for the member or administrator with this name.
+        kind: leaves out other kinds than this one of `KINDS`.
     """
-    return chained_where(session, AuditEntry.number >= start, *_of(since, actor), limit=limit)
+    return chained_where(session, AuditEntry.number >= start, *_of(since, actor, kind), limit=limit)
 
 
 def newest(
-    session: Session, limit: int, before: int | None, *, since: datetime | None = None, actor: str = "", text: str = ""
+    session: Session,
+    limit: int,
+    before: int | None,
+    *,
+    since: datetime | None = None,
+    actor: str = "",
+    text: str = "",
+    kind: str = "",
 ) -> Sequence[ChainedEntry]:
-    """The newest entries, the newest first, at most `limit`; `since` and `actor` as for `chained`.
+    """The newest entries, the newest first, at most `limit`; `since`, `actor` and `kind` as for `chained`.
 
     Args:
         session: reads.
@@ -221,8 +230,9 @@ def newest(
         since: leaves out earlier entries.
         actor: leaves out the entries of others.
         text: leaves out entries that have it in none of their texts, in any case.
+        kind: leaves out other kinds.
     """
-    conditions = [*_of(since, actor)]
+    conditions = [*_of(since, actor, kind)]
     if before is not None:
         conditions.append(AuditEntry.number < before)
     if text:
@@ -230,11 +240,24 @@ def newest(
     return chained_where(session, *conditions, limit=limit, newest_first=True)
 
 
-def _of(since: datetime | None, actor: str) -> Iterator[ColumnElement[bool]]:
+def _of(since: datetime | None, actor: str, kind: str) -> Iterator[ColumnElement[bool]]:
     if since is not None:
         yield AuditEntry.at >= since
     if actor:
         yield or_(AuditEntry.actor == actor, AuditEntry.actor.endswith(f"/{actor}", autoescape=True))
+    if kind == REFUSALS:
+        yield AuditEntry.outcome != ""
+    elif kind:
+        yield or_(*map(_is, KINDS[kind]))
+
+
+def _is(action: str) -> ColumnElement[bool]:
+    """That an entry has an action, as `KINDS` names it."""
+    if action.endswith("."):
+        return AuditEntry.action.startswith(action, autoescape=True)
+    if action.startswith("."):
+        return AuditEntry.action.endswith(action, autoescape=True)
+    return AuditEntry.action == action
 
 
 def chained_where(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 from numpy.typing import NDArray
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, bindparam, select
 from sqlalchemy.orm import Session
 
 from coordinator import office
@@ -40,6 +40,13 @@ LAYOUT = Layout((Tensor("layer.weight", (8, 5)), Tensor("layer.bias", (5,))))
 MODEL = to_bytes(LAYOUT, np.linspace(-1, 1, LAYOUT.size, dtype=np.float32))
 LONG = timedelta(seconds=1000)  # the deadlines of `spec` are shorter, the clock is moved by this
 OVER = (RunState.COMPLETED, RunState.FAILED, RunState.STOPPED)
+# Built once, since tests look again after each commit.
+STATE = select(Run.state, Run.reason).where(Run.run_id == bindparam("run"))
+ENDS = (
+    select(Round.number)
+    .where(Round.run_id == bindparam("run"), Round.number == bindparam("number"))
+    .where(Round.state.in_(bindparam("states", expanding=True)))
+)
 ALL = 1_000_000  # phases or rounds: more than any run has
 
 
@@ -359,6 +366,11 @@ class Stage:
     def run(self, run: str) -> Run:
         return self.look(lambda session: session.get_one(Run, run))
 
+    def state(self, run: str) -> tuple[RunState, str]:
+        """State and reason of a run."""
+        state, reason = self.look(lambda session: session.connection().execute(STATE, {"run": run}).one())
+        return state, reason
+
     def rounds(self, run: str) -> list[Round]:
         rows = select(Round).where(Round.run_id == run).order_by(Round.number)
         return self.look(lambda session: list(session.scalars(rows)))
@@ -413,25 +425,28 @@ class Stage:
 
     def wait_reason(self, run: str, words: str = "") -> str:
         """Waits until the run gives a reason with these words."""
-        return wait_for(lambda: self.run(run).reason if words in self.run(run).reason else "", words)
+        return wait_for(lambda: reason if words in (reason := self.state(run)[1]) else "", words)
 
     def wait_state(self, run: str, state: RunState) -> Run:
-        def there() -> Run | None:
-            row = self.run(run)
-            assert row.state is state or row.state not in OVER, (row.state, row.reason)
-            return row if row.state is state else None
+        def there() -> bool:
+            now, reason = self.state(run)
+            assert now is state or now not in OVER, (now, reason)
+            return now is state
 
-        return wait_for(there, f"run {run} to be {state}")
+        wait_for(there, f"run {run} to be {state}")
+        return self.run(run)
 
     def wait_round(self, run: str, number: int, *states: RoundState) -> Round:
         """Waits until the round is in one of the states (it has ended, unless they are given)."""
         wanted = states or (RoundState.COMPLETED, RoundState.SKIPPED)
 
-        def there() -> Round | None:
-            rounds = self.rounds(run)
-            return rounds[number] if len(rounds) > number and rounds[number].state in wanted else None
+        asked = {"run": run, "number": number, "states": wanted}
 
-        return wait_for(there, f"round {number} of {run}")
+        def there() -> bool:
+            return self.look(lambda session: session.connection().scalar(ENDS, asked)) is not None
+
+        wait_for(there, f"round {number} of {run}")
+        return self.rounds(run)[number]
 
     def wait_outcome(self, run: str, client: str, state: str, number: int = 0, phase: int = 0) -> None:
         wait_for(
@@ -454,12 +469,12 @@ class Stage:
 
         def over() -> object:
             reply_to(players, lambda order: order.phase < phases and order.round < rounds)
-            row = self.run(run)
+            state, reason = self.state(run)
             if until is not None and until():
                 return True
-            stepless = row.state is RunState.FAILED and row.reason.startswith("no step was made")
-            assert stepless or row.state not in (RunState.FAILED, RunState.STOPPED), row.reason
-            return stepless or row.state is RunState.COMPLETED
+            stepless = state is RunState.FAILED and reason.startswith("no step was made")
+            assert stepless or state not in (RunState.FAILED, RunState.STOPPED), reason
+            return stepless or state is RunState.COMPLETED
 
         wait_for(over, f"run {run} to be played")
 

@@ -200,7 +200,7 @@ class Crowd:
             needed = 0 if terms.quorum is None else replies_needed(terms.quorum, min(wanted, len(orders)))
         if len(names) < needed:
             raise Wrong(
-                f"{len(names)} of {len(orders)} clients replied to {phase.kind.name}; the quorum of the specification "
+                f"{len(names)} of {len(orders)} members replied to {phase.kind.name}; the quorum of the specification "
                 f"is at least {needed}"
             )
         asked = {order.client_id for order in orders}

@@ -34,9 +34,9 @@ def ended(run: Run, done: int) -> AlertFact:
         severity=AlertSeverity.CRITICAL if failed else AlertSeverity.NOTICE,
         run_id=run.run_id,
         message=f"run {run.name} {_ENDS[run.state]} after {rounds}{reason}",
-        remedy=f"repair the cause, then submit it again; `fedpareto admin run {run.name}` shows more"
+        remedy=f"repair the cause, then submit it again; `fedpareto admin run {run.run_id}` shows more"
         if failed
-        else f"`fedpareto report {run.name}` shows each member's result",
+        else f"`fedpareto report {run.run_id}` shows each member's result",
         began=run.ended,
         ended=None if failed else run.ended,
     )
@@ -57,7 +57,7 @@ def paused(run: Run, now: datetime) -> list[AlertFact]:
             severity=AlertSeverity.CRITICAL,
             run_id=run.run_id,
             message=f"the coordinator has paused run {run.name}: {run.reason.rstrip('.')}",
-            remedy=f"repair the cause, then `fedpareto admin resume {run.name}`",
+            remedy=f"repair the cause, then `fedpareto admin resume {run.run_id}`",
             began=now,
         )
     ]
@@ -82,7 +82,7 @@ def stalled(session: Session, run: Run, seconds: Sequence[float], *, since: date
             run_id=run.run_id,
             message=f"nothing has happened in run {run.name} since {last:%Y-%m-%d %H:%M} UTC{median_round}"
             f"{_awaited(session, run)}",
-            remedy=f"`fedpareto admin watch {run.name}` shows who is asked, `fedpareto admin clients` who attends",
+            remedy=f"`fedpareto admin watch {run.run_id}` shows who is asked, `fedpareto admin clients` who attends",
             began=last + limit,
         )
     ]

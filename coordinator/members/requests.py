@@ -30,6 +30,7 @@ MADE = "request.made"  # an entry of the log
 TOLERANCE = timedelta(minutes=5)  # between an administrator's clock and the coordinator's
 MAX_MANIFEST_BYTES = 8192
 LEAST = 2  # officers, for actions that need two
+_DIGITS = 12  # of a request's id, in a message
 
 
 SignedT = TypeVar("SignedT", RequestManifest, DecisionManifest)
@@ -83,8 +84,8 @@ def make_request(
 
     Raises:
         Refusal: `manifest`, `key-unknown`, `signature`, `mismatch`, `signed-time`, `argument`: this takes one officer,
-            or the request is open for too long; `request-exists`; `unlogged`: the audit log does not tell of the
-            officer; those of the action.
+            or the request is open for too long; `request-exists`: it was made already, or another one for this action
+            and subject is open; `unlogged`: the audit log does not tell of the officer; those of the action.
     """
     officer, manifest = _signed(session, envelope, RequestManifest, federation_id=federation_id, by=by, now=now)
     rights.must_tell_of(officer)
@@ -96,6 +97,7 @@ def make_request(
     request_id = envelope_digest(envelope)
     if session.get(ActionRequest, request_id) is not None:
         raise Refusal("request-exists", "this request was made already: make a new one")
+    _must_be_the_only_one(session, manifest, now)
     with session.begin_nested() as trial:
         _perform(session, manifest, by=by, now=now, consent="")
         trial.rollback()
@@ -112,6 +114,26 @@ def make_request(
     detail = f"{manifest.action} {manifest.subject}"
     audit.record(session, at=now, actor=by, action=MADE, subject=request_id, detail=detail, digest=request_id)
     return row
+
+
+def _must_be_the_only_one(session: Session, manifest: RequestManifest, now: datetime) -> None:
+    """Raises the Refusal `request-exists` if another request for this action and subject can be consented to."""
+    administrators(session, lock=True)  # two officers who ask at the same moment wait for each other
+    rows = select(ActionRequest).where(ActionRequest.state == RequestState.OPEN, ActionRequest.expires > now)
+    for row in session.scalars(rows):
+        officer = session.get_one(Administrator, row.requested_by)
+        try:
+            requested = open_request(row, officer)
+        except Refusal:  # the row was changed: nobody can consent to it
+            continue
+        if _counts(officer) and (requested.action, requested.subject) == (manifest.action, manifest.subject):
+            name = row.request_id.rpartition(":")[2][:_DIGITS]
+            raise Refusal(
+                "request-exists",
+                f"{officer.name} has asked for this already: request {name}, {requested.action} {requested.subject}, "
+                f"open until {row.expires:%Y-%m-%d %H:%M} UTC; another security officer consents to it (`fedpareto "
+                f"admin consent {name}`), or withdraw it before you ask anew (`fedpareto admin withdraw {name}`)",
+            )
 
 
 def decide(

@@ -144,7 +144,7 @@ def _ask(
         needed = 0 if quorum is None else replies_needed(quorum, _recorded(fleet, current, number) or wanted)
     if len(replies) < needed:
         where = "" if phase.kind is Train else f" ({phase.kind.name})"
-        raise Skipped(f"quorum: {len(replies)} of {len(clients)} clients replied{where}, {needed} are needed")
+        raise Skipped(f"quorum: {len(replies)} of {len(clients)} members replied{where}, {needed} are needed")
     return replies
 
 

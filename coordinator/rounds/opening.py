@@ -145,12 +145,12 @@ def _missing(session: Session, fleet: Fleet, pool: Mapping[str, int], complete: 
         reasons = [*filter(None, [missing_offer(session, spec.task)])]
         reasons += [f"{name} {why}" for name, why in fleet.absent(session).items()]
         others = "".join(f"; {reason}" for reason in reasons)
-        why = f"waiting for clients: {ready} of {spec.selection.minimum} are ready for {spec.task}{others}"
+        why = f"waiting for members: {ready} of {spec.selection.minimum} are ready for {spec.task}{others}"
         return cleaned(why, RUN_REASON)
     if absent := _absent_required(session, fleet, pool):
         reasons_of_clients = "; ".join(f"{name} {why}" for name, why in absent.items())
-        return cleaned(f"waiting for required clients: {reasons_of_clients}", RUN_REASON)
-    return "" if complete else "waiting for clients to come back after a restart"
+        return cleaned(f"waiting for required members: {reasons_of_clients}", RUN_REASON)
+    return "" if complete else "waiting for members to come back after a restart"
 
 
 def _unselected(session: Session, fleet: Fleet, run: Run, number: int, absent: Mapping[str, str]) -> Round:

@@ -7,6 +7,7 @@ A coordinator serves them. While it is stopped, a command on its machine calls t
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -21,7 +22,9 @@ from coordinator.services.views.paging import Page, size_of_page
 from coordinator.services.views.reader import RecordViews
 from coordinator.services.views.summaries import rounds_from, summaries
 from coordinator.services.views.watching import run_alone, run_with_members, runs_from
+from federation.record.log_kinds import KINDS
 from federation.refusals import Refusal
+from federation.text import did_you_mean
 from federation.v1 import admin_pb2 as messages
 from storage import audit
 from storage.columns import LARGEST_NUMBER
@@ -209,13 +212,17 @@ class RecordCalls(RecordViews):
                 since = request.since.ToDatetime(tzinfo=UTC)
             except (ValueError, OverflowError) as error:
                 raise Refusal("argument", f"since: {error}") from None
+        if request.kind and request.kind not in KINDS:
+            near = did_you_mean(request.kind, KINDS) or ";"
+            raise Refusal(
+                "argument", f"there is no kind {request.kind[:40]!r} of entries{near} the kinds are {', '.join(KINDS)}"
+            )
+        of: dict[str, Any] = {"since": since, "actor": request.actor, "kind": request.kind}
         if request.newest:
             if request.follow or request.newest > ENTRIES_AT_A_TIME:
                 raise Refusal("argument", f"newest: at most {ENTRIES_AT_A_TIME} entries, and not with follow")
             before = min(request.before, LARGEST_NUMBER) if request.HasField("before") else None
-            entries = await self._read(
-                audit.newest, request.newest, before, since=since, actor=request.actor, text=request.text
-            )
+            entries = await self._read(audit.newest, request.newest, before, text=request.text, **of)
             if entries:
                 yield messages.ListAuditResponse(entries=map(_shown_entry, entries))
             return
@@ -223,7 +230,7 @@ class RecordCalls(RecordViews):
             raise Refusal("argument", "before and text go with newest")
         start = 0
         while True:
-            entries = await self._read(audit.chained, start, ENTRIES_AT_A_TIME, since=since, actor=request.actor)
+            entries = await self._read(audit.chained, start, ENTRIES_AT_A_TIME, **of)
             if entries:
                 start = entries[-1].entry.number + 1
                 yield messages.ListAuditResponse(entries=map(_shown_entry, entries))

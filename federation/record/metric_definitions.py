@@ -64,22 +64,22 @@ _ASKIN = "Askin et al., 2025"
 _GROUPS: Mapping[str, Mapping[str, Definition]] = {
     "accuracy": {
         "accuracy/mean": Definition(
-            "mean of the clients' accuracies, each on its own test split (without one, on the validation or "
-            "training split); every client counts the same",
+            "mean of the members' accuracies, each on its own test split (without one, on the validation or "
+            "training split); every member counts the same",
             _SHARE,
         ),
         "accuracy/weighted": Definition(
-            "mean of the accuracies weighted by the samples of the split that each client claims", _SHARE
+            "mean of the accuracies weighted by the samples of the split that each member claims", _SHARE
         ),
         "accuracy/std": Definition(
             "standard deviation of these accuracies, of the population (ddof 0)", _SHARE, source=_WANG, label="std"
         ),
         "accuracy/variance": Definition("the square of `accuracy/std`"),
         "accuracy/worst5": Definition(
-            "mean of the lowest 5 %: of floor(0.05 N) clients, at least one", _SHARE, source=_WANG, label="worst 5 %"
+            "mean of the lowest 5 %: of floor(0.05 N) members, at least one", _SHARE, source=_WANG, label="worst 5 %"
         ),
         "accuracy/best5": Definition(
-            "mean of the highest 5 %: of floor(0.05 N) clients, at least one", _SHARE, source=_WANG, label="best 5 %"
+            "mean of the highest 5 %: of floor(0.05 N) members, at least one", _SHARE, source=_WANG, label="best 5 %"
         ),
         "accuracy/p5": Definition(
             "5th percentile of the accuracies, interpolated linearly",
@@ -93,7 +93,7 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
             source=f"{_HU}, table 8",
             label="95th percentile",
         ),
-        "accuracy/best": Definition("the highest accuracy of a client", _SHARE),
+        "accuracy/best": Definition("the highest accuracy of a member", _SHARE),
         "accuracy/jain": Definition(
             "(sum a)² / (N sum a²): 1 if all accuracies are equal, 1/N if all but one are 0",
             source=_JAIN,
@@ -104,7 +104,7 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
             "class; in a simulation with such an attacker",
             _SHARE,
         ),
-        "evaluated": Definition("number of clients that evaluated the new model", _COUNT),
+        "evaluated": Definition("number of members that evaluated the new model", _COUNT),
         "evaluation/noise": Definition(
             "of a private evaluation: the standard deviation of the noise on the mean accuracy; of a loss it is "
             "10 times, of another metric `largest` times as large (`privacy.evaluation_noise`)",
@@ -118,18 +118,18 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
     },
     "loss": {
         "loss/train": Definition(
-            "mean of the losses of the new model that the clients measured on their training splits", title="train loss"
+            "mean of the losses of the new model that the members measured on their training splits", title="train loss"
         ),
         "loss/validation": Definition("the same on their validation splits", title="validation loss"),
         "loss/test": Definition("the same on their test splits", title="test loss"),
         "loss/jain": Definition(
-            "(sum F)² / (N sum F²) of the clients' losses, for a task without accuracy",
+            "(sum F)² / (N sum F²) of the members' losses, for a task without accuracy",
             source=_JAIN,
             label="Jain's index",
         ),
         "improved": Definition(
             "share of the round's participants whose training loss did not rise in the step; an equal loss "
-            "counts as improved, a loss that is no longer finite does not. Missing for `afl`, whose clients "
+            "counts as improved, a loss that is no longer finite does not. Missing for `afl`, whose members "
             "train from one model and evaluate another, and if the training split is not evaluated",
             _SHARE,
             source=_HU,
@@ -148,7 +148,7 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
             "`stationarity` divided by the length of the longest update, in [0, 1]", label="relative"
         ),
         "descent_min": Definition(
-            "the least cosine between d and an update: if negative, the step raises the loss of some client, to "
+            "the least cosine between d and an update: if negative, the step raises the loss of some member, to "
             "first order",
             label="least cosine with an update",
         ),
@@ -176,7 +176,7 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
     },
     "weights": {
         "entropy": Definition(
-            "- sum lambda log lambda of the weights: log m if all m weights are equal, 0 if one client has all "
+            "- sum lambda log lambda of the weights: log m if all m weights are equal, 0 if one member has all "
             "the weight"
         ),
         "private/blur": Definition(
@@ -207,19 +207,19 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
     },
     "required members": {
         "required/missing": Definition(
-            "in a skipped round: the required clients that it lacks", _COUNT, source="`selection.required`"
+            "in a skipped round: the required members that it lacks", _COUNT, source="`selection.required`"
         ),
     },
     "epsilon": {
         "epsilon/clients": Definition(
             "what the noise on the steps has spent so far, for `privacy.client_delta`",
             source="[differential privacy](../member/differential-privacy.md)",
-            label="of clients",
+            label="of members",
         ),
         "epsilon/samples": Definition(
-            "the largest epsilon that a reply states of its client's samples over all runs, each for its own delta",
+            "the largest epsilon that a reply states of its member's samples over all runs, each for its own delta",
             source="[differential privacy](../member/differential-privacy.md)",
-            label="of samples, the largest of a client",
+            label="of samples, the largest of a member",
         ),
     },
     "objectives": {
@@ -250,13 +250,13 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
     },
     "bytes": {
         "bytes/up": Definition(
-            "bytes of the payloads that clients sent, accepted or refused (a refused one with its declared "
+            "bytes of the payloads that members sent, accepted or refused (a refused one with its declared "
             "size); without the signed envelopes, about 1 kB each, and without TLS",
             _BYTES,
         ),
         "bytes/refused": Definition("the part of `bytes/up` that was refused", _BYTES, label="of it refused"),
         "bytes/down": Definition(
-            "bytes of the model files that clients fetched. A model counts once for each client that replied to "
+            "bytes of the model files that members fetched. A model counts once for each member that replied to "
             "an assignment with it, in the first such round, since workers keep the last models. The sums that "
             "`svd-two-way` sends back count, too. Fetched models without a reply are not counted, nor, in a "
             "simulation, models that only evaluations need",
@@ -270,24 +270,24 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
         ),
     },
     "": {
-        "accuracy/worst": Definition("the lowest accuracy of a client; the record names the client", _SHARE),
-        "loss/worst": Definition("the highest loss of a client, for a task without accuracy"),
+        "accuracy/worst": Definition("the lowest accuracy of a member; the record names the member", _SHARE),
+        "loss/worst": Definition("the highest loss of a member, for a task without accuracy"),
         "stationary": Definition("1 if the algorithm found no direction and the model stayed as it was, else 0"),
         "loss/train/<objective>": Definition(
-            "mean of the losses of the new model in that objective, on the training splits of the clients that serve it"
+            "mean of the losses of the new model in that objective, on the training splits of the members that serve it"
         ),
         "loss/validation/<objective>": Definition("the same on their validation splits"),
         "loss/test/<objective>": Definition("the same on their test splits"),
         "accuracy/objective/<objective>": Definition(
-            "mean of the accuracies in that objective, over the clients that serve it, on the splits of "
+            "mean of the accuracies in that objective, over the members that serve it, on the splits of "
             "`accuracy/mean`",
             _SHARE,
         ),
         "metric/<metric>/mean": Definition(
-            "mean of a metric of the task over the clients, on the first of the test, validation and training "
+            "mean of a metric of the task over the members, on the first of the test, validation and training "
             "splits that was evaluated; `<metric>/<key>` for each value of a metric with several"
         ),
-        "metric/<metric>/weighted": Definition("the same weighted by the samples that each client claims"),
+        "metric/<metric>/weighted": Definition("the same weighted by the samples that each member claims"),
         "metric/<metric>/worst": Definition("the worst of these values; `[evaluate.metrics]` says which is better"),
         "metric/<metric>/best": Definition("the best of these values"),
         "weight/<objective>": Definition(

@@ -1844,6 +1844,7 @@ class Run(_message.Message):
     MEASURED_FIELD_NUMBER: _builtins.int
     CONSENTS_FIELD_NUMBER: _builtins.int
     AVERAGED_FIELD_NUMBER: _builtins.int
+    NEVER_ASKED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id, unique in the federation."""
     name: _builtins.str
@@ -1922,6 +1923,13 @@ class Run(_message.Message):
     def consents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Consent]:
         """The answers of the members that decide on each run, by name. Only in GetRun."""
 
+    @_builtins.property
+    def never_asked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The members that offer the task, that the selection admits, and that no round has asked, by name: those that did not
+        attend, or whose owners have not accepted the run. None where rounds draw their members, and before a round has
+        ended. Only in GetRun.
+        """
+
     def __init__(
         self,
         *,
@@ -1949,10 +1957,11 @@ class Run(_message.Message):
         measured: _builtins.str = ...,
         consents: _abc.Iterable[Global___Consent] | None = ...,
         averaged: _builtins.bool = ...,
+        never_asked: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["client_privacy", b"client_privacy", "created", b"created", "ended", b"ended", "latest", b"latest", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alerts", b"alerts", "algorithm", b"algorithm", "averaged", b"averaged", "client_privacy", b"client_privacy", "consents", b"consents", "created", b"created", "ended", b"ended", "latest", b"latest", "measured", b"measured", "members", b"members", "metrics", b"metrics", "model", b"model", "name", b"name", "objectives", b"objectives", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "serving", b"serving", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alerts", b"alerts", "algorithm", b"algorithm", "averaged", b"averaged", "client_privacy", b"client_privacy", "consents", b"consents", "created", b"created", "ended", b"ended", "latest", b"latest", "measured", b"measured", "members", b"members", "metrics", b"metrics", "model", b"model", "name", b"name", "never_asked", b"never_asked", "objectives", b"objectives", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "serving", b"serving", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3834,6 +3843,7 @@ class ListAuditRequest(_message.Message):
     NEWEST_FIELD_NUMBER: _builtins.int
     BEFORE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     actor: _builtins.str
     """Only those of this actor: as the log has it, or the name of a member or administrator; empty for all."""
     follow: _builtins.bool
@@ -3846,6 +3856,8 @@ class ListAuditRequest(_message.Message):
     """Not this entry and those after it."""
     text: _builtins.str
     """Only those with this text in their actor, action, subject, outcome or detail, in any case; empty for all."""
+    kind: _builtins.str
+    """Only those of this kind, such as "runs"; docs/operate/audit-log.md says which actions each kind has. Empty for all."""
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
         """Not those before this time; unset for all."""
@@ -3859,10 +3871,11 @@ class ListAuditRequest(_message.Message):
         newest: _builtins.int = ...,
         before: _builtins.int | None = ...,
         text: _builtins.str = ...,
+        kind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "before", b"before", "since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "actor", b"actor", "before", b"before", "follow", b"follow", "newest", b"newest", "since", b"since", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "actor", b"actor", "before", b"before", "follow", b"follow", "kind", b"kind", "newest", b"newest", "since", b"since", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__before: _TypeAlias = _typing.Literal["before"]  # noqa: Y015
     _WhichOneofArgType__before: _TypeAlias = _typing.Literal["_before", b"_before"]  # noqa: Y015

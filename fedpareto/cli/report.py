@@ -38,7 +38,7 @@ def report_command(
 
     The page contains its figures, and needs no other file.
 
-    It shows accuracy and its spread, each client at the end, weights, conflicts, losses, replies, bytes and phases,
+    It shows accuracy and its spread, each member at the end, weights, conflicts, losses, replies, bytes and phases,
     with the numbers; for several objectives also the path through the plane of losses, or a radar chart.
 
     With --beside and runs of `scalarised` that weigh one objective alone, it shows the best loss of each objective.

@@ -34,7 +34,7 @@ def read_join_string(file: Path, arguments: list[str]) -> str:
         raise CommandFailure(
             "a join string is not accepted as an argument, because every user of this machine could read it: give "
             "it on standard input, or in a file with --join-file. If this machine has other users, ask for a new one, "
-            "and have this one cancelled (fedpareto admin cancel-join-string CLIENT)",
+            "and have this one cancelled (fedpareto admin cancel-join-string MEMBER)",
             code=USAGE,
         )
     if file == STANDARD_INPUT and sys.stdin.isatty():

@@ -61,6 +61,7 @@ class Console:
     ) -> None:
         self.reader = reader
         self.keys = keys
+        self._administrator = site.administrator
         self._bell = bell
         self._pause = pause
         self._shared = page_events.Shared()
@@ -124,7 +125,7 @@ class Console:
             match, scope = route.matches({"type": "http", "path": path, "method": "GET"})
             if match is Match.FULL:
                 values = {name: str(value) for name, value in scope["path_params"].items()}
-                return screen, PageRequest(path, values, QueryParams(fields_of(query)), token)
+                return screen, PageRequest(path, values, QueryParams(fields_of(query)), token, self._administrator)
         raise PageError(404, "There is no such page.")
 
     async def _series(self, request: Request) -> Response:
@@ -173,7 +174,7 @@ class Console:
 
     async def _leave(self, request: Request) -> Response:
         self.keys.end(request.scope["session"])
-        return HTMLResponse(self._renderer.problem(200, "You have left the console. You can close this page."))
+        return HTMLResponse(self._renderer.problem(200, "You have signed out. You can close this page."))
 
     async def _file(self, request: Request) -> Response:
         body, kind = self._files.get(request.path_params["name"], (b"", ""))

@@ -20,10 +20,10 @@ from federation.spec.run_spec import RunSpec, SpecError
 from federation.text import escaped
 from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import RunState
 from fedpareto.admin_messages import whole
 from fedpareto.console.run_history import RunHistory
 from fedpareto.console.source import CoordinatorAway, OpenedCalls, Source
+from fedpareto.run_names import ENDED, RunNames
 
 T = TypeVar("T")
 
@@ -35,8 +35,6 @@ FOLLOWED = 32  # open runs, the newest, that are followed
 HELD = 12  # runs that have ended, whose numbers stay in memory after their page was open
 FIRST_ROUNDS = 40  # the newest rounds are read before the others, for the first screen
 FIRST_SECONDS = 8.0  # that the first page waits for the lists
-
-ENDED = (RunState.RUN_STATE_COMPLETED, RunState.RUN_STATE_FAILED, RunState.RUN_STATE_STOPPED)
 
 
 class PageError(Exception):
@@ -70,7 +68,20 @@ class HeldRun:
     ahead: float = 0.0  # seconds of the coordinator's clock before ours
     followed: bool = False
     used: float = 0.0
-    spec: str = ""
+    details: v1.Run | None = None  # as `GetRun` gave it last: with the specification, and the members never asked
+
+    @property
+    def spec(self) -> str:
+        """Its specification; empty until it is read."""
+        return self.details.spec if self.details is not None else ""
+
+    @property
+    def outdated(self) -> bool:
+        """True if its details have to be read: first, after its first round, and at its end."""
+        read = self.details
+        if read is None:
+            return True
+        return (not read.rounds_done and bool(self.run.rounds_done)) or (self.over and read.state not in ENDED)
 
     @property
     def complete(self) -> bool:
@@ -267,7 +278,7 @@ class Reader:
         run_id = held.run.run_id
         with self._lock:
             before = self._loads.get(run_id)
-            if held.complete or (before is not None and not before.done()):
+            if (held.complete and not held.outdated) or (before is not None and not before.done()):
                 return
             with suppress(RuntimeError):  # the console ends
                 self._loads[run_id] = self._pool.submit(self._load, held)
@@ -277,8 +288,8 @@ class Reader:
         if opened is None:
             return
         with suppress(grpc.RpcError, CoordinatorAway):
-            if not held.spec:
-                held.spec = opened.stub.GetRun(v1.GetRunRequest(run=run_id, brief=True)).run.spec
+            if held.outdated:
+                held.details = opened.stub.GetRun(v1.GetRunRequest(run=run_id, brief=True)).run
                 held.history.preferred = _stop_metric(held.spec)
             stop = held.run.rounds_done
             if stop > 2 * FIRST_ROUNDS and not held.history.lines:
@@ -337,6 +348,13 @@ class Reader:
             refusal = refusal_from_rpc_error(error)
             raise PageError(_STATUSES.get(refusal.status, 502), escaped(refusal.message)) from None
 
+    @property
+    def names(self) -> RunNames:
+        """The names of the runs that are listed or held."""
+        with self._lock:
+            listed = self.lists.runs if self.lists is not None else ()
+            return RunNames([*listed, *(held.run for held in self.held.values())])
+
     def known(self, name: str) -> HeldRun | None:
         """A run that is in memory, by its id or its name, the newest of that name."""
         with self._lock:
@@ -362,7 +380,7 @@ class Reader:
                 found = self.call(lambda stub: stub.GetRun(v1.GetRunRequest(run=name, brief=True)).run)
             held = self._hold(found)
         held.used = time.monotonic()
-        if not held.complete and not (held.followed and held.history.lines):
+        if held.details is None or (not held.complete and not (held.followed and held.history.lines)):
             self._load_later(held)
             self._wait(held, seconds)
         return held

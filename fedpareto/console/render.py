@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -39,6 +40,13 @@ def _nobreak(text: str) -> str:
     return text.replace(" %", "\u00a0%")
 
 
+def _actor(text: str, federation: str) -> str:
+    """An actor of the audit log: "member hospital-a" for the URI of its certificate; other texts stay as they are."""
+    kind, _, name = text.removeprefix(f"fedpareto://{federation}/").partition("/")
+    title = {"client": "member", "admin": "administrator"}.get(kind)
+    return f"{title} {name}" if title and name and text.startswith("fedpareto://") else text
+
+
 @dataclass(frozen=True)
 class ConsoleSite:
     """What the pages say about where they are.
@@ -66,6 +74,7 @@ class Renderer:
         self._environment.globals |= {name: getattr(formatting, name) for name in names}
         self._environment.globals |= {"clock": clock, "moment": moment, "name_of": name_of, "site": site}
         self._environment.filters["nobreak"] = _nobreak
+        self._environment.filters["actor"] = partial(_actor, federation=site.federation)
         self._environment.globals["recorded"] = formatting.recorded
         self._environment.globals["ui"] = self._environment.get_template("macros.html").module
         self._version = version
@@ -73,7 +82,7 @@ class Renderer:
     def parts(self, view: PageView, reader: Reader) -> dict[str, str]:
         """The parts of a page that are kept up to date, by the id of their element."""
         template = self._environment.get_template(view.template)
-        values = {"connection": reader.connection, **view.values}
+        values = {"connection": reader.connection, "origin": reader.names.origin, **view.values}
         made = {
             name: "".join(block(template.new_context(values))).strip()
             for name, block in template.blocks.items()
@@ -90,7 +99,8 @@ class Renderer:
     ) -> str:
         """A whole page, whose `parts` are kept up to date by a stream."""
         shown = {name: Html(part) for name, part in parts.items()}
-        body = self._block(view.template, _LAYOUT, {**view.values, "parts": shown, "token": token})
+        values = {"origin": reader.names.origin, **view.values, "parts": shown, "token": token}
+        body = self._block(view.template, _LAYOUT, values)
         links = tuple(Link(title, href, current=href == nav) for href, title in _NAVIGATION.items())
         header = self._block("common.html", "header", {"parts": shown, "token": token})
         connection = Html(f'<div id="connection" sse-swap="connection" role="status">{parts["connection"]}</div>')

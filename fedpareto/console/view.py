@@ -11,12 +11,13 @@ from fedpareto.console.federation_reader import PageError, Reader
 
 @dataclass(frozen=True)
 class PageRequest:
-    """What a browser asked for: the path's parameters, and those after the question mark."""
+    """What a browser asked for: the path's parameters, and those after the question mark; for whom the page is."""
 
     path: str
     parameters: Mapping[str, str]
     query: QueryParams
     token: str = ""
+    administrator: str = ""
 
     def number(self, name: str, *, default: int, least: int = 0, most: int = 2**53) -> int:
         """A number of the path or after the question mark.
@@ -40,7 +41,7 @@ class PageRequest:
         """
         word = self.query.get(name, "") or next(iter(choices))
         if word not in choices:
-            raise PageError(400, f"{name} must be one of {', '.join(choices)}.")
+            raise PageError(400, f"{name} must be one of {', '.join(filter(None, choices))}.")
         return word
 
 

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from federation.text import counted
 from federation.v1.admin_pb2 import Run, WatchRunRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.admin_messages import name_of
@@ -49,7 +50,7 @@ def follow(stub: AdminStub, run_id: str, title: str, console: Console) -> Run:
 def _line(title: str, run: Run) -> Text:
     share = run.rounds_done / max(1, run.rounds_total)
     line = Text(f"  {title:<{_TITLE}} ").append(bar(share, _BAR), style="cyan")
-    line.append(f"  round {run.rounds_done} of {run.rounds_total}".ljust(18))
+    line.append(f"  {run.rounds_done} of {counted(run.rounds_total, 'round')}".ljust(18))
     if run.rounds_done:
         latest = run.latest
         line.append(f"  mean {percent(metric(latest, 'accuracy/mean')):>7}")

@@ -1,6 +1,6 @@
 """Alerts as a list on a page."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from federation.v1.admin_pb2 import Alert
@@ -77,6 +77,12 @@ def _sentence(text: str, name: str) -> str:
     return f"{begin}{text[1:]}{end}" if text else ""
 
 
-def lines_of(alerts: Iterable[Alert]) -> list[AlertLine]:
-    """Alerts about several runs and members as they are shown."""
-    return [line_of(a, about=" · ".join(filter(None, (a.run_name or a.run_id, a.client_id)))) for a in alerts]
+def lines_of(alerts: Iterable[Alert], named: Callable[[str, str], str]) -> list[AlertLine]:
+    """Alerts about several runs and members as they are shown; `named` makes the text of a run's id and name."""
+    return [
+        line_of(
+            alert,
+            about=" · ".join(filter(None, (alert.run_id and named(alert.run_id, alert.run_name), alert.client_id))),
+        )
+        for alert in alerts
+    ]

@@ -4,13 +4,17 @@ A drawing is as wide as the page lets it be. Places along it are shares of its w
 has the same size on every screen, and no script is needed. Only curves are stretched, in a drawing of their own.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 from fedpareto.pages.html import Html, join, points, share, tag
 from fedpareto.pages.marks import outline
-from fedpareto.pages.scales import Axis, Scale, few
+from fedpareto.pages.scales import Axis, Scale, cut, few
 
 ALONG = 1000.0  # units of the width of stretched curves
+_SLANT = 60  # degrees
+_LETTER = 6.6  # pixels that a letter of a name takes on average, or a little more
+_NARROW = 12  # slanted names that a narrow screen has room for
 
 
 def plot(height: float, parts: Iterable[str], *, alt: str, words: str = "", look: str = "") -> Html:
@@ -72,6 +76,24 @@ def bottom_axis(names: Sequence[str], places: Sequence[float], foot: float, titl
     """Some of the names of places below a drawing, the last one included, and the title of the axis."""
     ticks = [tag("text", names[i], x=share(places[i]), y=foot + 18, text_anchor="middle") for i in few(len(names))]
     return join([*ticks, tag("text", title, x="50%", y=foot + 36, text_anchor="middle", class_="axis")])
+
+
+def slanted_names(names: Sequence[str], places: Sequence[float], foot: float) -> tuple[Html, float]:
+    """All names of places below a drawing, slanted, and the height that they take; on a narrow screen only some."""
+    shown = [cut(name) for name in names]
+    every = math.ceil(len(names) / _NARROW)
+    labels = [
+        tag(
+            "svg",
+            tag("text", name, transform=f"rotate(-{_SLANT})", text_anchor="end", class_="name"),
+            x=share(place),
+            dx=4,
+            y=foot + 14,
+            class_=None if i % every == 0 else "wide-only",
+        )
+        for i, (name, place) in enumerate(zip(shown, places, strict=True))
+    ]
+    return join(labels), 20 + _LETTER * max(map(len, shown), default=0) * math.sin(math.radians(_SLANT))
 
 
 def round_places(rounds: Sequence[int]) -> list[float]:

@@ -24,13 +24,13 @@ def heat(
     words: str = "",
     largest: float | None = None,
     together: int = 1,
-    axis: str = "round",
+    named: bool = False,
 ) -> Html:
     """Shades for `values` (a row for each name, a column for each round), from 0 to the largest; NaN is left blank.
 
     There is an element for each shade, not for each cell. `alt` and `words` are as for `drawing.plot`; `largest` is the
     value of the darkest shade, None for the largest one. `columns` has the name of each column; each is the mean of
-    `together` rounds.
+    `together` rounds. If they are `named`, they are no rounds but members, and every one has its name below.
     """
     averaged = -(-len(columns) // COLUMNS)
     rows = [[mean(row[i : i + averaged]) for i in range(0, len(row), averaged)] for row in values]
@@ -48,14 +48,22 @@ def heat(
     parts = [
         drawing.stretched(height, [_cells(rows, darkest)], units=len(names), along=width),
         *labels,
-        drawing.bottom_axis(list(map(str, columns)), places, height, axis),
     ]
+    if named:
+        names_below, room = drawing.slanted_names(list(map(str, columns)), places, height)
+    else:
+        names_below, room = drawing.bottom_axis(list(map(str, columns)), places, height, "round"), 0.0
     keys = [
         tag("span", tag("i", class_=f"key b0 o{step}"), f" {format_(darkest * step / 4)}", class_="key-name")
         for step in range(5)
     ]
     told = [f"each column is the mean of {averaged * together} rounds"] if averaged * together > 1 else []
-    return join([drawing.legend([*keys, *told]), drawing.plot(height, parts, alt=alt, words=words, look="rows")])
+    return join(
+        [
+            drawing.legend([*keys, *told]),
+            drawing.plot(height + room, [*parts, names_below], alt=alt, words=words, look="rows"),
+        ]
+    )
 
 
 def column(values: Sequence[float], at: int, largest: float) -> Html:

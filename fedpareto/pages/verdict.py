@@ -7,6 +7,7 @@ from typing import Literal
 
 from fedpareto.formatting import natural, number
 from fedpareto.series import mean
+from fedpareto.turnout import Turnout, enumerated
 
 Measure = Literal["accuracy", "loss"] | str
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -78,57 +79,83 @@ class Standing:
         return f"{100 * self.last[name]:.0f} %" if self.measure == "accuracy" else number(self.last[name])
 
 
-def verdict(standing: Standing | None, *, over: bool, accuracy: float = math.nan) -> str:
-    """The sentence about a run; None stands for one without results of single members.
+def verdict(
+    standing: Standing | None, *, over: bool, accuracy: float = math.nan, turnout: Turnout | None = None
+) -> str:
+    """The sentence about a run, without its full stop; a standing of None is of a run without single members' results.
 
     "All ten members gained; hospital-9 is 21 points below the mean", or while it runs "hospital-9 is at 61 %, 26 points
-    below the mean". `over` says that it has ended; `accuracy` is the mean, if only that is known.
+    below the mean". Members that take no part come first: "hospital-3 never took part: it declined in 40 of 40 rounds;
+    all nine others gained".
+
+    Args:
+        standing: the members' results.
+        over: True if the run has ended.
+        accuracy: the mean, if only that is known.
+        turnout: who took part; None if everybody did.
     """
+    turnout = turnout or Turnout()
+    told = [turnout.sentence(over=over), _results(standing, over=over, accuracy=accuracy, turnout=turnout)]
+    sentence = "; ".join(filter(None, told))
+    names = {*turnout.names, *(standing.last if standing else ())}
+    return sentence if sentence.partition(" ")[0] in names else sentence[:1].upper() + sentence[1:]
+
+
+def _results(standing: Standing | None, *, over: bool, accuracy: float, turnout: Turnout) -> str:
+    """How the members fare, as a part of a sentence."""
     if standing is None or not standing.worst_first:
         if math.isfinite(accuracy):
-            return f"The mean accuracy is {100 * accuracy:.0f} %; the members' own results are not disclosed"
-        return "No member's result is known" + ("" if over else " yet")
+            return f"the mean accuracy is {100 * accuracy:.0f} %; the members' own results are not disclosed"
+        return "no member's result is known" + ("" if over else " yet")
     worst, members = standing.worst_first[0], len(standing.worst_first)
     if over:
-        return _gained(standing) + (f"; {worst} is {standing.distance(worst)}" if standing.behind else _even(standing))
+        told = _gained(standing, turnout)
+        return told + (f"; {worst} is {standing.distance(worst)}" if standing.behind else _even(standing))
     if standing.behind:
         at = "is at" if standing.measure == "accuracy" else f"has a {standing.measure} of"
         return f"{worst} {at} {standing.value(worst)}, {standing.distance(worst)}"
     if members == 1:
         return f"{worst} has the {standing.measure} {standing.value(worst)}"
-    everybody = _sentence(counted_members(members))
-    return f"{everybody} are close to each other; the mean {standing.measure} is {_mean(standing)}"
+    return f"{counted_members(members)} are close to each other; the mean {standing.measure} is {_mean(standing)}"
 
 
 def _mean(standing: Standing) -> str:
     return f"{100 * standing.mean:.0f} %" if standing.measure == "accuracy" else number(standing.mean)
 
 
-def counted_members(count: int) -> str:
+def counted_members(count: int, noun: str = "member") -> str:
     """A number of members in words: "ten members", "13 members"."""
-    word = _WORDS[count] if count < len(_WORDS) else str(count)
-    return f"{word} member{'' if count == 1 else 's'}"
+    return f"{_word(count)} {noun}{'' if count == 1 else 's'}"
 
 
-def _gained(standing: Standing) -> str:
+def _word(count: int) -> str:
+    return _WORDS[count] if count < len(_WORDS) else str(count)
+
+
+def _gained(standing: Standing, turnout: Turnout) -> str:
+    """How many gained and lost, of the members with a result; the others that took part are named."""
     members, lost = len(standing.compared), standing.lost
     if standing.rounds < 2 or not members:
-        return f"{_sentence(counted_members(len(standing.worst_first)))} evaluated the model"
+        return f"{counted_members(len(standing.worst_first))} evaluated the model"
+    unknown = sorted(turnout.present - standing.last.keys(), key=natural)
+    others = bool(turnout.absent) and not {*turnout.absent} & standing.last.keys()
+    noun = "other" if others else "member"
+    everybody = f"all {counted_members(members, noun)}" if members > 1 else standing.compared[0]
+    if unknown:
+        everybody = f"{_word(members)} of {counted_members(members + len(unknown), noun)}"
     if not lost:
-        return f"All {counted_members(members)} gained" if members > 1 else f"{standing.compared[0]} gained"
-    if len(lost) == members:
-        return f"All {counted_members(members)} lost" if members > 1 else f"{lost[0]} lost"
-    gained = members - len(lost)
-    named = " and ".join(lost) if len(lost) <= 2 else counted_members(len(lost))
-    return (
-        f"{_sentence(counted_members(gained).removesuffix(' members').removesuffix(' member'))} of "
-        f"{counted_members(members)} gained, {named} lost"
-    )
+        told = f"{everybody} gained"
+    elif len(lost) == members:
+        told = f"{everybody} lost"
+    else:
+        named = enumerated(lost) if len(lost) <= 2 else counted_members(len(lost))
+        of_all = counted_members(members + len(unknown), noun)
+        told = f"{_word(members - len(lost))} of {of_all} gained, {named} lost"
+    if unknown:
+        named = enumerated(unknown) if len(unknown) <= 2 else counted_members(len(unknown))
+        told += f", {named} {'has' if len(unknown) == 1 else 'have'} no result"
+    return told
 
 
 def _even(standing: Standing) -> str:
     return ", and nobody is far from the mean" if len(standing.worst_first) > 1 else ""
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

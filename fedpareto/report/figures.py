@@ -15,7 +15,7 @@ from fedpareto.report.layout import absence, absent, figure, line_figure, record
 from fedpareto.report.report_data import RunData
 from fedpareto.series import known, last, mean
 
-_NO_ACCURACY = "No client reported an accuracy in this run."
+_NO_ACCURACY = "No member reported an accuracy in this run."
 _NO_STEP = "No round of this run has made a step."
 
 
@@ -52,15 +52,15 @@ def _accuracy(data: RunData) -> Html:
     average, std, worst5, best5, worst = (values for _, values, _ in columns[:5])
     series = [Series("mean", average, 0, weight="bold"), Series("best 5 %", best5, 2)]
     if same(worst5, worst):
-        series.append(Series("worst client", worst, 1, weight="bold"))
+        series.append(Series("worst member", worst, 1, weight="bold"))
     else:
         series.append(Series("worst 5 %", worst5, 1, weight="bold"))
-        series.append(Series("worst client", worst, 4, dashed=True))
+        series.append(Series("worst member", worst, 4, dashed=True))
     band = (
         Series("", [m - s for m, s in zip(average, std, strict=True)], 0),
         Series("", [m + s for m, s in zip(average, std, strict=True)], 0),
     )
-    caption = "Every client tests the model on its own data and counts the same, however much data it has."
+    caption = "Every member tests the model on its own data and counts the same, however much data it has."
     gap = last(average) - last(worst5)
     if not math.isfinite(gap):
         return line_figure(data, title, _NO_ACCURACY, series, ACCURACY, caption, columns)
@@ -69,9 +69,9 @@ def _accuracy(data: RunData) -> Html:
         "the worst stay behind is bought at their expense."
     )
     more = (
-        "Every client tests the model on its own data and counts the same, however much data it has. The shaded band "
-        "is one standard deviation of the clients about their mean. The worst 5 % are the mean of the lowest "
-        "floor(0.05 N) clients, at least one: with fewer than 40 clients that is the worst client. Percentiles are in "
+        "Every member tests the model on its own data and counts the same, however much data it has. The shaded band "
+        "is one standard deviation of the members about their mean. The worst 5 % are the mean of the lowest "
+        "floor(0.05 N) members, at least one: with fewer than 40 members that is the worst member. Percentiles are in "
         "the table."
     )
     return line_figure(data, title, _NO_ACCURACY, series, ACCURACY, caption, columns, band=band, more=more)
@@ -82,12 +82,12 @@ def _spread(data: RunData) -> Html:
     columns = recorded(data, "accuracy/std", "accuracy/variance", "accuracy/jain")
     std, _, jain = (values for _, values, _ in columns)
     caption = (
-        "The standard deviation of the clients' accuracies; 0 would be the same accuracy for everybody. At the end "
+        "The standard deviation of the members' accuracies; 0 would be the same accuracy for everybody. At the end "
         f"Jain's index is {number(last(jain))}."
     )
     more = (
         "The deviation also falls when everybody becomes equally bad, so read it beside the mean. Jain's index says "
-        "the same in relation to the mean: 1 for perfect equality, 1/N when one client has everything."
+        "the same in relation to the mean: 1 for perfect equality, 1/N when one member has everything."
     )
     series = [Series("standard deviation", std, 3)]
     axis = Axis("accuracy", percent, low=0.0)
@@ -101,14 +101,14 @@ def _losses(data: RunData) -> Html:
     title = "Loss over the rounds"
     columns = recorded(data, "loss/train", "loss/validation", "loss/test")
     series = [Series(name, values, i) for i, (name, values, _) in enumerate(columns) if known(values)]
-    no_loss = "No client reported a loss of a new model in this run."
+    no_loss = "No member reported a loss of a new model in this run."
     no_loss = absence(data, no_loss, *(f"loss/{split}" for split in SCORED))
     caption = (
-        "Mean of the losses that the clients measured on their own data, on a logarithmic scale. A training loss that "
+        "Mean of the losses that the members measured on their own data, on a logarithmic scale. A training loss that "
         "falls while the test loss rises is overfitting."
     )
     more = (
-        "Losses are claims: a client that reports a false loss changes this mean by any amount, and gains influence "
+        "Losses are claims: a member that reports a false loss changes this mean by any amount, and gains influence "
         "under a rule that reads losses."
     )
     columns = [column for column in columns if known(column[1])]
@@ -129,9 +129,9 @@ def _improved(data: RunData) -> Html:
     more = (
         "The dashed line is what the direction promises to first order: the share of updates that have no negative "
         "cosine with it. For pure multi-gradient descent it is always 100 %. Where the promise is kept by fewer, the "
-        "step was too long, or one client's batch misled it."
+        "step was too long, or one member's batch misled it."
     )
-    axis = replace(ACCURACY, name="share of the clients")
+    axis = replace(ACCURACY, name="share of the members")
     columns = recorded(data, "improved", "descent_share")
     return line_figure(data, title, unknown, series, axis, caption, columns, more=more)
 
@@ -140,7 +140,7 @@ def _improved(data: RunData) -> Html:
 
 
 def _weights(data: RunData) -> Html:
-    title = "Weights λ, client by client"
+    title = "Weights λ, member by member"
     weights = data.weights
     if not any(map(known, weights.values())):
         return absent(title, absence(data, _NO_STEP, "weight"))
@@ -150,17 +150,17 @@ def _weights(data: RunData) -> Html:
         own = known(values)
         least, largest = min(own, default=math.nan), max(own, default=math.nan)
         rows.append((name, str(len(own)), *map(number, (mean(own), least, largest))))
-    caption = "The darker, the larger a client's weight in a round; blank where it took no part."
+    caption = "The darker, the larger a member's weight in a round; blank where it took no part."
     more = (
         "Plain averaging gives even rows. Multi-gradient descent gives weight to those whom the others would leave "
-        "behind: a dark row is a client with unusual data, or one that tries to steer; its cosines in the command "
-        "fedpareto admin round tell more. A single dark cell in a column is a round that one client decided."
+        "behind: a dark row is a member with unusual data, or one that tries to steer; its cosines in the command "
+        "fedpareto admin round tell more. A single dark cell in a column is a round that one member decided."
     )
-    return figure(title, chart, caption, table(["client", "steps", "mean λ", "least", "largest"], rows), more=more)
+    return figure(title, chart, caption, table(["member", "steps", "mean λ", "least", "largest"], rows), more=more)
 
 
 def _entropy(data: RunData) -> Html:
-    title = "How many clients decided"
+    title = "How many members decided"
     entropy = data.metric("entropy")
     effective = [math.exp(value) for value in entropy]
     present = [
@@ -169,7 +169,7 @@ def _entropy(data: RunData) -> Html:
     ]
     series = [Series("effective number", effective, 0), Series("updates accepted", present, 4, dashed=True)]
     caption = (
-        "The effective number of clients, exp(entropy of λ): as many as took part when all weigh the same, 1 when "
+        "The effective number of members, exp(entropy of λ): as many as took part when all weigh the same, 1 when "
         "one has all the weight."
     )
     more = "The further the line is below the dashed one, the more selective the algorithm was."
@@ -184,7 +184,7 @@ def _entropy(data: RunData) -> Html:
             f"blurred its update with c = {number(last(data.metric('private/blur')))}."
         )
         columns += recorded(data, "private/rule_share")
-    axis = Axis("clients", general, low=0.0)
+    axis = Axis("members", general, low=0.0)
     return line_figure(data, title, _NO_STEP, series, axis, caption, columns, more=more)
 
 
@@ -198,8 +198,8 @@ def _conflicts(data: RunData) -> Html:
         "for the other."
     )
     more = (
-        "The more the clients' data differ, and the nearer training is to its end, the more there are. In such a "
-        "round, the average can raise the losses of some clients."
+        "The more the members' data differ, and the nearer training is to its end, the more there are. In such a "
+        "round, the average can raise the losses of some members."
     )
     axis = Axis("pairs of updates", whole, low=0.0)
     series = [Series("pairs", data.metric("conflicts"), 1)]
@@ -218,10 +218,10 @@ def _cosines(data: RunData) -> Html:
     against = sum(value < -1e-9 for value in known(least))
     caption = (
         "The line with circles is the verdict on a step: above 0 it makes nobody worse, to first order; below 0 it "
-        f"makes some clients worse. Here that was so in {against} of {len(known(least))} steps."
+        f"makes some members worse. Here that was so in {against} of {len(known(least))} steps."
     )
     more = (
-        "Cosines: -1 is opposite, 0 at right angles. The other lines tell how much the clients are against each other."
+        "Cosines: -1 is opposite, 0 at right angles. The other lines tell how much the members are against each other."
     )
     return line_figure(data, title, _NO_STEP, series, COSINE, caption, columns, more=more)
 

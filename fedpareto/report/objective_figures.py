@@ -20,7 +20,7 @@ from fedpareto.report.layout import absence, absent, figure, line_figure, over_r
 from fedpareto.report.report_data import RunData
 from fedpareto.series import first, known, last, mean
 
-_NO_LOSSES = "No client reported the losses of the objectives in this run."
+_NO_LOSSES = "No member reported the losses of the objectives in this run."
 LINES = 12  # objectives that get a line of their own; more become the rows of a heat map
 _TRAINED = ("train", "validation", "test")  # a preference and the weights are about training losses
 
@@ -53,13 +53,13 @@ def _front(runs: Sequence[RunData], alone: Sequence[RunData]) -> Html:
             f"round {round_}: {across} {general(x)}, {up} {general(y)}"
             for round_, x, y in zip(run.numbers, losses[across], losses[up], strict=True)
         ]
-        paths.append(Path(run.run.name, losses[across], losses[up], labels, index % COLOURS))
+        paths.append(Path(run.label, losses[across], losses[up], labels, index % COLOURS))
     guides, remarks = [], ""
     for run in alone:
         least = min(known(run.losses(split)[run.alone or ""]), default=math.nan)
         if math.isfinite(least):
             guides.append(Guide(f"{run.alone} alone", **{"x" if run.alone == across else "y": least}))
-            remarks += f" For {run.alone} alone, {run.run.name} comes down to {number(least)}."
+            remarks += f" For {run.alone} alone, {run.label} comes down to {number(least)}."
     preferences = [run.preference for run in runs if run.preference]
     for r in {tuple(preference): preference for preference in preferences}.values():
         guides.append(Guide(f"{general(r[0])} · {across} = {general(r[1])} · {up}", slope=r[0] / r[1]))
@@ -69,7 +69,7 @@ def _front(runs: Sequence[RunData], alone: Sequence[RunData]) -> Html:
         )
     caption = (
         f"Each run as a path, from the ring to the filled mark: how large its mean {split} losses in {across} (across) "
-        f"and {up} (up) are, over the clients that serve them, round by round. Nearer to the corner is better; "
+        f"and {up} (up) are, over the members that serve them, round by round. Nearer to the corner is better; "
         f"a path that turns along one axis buys one objective with the other.{remarks}"
     )
     axes = Axis(f"{split} loss, {across}", general, low=0.0), Axis(f"{split} loss, {up}", general, low=0.0)
@@ -97,7 +97,7 @@ def _radar(runs: Sequence[RunData]) -> Html:
     split = runs[0].split(SCORED)
     if split is None:
         return absent(title, absence(runs[0], _NO_LOSSES, "accuracy/mean"))
-    named_values = [(run.run.name, run.at_the_end(f"loss/{split}/")) for run in runs]
+    named_values = [(run.label, run.at_the_end(f"loss/{split}/")) for run in runs]
     if len(runs) == 1:
         losses = runs[0].losses(split).values()
         named_values = [("first round", [first(values) for values in losses]), ("at the end", named_values[0][1])]
@@ -133,10 +133,8 @@ def _ends(runs: Sequence[RunData], alone: Sequence[RunData]) -> Html:
         values = run.at_the_end(prefix)
         whole = run not in alone and all(map(math.isfinite, [*values, *baselines])) and 0 not in baselines
         cost = f"{delta_m(values, baselines, [accurate] * len(names)):+.2f} %" if whole else "–"
-        rows.append(
-            (run.run.name, run.run.algorithm, *map(text_of, [*values, mean(values)]), *([cost] if alone else []))
-        )
-    caption = f"The {measure} in each objective after the last evaluated round, over the clients that serve it."
+        rows.append((run.label, run.run.algorithm, *map(text_of, [*values, mean(values)]), *([cost] if alone else [])))
+    caption = f"The {measure} in each objective after the last evaluated round, over the members that serve it."
     if alone:
         caption += (
             " Δ_M is the mean change against the runs that train for one objective alone, positive where it is worse; "
@@ -197,7 +195,7 @@ def _losses(data: RunData) -> Html:
         return absent(title, absence(data, _NO_LOSSES, "accuracy/mean"))
     losses = data.losses(split)
     caption = (
-        f"The mean {split} loss of the new model in each objective, over the clients that serve it, on a logarithmic "
+        f"The mean {split} loss of the new model in each objective, over the members that serve it, on a logarithmic "
         "scale. Losses of different kinds do not compare in height: their slopes tell which are being served."
     )
     return _per_objective(data, title, losses, Axis(f"{split} loss", general, log=True), caption)
@@ -208,12 +206,12 @@ def _accuracies(data: RunData) -> Html:
     accuracies = {name: data.metric(f"accuracy/objective/{name}") for name in data.objectives}
     if not any(map(known, accuracies.values())):
         return absent(
-            title, absence(data, "No client reported an accuracy in an objective in this run.", "accuracy/mean")
+            title, absence(data, "No member reported an accuracy in an objective in this run.", "accuracy/mean")
         )
     at_end = {name: last(line) for name, line in accuracies.items() if known(line)}
     worst = min(at_end, key=lambda name: at_end[name])
     caption = (
-        "The mean accuracy in each objective over the clients that serve it. At the end the lowest is "
+        "The mean accuracy in each objective over the members that serve it. At the end the lowest is "
         f"{percent(at_end[worst])}, in {worst}."
     )
     return _per_objective(data, title, accuracies, ACCURACY, caption, percent)

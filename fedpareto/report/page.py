@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from federation.record import metric_definitions
 from federation.text import counted
 from federation.v1.admin_pb2 import AlertKind
-from federation.v1.common_pb2 import RunState
 from fedpareto.admin_messages import epsilon_of_clients, name_of
 from fedpareto.formatting import NOT_DISCLOSED, PERSONALISED, number, percent, recorded, short, size, when
 from fedpareto.pages.alert_list import alert_list, line_of, with_code
@@ -16,14 +16,16 @@ from fedpareto.pages.verdict import verdict
 from fedpareto.report import member_results
 from fedpareto.report.figures import FigureSection, sections
 from fedpareto.report.report_data import RunData
-from fedpareto.series import known, last, mean
+from fedpareto.run_names import ENDED, RunNames
+from fedpareto.series import equals, known, last, mean
 
-_ENDED = (RunState.RUN_STATE_COMPLETED, RunState.RUN_STATE_FAILED, RunState.RUN_STATE_STOPPED)
 _STATES = {"COMPLETED": "good", "FAILED": "critical", "RUNNING": "notice", "PAUSED": "warning"}
 
 
 def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
     """A run as one HTML document that needs nothing else; other runs of its task are drawn beside it."""
+    names = RunNames([data.run, *(other.run for other in beside)])
+    data, *beside = (replace(one, origin=names.origin(one.run.run_id, one.run.name)) for one in (data, *beside))
     why = list(sections(data, beside)) if data.rounds else []
     parts = [
         *([("members", "Members", _members(data))] if data.rounds else []),
@@ -45,11 +47,12 @@ def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
 
 def _head(data: RunData, beside: Sequence[RunData]) -> Html:
     run, state = data.run, name_of(data.run, "state")
-    others = ", ".join(f"{other.run.name} ({other.run.algorithm})" for other in beside)
+    others = ", ".join(f"{other.label} ({other.run.algorithm})" for other in beside)
     rounds = f"{run.rounds_done} of {counted(run.rounds_total, 'round')}"
-    words = f"{run.algorithm} on {run.task}, {rounds}, run {run.run_id}" + (f"; beside {others}" if others else "")
+    words = f"{run.algorithm} on {run.task}, {rounds}, run {run.run_id} of {when(run, 'created')[:16]}"
+    words += f"; beside {others}" if others else ""
     accuracy = last(data.metric("accuracy/mean"))
-    sentence = verdict(data.standing, over=run.state in _ENDED, accuracy=accuracy)
+    sentence = verdict(data.standing, over=run.state in ENDED, accuracy=accuracy, turnout=data.turnout)
     return join(
         [
             tag("h1", f"{run.name} ", tag("span", state.lower(), class_=f"state {_STATES.get(state, 'notice')}")),
@@ -101,8 +104,14 @@ def _cards(data: RunData) -> Html:
     if hidden:
         shown.append((NOT_DISCLOSED, ", ".join(hidden)))
     total = math.fsum(known(data.metric("bytes/up") + data.metric("bytes/down")))
-    shown += [(str(len(data.clients)), "members took part"), (size(total), "up and down")]
+    shown += [(_took_part(data), "members took part"), (size(total), "up and down")]
     return tag("ul", *(tag("li", tag("b", value), tag("span", name)) for value, name in shown), class_="cards")
+
+
+def _took_part(data: RunData) -> str:
+    """How many members took part; of how many, if some did not."""
+    everybody, absent = data.turnout.names | {*data.clients}, data.turnout.absent
+    return f"{len(everybody) - len(absent)} of {len(everybody)}" if absent else str(len(everybody))
 
 
 def _run(data: RunData) -> list[Html]:
@@ -129,14 +138,12 @@ def _run(data: RunData) -> list[Html]:
 
 def _remarks(data: RunData) -> list[Html]:
     """The rounds that were skipped or have another remark."""
-    rows = [
-        (str(item.summary.round), name_of(item.summary, "state").lower(), item.summary.reason)
-        for item in data.rounds
-        if item.summary.reason
-    ]
-    if not rows:
+    remarked = [item.summary for item in data.rounds if item.summary.reason]
+    groups = equals(remarked, lambda item: item.round, lambda item: (name_of(item, "state").lower(), item.reason))
+    if not groups:
         return []
-    return [tag("h3", "Rounds with a remark"), table(["round", "state", "remark"], rows, words=3)]
+    rows = [(group.rounds, *group.said) for group in groups]
+    return [tag("h3", "Rounds with a remark"), table(["rounds", "state", "remark"], rows, words=3)]
 
 
 def _definitions() -> list[Html]:

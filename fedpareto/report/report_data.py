@@ -25,6 +25,7 @@ from fedpareto.admin_messages import whole
 from fedpareto.formatting import natural
 from fedpareto.pages.verdict import Standing
 from fedpareto.series import known, last, metric, own_names, own_values
+from fedpareto.turnout import Turnout
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,20 @@ class OwnFinal:
 
 @dataclass(frozen=True)
 class RunData:
-    """A run with its specification, its rounds in order, and the federation's clients by name."""
+    """A run with its specification, its rounds in order, and the federation's clients by name.
+
+    `origin` is its id and date where another run on the page has its name, too; otherwise empty.
+    """
 
     run: Run
     rounds: list[ExportRoundsResponse]
     members: dict[str, Client]
+    origin: str = ""
+
+    @property
+    def label(self) -> str:
+        """What the page calls the run."""
+        return f"{self.run.name} ({self.origin})" if self.origin else self.run.name
 
     @classmethod
     def read(cls, stub: AdminStub, name: str) -> "RunData":
@@ -76,6 +86,11 @@ class RunData:
     def undisclosed(self) -> frozenset[str]:
         """The numbers of rounds and members that the privacy of this run hides, by name."""
         return frozenset(name for item in self.rounds for name in item.summary.undisclosed)
+
+    @cached_property
+    def turnout(self) -> Turnout:
+        """Who took part."""
+        return Turnout.of(self.run)
 
     @property
     def has_step(self) -> bool:

@@ -33,7 +33,7 @@ _LOOKS = {
 
 
 def figures(data: RunData, beside: Sequence[RunData]) -> Iterator[Html]:
-    """Replies and bytes of the run, bytes for each client of all the runs, and the phases of its rounds."""
+    """Replies and bytes of the run, bytes for each member of all the runs, and the phases of its rounds."""
     runs = [data, *(run for run in beside if not run.alone)]
     yield _replies(data)
     yield _bytes(data)
@@ -61,12 +61,12 @@ def _replies(data: RunData) -> Html:
         "Every update counted." if not rows else "The reasons are in the table; the page of reasons explains each."
     )
     more = (
-        "The clients that were asked to train, and those that failed before. A refused reply was signed by its client, "
-        "has wrong content, and stays in the record. Missing are clients that declined, were late or were not needed."
+        "The members that were asked to train, and those that failed before. A refused reply was signed by its member, "
+        "has wrong content, and stays in the record. Missing are members that declined, were late or were not needed."
     )
-    chart = charts.stacked(data.numbers, layers, Axis("clients", whole, low=0.0), alt=title)
+    chart = charts.stacked(data.numbers, layers, Axis("members", whole, low=0.0), alt=title)
     columns = [(layer.name, layer.values, whole) for layer in layers]
-    reasons = [table(["what", "reason", "clients", "times"], rows, words=3)] if rows else []
+    reasons = [table(["what", "reason", "members", "times"], rows, words=3)] if rows else []
     return figure(title, join([chart, *reasons]), caption, over_rounds(data, columns), more=more)
 
 
@@ -79,7 +79,7 @@ def _bytes(data: RunData) -> Html:
     sums = f"{size(total_up)} and {size(total_down)} in all"
     caption = f"Update files that came up and model files that went down: {sums}.{_share(data)}"
     more = (
-        "One model is counted for every client that answered and did not have it yet: workers keep the last ones. "
+        "One model is counted for every member that answered and did not have it yet: workers keep the last ones. "
         "Envelopes (about 1 kB each) and TLS come on top. Bytes that were refused are in the table."
     )
     series = [Series("up", up, 0), Series("down", down, 2)]
@@ -88,16 +88,16 @@ def _bytes(data: RunData) -> Html:
 
 
 def _share(data: RunData) -> str:
-    """A sentence about what one client sends and fetches in a round; empty if that is not known."""
+    """A sentence about what one member sends and fetches in a round; empty if that is not known."""
     up, down, model = mean(data.up), mean(data.down), 4.0 * data.run.parameters
     if not (math.isfinite(up) and math.isfinite(down)):
         return ""
     in_models = f" ({up / model:.2f} and {down / model:.2f} models)" if model else ""
-    return f" In a round, a client sends {size(up)} and fetches {size(down)}{in_models}."
+    return f" In a round, a member sends {size(up)} and fetches {size(down)}{in_models}."
 
 
 def _for_each_client(runs: Sequence[RunData]) -> Html:
-    title = "Bytes for each client in a round"
+    title = "Bytes for each member in a round"
     if not known(runs[0].up):
         return absent(title, absence(runs[0], "No round of this run has ended.", "weight"))
     rows: list[tuple[str, ...]] = []
@@ -106,20 +106,20 @@ def _for_each_client(runs: Sequence[RunData]) -> Html:
         model = 4.0 * run.run.parameters
         models = [f"{count / model:.2f}" if model and math.isfinite(count) else UNKNOWN for count in (up, down)]
         total = size(math.fsum(known(run.metric("bytes/up"))))
-        rows.append((run.run.name, run.run.algorithm, size(up), models[0], size(down), models[1], total))
-    caption = "What a client sends and fetches in a round in which it takes part, on average over the rounds."
+        rows.append((run.label, run.run.algorithm, size(up), models[0], size(down), models[1], total))
+    caption = "What a member sends and fetches in a round in which it takes part, on average over the rounds."
     more = (
         "In the table also in models, of 4 bytes for each parameter. Training on one weighted sum of the objectives "
         "sends one model, whatever the number of objectives, and a sketch of the gradients if the algorithm asks for "
-        "one; training for each objective sends as many models as the client serves."
+        "one; training for each objective sends as many models as the member serves."
     )
-    columns = ["run", "algorithm", "up", "in models", "down", "in models", "up, all rounds and clients"]
+    columns = ["run", "algorithm", "up", "in models", "down", "in models", "up, all rounds and members"]
     caption = tag("figcaption", f"{caption} {more}")
     return tag("figure", tag("h3", title), table(columns, rows, words=2), caption, class_="wide")
 
 
 def _against_bytes(runs: Sequence[RunData]) -> Html:
-    """The accuracy or loss of each run against the bytes that its clients sent."""
+    """The accuracy or loss of each run against the bytes that its members sent."""
     title = "Progress against uploaded bytes"
     measures = {"accuracy/mean": "mean accuracy", **{f"loss/{split}": f"mean {split} loss" for split in SCORED}}
     name = next((name for name in measures if known(runs[0].metric(name))), None)
@@ -135,16 +135,16 @@ def _against_bytes(runs: Sequence[RunData]) -> Html:
             f"round {round_}: {text_of(value)} after {size(cost)}"
             for round_, value, cost in zip(run.numbers, values, sent, strict=True)
         ]
-        paths.append(Path(run.run.name, sent, values, labels, index % COLOURS))
+        paths.append(Path(run.label, sent, values, labels, index % COLOURS))
     axes = (
-        Axis("bytes that a client sends in all the rounds that it takes part in", size, low=0.0),
+        Axis("bytes that a member sends in all the rounds that it takes part in", size, low=0.0),
         Axis(label, text_of, low=0.0, high=1.0 if accuracy else None),
     )
     ends = "; ".join(
         f"{path.name} {text_of(path.known[-1][1])} after {size(path.known[-1][0])}" for path in paths if path.known
     )
     caption = (
-        f"The {label} against what a client had to send for it: the bytes of a round for each client that sent some, "
+        f"The {label} against what a member had to send for it: the bytes of a round for each member that sent some, "
         "added up. A curve above (accuracy) or below (loss) another one makes more of the same upload, "
         f"however many rounds that takes. At the end: {ends}."
     )
@@ -166,7 +166,7 @@ def _phases(data: RunData) -> Html:
         "by phase."
     )
     more = (
-        "When each question was put to the clients and when it was closed. What lies between two phases is the "
+        "When each question was put to the members and when it was closed. What lies between two phases is the "
         "coordinator's own work; the round ends at the upright line. In a simulation, phases are the times of its own "
         "process, and evaluations are not on record as phases."
     )

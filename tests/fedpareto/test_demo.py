@@ -69,7 +69,7 @@ def test_the_demo_plays_its_acts_and_says_what_each_of_them_showed(played: tuple
     assert average_attacked != pytest.approx(average, abs=0.02)
     assert len(document["sentences"]) == 4
     lines, acts = " ".join(printed.split()), [f"Act {act}: " for act in range(6)]
-    for words in (*document["sentences"], "The record shows why:", *acts, "round 1 of 1", "Type next:"):
+    for words in (*document["sentences"], "The record shows why:", *acts, "1 of 1 round", "Type next:"):
         assert " ".join(words.split()) in lines
 
 

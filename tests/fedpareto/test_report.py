@@ -23,6 +23,8 @@ from fedpareto.pages.scales import Axis
 from fedpareto.pages.verdict import Standing, verdict
 from fedpareto.report.page import page
 from fedpareto.report.report_data import RunData
+from fedpareto.series import equals
+from fedpareto.turnout import MemberTurnout, Turnout
 from storage.states import RoundState
 from tests.browsers import NARROW, WIDE, Scheme, chromium, fits, smallest_text, violations
 from tests.fedpareto.scene import troubled_run
@@ -275,8 +277,8 @@ def test_the_worst_client_and_the_worst_5_percent_are_told_apart_unless_they_are
     drawing = page(data).partition("Accuracy over the rounds")[2].partition("</figure>")[0]
     legend = re.sub("<[^>]+>", "", drawing.partition("</p>")[0])
     assert ("─■─ worst 5 %" in legend) != together
-    assert ("┄▽┄ worst client" in legend) != together
-    assert ("─■─ worst client" in legend) == together
+    assert ("┄▽┄ worst member" in legend) != together
+    assert ("─■─ worst member" in legend) == together
 
 
 def test_lines_differ_in_shape_and_bars_in_fill_besides_their_colours() -> None:
@@ -346,6 +348,77 @@ def test_the_verdict_says_who_gained_and_who_is_left_behind(
     last = dict(zip(ALL, lasts, strict=False))
     standing = Standing(measure="accuracy", first=ALL, last=last, higher=True, rounds=2)
     assert verdict(standing, over=over) == sentence
+
+
+def turned_up(name: str, replied: int, **failed: int) -> MemberTurnout:
+    return MemberTurnout(name=name, replied=replied, **failed)
+
+
+FAILED = "declined in 30, did not reply in 10 of 40 rounds"
+PRESENT = tuple(turned_up(name, 40) for name in ALL)
+EVEN = "gained, and nobody is far from the mean"
+LESS = "three of four members gained, d has no result, and nobody is far from the mean"
+CLOSE = "three members are close to each other; the mean accuracy is 90 %"
+NEVER = "no round asked it"
+
+
+@pytest.mark.parametrize(
+    ("others", "never_asked", "over", "sentence"),
+    [
+        ([turned_up("d", 0, declined=40)], [], True,
+         f"d never took part: it declined in 40 of 40 rounds; all three others {EVEN}"),
+        ([turned_up("d", 0, declined=30, missing=10)], ["e"], True,
+         f"d ({FAILED}) and e ({NEVER}) never took part; all three others {EVEN}"),
+        ([turned_up("d", 0, refused=2)], [], False,
+         f"d has not taken part yet: it was refused in 2 of 2 rounds; {CLOSE}"),
+        ([turned_up("d", 3, declined=37)], [], True,
+         f"d took part in 3 of 40 rounds; {LESS}"),
+        ([turned_up("d", 20, declined=20)], [], True,
+         f"T{LESS[1:]}"),
+        ([], ["v", "w", "x", "y", "z"], False,
+         f"v ({NEVER}), w ({NEVER}), x ({NEVER}) and 2 more have not taken part yet; {CLOSE}"),
+    ],
+)  # fmt: skip
+def test_the_verdict_begins_with_the_members_that_took_no_part(
+    others: list[MemberTurnout], never_asked: list[str], over: bool, sentence: str
+) -> None:
+    standing = Standing(measure="accuracy", first=ALL, last=dict.fromkeys(ALL, 0.9), higher=True, rounds=40)
+    assert (
+        verdict(standing, over=over, turnout=Turnout([*PRESENT, *others], dict.fromkeys(never_asked, NEVER)))
+        == sentence
+    )
+
+
+def test_who_was_never_asked_because_of_its_owner_is_named_with_this_reason() -> None:
+    run = Run(never_asked=["a", "b", "c"])
+    run.consents.add(client_id="a", answer="refused")
+    run.consents.add(client_id="b", answer="waiting")
+    told = "a (its owner has refused the run), b (its owner has not answered the run) and c (no round asked it)"
+    assert Turnout.of(run).opening(over=True) == f"No member took part: {told}."
+
+
+def test_a_run_in_which_nobody_took_part_says_so_first() -> None:
+    turnout = Turnout([turned_up("a", 0, declined=2), turned_up("b", 0, missing=2)])
+    nobody = "No member took part: a (declined in 2 of 2 rounds) and b (did not reply in 2 of 2 rounds)"
+    assert verdict(None, over=True, turnout=turnout) == f"{nobody}; no member's result is known"
+    assert turnout.opening(over=True) == f"{nobody}."
+    assert Turnout(PRESENT).opening(over=True) == ""
+    assert verdict(None, over=True, turnout=Turnout()) == "No member's result is known"
+
+
+def test_equal_neighbours_in_a_list_of_rounds_are_told_once_with_their_number() -> None:
+    said = {0: "a", 1: "a", 2: "a", 4: "b", 6: "b", 7: "c"}
+    groups = equals(said, number=int, said=lambda number: said[number])
+    told = [(group.rounds, group.said) for group in groups]
+    assert told == [("rounds 0 to 2 (3 rounds)", "a"), ("2 of the rounds 4 to 6", "b"), ("round 7", "c")]
+
+
+def test_a_heat_map_of_members_against_members_has_every_name_at_both_sides() -> None:
+    names = [f"member-{k}" for k in range(60)]
+    drawn = heat.heat(names, names, [[0.5] * 60] * 60, scales.general, alt="x", named=True)
+    assert [drawn.count(f">{name}</text>") for name in names] == [1 + (k % 2 == 0) for k in range(60)]  # rows: 9 pixels
+    assert drawn.count("wide-only") == 48  # a narrow screen has room for twelve
+    assert ">round</text>" not in drawn
 
 
 def test_of_losses_the_highest_is_the_worst_and_without_members_the_mean_is_told() -> None:

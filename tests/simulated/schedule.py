@@ -300,7 +300,7 @@ class Schedule:
         missing = any(member.gone or member.name in self.process._revoked for member in self.members)
         if missing and world.seconds > PATIENCE_SECONDS:
             run = self.run()
-            if run.reason.startswith("waiting for clients") and run.state not in RUN_ENDED:
+            if run.reason.startswith("waiting for members") and run.state not in RUN_ENDED:
                 self._order(lambda process: process.supervisor.stop_run(RUN, by="operator", reason=run.reason))
         if strikes("member revoked"):
             name = world.random.choice([member.name for member in self.members])

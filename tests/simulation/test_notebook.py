@@ -155,9 +155,9 @@ def test_a_notebook_has_one_line_that_changes_a_few_times_a_second_and_at_the_en
     for done in (1, 2, 3, 10):
         tell(at(done, mean=done / 10))
     assert shown == [
-        "first round 1 of 10: 2.0 rounds/s, 4 s left, mean accuracy 10.0 %",
-        "round 3 of 10: 2.0 rounds/s, 4 s left, mean accuracy 30.0 %",
-        "round 10 of 10: 2.0 rounds/s, mean accuracy 100.0 %",
+        "first 1 of 10 rounds: 2.0 rounds/s, 4 s left, mean accuracy 10.0 %",
+        "3 of 10 rounds: 2.0 rounds/s, 4 s left, mean accuracy 30.0 %",
+        "10 of 10 rounds: 2.0 rounds/s, mean accuracy 100.0 %",
     ]
 
 

@@ -57,7 +57,7 @@ def test_a_client_that_was_revoked_after_its_selection_is_no_reason_to_refuse_a_
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ("selection.quorum = 1.0", "1 of 2 clients replied to train; the quorum of the specification is at least 2"),
+        ("selection.quorum = 1.0", "1 of 2 members replied to train; the quorum of the specification is at least 2"),
         (
             'selection = { required = ["ben"], quorum = 0.1 }',
             "the reply of ben to train does not count, and selection.required names it",

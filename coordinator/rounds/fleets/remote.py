@@ -286,15 +286,25 @@ class RemoteFleet(Fleet):
             if any(end > now for end in ends.values()):
                 return False
             ended = open_assignments(session, Assignment.phase_id == phase_id)
+            away = self._away(ended, phase.started)
             for assignment in ended:
                 if enough and assignment.client_id not in ends:
                     end_assignment(assignment, AssignmentState.CANCELLED, now, "not-needed")
                 else:
-                    late = ends[assignment.client_id] >= phase.deadline
-                    end_assignment(assignment, AssignmentState.EXPIRED, now, "deadline" if late else "absent")
+                    absent = ends[assignment.client_id] < phase.deadline or assignment.client_id in away
+                    end_assignment(assignment, AssignmentState.EXPIRED, now, "absent" if absent else "deadline")
             close_phase(phase, now)
         self.tell_cancelled(ended)
         return True
+
+    def _away(self, assignments: Sequence[Assignment], since: datetime) -> set[str]:
+        """The clients of these assignments that do not attend; none if this process has begun after `since`.
+
+        Clients that have not come back after a restart of the coordinator may have worked all the time.
+        """
+        if self._began > since:
+            return set()
+        return {assignment.client_id for assignment in assignments} - self._presence.attending().keys()
 
     def tell_cancelled(self, assignments: Sequence[Assignment]) -> None:
         for assignment in assignments:

@@ -163,7 +163,7 @@ def _away(
     for name in names:
         stream = attending.get(name)
         if stream is not None and stream.closed_until is not None:
-            yield name, (CLOSED, f"this site is closed until {stream.closed_until:%Y-%m-%d %H:%M} UTC")
+            yield name, (CLOSED, f"it is closed until {stream.closed_until:%Y-%m-%d %H:%M} UTC")
         elif stream is None and not enrolled:
             yield name, (ABSENT, "it does not attend")
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, contains_eager
 from coordinator.lookup import must_be_client
 from coordinator.rounds.export import parsed
 from coordinator.rounds.fleets.presence import Attending
-from coordinator.rounds.fleets.remote import serves
+from coordinator.rounds.fleets.remote import known_clients, serves
 from coordinator.rounds.runs.client_noise import noisy_steps, spent
 from coordinator.rounds.runs.disclosure import concealed
 from coordinator.rounds.transitions import ROUND_ENDED, RUN_ENDED
@@ -130,6 +130,7 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
         metrics=[messages_common.Metric(**asdict(metric)) for metric in item.metrics],
         measured=parsed.parameters.measured,
         serving=_serving(session, item, parsed) if spec else (),
+        never_asked=_never_asked(session, item, parsed) if spec and done else (),
         client_privacy=_client_privacy(session, item, parsed.privacy),
     )
 
@@ -164,6 +165,22 @@ def _serving(session: Session, item: models.Run, spec: RunSpec) -> list[messages
         for client in active
         if client.tasks.get(spec.task, 0) > 0
     ]
+
+
+def _never_asked(session: Session, item: models.Run, spec: RunSpec) -> list[str]:
+    """The members that could have been asked in each round that has ended, and that none has asked, by name."""
+    if spec.selection.method != "all":
+        return []
+    asked = (
+        select(models.Assignment.assignment_id)
+        .join(models.Assignment.phase)
+        .join(models.Phase.round)
+        .where(models.Assignment.client_id == models.Client.client_id, models.Round.run_id == item.run_id)
+    )
+    never = select(models.Client.client_id).where(models.Client.state == ClientState.ACTIVE, ~asked.exists())
+    if item.ended is not None:
+        never = never.where(models.Client.enrolled < item.ended)
+    return sorted({*session.scalars(never)} & known_clients(session, spec, tuple(item.objectives)).keys())
 
 
 def replies(

@@ -28,7 +28,7 @@ Home = Annotated[
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, the beginning of its id, or its name.")]
 Reason = Annotated[str, typer.Option(help="Reason, for the record.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
-ClientName = Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")]
+ClientName = Annotated[str, typer.Argument(metavar="MEMBER", help="The member's name.")]
 
 Answer = tuple[Any, "str | Callable[[], RenderableType]"]  # for programs and for people
 

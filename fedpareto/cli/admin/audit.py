@@ -11,6 +11,7 @@ import grpc
 import typer
 
 from federation.line import channels
+from federation.record.log_kinds import KINDS
 from federation.text import counted
 from federation.v1 import admin_pb2 as v1
 from federation.v1 import common_pb2 as common
@@ -45,6 +46,7 @@ def show_log(
         str,
         typer.Option(help="Only entries of this actor: as the log has it, or the name of a member or administrator."),
     ] = "",
+    kind: Annotated[str, typer.Option(help=f"Only entries of this kind: {', '.join(KINDS)}.", show_default=False)] = "",
     home: Home = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -55,7 +57,7 @@ def show_log(
     if context.invoked_subcommand is not None:
         context.obj = (home or context.obj[0], *context.obj[1:])
         return
-    request = v1.ListAuditRequest(actor=actor, follow=follow)
+    request = v1.ListAuditRequest(actor=actor, follow=follow, kind=kind)
     if since is not None:
         request.since.FromDatetime(_time(since, datetime.now(UTC)))
     with connected(context, home) as stub:

@@ -79,7 +79,7 @@ def payloads_question(stub: AdminStub, name: str, out: Path) -> str:
     noise = ""
     if RunSpec.parse(run.spec.encode()).privacy.client_noise:
         noise = (
-            "Noise protects the clients of this run (privacy.client_noise). The updates in the file are those from "
+            "Noise protects the members of this run (privacy.client_noise). The updates in the file are those from "
             "before the noise: nothing protects them there.\n"
         )
     return (
@@ -111,10 +111,10 @@ def replay_command(
 
     The other algorithm gets the same updates.
 
-    For each round: the share of each client in the actual direction and in that of the other algorithm, the cosine
-    between both directions, and the clients whose updates each direction opposes.
+    For each round: the share of each member in the actual direction and in that of the other algorithm, the cosine
+    between both directions, and the members whose updates each direction opposes.
 
-    With another model, clients would have sent other updates. So the rounds after the first different step are marked
+    With another model, members would have sent other updates. So the rounds after the first different step are marked
     as counterfactual. Needs the role security-officer.
     """
     values = parameters_of(param or [])
@@ -145,7 +145,7 @@ def replay_command(
     for result in results:
         mark = ", counterfactual" if result.counterfactual else ""
         typer.echo(f"round {result.number}{mark}: cosine {result.cosine:.4f}, length {result.ratio:.3g} times as long")
-        table = new_table("client", ">was", f">{name}", "against")
+        table = new_table("member", ">was", f">{name}", "against")
         for client, done, other in zip(result.clients, result.done, result.other, strict=True):
             opposing = [
                 word for word, clients in (("was", result.worse_done), (name, result.worse_other)) if client in clients

@@ -17,7 +17,7 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.admin.admin_session import AdminSession, Local, Route
 from fedpareto.cli.commands import load
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
-from fedpareto.cli.show.escaping import escaping_stub
+from fedpareto.escaping import escaping_stub
 
 SETTINGS = "coordinator.toml"
 _ANSWER_SECONDS = 2.0

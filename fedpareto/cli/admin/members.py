@@ -17,6 +17,7 @@ from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing, not_se
 from fedpareto.cli.secret_input import passphrase_for
 from fedpareto.cli.shared_options import JsonOption
 from fedpareto.cli.show import alert_lines, member_tables
+from fedpareto.run_names import RunNames
 from fedpareto.standard_streams import print_document
 
 
@@ -46,7 +47,7 @@ def login(context: typer.Context, home: Home = None, as_json: JsonOption = False
 
 def join_string(
     context: typer.Context,
-    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Name of the new client, such as hospital-a.")],
+    client: Annotated[str, typer.Argument(metavar="MEMBER", help="Name of the new member, such as hospital-a.")],
     hours: Annotated[
         float | None, typer.Option(min=0.01, max=720, help="Hours until it expires. Default: the federation's setting.")
     ] = None,
@@ -99,7 +100,8 @@ def cancel_join_string(stub: AdminStub, client: ClientName) -> Answer:
 def clients(stub: AdminStub) -> Answer:
     """List the members, and what is wrong with each."""
     response = admin_messages.whole(stub.ListClients, v1.ListClientsRequest())
-    return response, lambda: member_tables.clients(response.clients, datetime.now(UTC))
+    names = RunNames.read(stub) if any(client.undecided for client in response.clients) else RunNames()
+    return response, lambda: member_tables.clients(response.clients, datetime.now(UTC), names)
 
 
 @command
@@ -112,8 +114,9 @@ def show_client(stub: AdminStub, client: ClientName) -> Answer:
     item = next((item for item in listed if item.client_id == client), None)
     if item is None:
         near = did_you_mean(client, (item.client_id for item in listed)) or ";"
-        raise CommandFailure(f"there is no client {client!r}{near} `fedpareto admin clients` lists them")
-    return item, lambda: member_tables.client(item, datetime.now(UTC))
+        raise CommandFailure(f"there is no member {client!r}{near} `fedpareto admin clients` lists them")
+    names = RunNames.read(stub) if item.undecided else RunNames()
+    return item, lambda: member_tables.client(item, datetime.now(UTC), names)
 
 
 @command
@@ -151,7 +154,7 @@ def alerts(
     run: Annotated[
         str, typer.Option(metavar="RUN", help="Only those about a run: its id or its name.", show_default=False)
     ] = "",
-    client: Annotated[str, typer.Option(metavar="CLIENT", help="Only those about a member.", show_default=False)] = "",
+    client: Annotated[str, typer.Option(metavar="MEMBER", help="Only those about a member.", show_default=False)] = "",
 ) -> Answer:
     """List what needs attention, newest first.
 
@@ -159,7 +162,8 @@ def alerts(
     """
     request = v1.ListAlertsRequest(all=every, run=run, client_id=client)
     response = admin_messages.whole(stub.ListAlerts, request)
-    return response, lambda: alert_lines.alerts(response.alerts, datetime.now(UTC), every=every)
+    names = RunNames.read(stub) if any(alert.run_id for alert in response.alerts) else RunNames()
+    return response, lambda: alert_lines.alerts(response.alerts, datetime.now(UTC), names, every=every)
 
 
 @command
@@ -169,7 +173,8 @@ def coordinators(stub: AdminStub) -> Answer:
     A coordinator without a sign of life for `lease_seconds` is dead; another one then takes its runs.
     """
     response = stub.ListCoordinators(v1.ListCoordinatorsRequest())
-    return response, lambda: member_tables.coordinators(response.coordinators)
+    names = RunNames.read(stub) if any(process.runs for process in response.coordinators) else RunNames()
+    return response, lambda: member_tables.coordinators(response.coordinators, names)
 
 
 @command

@@ -22,6 +22,7 @@ from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.secret_input import passphrase_for
 from fedpareto.cli.shared_options import JsonOption
 from fedpareto.cli.show import member_tables
+from fedpareto.officer_requests import OfficerRequest
 
 RequestName = Annotated[str, typer.Argument(metavar="ID", help="The request's id, or the beginning of it.")]
 
@@ -45,20 +46,41 @@ class Officer:
         return envelope.seal(manifest, key)
 
     def act(self, call: Callable[[Any], Message], request: Message, manifest: common.RequestManifest) -> Answer:
-        """Makes a call. If the action takes two officers, sends a signed request for it instead."""
+        """Makes a call. If the action takes two officers, sends a signed request for it instead.
+
+        If a request for this action and subject is open, it stays the only one, and the answer has it.
+        """
         try:
             return call(request), ""
         except grpc.RpcError as error:
             if channels.refusal_from_rpc_error(error).reason != "two-officers":
                 raise
-        rules = self.stub.ListRequests(v1.ListRequestsRequest(page_size=1))
+        rules = admin_messages.whole(self.stub.ListRequests, v1.ListRequestsRequest())
+        for item in rules.requests:
+            present = OfficerRequest.of(item)
+            if (present.action, present.subject) == (manifest.action, manifest.subject):
+                return v1.RequestActionResponse(request=item), self._open(present)
         manifest.expires.FromDatetime(datetime.now(UTC) + timedelta(seconds=rules.lifetime_seconds))
         answer = self.stub.RequestAction(v1.RequestActionRequest(request=self.sign(manifest)))
-        name = member_tables.request_name(answer.request.request_id)
-        until = formatting.local(manifest.expires)
+        made = OfficerRequest.of(answer.request)
         return answer, (
-            f"{manifest.action} takes two officers: this is request {name} now, open until {until}.\n"
-            f"Another security officer consents: fedpareto admin consent {name}"
+            f"{made.action} takes two officers: this is request {made.name} now, open until "
+            f"{formatting.local(manifest.expires)}.\n"
+            f"Another security officer consents: fedpareto admin consent {made.name}"
+        )
+
+    def _open(self, present: OfficerRequest) -> str:
+        """Says that a request is open already, and what can be done with it."""
+        until = formatting.UNKNOWN if present.expires is None else formatting.local(present.expires)
+        with failing(keys.IdentityError, code=USAGE):
+            own = admin_files.Account.load(self._home).name == present.officer
+        who, consent = ("you have", "another officer consents") if own else (f"{present.officer} has", "to consent")
+        return (
+            f"no new request was made: {who} asked for this already.\n"
+            f"request {present.name}: {present.wanted}\n"
+            f"open until {until}\n"
+            f"{consent}: fedpareto admin consent {present.name}\n"
+            f"to {'withdraw' if own else 'refuse'} it: fedpareto admin withdraw {present.name}"
         )
 
 
@@ -183,11 +205,8 @@ def _decide(
 ) -> None:
     with _officer(context, home) as officer:
         listed = admin_messages.whole(officer.stub.ListRequests, v1.ListRequestsRequest(all=True)).requests
-        matching = [
-            listed_request
-            for listed_request in listed
-            if member_tables.request_name(listed_request.request_id, whole=True).startswith(name)
-        ]
+        digits = name.rpartition(":")[2]  # also of a whole id, with the name of its hash function
+        matching = [item for item in listed if item.request_id.rpartition(":")[2].startswith(digits)]
         if len(matching) != 1:
             count = "no request has" if not matching else f"{len(matching)} requests have"
             raise CommandFailure(
@@ -196,7 +215,7 @@ def _decide(
         # The command shows the request that the other officer signed, and binds the decision to it.
         signed = matching[0].request
         decision.request = envelope.envelope_digest(signed)
-        text = member_tables.request_in_words(signed)
+        text = str(OfficerRequest.of(matching[0]))
         confirm(yes, lambda: f"{text}. {'Consent, and do it?' if decision.consent else 'Refuse or withdraw it?'}")
         answer = officer.stub.DecideRequest(v1.DecideRequestRequest(decision=officer.sign(decision)))
     done = "done" if decision.consent else admin_messages.name_of(answer.request, "state").lower()

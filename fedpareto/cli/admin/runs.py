@@ -16,6 +16,8 @@ from fedpareto.cli.admin.app import Answer, Home, Reason, RunName, Yes, command,
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure
 from fedpareto.cli.shared_options import JsonOption
 from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_lines, round_tables, tables
+from fedpareto.formatting import when
+from fedpareto.run_names import RunNames
 from fedpareto.standard_streams import print_document
 
 
@@ -26,8 +28,8 @@ def disk(stub: AdminStub) -> Answer:
     It shows models, updates and the database for each run, the free space, and an estimate of the space that open runs
     will still need.
     """
-    response = stub.GetDisk(v1.GetDiskRequest())
-    return response, lambda: tables.disk(response)
+    response, names = stub.GetDisk(v1.GetDiskRequest()), RunNames.read(stub)
+    return response, lambda: tables.disk(response, names)
 
 
 @command
@@ -45,7 +47,7 @@ def show_run(
 ) -> Answer:
     """Show a run.
 
-    That is: its state, its ten most useful numbers, the objectives that each client serves, its specification.
+    That is: its state, its ten most useful numbers, the objectives that each member serves, its specification.
     """
     response = stub.GetRun(v1.GetRunRequest(run=run))
     own = metric_tables.members_at_the_end(stub, response.run)
@@ -73,7 +75,8 @@ def stop(stub: AdminStub, run: RunName, reason: Reason = "", yes: Yes = False) -
 
     def question() -> str:
         done = f"{present.rounds_done} of {counted(present.rounds_total, 'round')} done"
-        return f"End {present.name} ({present.run_id}), {done}? It cannot go on afterwards."
+        of = f"{present.run_id}, {when(present, 'created')[:16]}"
+        return f"End {present.name} ({of}), {done}? It cannot go on afterwards."
 
     confirm(yes, question)
     response = stub.StopRun(v1.StopRunRequest(run=present.run_id, reason=reason))
@@ -147,7 +150,7 @@ def compare(
         response = stub.GetRun(v1.GetRunRequest(run=run))
         read_runs.append((response.run, admin_messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=run)).rounds))
     table = metric_tables.comparison(read_runs)
-    return table, lambda: metric_tables.compared(table)
+    return table, lambda: metric_tables.compared(table, [when(run, "created")[:16] for run, _ in read_runs])
 
 
 @command
@@ -158,7 +161,7 @@ def show_round(
 ) -> Answer:
     """Show a round.
 
-    That is: its phases and objectives, every client's part, the cosines between their updates.
+    That is: its phases and objectives, every member's part, the cosines between their updates.
     """
     response = stub.GetRound(v1.GetRoundRequest(run=run, round=number))
     round_document = document.document(response)
@@ -178,7 +181,7 @@ def replies(
     stub: AdminStub,
     run: RunName,
     number: Annotated[int | None, typer.Option("--round", min=0, help="Only this round.")] = None,
-    client: Annotated[str, typer.Option(help="Only this client.")] = "",
+    client: Annotated[str, typer.Option(help="Only this member.")] = "",
 ) -> Answer:
     """List the received replies, including refused ones.
 

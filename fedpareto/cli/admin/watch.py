@@ -24,10 +24,11 @@ from federation.v1.admin_pb2 import (
     WatchRunResponse,
 )
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import RoundState, RunState
+from federation.v1.common_pb2 import RoundState
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of, whole
 from fedpareto.cli.show import alert_lines, participation_table, round_lines, tables
+from fedpareto.run_names import ENDED, RunNames
 
 _METRICS = ("accuracy/mean", "accuracy/worst5", "improved")
 
@@ -36,7 +37,6 @@ NAMED = 6  # members that are waited for by name
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts to reach the coordinator again
 
 _ENDED_ROUNDS = (RoundState.ROUND_STATE_COMPLETED, RoundState.ROUND_STATE_SKIPPED)
-_ENDED_RUNS = (RunState.RUN_STATE_COMPLETED, RunState.RUN_STATE_FAILED, RunState.RUN_STATE_STOPPED)
 _RESTARTING = ("UNAVAILABLE", "CANCELLED")  # the status of a call whose coordinator stops or does not answer
 
 
@@ -56,10 +56,13 @@ def row(summary: RoundSummary, stop: str = "") -> Text:
     return line
 
 
-def status(message: WatchRunResponse, late: float = 0.0) -> Text:
-    """The state of a run and its open phase in one line, `late` seconds after the message arrived."""
+def status(message: WatchRunResponse, late: float = 0.0, name: str = "") -> Text:
+    """The state of a run and its open phase in one line, `late` seconds after the message arrived.
+
+    `name` is what the line calls the run; empty for its name.
+    """
     run = message.run
-    line = Text().append(f"{run.name}  ", style="bold")
+    line = Text().append(f"{name or run.name}  ", style="bold")
     line.append_text(tables.state(name_of(run, "state")))
     line.append(f"  {run.rounds_done}/{run.rounds_total} rounds")
     if message.HasField("phase"):
@@ -110,7 +113,7 @@ def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator
                     tell("the coordinator answers again")
                 begun, lost, pause = True, False, _FIRST_PAUSE
                 run = message.run.run_id
-                over = message.run.state in _ENDED_RUNS  # a further message may bring its last alerts
+                over = message.run.state in ENDED  # a further message may bring its last alerts
                 yield message
         except grpc.RpcError as error:
             refusal = refusal_from_rpc_error(error)
@@ -148,7 +151,8 @@ def changes(messages: Iterable[WatchRunResponse]) -> Iterator[WatchRunResponse]:
 class _Screen:
     """Prints lines about a run, and none of them twice."""
 
-    def __init__(self, stub: AdminStub, console: Console, stop: str) -> None:
+    def __init__(self, stub: AdminStub, console: Console, stop: str, name: str) -> None:
+        self.name = name  # of the run
         self._stub = stub
         self._console = console
         self._stop = stop
@@ -204,9 +208,10 @@ def show(stub: AdminStub, run_id: str, console: Console, *, quiet_seconds: float
     On a terminal the open phase is one line at the bottom. Elsewhere it is a further line when it has changed and
     `quiet_seconds` have passed since the last line.
     """
-    stop = round_lines.stop_title(stub.GetRun(GetRunRequest(run=run_id, brief=True)).run)
+    watched = stub.GetRun(GetRunRequest(run=run_id, brief=True)).run
+    stop, name = round_lines.stop_title(watched), RunNames.read(stub).named(watched.run_id, watched.name)
     console.print(Text(header(stop), style="bold"))
-    screen = _Screen(stub, console, stop)
+    screen = _Screen(stub, console, stop, name)
 
     def tell(text: str) -> None:
         screen.gap()
@@ -216,7 +221,7 @@ def show(stub: AdminStub, run_id: str, console: Console, *, quiet_seconds: float
     run = follow(messages(stub, run_id, tell), screen, console, quiet_seconds)
     if any(map(participation_table.failures, run.members)):
         console.print(Text(), tables.members(run.members))
-    console.print(status(WatchRunResponse(run=run)))
+    console.print(status(WatchRunResponse(run=run), name=name))
     return run
 
 
@@ -224,7 +229,7 @@ def _follow_live(messages: Iterable[WatchRunResponse], screen: _Screen, console:
     message, arrived = WatchRunResponse(), time.monotonic()
 
     def now() -> Text:
-        return status(message, time.monotonic() - arrived) if message.run.run_id else Text()
+        return status(message, time.monotonic() - arrived, screen.name) if message.run.run_id else Text()
 
     with Live(console=console, transient=True, refresh_per_second=4, get_renderable=now):
         for newer in messages:
@@ -240,7 +245,7 @@ def _follow_in_lines(messages: Iterable[WatchRunResponse], screen: _Screen, cons
             printed = time.monotonic()
         now = _subject(message)
         if now and now != last and time.monotonic() - printed >= quiet:
-            screen.print(status(message))
+            screen.print(status(message, name=screen.name))
             printed, last = time.monotonic(), now
     return message.run
 

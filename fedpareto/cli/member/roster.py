@@ -56,7 +56,7 @@ def pin(
     replace: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="CLIENT",
+            metavar="MEMBER",
             help="Accept the new key of this member without a signature by its old key. Call its owner first. "
             "Repeat it for several.",
         ),

@@ -9,6 +9,7 @@ from rich.text import Text
 from federation.v1.admin_pb2 import Alert, AlertSeverity
 from fedpareto.admin_messages import name_of
 from fedpareto.formatting import UNKNOWN, span, when
+from fedpareto.run_names import RunNames
 
 _STYLES = {
     AlertSeverity.ALERT_SEVERITY_CRITICAL: "red",
@@ -28,7 +29,7 @@ def lines(alerts: Iterable[Alert]) -> Iterator[Text]:
     return (line(alert) for alert in alerts if alert.severity != AlertSeverity.ALERT_SEVERITY_NOTICE)
 
 
-def alerts(items: Sequence[Alert], now: datetime, *, every: bool) -> RenderableType:
+def alerts(items: Sequence[Alert], now: datetime, names: RunNames, *, every: bool) -> RenderableType:
     """The list of alerts; `every` says that those that have ended are among them, and `now` is aware."""
     if not items:
         return Text("no alerts" if every else "all well: no alert lasts")
@@ -38,7 +39,8 @@ def alerts(items: Sequence[Alert], now: datetime, *, every: bool) -> RenderableT
         lasted = span(max(0.0, (end - item.began.ToDatetime(UTC)).total_seconds()))
         style = _STYLES.get(item.severity, "default") if not item.HasField("ended") else "dim"
         state = name_of(item, "severity").lower() + (" (ended)" if item.HasField("ended") else "")
-        about = " ".join(filter(None, (item.run_name or item.run_id, item.client_id))) or UNKNOWN
+        run = item.run_id and names.named(item.run_id, item.run_name or item.run_id)
+        about = " ".join(filter(None, (run, item.client_id))) or UNKNOWN
         parts.append(Text(f"{state}  {when(item, 'began')[:16]}  {lasted}  {about}", style=style))
         parts.append(Text(f"    {item.message}", style="default" if not item.HasField("ended") else "dim"))
         if not item.HasField("ended"):

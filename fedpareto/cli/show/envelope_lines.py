@@ -32,9 +32,9 @@ def tally(parts: Iterable[Participation]) -> Text:
     """The number of envelopes of a round that are verified."""
     checks = [check for part in parts for check in part.envelopes]
     if all(check.reason == UNSIGNED for check in checks):
-        return Text("none is signed: the clients are simulated")
+        return Text("none is signed: the members are simulated")
     verified = sum(check.verified for check in checks)
-    text = f"{verified} of {len(checks)} verified: assignments, declines, replies and receipts of the clients below"
+    text = f"{verified} of {len(checks)} verified: assignments, declines, replies and receipts of the members below"
     return Text(text, style="" if verified == len(checks) else "red")
 
 
@@ -47,7 +47,7 @@ def signed_by(part: Participation) -> str:
 
 
 def doubts(named: Sequence[tuple[str, Sequence[EnvelopeCheck]]]) -> Iterator[Text]:
-    """A line for each of the named envelopes that is not verified; none if all clients are simulated."""
+    """A line for each of the named envelopes that is not verified; none if all members are simulated."""
     pairs = [(client, check) for client, checks in named for check in checks]
     if any(check.reason != UNSIGNED for _, check in pairs):
         for client, check in pairs:
@@ -62,7 +62,7 @@ def why_not(check: EnvelopeCheck) -> str:
 
 def replies(items: Iterable[Reply]) -> RenderableType:
     """Replies as they were received; below, their envelopes that are not verified."""
-    table = new_table(">round", ">phase", "client", "counts", "payload", ">bytes", "received", "envelope", "signed by")
+    table = new_table(">round", ">phase", "member", "counts", "payload", ">bytes", "received", "envelope", "signed by")
     listed = list(items)
     for reply in listed:
         verdict = Text("yes", style="green") if reply.accepted else Text(f"no: {reply.reason}", style="red")

@@ -1,11 +1,8 @@
 """Tables of members, join strings and administrators."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -20,30 +17,30 @@ from federation.v1.admin_pb2 import (
     ListRequestsResponse,
     TaskSummary,
 )
-from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
+from federation.v1.common_pb2 import DecisionManifest
 from fedpareto.admin_messages import name_of
-from fedpareto.cli.show.escaping import make_safe
 from fedpareto.cli.show.tables import new_table, state
-from fedpareto.formatting import UNKNOWN, natural, short, when
+from fedpareto.formatting import UNKNOWN, local, natural, short, when
+from fedpareto.officer_requests import OfficerRequest, signed_manifest
+from fedpareto.run_names import RunNames
 
-M = TypeVar("M", bound=Message)
 _LISTED = 5  # tasks of a member in the table of members
 _SOON = timedelta(days=1)  # a worker renews its certificate long before
 
 
-def clients(items: Iterable[Client], now: datetime) -> RenderableType:
+def clients(items: Iterable[Client], now: datetime, names: RunNames) -> RenderableType:
     """The members: state, when last seen, tasks, and the problems at the time `now`."""
-    table = new_table("client", "state", "last seen", "tasks (samples)", "what is wrong")
+    table = new_table("member", "state", "last seen", "tasks (samples)", "what is wrong")
     for client in sorted(items, key=lambda client: natural(client.client_id)):
         table.add_row(
             client.client_id,
             state(name_of(client, "state")),
             Text("attends", style="green") if client.attending else when(client, "last_seen")[:16],
             _offered(client) or UNKNOWN,
-            Text("\n".join(_wrong(client, now)), style="yellow"),
+            Text("\n".join(_wrong(client, now, names)), style="yellow"),
         )
     if not table.row_count:
-        return Text("no clients yet: make a join string with `fedpareto admin join-string NAME`")
+        return Text("no members yet: make a join string with `fedpareto admin join-string NAME`")
     return Group(table, Text("\nmore of one member: fedpareto admin client NAME", style="dim"))
 
 
@@ -53,7 +50,7 @@ def _offered(client: Client) -> str:
     return f"{tasks} and {more} more" if (more := len(client.tasks) - _LISTED) > 0 else tasks
 
 
-def _wrong(client: Client, now: datetime) -> Iterator[str]:
+def _wrong(client: Client, now: datetime, names: RunNames) -> Iterator[str]:
     """The problems that keep a member from work, now or soon."""
     name = name_of(client, "state")
     if name == "PENDING":
@@ -65,7 +62,7 @@ def _wrong(client: Client, now: datetime) -> Iterator[str]:
     elif not client.attending:
         yield "does not attend"
     if client.undecided:
-        yield f"owner must approve: {', '.join(client.undecided)}"
+        yield f"owner must approve: {', '.join(map(names.of_open, client.undecided))}"
     if client.HasField("certificate_expires"):
         ends = client.certificate_expires.ToDatetime(UTC)
         if ends <= now + _SOON:
@@ -80,12 +77,12 @@ def _wrong(client: Client, now: datetime) -> Iterator[str]:
             yield f"no private rounds left for {task.task}"
 
 
-def client(item: Client, now: datetime) -> RenderableType:
+def client(item: Client, now: datetime, names: RunNames) -> RenderableType:
     """One member: its state, keys and machine, and for each task its samples, quotas and abilities."""
     grid = Table.grid(padding=(0, 2))
-    grid.add_row("client", item.client_id)
+    grid.add_row("member", item.client_id)
     grid.add_row("state", state(name_of(item, "state")))
-    for line in _wrong(item, now):
+    for line in _wrong(item, now, names):
         grid.add_row("", Text(line, style="yellow"))
     grid.add_row("tags", ", ".join(item.tags) or UNKNOWN)
     grid.add_row("contact", item.contact or UNKNOWN)
@@ -120,7 +117,7 @@ def _task(task: TaskSummary) -> RenderableType:
 
 def join_strings(items: Iterable[JoinString]) -> RenderableType:
     """Join strings."""
-    table = new_table("client", "state", "made by", "made", "expires", "used or cancelled")
+    table = new_table("member", "state", "made by", "made", "expires", "used or cancelled")
     for join_string in items:
         table.add_row(
             join_string.client_id,
@@ -133,12 +130,13 @@ def join_strings(items: Iterable[JoinString]) -> RenderableType:
     return table if table.row_count else Text("no join strings: make one with `fedpareto admin join-string NAME`")
 
 
-def coordinators(items: Iterable[CoordinatorProcess]) -> RenderableType:
+def coordinators(items: Iterable[CoordinatorProcess], names: RunNames) -> RenderableType:
     """Coordinators with the runs that each conducts, and the epochs of their leases."""
     table = new_table("address", "state", "started", "last seen", ">members", "conducts")
     for process in items:
         runs = [
-            f"{run.name}, epoch {run.epoch} until {when(run, 'lease_until')[11:19]}" if run.epoch else run.name
+            names.named(run.run_id, run.name)
+            + (f", epoch {run.epoch} until {when(run, 'lease_until')[11:19]}" if run.epoch else "")
             for run in process.runs
         ]
         table.add_row(
@@ -167,37 +165,16 @@ def administrators(items: Iterable[Administrator]) -> RenderableType:
     return table
 
 
-def request_name(request_id: str, *, whole: bool = False) -> str:
-    """The hexadecimal digits of a request's digest by which commands name it: the first twelve, or all."""
-    digits = request_id.partition(":")[2]
-    return digits if whole else digits[:12]
-
-
-def request_in_words(envelope: SignedEnvelope) -> str:
-    """The request that an officer has signed, as text."""
-    asked = _signed(envelope, RequestManifest())
-    reason = f" ({asked.reason})" if asked.reason else ""
-    return f"{asked.action} {asked.subject}{reason}, asked by {asked.officer}"
-
-
-def _signed(envelope: SignedEnvelope, manifest: M) -> M:
-    """The manifest that was signed, with its strings made safe to show; empty if it cannot be read."""
-    with suppress(DecodeError):
-        manifest.ParseFromString(envelope.manifest)
-    make_safe(manifest)
-    return manifest
-
-
 def requests(response: ListRequestsResponse) -> RenderableType:
     """Requests; without any, the actions that take two officers."""
     table = new_table("request", "state", "what", "open until", "decided by", "decided")
     for item in response.requests:
-        asked, decision = _signed(item.request, RequestManifest()), _signed(item.decision, DecisionManifest())
+        asked, decision = OfficerRequest.of(item), signed_manifest(item.decision, DecisionManifest())
         table.add_row(
-            request_name(item.request_id),
+            asked.name,
             state(name_of(item, "state")),
-            request_in_words(item.request),
-            when(asked, "expires")[:16],
+            str(asked),
+            UNKNOWN if asked.expires is None else local(asked.expires)[:16],
             decision.officer or "–",
             when(item, "ended")[:16],
         )

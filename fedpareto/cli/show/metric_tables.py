@@ -41,7 +41,7 @@ def members(parts: Sequence[Participation]) -> Iterator[RenderableType]:
     names = sorted({name for values in values_by_client.values() for name in values})
     if not names:
         return
-    table = new_table("client", *(f">{name}" for name in names[:_COLUMNS]))
+    table = new_table("member", *(f">{name}" for name in names[:_COLUMNS]))
     for client, values in sorted(values_by_client.items(), key=lambda row: natural(row[0])):
         table.add_row(client, *(number(values.get(name, math.nan)) for name in names[:_COLUMNS]))
     yield table
@@ -78,8 +78,8 @@ def comparison(runs: Sequence[tuple[Run, Sequence[RoundSummary]]]) -> dict[str, 
     return {"runs": compared_runs}
 
 
-def compared(comparison: Mapping[str, Any]) -> RenderableType:
-    """A comparison as a table: a column for each run, a row for each number."""
+def compared(comparison: Mapping[str, Any], created: Sequence[str]) -> RenderableType:
+    """A comparison as a table: a column for each run, a row for each number; `created` says when each was submitted."""
     runs = comparison["runs"]
     table = new_table("", *(f">{run['name'][:NAME_WIDTH]}" for run in runs))
 
@@ -87,6 +87,7 @@ def compared(comparison: Mapping[str, Any]) -> RenderableType:
         table.add_row(title, *(text(run) for run in runs))
 
     row("run", lambda run: run["run"][:DIGITS])
+    table.add_row("created", *created)
     row("task", lambda run: run["task"])
     row("algorithm", lambda run: run["algorithm"])
     row("state", lambda run: state(run["state"]))

@@ -1,4 +1,4 @@
-"""Tables of rounds, and one round with its numbers and every client's part."""
+"""Tables of rounds, and one round with its numbers and every member's part."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +36,7 @@ from fedpareto.formatting import (
     size,
     when,
 )
-from fedpareto.series import metric, own_names
+from fedpareto.series import equals, metric, own_names
 
 _COLUMNS = ("accuracy/mean", "accuracy/worst5", "improved", "conflicts", "direction_norm", "bytes/up")  # of `rounds`
 _WORST = {"accuracy/worst", "loss/worst"}
@@ -55,9 +55,8 @@ def rounds(items: Sequence[RoundSummary], stop: str = "") -> RenderableType:
     if stop:
         columns.append(f">{stop}".replace(" (", "\n").rstrip(")"))
         names.append(STOP)
-    titles = [">round", "state", ">replies", ">refused", *columns, "worst client", ">time"]
+    titles = [">round", "state", ">replies", ">refused", *columns, "worst member", ">time"]
     rows: list[list[str | Text]] = []
-    notes = []
     for summary in items:
         cells: list[str | Text] = [
             str(summary.round),
@@ -69,22 +68,27 @@ def rounds(items: Sequence[RoundSummary], stop: str = "") -> RenderableType:
             seconds(summary.seconds),
         ]
         rows.append(cells)
-        if summary.reason:
-            more = ": no direction is good for every participant" if metric(summary, "stationary") == 1 else ""
-            notes.append(Text(f"round {summary.round}: {summary.reason}{more}"))
     if not items:
         return Text("no rounds yet")
     table, hidden = disclosed(titles, rows, gap=1)
-    for worst in (column for column in table.columns if column.header == "worst client"):
+    for worst in (column for column in table.columns if column.header == "worst member"):
         worst.overflow, worst.no_wrap, worst.max_width = "ellipsis", True, 13
+    remarked = [summary for summary in items if summary.reason]
+    notes = [Text(f"{group.rounds}: {group.said}") for group in equals(remarked, lambda item: item.round, _remark)]
     return Group(table, *notes, *([hidden] if hidden else []))
+
+
+def _remark(summary: RoundSummary) -> str:
+    more = ": no direction is good for every participant" if metric(summary, "stationary") == 1 else ""
+    return f"{summary.reason}{more}"
 
 
 def round_(item: GetRoundResponse) -> RenderableType:
     """One round, whole."""
     summary = item.summary
     head = Table.grid(padding=(0, 2))
-    head.add_row("round", Text(f"{summary.round} of {item.run.name} ({item.run.run_id})"))
+    of = f"{item.run.run_id}, {when(item.run, 'created')[:16]}"
+    head.add_row("round", Text(f"{summary.round} of {item.run.name} ({of})"))
     head.add_row("state", state_of(summary))
     if metric(summary, "stationary") == 1:
         head.add_row("", Text(" ".join([_STATIONARY, *_suspects(item)]), style="yellow"))
@@ -170,7 +174,7 @@ def _phase(phase: PhaseProgress) -> str:
 
 
 def _objectives(item: GetRoundResponse) -> Iterator[RenderableType]:
-    """The objectives of a round: weights, losses and clients, and the scores after it."""
+    """The objectives of a round: weights, losses and members, and the scores after it."""
     objectives, summary = item.objectives, item.summary
     columns: list[tuple[str, Callable[[ObjectiveResult], str]]] = [
         (">weight", lambda result: number(result.weight)),
@@ -185,7 +189,7 @@ def _objectives(item: GetRoundResponse) -> Iterator[RenderableType]:
         columns.append(
             (">accuracy\nafter it", lambda result: percent(metric(summary, f"accuracy/objective/{result.name}")))
         )
-    columns.append((">clients", lambda result: str(result.clients)))
+    columns.append((">members", lambda result: str(result.clients)))
     if any(result.left_out for result in objectives.results):
         columns.append(("left out", lambda result: result.left_out))
     table = new_table("objective", *(title for title, _ in columns))
@@ -206,7 +210,7 @@ def _measured(summary: RoundSummary) -> Iterator[tuple[str, str]]:
     if summary.worst_client:
         accuracy, loss = metric(summary, "accuracy/worst"), metric(summary, "loss/worst")
         value = f"accuracy {percent(accuracy)}" if math.isfinite(accuracy) else f"loss {number(loss)}"
-        yield "worst client", f"{summary.worst_client}: {value}"
+        yield "worst member", f"{summary.worst_client}: {value}"
     for group, names in in_groups(summary.metrics).items():
         yield group, ", ".join(f"{definition(name).label} {format_of(name)(summary.metrics[name])}" for name in names)
     hidden = [label for name in summary.undisclosed if (label := _label(name))]
@@ -220,7 +224,7 @@ def _label(name: str) -> str:
 
 
 def _suspects(item: GetRoundResponse) -> list[str]:
-    """The clients that may have stopped a round: those with an update of length 0 or about half of all the weight."""
+    """The members that may have stopped a round: those with an update of length 0 or about half of all the weight."""
     parts = [part for part in item.participations if math.isfinite(part.weight)]
     still = [f"{part.client_id} sent an update of length 0." for part in parts if part.update_norm == 0]
     return still + [
@@ -231,8 +235,8 @@ def _suspects(item: GetRoundResponse) -> list[str]:
 
 
 def participations(item: GetRoundResponse) -> RenderableType:
-    """Every client's part in a round; below, the reasons of replies that do not count."""
-    titles = ["client", "update", ">samples", ">loss", ">norm", ">lambda", ">cosine", "signed by", ">bytes", ">time"]
+    """Every member's part in a round; below, the reasons of replies that do not count."""
+    titles = ["member", "update", ">samples", ">loss", ">norm", ">lambda", ">cosine", "signed by", ">bytes", ">time"]
     titles.append(">test")
     rows: list[list[str | Text]] = []
     notes = []

@@ -33,11 +33,13 @@ from fedpareto.formatting import (
     size,
     when,
 )
+from fedpareto.run_names import ENDED, RunNames
 from fedpareto.series import metric
+from fedpareto.turnout import Turnout
 
 WIDTH = 100  # columns
 NAME_WIDTH = 24  # columns; a longer name ends in an ellipsis
-_NAMES = frozenset({"run", "name", "state", "algorithm", "client", "worst client", "task"})  # columns that hold no text
+_NAMES = frozenset({"run", "name", "state", "algorithm", "member", "worst member", "task"})  # columns that hold no text
 _NOTICE = AlertSeverity.ALERT_SEVERITY_NOTICE
 _USEFUL = 10  # numbers of a round that `admin run` shows without --all
 _FIRST_NUMBERS = ("accuracy/mean", "accuracy/worst5", "accuracy/worst", "stop/value", "stop/best")
@@ -121,30 +123,30 @@ def runs(items: Iterable[Run]) -> RenderableType:
 
 
 def _of_latest(run: Run, name: str) -> str:
-    """A number of the last evaluated round. With noise for clients nobody evaluates."""
+    """A number of the last evaluated round. With noise for members nobody evaluates."""
     if run.HasField("client_privacy") and run.rounds_done and not run.HasField("latest"):
         return NOT_DISCLOSED
     return recorded(name, run.latest.metrics, run.latest.undisclosed)
 
 
-def _notes(items: Iterable[Run]) -> Iterator[Text]:
+def _notes(items: Sequence[Run]) -> Iterator[Text]:
     """Lines with the reasons why runs do not go on, their alerts, and their members with failures."""
+    names = RunNames(items)
     for run in items:
+        name = names.named(run.run_id, run.name)
         failing = sorted(
             filter(participation_table.failures, run.members), key=participation_table.failures, reverse=True
         )
-        lines = [Text(f"{run.name}: {name_of(run, 'state')} {run.reason}")] if run.reason else []
+        lines = [Text(f"{name}: {name_of(run, 'state')} {run.reason}")] if run.reason else []
         lines += [
-            Text(f"{run.name}: {alert.message}", style="yellow")
+            Text(f"{name}: {alert.message}", style="yellow")
             for alert in run.alerts
             if alert.kind != AlertKind.ALERT_KIND_MEMBER_FAILS and alert.severity != _NOTICE
         ]
-        lines += [
-            Text(f"{run.name}: {participation_table.tally(member)}", style="yellow") for member in failing[:LISTED]
-        ]
+        lines += [Text(f"{name}: {participation_table.tally(member)}", style="yellow") for member in failing[:LISTED]]
         if more := failing[LISTED:]:
             others = counted(len(more), "more member")
-            lines.append(Text(f"{run.name}: {others} with failures, see `fedpareto admin run {run.run_id}`"))
+            lines.append(Text(f"{name}: {others} with failures, see `fedpareto admin run {run.run_id}`"))
         yield from lines
 
 
@@ -172,8 +174,8 @@ def members(summaries: Sequence[MemberSummary]) -> RenderableType:
 def run(item: Run, own: Sequence[RenderableType] = (), *, every: bool = False) -> RenderableType:
     """One run.
 
-    `own` are the tables of what its members measured last in the task's own metrics; `every` shows all numbers of the
-    last evaluated round in place of the ten most useful ones.
+    It begins with the members that took no part. `own` are the tables of what its members measured last in the task's
+    own metrics; `every` shows all numbers of the last evaluated round in place of the ten most useful ones.
     """
     grid = Table.grid(padding=(0, 2))
     grid.add_row("run", item.run_id)
@@ -191,7 +193,8 @@ def run(item: Run, own: Sequence[RenderableType] = (), *, every: bool = False) -
     if item.measured == "personalised":
         grid.add_row("metrics", PERSONALISED)
     several = len(item.objectives) > 1
-    parts: list[RenderableType] = [grid]
+    absent = Turnout.of(item).opening(over=item.state in ENDED)
+    parts: list[RenderableType] = [*([Text(absent, style="yellow")] if absent else []), grid]
     if item.members:
         parts += [Text("\nmembers in the rounds that have ended", style="bold"), members(item.members)]
     parts += alert_lines.lines(item.alerts)
@@ -227,7 +230,7 @@ def _most_useful(names: Collection[str]) -> list[str]:
 
 def _consents(items: Iterable[Consent]) -> RenderableType:
     """The answers of members to a run."""
-    table = new_table("client", "answer", "since", "signed by", "reason")
+    table = new_table("member", "answer", "since", "signed by", "reason")
     styles = {"accepted": "green", "waiting": "yellow", "refused": "red"}
     for consent in sorted(items, key=lambda consent: natural(consent.client_id)):
         problem = f"not verified because {consent.check.reason}: {consent.check.message}"
@@ -255,14 +258,14 @@ def _scores(item: Run) -> RenderableType:
 
 
 def indicator(objectives: Sequence[str], serving: Sequence[Serving]) -> RenderableType:
-    """The indicator matrix: a row for each client, or for all clients with the same objectives if there are many."""
+    """The indicator matrix: a row for each member, or for all members with the same objectives if there are many."""
     if not serving:
-        return Text("no active client offers this task")
+        return Text("no active member offers this task")
     groups: dict[tuple[bool, ...], list[str]] = {}
     for row in serving:
         groups.setdefault(tuple(name in row.objectives for name in objectives), []).append(row.client_id)
     if len(groups) == 1 and all(next(iter(groups))):
-        return Text(f"each of the {len(serving)} clients serves each of the {len(objectives)}: {', '.join(objectives)}")
+        return Text(f"each of the {len(serving)} members serves each of the {len(objectives)}: {', '.join(objectives)}")
     if len(serving) <= MATRIX_ROWS:
         rows = [(client, pattern) for pattern, names in groups.items() for client in names]
         rows.sort(key=lambda row: natural(row[0]))
@@ -271,7 +274,7 @@ def indicator(objectives: Sequence[str], serving: Sequence[Serving]) -> Renderab
         rows = [(label if len(names) > 1 else names[0], pattern) for label, names, pattern in labelled]
     wide = sum(max(len(name), 2) + 2 for name in objectives) + NAME_WIDTH + 2 <= WIDTH
     titles = list(objectives) if wide else [str(index + 1) for index in range(len(objectives))]
-    table = new_table("client", *titles, gap=2 if wide else 1)
+    table = new_table("member", *titles, gap=2 if wide else 1)
     for label, pattern in rows:
         table.add_row(label, *("●" if serves else "·" for serves in pattern))
     counts = [
@@ -280,9 +283,9 @@ def indicator(objectives: Sequence[str], serving: Sequence[Serving]) -> Renderab
     unserved = [name for name, count in zip(objectives, counts, strict=True) if not count]
     parts: list[RenderableType] = [table]
     if wide or max(counts) < 10:
-        table.add_row("clients", *map(str, counts), style="bold")
+        table.add_row("members", *map(str, counts), style="bold")
     else:
-        parts.append(Text(f"clients for an objective: {min(counts)} to {max(counts)}"))
+        parts.append(Text(f"members for an objective: {min(counts)} to {max(counts)}"))
     if not wide:
         parts.append(Text(", ".join(f"{index + 1} {name}" for index, name in enumerate(objectives))))
     if unserved:
@@ -290,8 +293,8 @@ def indicator(objectives: Sequence[str], serving: Sequence[Serving]) -> Renderab
     return Group(*parts)
 
 
-def disk(item: GetDiskResponse) -> RenderableType:
-    """The disk space of the record, of each run and in all."""
+def disk(item: GetDiskResponse, names: RunNames) -> RenderableType:
+    """The disk space of the record, of each run and in all; `names` says when runs were submitted."""
     kept = f"each run keeps the last {counted(item.keep_rounds, 'round')}, with the first and the best one"
     free = f"free {size(item.free)}; " if item.HasField("free") else ""
     summary = Text(
@@ -300,10 +303,16 @@ def disk(item: GetDiskResponse) -> RenderableType:
         f"{free}runs that have not ended will still take about {size(item.needed)}\n"
         f"{kept if item.keep_rounds else 'every round is kept (keep_rounds = 0)'}"
     )
-    table = new_table("run", "name", "state", ">models", ">replies", ">still needed")
+    table = new_table("run", "name", "state", ">models", ">replies", ">still needed", "created")
     for run in item.runs:
         needed = size(run.needed) if run.needed else UNKNOWN
         table.add_row(
-            run.run_id[:DIGITS], run.name, state(name_of(run, "state")), size(run.models), size(run.replies), needed
+            run.run_id[:DIGITS],
+            run.name,
+            state(name_of(run, "state")),
+            size(run.models),
+            size(run.replies),
+            needed,
+            names.submitted(run.run_id) or UNKNOWN,
         )
     return Group(summary, Text(), table) if item.runs else summary

@@ -21,45 +21,47 @@ _NEAR = 0.005  # of a share: no difference that a sentence tells
 
 
 def _view(reader: Reader, asked: PageRequest) -> PageView:
-    names = list(dict.fromkeys(asked.query.getlist("run")))
+    chosen = list(dict.fromkeys(asked.query.getlist("run")))
     lists = reader.lists
     values = {
         "runs": lists.runs if lists else (),
-        "chosen": names,
+        "chosen": chosen,
         "held": [],
         "figures": [],
         "sentences": [],
         "table": [],
     }
-    if not names:
+    if not chosen:
         return PageView("Compare runs", "compare.html", values)
-    if not LEAST <= len(names) <= MOST:
-        raise PageError(400, f"Choose {LEAST} to {MOST} runs to compare; {counted(len(names), 'run')} is chosen.")
-    runs = [reader.run(name) for name in names]
+    if not LEAST <= len(chosen) <= MOST:
+        raise PageError(400, f"Choose {LEAST} to {MOST} runs to compare; {counted(len(chosen), 'run')} is chosen.")
+    runs = [reader.run(name) for name in chosen]
+    names = [reader.names.named(held.run.run_id, held.run.name) for held in runs]
     values |= {
         "chosen": [held.run.run_id for held in runs],
         "held": runs,
-        "sentences": _sentences(runs),
-        "figures": _figures(runs),
+        "sentences": _sentences(runs, names),
+        "figures": _figures(runs, names),
+        "names": names,
         "table": _table(runs),
     }
-    return PageView(f"Compare {wording.some([held.run.name for held in runs])}", "compare.html", values)
+    return PageView(f"Compare {wording.some(names)}", "compare.html", values)
 
 
 def _lasts(runs: Sequence[HeldRun]) -> list[dict[str, float]]:
     return [held.history.first_and_last()[1] for held in runs]
 
 
-def _sentences(runs: Sequence[HeldRun]) -> list[str]:
+def _sentences(runs: Sequence[HeldRun], names: Sequence[str]) -> list[str]:
     """For each run after the first: whom it helps most against the first, and whom it costs most."""
     first, *others = _lasts(runs)
     base = runs[0]
     kind = wording.scored(base.run, base.history)
     sentences = []
-    for held, last in zip(runs[1:], others, strict=True):
+    for held, run_name, last in zip(runs[1:], names[1:], others, strict=True):
         both = sorted(set(first) & set(last), key=natural)
         if not both or wording.scored(held.run, held.history) != kind:
-            sentences.append(f"{held.run.name} and {base.run.name} have no scores in common.")
+            sentences.append(f"{run_name} and {names[0]} have no scores in common.")
             continue
         gains = {name: (last[name] - first[name]) * (1 if kind.higher else -1) for name in both}
         best, worst = max(both, key=lambda name: gains[name]), min(both, key=lambda name: gains[name])
@@ -71,7 +73,7 @@ def _sentences(runs: Sequence[HeldRun]) -> list[str]:
         if gains[best] < -gains[worst]:
             told.reverse()
         told.append(f"the mean is {kind.text(mean(last.values()))} instead of {kind.text(mean(first.values()))}")
-        sentences.append(f"{held.run.name} against {base.run.name}: {'; '.join(told)}.")
+        sentences.append(f"{run_name} against {names[0]}: {'; '.join(told)}.")
     return sentences
 
 
@@ -79,7 +81,7 @@ def _by(kind: wording.Scored, before: float, after: float) -> str:
     return f"from {kind.text(before)} to {kind.text(after)}"
 
 
-def _figures(runs: Sequence[HeldRun]) -> list[tuple[str, Html, Html]]:
+def _figures(runs: Sequence[HeldRun], run_names: Sequence[str]) -> list[tuple[str, Html, Html]]:
     """A dumbbell for each member, the largest difference first: title, the first members, and the others."""
     first, *others = _lasts(runs)
     base = runs[0]
@@ -90,7 +92,7 @@ def _figures(runs: Sequence[HeldRun]) -> list[tuple[str, Html, Html]]:
         else Axis(kind.title, formatting.number)
     )
     figures: list[tuple[str, Html, Html]] = []
-    for held, last in zip(runs[1:], others, strict=True):
+    for run_name, last in zip(run_names[1:], others, strict=True):
         both = set(first) & set(last)
         names = sorted(set(first) | set(last), key=natural)
         names.sort(key=lambda name: -abs(last[name] - first[name]) if name in both else 0.0)
@@ -100,15 +102,15 @@ def _figures(runs: Sequence[HeldRun]) -> list[tuple[str, Html, Html]]:
             dumbbells(
                 part,
                 axis,
-                names=(base.run.name, held.run.name),
-                alt=f"{kind.title} of {len(part)} members after {base.run.name} and after {held.run.name}",
+                names=(run_names[0], run_name),
+                alt=f"{kind.title} of {len(part)} members after {run_names[0]} and after {run_name}",
             )
             if part
             else Html("")
             for part in (rows[:shown], rows[shown:])
         ]
         if rows:
-            figures.append((f"{base.run.name} and {held.run.name}", parts[0], parts[1]))
+            figures.append((f"{run_names[0]} and {run_name}", parts[0], parts[1]))
     return figures
 
 

@@ -8,18 +8,21 @@ from datetime import timedelta
 from federation.text import counted
 from federation.v1 import admin_pb2 as v1
 from federation.v1.common_pb2 import ClientState, RunState
+from fedpareto import formatting
 from fedpareto.admin_messages import name_of
-from fedpareto.console.federation_reader import ENDED, HeldRun, Lists, PageError, Reader
+from fedpareto.console.federation_reader import HeldRun, Lists, PageError, Reader
 from fedpareto.console.render import moment
 from fedpareto.console.run_history import Outcome
 from fedpareto.console.screens import wording
 from fedpareto.console.view import PageRequest, PageView, Screen
 from fedpareto.formatting import natural
+from fedpareto.officer_requests import OfficerRequest
 from fedpareto.pages.alert_list import alert_list, lines_of
 from fedpareto.pages.charts import Series
 from fedpareto.pages.html import Html
 from fedpareto.pages.scales import ACCURACY, Axis
 from fedpareto.pages.small import sparkline, strip
+from fedpareto.run_names import ENDED
 
 _STRIP = 30  # rounds
 _POINTS = 120  # of a sparkline
@@ -29,7 +32,7 @@ _GRACE = timedelta(minutes=1)  # a worker that restarts is back before it counts
 
 @dataclass(frozen=True)
 class Need:
-    """Something that waits for the operator, other than an alert: a sentence and the command."""
+    """Something that waits, other than an alert: a sentence and the command."""
 
     sentence: str
     command: str
@@ -42,7 +45,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
     open_runs = [_newest(reader, run) for run in lists.runs if run.state not in ENDED]
     alerts = [alert for alert in lists.alerts if alert.severity != v1.AlertSeverity.ALERT_SEVERITY_NOTICE]
     notices = [alert for alert in lists.alerts if alert.severity == v1.AlertSeverity.ALERT_SEVERITY_NOTICE]
-    needs = list(_needs(lists, open_runs, live=reader.connection.live))
+    needs = list(_needs(reader, lists, open_runs, asked.administrator))
     count = len(alerts) + len(needs)
     members = [client for client in lists.clients if client.state != ClientState.CLIENT_STATE_REVOKED]
     connected = sum(client.attending for client in members)
@@ -53,9 +56,10 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             "sentence": f"{counted(count, 'thing needs you', 'things need you')}." if count else "All well.",
             "counts": f"{connected} of {counted(len(members), 'member')} connected, "
             f"{counted(len(open_runs), 'open run')}",
-            "alerts": alert_list(lines_of(alerts)) if alerts else Html(""),
-            "notices": alert_list(lines_of(notices[:5])) if notices else Html(""),
+            "alerts": alert_list(lines_of(alerts, reader.names.named)) if alerts else Html(""),
+            "notices": alert_list(lines_of(notices[:5], reader.names.named)) if notices else Html(""),
             "needs": needs,
+            "own_requests": list(_own_requests(lists, asked.administrator)),
             "open_runs": [_running(reader, run) for run in open_runs],
             "members": _members(reader, lists),
             "ended": [run for run in lists.runs if run.state in ENDED][:_RECENT],
@@ -71,20 +75,24 @@ def _newest(reader: Reader, run: v1.Run) -> v1.Run:
     return run if held is None else held.run
 
 
-def _needs(lists: Lists, open_runs: Sequence[v1.Run], *, live: bool) -> Iterator[Need]:
+def _needs(reader: Reader, lists: Lists, open_runs: Sequence[v1.Run], administrator: str) -> Iterator[Need]:
     """What waits for the operator and is no alert yet; who is connected is only known while the coordinator runs."""
     waiting = {alert.client_id for alert in lists.alerts if alert.kind == v1.AlertKind.ALERT_KIND_MEMBER_PENDING}
     for client in lists.clients:
         if client.state == ClientState.CLIENT_STATE_PENDING and client.client_id not in waiting:
             yield Need(f"{client.client_id} waits for approval", f"approve {client.client_id}")
-    for request in lists.requests:
-        if request.state == v1.RequestState.REQUEST_STATE_OPEN:
-            yield Need(f"An officer's request {request.request_id[-8:]} waits for a second officer", "requests")
+    for request in _open_requests(lists):
+        if request.officer != administrator:
+            sentence = (
+                f"{request.officer} asks to {request.phrase}: request {request.name}, {_until(request)}, waits for"
+            )
+            yield Need(f"{sentence} another security officer", f"consent {request.name}")
     alerted = {alert.run_id for alert in lists.alerts if alert.kind == v1.AlertKind.ALERT_KIND_RUN_PAUSED}
     for run in open_runs:
         if run.state == RunState.RUN_STATE_PAUSED and run.run_id not in alerted:
-            yield Need(_paused(run), f"resume {wording.argument(run)}")
-    away = _away(lists) if live else []
+            paused = _paused(reader.names.named(run.run_id, run.name), run.reason.rstrip("."))
+            yield Need(paused, f"resume {wording.argument(reader, run)}")
+    away = _away(lists) if reader.connection.live else []
     if away:
         verb = "is" if len(away) == 1 else "are"
         active = sum(client.state == ClientState.CLIENT_STATE_ACTIVE for client in lists.clients)
@@ -93,13 +101,29 @@ def _needs(lists: Lists, open_runs: Sequence[v1.Run], *, live: bool) -> Iterator
         yield Need(sentence, f"client {away[0]}" if len(away) == 1 else "clients")
 
 
-def _paused(run: v1.Run) -> str:
-    reason = run.reason.rstrip(".")
-    return (
-        f"Run {run.name} is {reason}"
-        if reason.startswith("paused")
-        else (f"Run {run.name} is paused{f': {reason}' if reason else ''}")
-    )
+def _open_requests(lists: Lists) -> Iterator[OfficerRequest]:
+    """What officers have asked for, and another one has not decided."""
+    for request in lists.requests:
+        if request.state == v1.RequestState.REQUEST_STATE_OPEN:
+            yield OfficerRequest.of(request)
+
+
+def _own_requests(lists: Lists, administrator: str) -> Iterator[Need]:
+    """What the operator has asked for, and another officer has to decide."""
+    for request in _open_requests(lists):
+        if request.officer == administrator:
+            sentence = f"You asked to {request.phrase}: another security officer has to consent to request"
+            yield Need(f"{sentence} {request.name}, {_until(request)}", f"withdraw {request.name}")
+
+
+def _until(request: OfficerRequest) -> str:
+    return f"open until {formatting.UNKNOWN if request.expires is None else moment(request.expires)}"
+
+
+def _paused(name: str, reason: str) -> str:
+    if reason.startswith("paused"):
+        return f"Run {name} is {reason}"
+    return f"Run {name} is paused{f': {reason}' if reason else ''}"
 
 
 def _away(lists: Lists) -> list[str]:

@@ -17,6 +17,7 @@ from fedpareto.pages.charts import Series
 from fedpareto.pages.html import Html
 from fedpareto.pages.scales import ACCURACY, Axis
 from fedpareto.pages.small import sparkline, strip
+from fedpareto.series import equals
 
 _RUNS = 8  # the newest, that the page reads
 _ENTRIES = 20  # of the log
@@ -42,10 +43,12 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Failure:
+    """A failure, or several equal ones of a run; `number` is the last round."""
+
     run: v1.Run
     number: int
-    outcome: str
-    reason: str
+    rounds: str
+    told: str
 
 
 def _view(reader: Reader, asked: PageRequest) -> PageView:
@@ -66,7 +69,8 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             "client": client,
             "state": name_of(client, "state").lower(),
             "since": wording.since(client),
-            "alerts": alert_list(lines_of(alerts)) if alerts else Html(""),
+            "alerts": alert_list(lines_of(alerts, reader.names.named)) if alerts else Html(""),
+            "undecided": [reader.names.of_open(run) for run in client.undecided],
             "parts_by_run": parts,
             "failures": _failures(runs, name),
             "entries": entries,
@@ -105,13 +109,14 @@ def _line(values: list[float], axis: Axis, alt: str, colour: int) -> Html:
 
 
 def _failures(runs: list[HeldRun], name: str) -> list[_Failure]:
-    failures = [
-        _Failure(held.run, number, str(line.failed[name][0]), line.failed[name][1])
-        for held in runs
-        for number, line in held.history.lines.items()
-        if name in line.failed
-    ]
-    failures.sort(key=lambda item: (item.run.created.ToNanoseconds(), item.number), reverse=True)
+    """The last failures, the newest first; equal ones of a run that follow one another are one."""
+    failures = []
+    for held in sorted(runs, key=lambda held: held.run.created.ToNanoseconds(), reverse=True):
+        failed = [line for _, line in sorted(held.history.lines.items(), reverse=True) if name in line.failed]
+        for group in equals(failed, lambda line: line.number, lambda line: line.failed[name]):
+            outcome, why = group.said
+            told = f"{wording.VERBS[outcome]}{f': {why}' if why else ''}"
+            failures.append(_Failure(held.run, group.last, group.rounds, told))
     return failures[:_FAILURES]
 
 

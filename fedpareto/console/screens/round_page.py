@@ -1,7 +1,7 @@
 """A round: a lane for each member, refusals with what to do, signatures, cosines, objectives, and private stages."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -15,18 +15,23 @@ from federation.v1.secure_pb2 import SecureTerms
 from fedpareto import formatting
 from fedpareto.admin_messages import duration, name_of
 from fedpareto.console.federation_reader import Reader
+from fedpareto.console.screens import wording
 from fedpareto.console.view import PageRequest, PageView, Screen
 from fedpareto.formatting import natural
+from fedpareto.pages.alert_list import with_code
 from fedpareto.pages.heat import heat
 from fedpareto.pages.html import Html
 from fedpareto.pages.timeline import TimelineLane, TimelineSpan, timeline
 
 _COLOURS = {"fetch and wait": (5, 2), "train": (0, 0), "evaluate": (2, 0), "send": (4, 0), "no reply": (1, 3)}
+_DOCTOR = "its owner starts its worker; `fedpareto worker doctor` on its machine says what is wrong."
 _REMEDIES = {
     "disk": "The member's disk is full: ask its owner to free some space.",
     "policy": "The owner's policy does not allow it: ask the owner, or change the specification.",
-    "closed": "The site was closed: its owner has set the hours.",
-    "deadline": "It took longer than the deadline: look at the member's lane, or give train.deadline_seconds more.",
+    "closed": "The member was closed: its owner has set the hours.",
+    "absent": f"It was not connected: {_DOCTOR}",
+    "away": f"It is not connected now: {_DOCTOR}",
+    "deadline": "It took longer than the deadline: look at the member's lane, or give `train.deadline_seconds` more.",
     "non-finite": "The update held numbers that are not finite: look at the member's data and learning rate.",
     "zero": "The update was all zeros: the member may have no data, or a learning rate of 0.",
     "signature": "The signature did not hold: the member's key may have changed.",
@@ -44,7 +49,7 @@ class _Refusal:
     name: str
     outcome: str
     reason: str
-    remedy: str
+    remedy: Html
 
 
 def _view(reader: Reader, asked: PageRequest) -> PageView:
@@ -55,7 +60,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
     pages = reader.call(lambda stub: list(stub.ListReplies(v1.ListRepliesRequest(run=item.run.run_id, round=number))))
     replies = [reply for page in pages for reply in page.replies]
     return PageView(
-        f"{item.run.name}, round {number}",
+        f"{reader.names.named(item.run.run_id, item.run.name)}, round {number}",
         "round.html",
         {
             "run": item.run,
@@ -64,7 +69,8 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             "last": max(item.run.rounds_done, number + 1) - 1,
             "sentence": _sentence(item),
             "lanes": _lanes(item, replies),
-            "refusals": list(_refusals(item)),
+            "refusals": list(_refusals(item, _away(reader))),
+            "argument": wording.argument(reader, item.run),
             "rows": _rows(item),
             "signatures": _signatures(item),
             "doubts": list(_doubts(item)),
@@ -155,16 +161,25 @@ def _spans(phase: v1.PhaseProgress, reply: v1.Reply, began: float, received: flo
 # --- who failed
 
 
-def _refusals(item: v1.GetRoundResponse) -> Iterator[_Refusal]:
+def _away(reader: Reader) -> frozenset[str]:
+    """The members that are not connected now, as far as that is known."""
+    clients = reader.lists.clients if reader.lists and reader.connection.live else ()
+    return frozenset(client.client_id for client in clients if not client.attending)
+
+
+def _refusals(item: v1.GetRoundResponse, away: Container[str]) -> Iterator[_Refusal]:
     for part in sorted(item.participations, key=lambda part: natural(part.client_id)):
         if accepted(item.phases, part) or part.state == AssignmentState.ASSIGNMENT_STATE_OPEN:
             continue
         outcome = _OUTCOMES.get(name_of(part, "state"), name_of(part, "state").lower())
         stem = part.reason.partition(":")[0].strip()
-        fallback = _REMEDIES["deadline"] if outcome == "did not reply" else ""
-        yield _Refusal(part.client_id, outcome, part.reason, _REMEDIES.get(stem, fallback))
+        fallback = "deadline" if outcome == "did not reply" else ""
+        cause = stem if stem in _REMEDIES else fallback
+        if cause == "deadline" and part.client_id in away:  # more time is no help
+            cause = "away"
+        yield _Refusal(part.client_id, outcome, part.reason, with_code(_REMEDIES.get(cause, "")))
     for absent in item.not_asked:
-        yield _Refusal(absent.client_id, "not asked", absent.reason, "")
+        yield _Refusal(absent.client_id, "not asked", absent.reason, Html(""))
 
 
 def _rows(item: v1.GetRoundResponse) -> list[dict[str, str]]:
@@ -212,7 +227,7 @@ def _cosines(item: v1.GetRoundResponse) -> Html:
     rows = [[1.0 - value for value in item.cosines[row * side : (row + 1) * side]] for row in range(side)]
     alt = f"Conflict between the updates of {side} members: 1 less their cosine"
     return heat(
-        list(range(side)), list(item.gram_clients), rows, formatting.number, alt=alt, largest=2.0, axis="member"
+        list(item.gram_clients), list(item.gram_clients), rows, formatting.number, alt=alt, largest=2.0, named=True
     )
 
 

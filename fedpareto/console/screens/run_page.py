@@ -14,8 +14,8 @@ from federation.v1 import admin_pb2 as v1
 from federation.v1.common_pb2 import RunState
 from fedpareto import formatting
 from fedpareto.admin_messages import epsilon_of_clients
-from fedpareto.console.federation_reader import ENDED, HeldRun, Reader
-from fedpareto.console.run_history import OUTCOMES, MemberNumber, Outcome, RunHistory
+from fedpareto.console.federation_reader import HeldRun, Reader
+from fedpareto.console.run_history import OUTCOMES, MemberNumber, Outcome, RoundLine, RunHistory
 from fedpareto.console.screens import wording
 from fedpareto.console.view import PageRequest, PageView, Screen
 from fedpareto.pages.alert_list import alert_list, lines_of
@@ -23,8 +23,10 @@ from fedpareto.pages.dumbbells import Dumbbell, dumbbells
 from fedpareto.pages.heat import COLUMNS, column, heat
 from fedpareto.pages.html import Html
 from fedpareto.pages.scales import ACCURACY, Axis
+from fedpareto.run_names import ENDED
+from fedpareto.series import equals
 
-ROUNDS = 50  # of the list, on a page
+ROUNDS = 50  # entries of the list, on a page
 SHOWN = 20  # members; the others are unfolded by the reader
 POINTS = 200  # of a line; of more rounds, several are averaged
 _OUTLIER = 10.0  # times the median
@@ -49,7 +51,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
     kind = wording.scored(run, history)
     bins = Bins.of(run.rounds_total, history.stop, POINTS)
     return PageView(
-        run.name,
+        reader.names.named(run.run_id, run.name),
         "run.html",
         {
             "run": run,
@@ -60,7 +62,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             "state_look": wording.state_look(run),
             "loading": not held.complete and not held.over and not history.lines,
             "partial": not held.complete and bool(run.rounds_done),
-            "alerts": alert_list(lines_of(run.alerts)) if run.alerts else Html(""),
+            "alerts": alert_list(lines_of(run.alerts, reader.names.named)) if run.alerts else Html(""),
             "kind": kind,
             "measured": bool(history.scored),
             "tail": json.dumps(_tail(held, bins, measure), separators=(",", ":")),
@@ -74,7 +76,8 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             **_feed(held, asked),
             "privacy": epsilon_of_clients(run),
             "spec": held.spec,
-            "commands": _commands(run),
+            "commands": _commands(run, wording.argument(reader, run)),
+            "argument": wording.argument(reader, run),
         },
     )
 
@@ -84,9 +87,8 @@ def _version(reader: Reader, asked: PageRequest) -> object:
     return reader.version if held is None or not held.over or not held.complete else held.history.version
 
 
-def _commands(run: v1.Run) -> list[str]:
-    """The commands that can be given now, without the beginning that all have."""
-    name = wording.argument(run)
+def _commands(run: v1.Run, name: str) -> list[str]:
+    """The commands that can be given now, without the beginning that all have; `name` stands for the run."""
     if run.state == RunState.RUN_STATE_COMPLETED:
         return [f"run {name}", f"export {name} --out {name}.safetensors"]
     if run.state in ENDED:
@@ -350,13 +352,26 @@ def _feed(held: HeldRun, asked: PageRequest) -> dict[str, Any]:
         for number in sorted(history.lines, reverse=True)
         if (not before or number < before) and (not failed or history.lines[number].has_failed)
     ]
-    shown = [history.lines[number] for number in numbers[:ROUNDS]]
+    lines = [history.lines[number] for number in numbers]
+    # Equal failures are one entry; rounds without a failure stay apart.
+    told = {line.number: (wording.of_round(line), -1 if line.has_failed else line.number) for line in lines}
+    groups = equals(lines, lambda line: line.number, lambda line: told[line.number])
     return {
-        "feed": [(line, wording.of_round(line)) for line in shown],
+        "feed": [_FeedEntry(group.said[0], group.rounds, group.first, group.items) for group in groups[:ROUNDS]],
         "failed_only": failed,
-        "older": shown[-1].number if len(numbers) > ROUNDS else None,
+        "older": groups[ROUNDS - 1].first if len(groups) > ROUNDS else None,
         "before": before,
     }
+
+
+@dataclass(frozen=True)
+class _FeedEntry:
+    """An entry of the list of rounds: what is told of one round, or equally of several."""
+
+    told: str
+    rounds: str
+    first: int
+    lines: Sequence[RoundLine]
 
 
 SCREEN = Screen(_view, _version, "/")

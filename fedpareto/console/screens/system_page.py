@@ -30,7 +30,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             "system": system,
             "disk": disk,
             "age": age,
-            "alerts": alert_list(lines_of(alerts)) if alerts else Html(""),
+            "alerts": alert_list(lines_of(alerts, reader.names.named)) if alerts else Html(""),
             "own_version": __version__,
             "administrators": lists.administrators if lists else (),
         },

@@ -12,26 +12,27 @@ from federation.v1 import admin_pb2 as v1
 from federation.v1.common_pb2 import RunState
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of
-from fedpareto.console.federation_reader import HeldRun
+from fedpareto.console.federation_reader import HeldRun, Reader
 from fedpareto.console.render import moment
-from fedpareto.console.run_history import Outcome, RoundLine, RunHistory
+from fedpareto.console.run_history import OUTCOMES, Outcome, RoundLine, RunHistory
 from fedpareto.pages.verdict import Standing, verdict
+from fedpareto.run_names import ENDED
+from fedpareto.turnout import MemberTurnout, Turnout, never_asked
 
 NAMED = 3  # members that a sentence names
 _RECENT = 10  # rounds whose median length foretells the next ones
-_VERBS = {Outcome.DECLINED: "declined", Outcome.REFUSED: "was refused", Outcome.MISSING: "did not reply"}
+_COUNTED = (Outcome.REPLIED, Outcome.DECLINED, Outcome.REFUSED, Outcome.MISSING)  # outcomes of rounds that needed it
+VERBS = {Outcome.DECLINED: "declined", Outcome.REFUSED: "was refused", Outcome.MISSING: "did not reply"}
 
 
 def rounds_done(run: v1.Run) -> str:
-    """How far a run is: "round 7 of 15", by the round that is open or the last one."""
-    if run.state in (RunState.RUN_STATE_RUNNING, RunState.RUN_STATE_PAUSED) and run.rounds_done < run.rounds_total:
-        return f"round {run.rounds_done + 1} of {run.rounds_total}"
-    return f"{run.rounds_done} of {counted(run.rounds_total, 'round')}"
+    """How far a run is: "7 of 15 rounds done", or of one that has ended "15 of 15 rounds"."""
+    return f"{run.rounds_done} of {counted(run.rounds_total, 'round')}{'' if run.state in ENDED else ' done'}"
 
 
-def argument(run: v1.Run) -> str:
-    """A run as an argument of a command: its name, or its id if an option could begin like the name."""
-    return run.run_id if run.name.startswith("-") else run.name
+def argument(reader: Reader, run: v1.Run) -> str:
+    """A run as an argument of a command: its name, or its id if the name could mean another run, or an option."""
+    return run.run_id if run.name.startswith("-") or reader.names.origin(run.run_id, run.name) else run.name
 
 
 def time_left(held: HeldRun) -> str:
@@ -52,17 +53,21 @@ def time_left(held: HeldRun) -> str:
 
 
 def waiting(held: HeldRun) -> str:
-    """For whom an open phase waits: "waits for hospital-b since 12:03, not connected"; empty between phases."""
+    """For whom an open phase waits: "round 6, train: 4 of 5 replied; waits since 12:03 for hospital-b (not connected)".
+
+    Between phases it is the reason why the run does not go on, if any.
+    """
     phase = held.phase
     if phase is None or held.over:
         return held.run.reason
+    where = f"round {phase.round}, {phase.kind}"
     if not phase.outstanding:
-        return f"{phase.kind}: all {phase.asked} have replied"
+        return f"{where}: all {phase.asked} have replied"
     since = min(phase.outstanding, key=lambda member: member.asked.ToNanoseconds()).asked
     first = [_awaited(member) for member in sorted(phase.outstanding, key=lambda m: (m.attending, m.client_id))[:NAMED]]
     more = len(phase.outstanding) - len(first)
     names = ", ".join(first) + (f" and {more} more" if more > 0 else "")
-    return f"{phase.kind}: {phase.replied} of {phase.asked} replied; waits since {moment(since)} for {names}"
+    return f"{where}: {phase.replied} of {phase.asked} replied; waits since {moment(since)} for {names}"
 
 
 def _awaited(member: v1.Outstanding) -> str:
@@ -79,7 +84,7 @@ def of_round(line: RoundLine) -> str:
     names = sorted(line.failed, key=formatting.natural)
     for name in names[:NAMED]:
         outcome, why = line.failed[name]
-        told.append(f"{name} {_VERBS[outcome]}{f': {why}' if why else ''}")
+        told.append(f"{name} {VERBS[outcome]}{f': {why}' if why else ''}")
     if len(names) > NAMED:
         told.append(f"{len(names) - NAMED} more failed")
     return "; ".join(told)
@@ -117,6 +122,22 @@ def standing(run: v1.Run, history: RunHistory) -> Standing | None:
     return Standing(measure=measure, first=first, last=last, higher=kind.higher, rounds=history.evaluated)
 
 
+def turnout(held: HeldRun) -> Turnout:
+    """Who took part, as far as the rounds are read; nobody is absent before all of them are."""
+    history = held.history
+    if not held.complete:
+        return Turnout()
+    codes = history.outcomes()
+    counts = {outcome: (codes == OUTCOMES.index(outcome)).sum(axis=1).tolist() for outcome in _COUNTED}
+    parts = [
+        MemberTurnout(name=name, replied=replied, declined=declined, refused=refused, missing=missing)
+        for name, replied, declined, refused, missing in zip(history.members, *counts.values(), strict=True)
+    ]
+    never = never_asked(held.details) if held.details is not None else {}
+    unasked = {name: why for name, why in never.items() if name not in history.members}
+    return Turnout([part for part in parts if part.asked], unasked)
+
+
 def verdict_of(held: HeldRun) -> str:
     """How the members fare, in one sentence."""
     run, history = held.run, held.history
@@ -125,7 +146,7 @@ def verdict_of(held: HeldRun) -> str:
     if not history.lines:
         return "Its rounds are being read."
     newest = history.lines[max(history.lines)]
-    sentence = verdict(standing(run, history), over=held.over, accuracy=newest.mean)
+    sentence = verdict(standing(run, history), over=held.over, accuracy=newest.mean, turnout=turnout(held))
     return sentence if sentence.endswith(".") else f"{sentence}."
 
 

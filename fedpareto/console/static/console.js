@@ -105,7 +105,13 @@ htmx.createEventSource = (url) => {
       }
     }
 
+    // Marks on the axis of rounds stand at whole numbers only.
+    const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
+
     function draw(loaded) {
+      const known = [...loaded.values, loaded.mean, loaded.worst].some((line) => line.some((value) => value !== null));
+      document.getElementById("chart-absent").hidden = known;
+      document.getElementById("chart-figure").hidden = !known;
       const share = tail().share;
       const write = (value) => value == null ? "–" : share ? `${(100 * value).toFixed(1)} %` : value.toPrecision(4);
       const axis = { stroke: colour("--soft"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { show: false },
@@ -123,8 +129,8 @@ htmx.createEventSource = (url) => {
       const options = {
         width: host.clientWidth, height: 300, legend: { show: false }, focus: { alpha: 0.5 },
         cursor: { focus: { prox: 20 }, drag: { x: true, y: false, setScale: false }, points: { show: false } },
-        scales: { x: { time: false }, y: share ? { range: (u, low, high) => [Math.max(0, low - 0.05), Math.min(1, high + 0.05)] } : {} },
-        axes: [{ ...axis, size: 34 }, { ...axis, size: 56, values: (u, ticks) => ticks.map((tick) => share ? `${Math.round(100 * tick)} %` : tick) }],
+        scales: { x: { time: false, range: (u, low, high) => low === high ? [low - 1, high + 1] : [low, high] }, y: share ? { range: (u, low, high) => [Math.max(0, low - 0.05), Math.min(1, high + 0.05)] } : {} },
+        axes: [{ ...axis, size: 34, incrs: WHOLE, values: (u, marks) => { host.dataset.marks = marks.join(" "); return marks; } }, { ...axis, size: 56, values: (u, ticks) => ticks.map((tick) => share ? `${Math.round(100 * tick)} %` : tick) }],
         series: [{}, ...loaded.names.map(() => thin), bold("--c0"), bold("--c1")],
         hooks: {
           setCursor: [show],
@@ -139,7 +145,7 @@ htmx.createEventSource = (url) => {
       };
       if (chart) chart.destroy();
       host.querySelectorAll(".uplot").forEach((old) => old.remove());
-      chart = loaded.rounds.length ? new uPlot(options, columns(loaded), host) : null;
+      chart = loaded.rounds.length && known ? new uPlot(options, columns(loaded), host) : null;
       host.dataset.points = String(loaded.rounds.length);
     }
 

@@ -26,7 +26,7 @@ from fedpareto.cli.admin.admin_session import AdminSession
 from fedpareto.cli.admin.audit import listed
 from fedpareto.cli.admin.client import connect, route_to
 from fedpareto.cli.failure import CommandFailure
-from fedpareto.cli.show.escaping import escaping_stub
+from fedpareto.escaping import escaping_stub
 from storage.models import Administrator, Certificate
 from tests.coordinator.members.scene import Officer, login
 from tests.running import SECONDS, Running, command, made_home, refused

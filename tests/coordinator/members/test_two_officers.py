@@ -91,6 +91,27 @@ def test_by_commands_one_officer_asks_and_another_consents(served: Running, cast
     assert "DONE" in bea.command("requests", "--all")
 
 
+def test_what_was_asked_for_already_is_named_and_gets_no_second_request(
+    served: Running, cast: Cast, member: str
+) -> None:
+    ada, bea, cyd = cast
+    made = ada.document("revoke", member, "--reason", "left", "--yes")["request"]["request_id"]
+    digits = made.rpartition(":")[2][:12]
+    of_other = bea.command("revoke", member, "--yes")
+    assert f"ada has asked for this already.\nrequest {digits}: revoke {member} (left)\n" in of_other
+    assert f"to consent: fedpareto admin consent {digits}\n" in of_other
+    assert "you have asked for this already" in ada.command("revoke", member, "--reason", "another one", "--yes")
+    assert bea.document("revoke", member, "--yes")["request"]["request_id"] == made
+    with refused("ALREADY_EXISTS", "request-exists"):
+        cyd.ask(Action.REVOKE, member)
+    about = [item for item in ada.requests() if member.encode() in item.request.manifest]
+    assert [item.request_id for item in about] == [made]
+    assert "DONE" not in ada.command("requests")
+    bea.ask(Action.APPROVE, member)  # another action is another request
+    ada.command("withdraw", made, "--yes")  # the whole id is a name, too
+    assert bea.document("revoke", member, "--yes")["request"]["request_id"] != made
+
+
 def test_a_call_of_one_officer_alone_does_nothing(served: Running, cast: Cast, member: str) -> None:
     stub = cast[0].stub
     calls: Any = (
@@ -254,7 +275,7 @@ def test_what_the_action_would_refuse_is_refused_at_the_request_and_leaves_nothi
         ada.ask(Action.APPROVE, member, reason="x" * 9000)
     assert len(ada.requests()) == before
     # The same at the consent, if it has changed meanwhile; the request stays open.
-    first, second = ada.ask(Action.APPROVE, member), ada.ask(Action.APPROVE, member, reason="again")
+    first, second = ada.ask(Action.REVOKE, member), ada.ask(Action.APPROVE, member)
     bea.decide(first)
     with refused("FAILED_PRECONDITION", "client-state"):
         bea.decide(second)

@@ -74,7 +74,7 @@ def test_deadlines_go_on_while_a_run_is_paused(stage: Stage) -> None:
         ben.submit(late)
     assert stage.rounds(run)[0].state is RoundState.OPEN
     stage.resume(run)
-    assert stage.wait_round(run, 0).reason == "quorum: 1 of 2 clients replied, 2 are needed"
+    assert stage.wait_round(run, 0).reason == "quorum: 1 of 2 members replied, 2 are needed"
 
 
 def test_a_run_that_is_submitted_paused_asks_nobody_before_it_is_resumed(stage: Stage) -> None:
@@ -169,7 +169,7 @@ def test_a_client_that_waits_for_approval_gets_nothing_until_it_has_it(tmp_path:
         pending = stage.player("pending")
         pending.attend(digits=10)
         run = stage.submit(spec("approval", "digits", more='selection.pool = "enrolled"'))
-        assert stage.wait_reason(run) == "waiting for clients: 0 of 1 are ready for digits"
+        assert stage.wait_reason(run) == "waiting for members: 0 of 1 are ready for digits"
         stage.nudge()
         pending.attend(digits=10)
         assert (pending.orders(), stage.rounds(run)) == ([], [])
@@ -252,7 +252,7 @@ def test_a_round_begins_with_those_who_come_back_after_a_restart_also_if_the_clo
     stage.start()
     stage.resume(run)
     ann.attend(**ann.tasks)  # enough for the minimum
-    assert stage.wait_reason(run, "come back") == "waiting for clients to come back after a restart"
+    assert stage.wait_reason(run, "come back") == "waiting for members to come back after a restart"
     ben.attend(**ben.tasks)
     stage.nudge()
     assert stage.rounds(run) == []

@@ -243,7 +243,7 @@ def test_too_few_gradients_skip_the_round_and_nobody_trains(stage: Stage) -> Non
     stage.wait_outcome(run, "ben", "DECLINED")
     stage.pass_deadline()
     skipped = stage.wait_round(run, 0, RoundState.SKIPPED)
-    assert skipped.reason == "quorum: 1 of 3 clients replied (jacobian), 2 are needed"
+    assert skipped.reason == "quorum: 1 of 3 members replied (jacobian), 2 are needed"
     ended = {"ann": ("FULFILLED", ""), "ben": ("DECLINED", "busy"), "cleo": ("EXPIRED", "deadline")}
     assert stage.outcomes(run) == ended
     assert kinds(stage, run) == ["jacobian"]
@@ -258,7 +258,7 @@ def test_too_few_answers_to_the_second_leg_skip_the_round(stage: Stage) -> None:
     answer(players, *players)
     answer(players, "ann", "ben")
     stage.pass_deadline()
-    assert stage.wait_round(run, 0).reason == "quorum: 2 of 3 clients replied (residual), 3 are needed"
+    assert stage.wait_round(run, 0).reason == "quorum: 2 of 3 members replied (residual), 3 are needed"
 
 
 def test_a_client_without_its_second_leg_counts_without_it(stage: Stage) -> None:

@@ -64,7 +64,7 @@ def test_a_round_waits_for_a_required_client_and_says_for_whom(stage: Stage) -> 
     task, (ann, ben) = stage.crew("ann", "ben")
     ben.leave()
     run = begun(stage, task, "selection.required = ['ben']")
-    stage.wait_reason(run, "waiting for required clients: ben does not attend")
+    stage.wait_reason(run, "waiting for required members: ben does not attend")
     ben.attend(**{task: 10})
     stage.play(run, ann, ben)
     assert stage.wait_state(run, RunState.COMPLETED).reason == ""
@@ -76,7 +76,7 @@ def test_a_round_is_skipped_after_its_patience_and_three_in_a_row_end_the_run(st
     ben.leave()
     run = begun(stage, task, "selection.required = ['ben']\nselection.patience_seconds = 600", rounds=5)
     for number in range(3):
-        stage.wait_reason(run, "waiting for required clients: ben")
+        stage.wait_reason(run, "waiting for required members: ben")
         assert len(stage.rounds(run)) == number
         stage.pass_deadline()
         skipped = stage.wait_round(run, number, RoundState.SKIPPED)

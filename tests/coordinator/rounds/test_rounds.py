@@ -77,7 +77,7 @@ def test_a_round_without_its_quorum_is_skipped_and_the_next_one_goes_on_from_the
     stage.pass_deadline()
     skipped = stage.wait_round(run, 0)
     assert (skipped.state, skipped.result_model, skipped.step) == (RoundState.SKIPPED, None, None)
-    assert skipped.reason == "quorum: 1 of 3 clients replied, 2 are needed"
+    assert skipped.reason == "quorum: 1 of 3 members replied, 2 are needed"
     late_ones = dict.fromkeys(("ben", "cleo"), ("EXPIRED", "deadline"))
     assert stage.outcomes(run) == {"ann": ("FULFILLED", "")} | late_ones
     with refused("FAILED_PRECONDITION", "deadline"):
@@ -120,7 +120,7 @@ def test_rounds_that_are_skipped_in_a_row_fail_the_run(stage: Stage) -> None:
                 player.decline(order, "busy")
         stage.wait_round(run, number)
     failed = stage.wait_state(run, RunState.FAILED)
-    quorum = "quorum: 0 of 2 clients replied, 2 are needed"
+    quorum = "quorum: 0 of 2 members replied, 2 are needed"
     why = "2 rounds in a row were skipped, with busy in 4 of 4 failed answers"
     assert failed.reason == f"{why}; the last one: {quorum}"
     assert failed.model == stage.rounds(run)[1].result_model
@@ -135,7 +135,7 @@ def test_a_run_in_which_no_round_has_made_a_step_fails_and_its_model_is_the_init
         ann.decline(ann.order(), "busy")
         stage.wait_round(run, number)
     failed = stage.wait_state(run, RunState.FAILED)
-    last = "the last one: quorum: 0 of 1 clients replied, 1 are needed"
+    last = "the last one: quorum: 0 of 1 members replied, 1 are needed"
     assert failed.reason == f"no step was made in any of its 2 rounds, with busy in 2 of 2 failed answers; {last}"
     assert failed.model == failed.initial_model
 
@@ -240,7 +240,7 @@ def test_a_run_of_a_task_that_no_member_offers_says_at_submission_and_while_it_w
     assert f"{task} (2 members)" in warning
     assert "fedpareto worker run --task digitz" in warning
     run = stage.submit(spec("misnamed", "digitz"))
-    waits = "waiting for clients: 0 of 1 are ready for digitz; no member offers digitz; they offer "
+    waits = "waiting for members: 0 of 1 are ready for digitz; no member offers digitz; they offer "
     assert stage.wait_reason(run).startswith(waits)
     stage.stop_run(run)
 
@@ -249,13 +249,13 @@ def test_a_round_waits_for_its_minimum_and_says_so(stage: Stage) -> None:
     task = stage.task()
     ann, _ = stage.cast(task, "ann", "ben", samples=(10, 0))  # ben offers the task, and holds nothing to train on
     run = stage.submit(spec("minimum", task, more="selection.minimum = 3"))
-    assert stage.wait_reason(run) == f"waiting for clients: 1 of 3 are ready for {task}"
+    assert stage.wait_reason(run) == f"waiting for members: 1 of 3 are ready for {task}"
     assert stage.run(run).state is RunState.RUNNING
     assert (stage.rounds(run), ann.orders()) == ([], [])
     changes: list[str] = []
     unwatch = stage.supervisor.changes.watch(changes.append)
     (cleo,) = stage.cast(task, "cleo")
-    after = f"waiting for clients: 2 of 3 are ready for {task}"
+    after = f"waiting for members: 2 of 3 are ready for {task}"
     wait_for(lambda: stage.run(run).reason == after, "the new reason")  # the word about the first may come this late
     wait_for(lambda: run in changes, "a word to those that watch the run")
     unwatch()

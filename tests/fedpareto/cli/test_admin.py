@@ -25,6 +25,7 @@ from federation.vectors import to_bytes
 from fedpareto.cli.admin.bundle import payloads_question
 from fedpareto.cli.show import member_tables, tables
 from fedpareto.formatting import natural
+from fedpareto.run_names import RunNames
 from storage.blob_directory import DirectoryStore
 from tests.fedpareto.cli.scene import LAYOUT, SPEC, Finished, command, good_model, requests, shown, submit
 from tests.harness import Federation, fedpareto, refused
@@ -95,17 +96,17 @@ def test_a_table_of_members_says_what_is_wrong_and_one_member_shows_the_rest(cen
         member("member-2", attending=True, tasks=[admin.TaskSummary(task="digits", samples=7)]),
         member("member-1", -1, tags=["north"]),
     ]
-    text = shown(member_tables.clients(members, now))
+    text = shown(member_tables.clients(members, now, RunNames()))
     wrong = {line.split()[0]: line for line in text.splitlines() if line.startswith("member-")}
     assert [*wrong] == ["member-1", "member-2", "member-10"]
     assert "does not attend" in wrong["member-1"]
     assert "its certificate has ended" in text
     assert wrong["member-2"].rstrip().endswith("digits (7)")
     assert "no private rounds left for digits" in wrong["member-10"]
-    lines = [line.strip() for line in shown(member_tables.client(members[0], now)).splitlines()]
+    lines = [line.strip() for line in shown(member_tables.client(members[0], now, RunNames())).splitlines()]
     assert "private rounds left  0 of training, 0 of evaluation" in lines
     assert ["can", "repeatable"] in [line.split() for line in lines]
-    assert "there is no client 'nobody'; `fedpareto" in command(centre, "client", "nobody", code=1).stderr
+    assert "there is no member 'nobody'; `fedpareto" in command(centre, "client", "nobody", code=1).stderr
 
 
 def test_a_run_shows_its_members_before_raw_metrics(centre: Federation, finished: Finished) -> None:

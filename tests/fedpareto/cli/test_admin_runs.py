@@ -44,7 +44,7 @@ def test_a_run_is_held_and_stopped_and_refuses_what_does_not_fit_its_state(centr
     assert centre.admin("resume", run_id)["run"]["state"] == "RUNNING"
     with refused("ALREADY_EXISTS", "run-exists"):
         stub.SubmitRun(scene.requests('name = "held"\n' + scene.SPEC, scene.good_model()))
-    wait_for(lambda: "waiting for clients" in centre.run_state(run_id)["reason"], "the run to say what it waits for")
+    wait_for(lambda: "waiting for members" in centre.run_state(run_id)["reason"], "the run to say what it waits for")
     assert centre.admin("pause", "held")["run"]["state"] == "PAUSED"
     with refused("FAILED_PRECONDITION", "run-state"):
         stub.PauseRun(admin.PauseRunRequest(run=run_id))

@@ -306,7 +306,7 @@ def test_a_round_shows_every_number_once_and_names_the_worst_client() -> None:
     item.summary.metrics.update(dict.fromkeys(DEFINITIONS, 0.25) | {"corrected": 7.0})
     item.summary.worst_client = "hospital-number-1"
     text = " ".join(shown(round_tables.round_(item)).split())
-    assert "worst client hospital-number-1: accuracy 25.0 %" in text
+    assert "worst member hospital-number-1: accuracy 25.0 %" in text
     assert re.search(r"algorithm iterations 0.\d, residual 0.250, corrected 7.000", text)
     grouped = [name for names in in_groups(DEFINITIONS).values() for name in names]
     elsewhere = ["accuracy/worst", "loss/worst", "stationary"]
@@ -353,11 +353,20 @@ def test_a_round_of_several_objectives_shows_their_weights_and_why_one_was_left_
         assert row in " ".join(text.split()), row
 
 
+def test_equal_remarks_of_rounds_are_one_line() -> None:
+    skipped = [
+        RoundSummary(round=number, reason="quorum: 1 of 3 members replied, 2 are needed") for number in range(40)
+    ]
+    skipped.append(RoundSummary(round=40, reason="another one"))
+    text = shown(round_tables.rounds(skipped))
+    assert "rounds 0 to 39 (40 rounds): quorum: 1 of 3 members replied, 2 are needed\nround 40: another one" in text
+
+
 @pytest.mark.parametrize(
     ("clients", "objectives", "expected"),
     [
-        (3, 2, "client-0000 ● · client-0001 · ● client-0002 ● · clients 2 1"),
-        (30, 3, "10: client-0000, … ● · · 10: client-0001, … · ● · 10: client-0002, … · · ● clients 10 10 10"),
+        (3, 2, "client-0000 ● · client-0001 · ● client-0002 ● · members 2 1"),
+        (30, 3, "10: client-0000, … ● · · 10: client-0001, … · ● · 10: client-0002, … · · ● members 10 10 10"),
         (2, 40, "nobody serves objective-2, objective-3"),
     ],
 )
@@ -368,8 +377,8 @@ def test_the_matrix_of_who_serves_what_fits_however_many(clients: int, objective
     assert expected in " ".join(text.split())
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
     everybody = [Serving(client_id=str(i), objectives=names) for i in range(clients)]
-    assert f"each of the {clients} clients" in shown(tables.indicator(names, everybody))
-    assert "no active client" in shown(tables.indicator(names, []))
+    assert f"each of the {clients} members" in shown(tables.indicator(names, everybody))
+    assert "no active member" in shown(tables.indicator(names, []))
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ from federation.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from fedpareto.cli import document, logs
 from fedpareto.cli.admin import watch
 from fedpareto.cli.show import envelope_lines, member_tables, round_tables, tables
-from fedpareto.cli.show.escaping import escaping_stub, make_safe
+from fedpareto.escaping import escaping_stub, make_safe
 from fedpareto.report.page import page
 from fedpareto.report.report_data import RunData
+from fedpareto.run_names import RunNames
 from tests.fedpareto.cli.scene import shown
 from tests.few import few
 
@@ -107,9 +108,12 @@ def must_be_safe(words: str) -> None:
 
 
 PICTURES: dict[str, tuple[type[Message], Callable[[Any], Any]]] = {
-    "clients": (admin_pb2.ListClientsResponse, lambda found: member_tables.clients(found.clients, NOW)),
+    "clients": (admin_pb2.ListClientsResponse, lambda found: member_tables.clients(found.clients, NOW, RunNames())),
     "join_strings": (admin_pb2.ListJoinStringsResponse, lambda found: member_tables.join_strings(found.join_strings)),
-    "coordinators": (admin_pb2.ListCoordinatorsResponse, lambda found: member_tables.coordinators(found.coordinators)),
+    "coordinators": (
+        admin_pb2.ListCoordinatorsResponse,
+        lambda found: member_tables.coordinators(found.coordinators, RunNames()),
+    ),
     "admins": (admin_pb2.ListAdministratorsResponse, lambda found: member_tables.administrators(found.administrators)),
     "runs": (admin_pb2.ListRunsResponse, lambda found: tables.runs(found.runs)),
     "run": (admin_pb2.GetRunResponse, lambda found: tables.run(found.run)),

@@ -103,12 +103,12 @@ class Served:
 
 
 @contextmanager
-def served(home: Path, *, pause: float = PAUSE_SECONDS) -> Iterator[Served]:
+def served(home: Path, *, pause: float = PAUSE_SECONDS, administrator: str = "admin") -> Iterator[Served]:
     """A console of the administrator whose directory is given; `pause` is between two events of a page, in seconds."""
     clock, bell = Clock(), ChangeBell()
     keys = EntranceKeys(clock)
     reader = Reader(_source(home, None, "direct"), bell.ring)
-    console = Console(ConsoleSite("test", "admin"), reader, bell, keys, pause=pause)
+    console = Console(ConsoleSite("test", administrator), reader, bell, keys, pause=pause)
     listening = web_server.listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
     uvicorn_server = web_server.server_of(console.guarded(port), bell.stop)

@@ -79,6 +79,8 @@ def test_a_browser_follows_a_run_under_the_policy_without_a_complaint(
     stage.wait_state(run, RunState.COMPLETED)
     page.wait_for_selector("#head .state.good >> text=completed")
     page.wait_for_selector("#chart[data-points='3'] canvas")
+    marks = page.get_attribute("#chart", "data-marks") or ""
+    assert [mark for mark in map(float, marks.split()) if not mark.is_integer()] == []  # there is no round 0.5
     page.wait_for_selector("#heat-figure .cells path", state="attached")
     assert screen.problems == []
     screen.context.close()
@@ -185,6 +187,33 @@ def test_hostile_names_and_reasons_are_text(stage: Stage, browser: "Browser", se
         assert "\u202e" not in text
         assert fits(screen.page), path
     assert screen.problems == []
+    screen.context.close()
+
+
+BROKEN_WORDS = """() => {
+  const broken = [], words = /(?<![\\p{L}\\p{N}])\\p{L}+(?![\\p{L}\\p{N}])/gu;
+  const texts = document.createTreeWalker(document.querySelector(".log"), NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) for (const word of texts.currentNode.data.matchAll(words)) {
+    const range = document.createRange();
+    range.setStart(texts.currentNode, word.index);
+    range.setEnd(texts.currentNode, word.index + word[0].length);
+    if (new Set([...range.getClientRects()].map((box) => box.top)).size > 1) broken.push(word[0]);
+  }
+  return broken;
+}"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_the_log_breaks_no_words(stage: Stage, browser: "Browser", served_here: Served, width: int) -> None:
+    run, players = stage.begin("ann", "ben", name="logged", more="selection.minimum = 2")
+    stage.complete(run, *players)
+    stage.served.command("client", "nobody-here", code=1)  # a refusal with words
+    screen = Screen(browser, width)
+    screen.page.goto(web_server.entrance(served_here.base, served_here.console.keys, "/log"))
+    screen.page.wait_for_url(f"{served_here.base}/log", wait_until="load")
+    assert [word for word in screen.page.evaluate(BROKEN_WORDS) if len(word) > 2] == []
+    assert fits(screen.page)
     screen.context.close()
 
 

@@ -274,7 +274,7 @@ def test_a_search_that_too_few_answer_skips_the_round(stage: Stage) -> None:
     for name in ("ben", "cleo"):
         players[name].decline(orders[name], "failed")
     skipped = stage.wait_round(run, 0, RoundState.SKIPPED)
-    assert skipped.reason == "quorum: 1 of 3 clients replied (search), 2 are needed"
+    assert skipped.reason == "quorum: 1 of 3 members replied (search), 2 are needed"
 
 
 def test_a_search_without_any_loss_skips_the_round(stage: Stage) -> None:

@@ -9,7 +9,7 @@ from federation.v1.common_pb2 import AssignmentManifest
 from storage.states import RoundState
 from tests.few import few
 from tests.running import refused
-from tests.stage import Player, Stage
+from tests.stage import Player, Stage, spec
 
 GRACE = timedelta(seconds=60)  # as in `begin`; the deadlines are 900 seconds
 
@@ -75,6 +75,21 @@ def test_a_member_that_does_not_come_back_after_a_restart_of_the_coordinator_is_
     stage.wait_outcome(run, "cleo", "EXPIRED")
     assert stage.outcomes(run)["cleo"] == ("EXPIRED", "absent")
     stage.play(run, ann, ben)
+
+
+def test_who_is_not_connected_at_the_deadline_was_absent_and_who_is_was_too_slow(stage: Stage) -> None:
+    task, (ann, ben, cleo) = stage.crew("ann", "ben", "cleo")
+    stage.hang_up(cleo)
+    run = stage.submit(
+        spec("enrolled", task, algorithm="fedavg", more='selection = { pool = "enrolled", quorum = 0.1 }')
+    )
+    ann.answer()
+    ben.order()
+    stage.pass_deadline()
+    stage.wait_outcome(run, "cleo", "EXPIRED")
+    assert stage.outcomes(run) == {
+        "ann": ("FULFILLED", ""), "ben": ("EXPIRED", "deadline"), "cleo": ("EXPIRED", "absent"),
+    }  # fmt: skip
 
 
 def test_the_grace_is_five_minutes_unless_the_specification_sets_it() -> None:

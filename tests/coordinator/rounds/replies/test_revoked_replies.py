@@ -66,7 +66,7 @@ def test_a_quorum_counts_members_only(stage: Stage) -> None:
     answer(ben, gone)
     stage.revoke(gone.name)
     ann.reply(order)
-    assert stage.wait_round(run, 0).reason == "quorum: 2 of 3 clients replied, 3 are needed"
+    assert stage.wait_round(run, 0).reason == "quorum: 2 of 3 members replied, 3 are needed"
     assert stage.run(run).model == digest(MODEL)
 
 

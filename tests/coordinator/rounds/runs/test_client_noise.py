@@ -168,8 +168,8 @@ def test_what_clients_sent_is_in_no_answer(stage: Stage) -> None:
         console.print(round_tables.round_(shown))
         console.print(tables.run(item))
     html = str(page(RunData.read(admin, run)))
-    assert f"of clients: epsilon = {expected:.4g}, without a budget" in capture.get()
-    assert f"of clients: epsilon = {expected:.4g}" in html
+    assert f"of members: epsilon = {expected:.4g}, without a budget" in capture.get()
+    assert f"of members: epsilon = {expected:.4g}" in html
     assert "0.625" not in capture.get() + html
 
 

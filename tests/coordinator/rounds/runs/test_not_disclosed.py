@@ -44,7 +44,7 @@ def test_tables_and_documents_name_what_is_not_disclosed(private: tuple[Path, bo
     assert ("not disclosed" in (directory / "simulate.txt").read_text()) or disclosed
     assert ("not disclosed" in shown(directory, "runs")) != disclosed
     rounds = shown(directory, "rounds", "private")
-    hidden = "improved, conflicts" if disclosed else "worst 5 %, improved, conflicts, worst client"
+    hidden = "improved, conflicts" if disclosed else "worst 5 %, improved, conflicts, worst member"
     assert f"not disclosed: {hidden}" in rounds
     one = shown(directory, "round", "private", "0")
     assert f"not disclosed: samples, loss, norm, cosine{'' if disclosed else ', test'}" in one
@@ -67,7 +67,7 @@ def test_a_report_names_what_is_not_disclosed(private: tuple[Path, bool]) -> Non
     command("report", "private", "--home", directory / "home/admin", "--out", page)
     text = unescape(re.sub(r"<[^>]+>", " ", re.sub(r"<style.*?</style>", "", page.read_text(), flags=re.DOTALL)))
     assert "Not disclosed: the privacy of this run hides it." in text
-    assert not re.search(r"\bnan\b|No client reported|No round of this run has (made|been)", text)
+    assert not re.search(r"\bnan\b|No member reported|No round of this run has (made|been)", text)
     words = " ".join(text.split())
     if disclosed:
         assert "percentage points apart" in words

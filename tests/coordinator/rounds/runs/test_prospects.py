@@ -265,7 +265,7 @@ def test_members_that_cannot_be_asked_now_are_named_too(stage: Stage) -> None:
     assert list(enrolled.members) == ["away", "there"]
     required = outlook(stage, spec("away", task.name, more='selection.required = ["closed"]'))
     assert required.obstacle == (
-        "the run could not begin: selection.required names closed: this site is closed until 2100-01-01 00:00 UTC"
+        "the run could not begin: selection.required names closed: it is closed until 2100-01-01 00:00 UTC"
     )
 
 
