@@ -113,7 +113,7 @@ def test_local_and_simulate_give_the_same_model_of_the_same_members(made: Path, 
     document = json.loads(done.stdout)
     assert (document["run"]["state"], document["failures"]) == ("COMPLETED", [])
     assert document["values"].keys() == SITES.keys()
-    for words in ("a federation, with its certificate", "3 members joined", "their workers attend", "round 2 of 2"):
+    for words in ("a federation, with its certificate", "3 members joined", "their workers attend", "2 of 2 rounds"):
         assert words in done.stderr
     fedpareto("simulate", spec, *members, "--home", tmp_path / "simulated", "--json")
     real, simulated = (model(tmp_path / home) for home in ("real/coordinator", "simulated"))
