@@ -97,7 +97,7 @@ def make_request(
     request_id = envelope_digest(envelope)
     if session.get(ActionRequest, request_id) is not None:
         raise Refusal("request-exists", "this request was made already: make a new one")
-    _must_be_the_only_one(session, manifest, now)
+    _must_be_the_only_one(session, manifest, rights, now)
     with session.begin_nested() as trial:
         _perform(session, manifest, by=by, now=now, consent="")
         trial.rollback()
@@ -116,7 +116,7 @@ def make_request(
     return row
 
 
-def _must_be_the_only_one(session: Session, manifest: RequestManifest, now: datetime) -> None:
+def _must_be_the_only_one(session: Session, manifest: RequestManifest, rights: LoggedRights, now: datetime) -> None:
     """Raises the Refusal `request-exists` if another request for this action and subject can be consented to."""
     administrators(session, lock=True)  # two officers who ask at the same moment wait for each other
     rows = select(ActionRequest).where(ActionRequest.state == RequestState.OPEN, ActionRequest.expires > now)
@@ -124,15 +124,17 @@ def _must_be_the_only_one(session: Session, manifest: RequestManifest, now: date
         officer = session.get_one(Administrator, row.requested_by)
         try:
             requested = open_request(row, officer)
-        except Refusal:  # the row was changed: nobody can consent to it
+            rights.must_tell_of(officer)
+            rights.must_be_undecided(row.request_id)
+        except Refusal:  # a row that was inserted or changed: nobody can consent to it
             continue
         if _counts(officer) and (requested.action, requested.subject) == (manifest.action, manifest.subject):
-            name = row.request_id.rpartition(":")[2][:_DIGITS]
+            name, until = row.request_id.rpartition(":")[2][:_DIGITS], f"{row.expires:%Y-%m-%d %H:%M} UTC"
             raise Refusal(
                 "request-exists",
                 f"{officer.name} has asked for this already: request {name}, {requested.action} {requested.subject}, "
-                f"open until {row.expires:%Y-%m-%d %H:%M} UTC; another security officer consents to it (`fedpareto "
-                f"admin consent {name}`), or withdraw it before you ask anew (`fedpareto admin withdraw {name}`)",
+                f"open until {until}; another security officer consents to it (`fedpareto admin consent {name}`), or "
+                f"withdraw it before you ask anew (`fedpareto admin withdraw {name}`)",
             )
 
 

@@ -55,19 +55,27 @@ class Officer:
         except grpc.RpcError as error:
             if channels.refusal_from_rpc_error(error).reason != "two-officers":
                 raise
-        rules = admin_messages.whole(self.stub.ListRequests, v1.ListRequestsRequest())
-        for item in rules.requests:
-            present = OfficerRequest.of(item)
-            if (present.action, present.subject) == (manifest.action, manifest.subject):
-                return v1.RequestActionResponse(request=item), self._open(present)
+        rules = self.stub.ListRequests(v1.ListRequestsRequest(page_size=1))
         manifest.expires.FromDatetime(datetime.now(UTC) + timedelta(seconds=rules.lifetime_seconds))
-        answer = self.stub.RequestAction(v1.RequestActionRequest(request=self.sign(manifest)))
+        try:
+            answer = self.stub.RequestAction(v1.RequestActionRequest(request=self.sign(manifest)))
+        except grpc.RpcError as error:
+            refusal = channels.refusal_from_rpc_error(error)
+            present = self._named_in(refusal.message) if refusal.reason == "request-exists" else None
+            if present is None:
+                raise
+            return v1.RequestActionResponse(request=present), self._open(OfficerRequest.of(present))
         made = OfficerRequest.of(answer.request)
         return answer, (
             f"{made.action} takes two officers: this is request {made.name} now, open until "
             f"{formatting.local(manifest.expires)}.\n"
             f"Another security officer consents: fedpareto admin consent {made.name}"
         )
+
+    def _named_in(self, message: str) -> v1.ActionRequest | None:
+        """The open request that a message names; None if it names none."""
+        listed = admin_messages.whole(self.stub.ListRequests, v1.ListRequestsRequest()).requests
+        return next((item for item in listed if OfficerRequest.of(item).name in message), None)
 
     def _open(self, present: OfficerRequest) -> str:
         """Says that a request is open already, and what can be done with it."""

@@ -195,7 +195,7 @@ def test_one_officer_cannot_make_another_one_or_a_refused_request_by_an_edit(ser
     with refused("PERMISSION_DENIED", "unlogged"):
         officer.decide(messages.ActionRequest(request_id=name))
 
-    other = Officer(served, f"p{officer.name}")
+    other = Officer(served, f"p{officer.name}")  # whom the inserted request does not keep from the same one
     withheld = other.ask(Action.REVOKE, "target")
     officer.decide(withheld, consent=False)
     undecided = "state = 'OPEN', decided_by = null, decision = null, ended = null"
