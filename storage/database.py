@@ -21,6 +21,7 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLA
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
+from federation.process.shared_state import alone
 from storage.revisions import incompatibility, pending_revisions
 from storage.shared_statements import DRIVER, compiled_statements
 
@@ -176,7 +177,8 @@ class Database:
         Raises:
             DatabaseIncompatible: this version does not know the schema.
         """
-        with self._writing(), self._engine.begin() as connection:
+        # The turn comes first: who waits for it within a transaction would keep the file locked.
+        with alone(), self._writing(), self._engine.begin() as connection:
             if not self._sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY + Duty.MIGRATION})
             self._must_be_known(connection)

@@ -107,7 +107,7 @@ def test_a_round_shows_each_members_metrics_with_mean_weighted_worst_and_best(fe
     assert [part["evaluation"]["test/auc"] for part in record["participations"]] == [0.95, 0.4]
     shown, _, own = command(fed, "round", run, "1").partition("the members' own metrics")
     assert cells(shown)["auc"] == ["0.675", "0.812", "0.400", "0.950"], "mean, weighted, worst, best"
-    assert cells(own)["client"] == ["auc", "rmse"]
+    assert cells(own)["member"] == ["auc", "rmse"]
     assert (cells(own)["a"], cells(own)["b"]) == (["0.950", "0.050"], ["0.400", "0.600"])
 
 
@@ -135,7 +135,7 @@ def test_a_run_shows_its_ten_most_useful_numbers_and_with_all_every_one(fed: Fed
 
 def test_a_run_shows_each_members_metrics_after_its_last_round(fed: Federation, runs: tuple[str, str]) -> None:
     rows = cells(command(fed, "run", runs[1]).partition("the members' own metrics after round 3")[2])
-    assert (rows["client"], rows["a"], rows["b"]) == (["auc", "rmse"], ["0.900", "0.100"], ["0.400", "0.600"])
+    assert (rows["member"], rows["a"], rows["b"]) == (["auc", "rmse"], ["0.900", "0.100"], ["0.400", "0.600"])
 
 
 @pytest.mark.parametrize(
