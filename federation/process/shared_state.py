@@ -37,7 +37,7 @@ alone = _Turn().alone
 
 @contextmanager
 def ordinary_numpy() -> Iterator[None]:
-    """Inside, an overflow gives infinity and an underflow 0, as rules and attacks expect, whatever `np.seterr` says."""
+    """Inside, an overflow gives infinity and an underflow 0, as rules and attacks expect: `np.seterr` has no effect."""
     with np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"):
         yield
 

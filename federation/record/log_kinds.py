@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-REFUSALS = "refusals"  # every entry with a reason, whatever its action
+REFUSALS = "refusals"  # every entry with a reason, of any action
 # The actions of each kind. One that ends in a point stands for all that begin like this; one that begins with a point
 # stands for all that end like this. docs/operate/audit-log.md has this table, too.
 KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(

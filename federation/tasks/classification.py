@@ -29,8 +29,8 @@ def cross_entropy(name: str, output: Any, y: "Tensor") -> "Tensor":
 def right_samples(name: str, output: Any, y: "Tensor") -> "Tensor":
     """Marks the samples whose greatest logit is that of their class, (n,) of bool.
 
-    Of samples with several labels (n, ...), such as a class for each pixel, the share that is right of those that
-    count. Errors are those of `cross_entropy`.
+    A sample may have several labels (n, ...), such as a class for each pixel. Then its value is the share of its labels
+    that are right; labels that do not count are left out. Errors are those of `cross_entropy`.
     """
     _must_be_logits(name, "correct()", output)
     _must_be_classes(name, "correct()", output, y)

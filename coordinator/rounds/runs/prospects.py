@@ -141,8 +141,8 @@ def prospects(
     declining = len(members) - len(willing)
     if declining and not (waits or skips) and asked - declining < needed:
         warnings.append(
-            f"a round asks {asked} of the {counted(len(members), 'member')} and needs {needed} replies: it is skipped "
-            "if too many of those that decline are among them; selection.exclude leaves them out"
+            f"a round asks {asked} of the {counted(len(members), 'member')} and needs {needed} replies. It is skipped "
+            "if it asks too many members that decline: leave these out with selection.exclude"
         )
     return Prospects(
         members=members,
