@@ -36,7 +36,7 @@ test-full: $(VENV)/.full $(MOTO)/.installed  ## all tests, those that take long 
 
 test-peers: $(PEERS)/.installed  ## our rules against other libraries, and all searches for what breaks their bounds
 	@$(PEERS)/bin/python -m pytest -m "full or not full" --confcutdir tests/peers tests/peers \
-		tests/coordinator/aggregation/test_robustness_bounds.py tests/coordinator/aggregation/test_non_conflicting.py $(ARGS)
+		tests/federation/aggregation/test_robustness_bounds.py tests/federation/aggregation/test_non_conflicting.py $(ARGS)
 
 fuzz: $(VENV)/.dev  ## 10,000 inputs for each parser, others each time: make fuzz ARGS="-k gram"
 	@$(BIN)/python -m pytest --hypothesis-profile fuzz --timeout 3600 -m "full or not full" \

@@ -21,13 +21,13 @@ import numpy as np
 from measuring import Document, best, cases, progress
 from numpy.typing import NDArray
 
-from coordinator.aggregation.base import Rule
-from coordinator.aggregation.direction import Direction
-from coordinator.aggregation.gram import apply_step, combine, gram
-from coordinator.aggregation.interface import Matrix, Rows
-from coordinator.aggregation.registry import ALGORITHMS, algorithm
-from coordinator.aggregation.server_optimisers import OPTIMISERS, Optimiser
-from coordinator.aggregation.streaming import Row, one_thread
+from federation.aggregation.base import Rule
+from federation.aggregation.direction import Direction
+from federation.aggregation.gram import apply_step, combine, gram
+from federation.aggregation.interface import Matrix, Rows
+from federation.aggregation.registry import ALGORITHMS, algorithm
+from federation.aggregation.server_optimisers import OPTIMISERS, Optimiser
+from federation.aggregation.streaming import Row, one_thread
 from federation.digests import digest
 from federation.line.payload_check import PayloadCheck
 from federation.vectors import to_bytes, update_layout, update_rows, write_vectors
@@ -41,7 +41,7 @@ PEAK = """
 import sys
 from pathlib import Path
 import numpy as np
-from coordinator.aggregation.gram import apply_step, combine, gram
+from federation.aggregation.gram import apply_step, combine, gram
 from federation.vectors import update_rows
 
 rows = [update_rows(path)["loss"] for path in Path(sys.argv[1]).iterdir()]

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from measuring import Document, cases, least, progress
 
-from coordinator.aggregation.gram import combine, gram
-from coordinator.aggregation.phase_kinds import TrainingPhase
-from coordinator.aggregation.phases import AlgorithmPhase, Asked, PhaseReply, Replies, Step
-from coordinator.aggregation.qp import min_norm
-from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.streaming import one_thread
+from federation.aggregation.gram import combine, gram
+from federation.aggregation.phase_kinds import TrainingPhase
+from federation.aggregation.phases import AlgorithmPhase, Asked, PhaseReply, Replies, Step
+from federation.aggregation.qp import min_norm
+from federation.aggregation.registry import algorithm
+from federation.aggregation.streaming import one_thread
 from federation.secure.thresholds import Mode, Thresholds
 from federation.work.base import Result, payload_layout
 from federation.work.registry import encode

@@ -2,7 +2,7 @@
 
 The others are PIQP, whose guess ours begins with, followed by one exact step in place of our active set; Clarabel
 (through cvxpy); and quadprog. K, for each of `--sizes` (members), is of six kinds that are made up and of two rounds of
-simulated runs. `coordinator.aggregation.qp.kkt_residual` computes each solver's residual, after weights below 1e-9 are
+simulated runs. `federation.aggregation.qp.kkt_residual` computes each solver's residual, after weights below 1e-9 are
 set to 0 and the sum is restored to 1. A solver that is not installed is "not measured".
 """
 
@@ -20,8 +20,8 @@ from measuring import Document, cases, progress, timed
 from numpy.typing import NDArray
 from sqlalchemy import select
 
-from coordinator.aggregation.qp import kkt_residual, min_norm
 from coordinator.home import CoordinatorHome
+from federation.aggregation.qp import kkt_residual, min_norm
 from storage.models import Round
 
 Matrix = NDArray[np.float64]

@@ -16,7 +16,7 @@ from pathlib import Path
 from measuring import Document, cases, peak_memory, progress, temporary_federation, timed
 from round import play
 
-from coordinator.aggregation.gram import gram
+from federation.aggregation.gram import gram
 from federation.record.bundle import BundleReader
 from federation.v1.common_pb2 import ReplyManifest
 from federation.vectors import RowFile

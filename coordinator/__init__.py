@@ -1,1 +1,1 @@
-"""The daemon: services for workers and operators, rounds, aggregation."""
+"""The daemon: services for workers and operators, rounds, the audit log."""

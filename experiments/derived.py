@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from coordinator.aggregation.measures.metrics import delta_m
-from coordinator.aggregation.rules.preference import divergence
 from experiments.definition import Derived, Experiment, Target
 from experiments.results import Measures, RunResult
+from federation.aggregation.metrics.metrics import delta_m
+from federation.aggregation.rules.preference import divergence
 
 
 def derived(experiment: Experiment, results: Sequence[RunResult]) -> list[RunResult]:
@@ -17,7 +17,7 @@ def derived(experiment: Experiment, results: Sequence[RunResult]) -> list[RunRes
 
     For each target: `rounds_to/VALUE/MEASURE`, the first evaluated round that reached it; `uploaded_to/...`, the amount
     that each participant had sent by then (MB); `steps_to/...`, the number of its local steps. `delta_m` (%) against
-    the baselines of the same seed and condition, see `coordinator.aggregation.measures.metrics`. On a front, for
+    the baselines of the same seed and condition, see `federation.aggregation.metrics.metrics`. On a front, for
     methods with a preference: `front/wanted` and `front/place`, the ranks by preference and by result, from 1, where
     the first objective counts most; `front/tau`, Kendall's tau-b of the two ranks, the same for all methods and NaN
     for a single one; `front/divergence`, mu of the last losses and the preference; `front/spread`, the largest r_k F_k

@@ -8,8 +8,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from coordinator.aggregation.measures.metrics import accuracies
 from experiments.results import Measures
+from federation.aggregation.metrics.metrics import accuracies
 
 if TYPE_CHECKING:
     from simulation.history import History

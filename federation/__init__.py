@@ -1,1 +1,1 @@
-"""The code that all members share: identity, envelopes, vectors, run specifications, tasks."""
+"""What several sides share: identity, envelopes, vectors, run specifications, tasks, and the mathematics of aggregation."""

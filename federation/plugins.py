@@ -65,8 +65,8 @@ class Offer:
 class CodeOrigin:
     """The origin of the code of a class, such as that of an "algorithm".
 
-    The package is empty for a class in a directory of `--code`. `digest` is of the file of its module, as this process
-    imported it; empty for built-in code.
+    The class is named as `module:Class`, and by its name alone if it is built in. The package is empty for a class in a
+    directory of `--code`. `digest` is of the file of its module, as this process imported it; empty for built-in code.
     """
 
     kind: str
@@ -129,9 +129,9 @@ class Plugins(Generic[T]):
 
     def origin(self, name: str, kind: type[T]) -> CodeOrigin:
         """The origin of the code of a class that has this name, as a plug-in or built in."""
+        if name in self.built_in:  # where its module lies is no part of the record, and may change
+            return CodeOrigin(self.word, kind.__qualname__, "fedpareto", version("fedpareto"))
         class_name = f"{kind.__module__}:{kind.__qualname__}"
-        if name in self.built_in:
-            return CodeOrigin(self.word, class_name, "fedpareto", version("fedpareto"))
         noted = getattr(sys.modules[kind.__module__], _DIGEST, "")
         for point in entry_points(group=self.group):
             if point.name == name and point.dist is not None:

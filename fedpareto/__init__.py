@@ -11,16 +11,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coordinator.aggregation import Aggregate as Aggregate
-    from coordinator.aggregation import aggregate as aggregate
-    from coordinator.aggregation.base import Rule as Rule
-    from coordinator.aggregation.base import conclude as conclude
-    from coordinator.aggregation.interface import Combination as Combination
-    from coordinator.aggregation.interface import HyperparameterError as HyperparameterError
-    from coordinator.aggregation.interface import Mixture as Mixture
-    from coordinator.aggregation.interface import Rows as Rows
-    from coordinator.aggregation.interface import TooFewUpdatesError as TooFewUpdatesError
-    from coordinator.aggregation.pre import Stage as Stage
+    from federation.aggregation import Aggregate as Aggregate
+    from federation.aggregation import aggregate as aggregate
+    from federation.aggregation.base import Rule as Rule
+    from federation.aggregation.base import conclude as conclude
+    from federation.aggregation.interface import Combination as Combination
+    from federation.aggregation.interface import HyperparameterError as HyperparameterError
+    from federation.aggregation.interface import Mixture as Mixture
+    from federation.aggregation.interface import Rows as Rows
+    from federation.aggregation.interface import TooFewUpdatesError as TooFewUpdatesError
+    from federation.aggregation.pre import Stage as Stage
     from federation.attacks.base import Attack as Attack
     from federation.attacks.base import AttackError as AttackError
     from federation.sketches.base import LinearSketch as LinearSketch
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 _PLACES = {
     name: module
     for module, names in {
-        "coordinator.aggregation": "Aggregate aggregate",
-        "coordinator.aggregation.base": "Rule conclude",
-        "coordinator.aggregation.pre": "Stage",
-        "coordinator.aggregation.interface": "Combination HyperparameterError Mixture Rows TooFewUpdatesError",
+        "federation.aggregation": "Aggregate aggregate",
+        "federation.aggregation.base": "Rule conclude",
+        "federation.aggregation.pre": "Stage",
+        "federation.aggregation.interface": "Combination HyperparameterError Mixture Rows TooFewUpdatesError",
         "federation.attacks.base": "Attack AttackError",
         "federation.spec.task_metrics": "Metric",
         "federation.spec.options": "option",

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.phases import Asked, PhaseReply, Replies, Selected
 from coordinator.rounds import selection
 from coordinator.rounds.fleets.base import Fleet, Held, Question, RunFacts, Surroundings
 from coordinator.rounds.replies.content import content_problem, payload_problem
 from coordinator.rounds.replies.recorder import Signed, ending, reply_row
 from coordinator.rounds.transitions import close_phase, end_assignment
+from federation.aggregation.base import Algorithm
+from federation.aggregation.phases import Asked, PhaseReply, Replies, Selected
 from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.line.payload_check import PayloadCheck

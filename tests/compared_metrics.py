@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import pytest
 from sqlalchemy import select
 
-from coordinator.aggregation.measures.expected_metrics import Expected
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.checks.metrics_check import MetricsCheck
+from federation.aggregation.metrics.expected_metrics import Expected
 from federation.record.metric_definitions import DEFINITIONS
 from storage.models import Round
 from tests.stage import Stage

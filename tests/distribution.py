@@ -15,7 +15,7 @@ from xdist.workermanage import WorkerController
 # 4 where Python has not compiled that yet. They are dealt to one process.
 OPTIMISERS = frozenset(
     {
-        "tests/coordinator/aggregation/test_server_optimisers.py",
+        "tests/federation/aggregation/test_server_optimisers.py",
         "tests/experiments/test_leakage.py",
         "tests/federation/secure/test_sum_readers.py",
         "tests/federation/tasks/test_celeba.py",

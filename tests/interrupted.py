@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.aggregation.phases import Replies
 from coordinator.rounds.fleets.base import Held, Question
+from federation.aggregation.phases import Replies
 from simulation.fleet import SimulatedFleet
 from simulation.history import History
 from simulation.simulate import Simulation

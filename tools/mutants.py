@@ -55,10 +55,10 @@ def python_files(beginning: str, *names: str) -> tuple[str, ...]:
 
 
 ROUNDS = "coordinator/rounds"
-MEASURES = "coordinator/aggregation/measures"
-METRICS = "tests/coordinator/aggregation/test_metrics.py"
+MEASURES = "federation/aggregation/metrics"
+METRICS = "tests/federation/aggregation/test_metrics.py"
 SUBJECTS = {
-    "qp": Subject(("coordinator/aggregation/qp.py",), ("tests/coordinator/aggregation/test_qp.py",)),
+    "qp": Subject(("federation/aggregation/qp.py",), ("tests/federation/aggregation/test_qp.py",)),
     "conductor": Subject(
         python_files(
             f"{ROUNDS}/", "conductor", "conversation", "opening", "finish", "step", "signed_results", "manifest"

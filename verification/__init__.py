@@ -2,6 +2,6 @@
 
 The verifier reads a file, and needs neither a coordinator nor its database. It computes the Gram matrices and the
 models with code of its own (`arithmetic`), so that it does not repeat mistakes of the coordinator. `federation.record`
-opens the envelopes and compares what belongs together. Of the coordinator's code it uses the rules, which are pure
-functions of K, and the conversation of a private round.
+opens the envelopes and compares what belongs together. `federation.aggregation` has the rules, which are pure functions
+of K, and the conversation of a private round.
 """

@@ -13,9 +13,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.interface import Coordinates
-from coordinator.aggregation.server_optimisers import Optimiser
-from coordinator.aggregation.streaming import Source, Space, in_order, widened
+from federation.aggregation.interface import Coordinates
+from federation.aggregation.server_optimisers import Optimiser
+from federation.aggregation.streaming import Source, Space, in_order, widened
 from federation.vectors import RowFile
 from verification.errors import Wrong
 

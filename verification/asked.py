@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError, Message
 
-from coordinator.aggregation.phases import AlgorithmPhase
+from federation.aggregation.phases import AlgorithmPhase
 from federation.record.bundle import BundleReader, has_unknown_fields
 from federation.record.rounds import OpenedRound
 from federation.spec.run_sections import replies_needed

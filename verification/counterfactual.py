@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.aggregation.phases import Step
-from coordinator.aggregation.registry import algorithm
+from federation.aggregation.phases import Step
+from federation.aggregation.registry import algorithm
 from federation.record.bundle import BundleReader
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.aggregation.phases import Step
-from coordinator.aggregation.qp import STATIONARY_TOLERANCE
-from coordinator.aggregation.server_optimisers import OPTIMISERS, Optimiser, Sgd
+from federation.aggregation.phases import Step
+from federation.aggregation.qp import STATIONARY_TOLERANCE
+from federation.aggregation.server_optimisers import OPTIMISERS, Optimiser, Sgd
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.vectors import RowFile

@@ -6,10 +6,10 @@ from typing import Any
 
 from blake3 import blake3
 
-from coordinator.aggregation.measures.replayed_step import Absent
-from coordinator.aggregation.phases import PhaseReply, PrivateSetting, Record, RoundContext, Step
-from coordinator.aggregation.secure.evaluation import Means
-from coordinator.aggregation.secure.repetition import (
+from federation.aggregation.metrics.replayed_step import Absent
+from federation.aggregation.phases import PhaseReply, PrivateSetting, Record, RoundContext, Step
+from federation.aggregation.secure.evaluation import Means
+from federation.aggregation.secure.repetition import (
     SecureEvidence,
     UnverifiedSession,
     verify_evaluation,

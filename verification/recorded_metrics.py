@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coordinator.aggregation.diagnostics import measure
-from coordinator.aggregation.measures.expected_metrics import Expected, RunMetrics, StepFacts
-from coordinator.aggregation.phases import PhaseReply, Replies, Step
+from federation.aggregation.diagnostics import measure
+from federation.aggregation.metrics.expected_metrics import Expected, RunMetrics, StepFacts
+from federation.aggregation.phases import PhaseReply, Replies, Step
 from federation.record.bundle import BlobAbsent
 from federation.record.results import not_finite
 from federation.spec.sharing import BUFFERS

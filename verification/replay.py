@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.measures.replayed_step import Absent, replayed_step
-from coordinator.aggregation.phases import (
+from federation.aggregation.base import Algorithm
+from federation.aggregation.metrics.replayed_step import Absent, replayed_step
+from federation.aggregation.phases import (
     AlgorithmPhase,
     Asked,
     PhaseReply,
@@ -23,7 +23,7 @@ from coordinator.aggregation.phases import (
     Step,
     Voided,
 )
-from coordinator.aggregation.registry import server_rate
+from federation.aggregation.registry import server_rate
 from federation.digests import digest
 from federation.record.bundle import BlobAbsent, BundleReader
 from federation.spec.objective_names import encoder_columns

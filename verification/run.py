@@ -9,10 +9,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from coordinator.aggregation.interface import HyperparameterError
-from coordinator.aggregation.phases import Step
-from coordinator.aggregation.registry import algorithm, server_rate
 from federation import digests
+from federation.aggregation.interface import HyperparameterError
+from federation.aggregation.phases import Step
+from federation.aggregation.registry import algorithm, server_rate
 from federation.digests import digest
 from federation.plugins import names_of_others
 from federation.record.bundle import BlobAbsent, BundleReader

@@ -14,10 +14,10 @@ from statistics import median
 import numpy as np
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.base import Algorithm
 from coordinator.alerts.facts import AlertFact, Key
 from coordinator.rounds.runs.participation import EndedRound, MemberRound, Participation, read_rounds
 from coordinator.rounds.runs.specification import parse_run
+from federation.aggregation.base import Algorithm
 from federation.spec.run_spec import SpecError
 from federation.text import counted
 from storage.models import Run

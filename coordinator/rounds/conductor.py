@@ -17,8 +17,6 @@ from typing import NoReturn
 
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.phases import Voided, Waiting
-from coordinator.aggregation.registry import algorithm
 from coordinator.rounds.conversation import hold
 from coordinator.rounds.finish import finish_round, skip_round
 from coordinator.rounds.fleets.base import Fleet, Held, RevokedMeanwhile, Skipped
@@ -27,6 +25,8 @@ from coordinator.rounds.runs.private import record_named, since_pause
 from coordinator.rounds.signed_results import record_step
 from coordinator.rounds.step import make_step
 from coordinator.rounds.transitions import ROUND_OVER, close_open_phases, move_run
+from federation.aggregation.phases import Voided, Waiting
+from federation.aggregation.registry import algorithm
 from storage import audit
 from storage.models import Assignment, Round
 from storage.records import VoidRecord

@@ -7,18 +7,18 @@ from typing import Any, TypeVar
 
 from sqlalchemy import func, select
 
-from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.interface import TooFewUpdatesError
-from coordinator.aggregation.phases import AlgorithmPhase, PrivateSetting, Replies, RoundContext, Selected, Step
-from coordinator.aggregation.qp import UnsolvedError
-from coordinator.aggregation.registry import server_rate
-from coordinator.aggregation.secure.evaluation import Means, evaluation
-from coordinator.aggregation.streaming import one_thread
 from coordinator.rounds import selection
 from coordinator.rounds.fleets.base import Fleet, RunFacts, Skipped
 from coordinator.rounds.replies.revoked import revoked_clients
 from coordinator.rounds.runs.private import private_facts
 from coordinator.rounds.step import recall
+from federation.aggregation.base import Algorithm
+from federation.aggregation.interface import TooFewUpdatesError
+from federation.aggregation.phases import AlgorithmPhase, PrivateSetting, Replies, RoundContext, Selected, Step
+from federation.aggregation.qp import UnsolvedError
+from federation.aggregation.registry import server_rate
+from federation.aggregation.secure.evaluation import Means, evaluation
+from federation.aggregation.streaming import one_thread
 from federation.sketches.base import SketchError
 from federation.spec.objective_names import encoder_columns
 from federation.spec.run_sections import replies_needed

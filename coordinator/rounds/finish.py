@@ -7,16 +7,16 @@ from typing import Any
 
 from sqlalchemy import insert, select
 
-from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.measures import model_metrics
-from coordinator.aggregation.measures.model_metrics import Measurements
-from coordinator.aggregation.phase_kinds import EvaluationPhase
-from coordinator.aggregation.phases import Voided, Waiting
 from coordinator.rounds import signed_results
 from coordinator.rounds.conversation import hold_evaluation
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile, Skipped
 from coordinator.rounds.runs import scores
 from coordinator.rounds.transitions import ROUND_OVER, close_open_phases, move_round
+from federation.aggregation.base import Algorithm
+from federation.aggregation.metrics import model_metrics
+from federation.aggregation.metrics.model_metrics import Measurements
+from federation.aggregation.phase_kinds import EvaluationPhase
+from federation.aggregation.phases import Voided, Waiting
 from federation.record import log_entries
 from storage import audit, models
 from storage.states import RoundState

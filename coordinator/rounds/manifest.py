@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.aggregation.phases import Record, Step
 from coordinator.rounds.fleets.base import RunFacts
 from coordinator.rounds.step import Stepped
+from federation.aggregation.phases import Record, Step
 from federation.v1.common_pb2 import Code, ObjectiveWeight, SecureSession, StepManifest
 from storage.models import Round
 from storage.records import canonical, memory_digest

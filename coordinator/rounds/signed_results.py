@@ -9,9 +9,6 @@ import numpy as np
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.direction import Direction
-from coordinator.aggregation.measures.step_metrics import agreement, of_objectives
-from coordinator.aggregation.phases import Step
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile
 from coordinator.rounds.manifest import step_manifest, weights
 from coordinator.rounds.replies import signed_columns
@@ -20,6 +17,9 @@ from coordinator.rounds.runs.client_noise import noisy_steps, spent
 from coordinator.rounds.runs.private import record_named
 from coordinator.rounds.step import Stepped
 from coordinator.rounds.transitions import move_round
+from federation.aggregation.direction import Direction
+from federation.aggregation.metrics.step_metrics import agreement, of_objectives
+from federation.aggregation.phases import Step
 from federation.record import log_entries
 from federation.trust.envelope import envelope_digest
 from storage import audit

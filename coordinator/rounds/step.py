@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.direction import Direction
-from coordinator.aggregation.gram import Average, apply_step, combine
-from coordinator.aggregation.interface import Vector
-from coordinator.aggregation.phases import Step
-from coordinator.aggregation.registry import origins, server_rate
-from coordinator.aggregation.server_optimisers import OPTIMISERS, Optimiser, Sgd
-from coordinator.aggregation.streaming import Row, one_thread
 from coordinator.rounds.fleets.base import Fleet, Skipped
 from coordinator.rounds.runs.client_noise import ClientNoise, noise_of
+from federation.aggregation.base import Algorithm
+from federation.aggregation.direction import Direction
+from federation.aggregation.gram import Average, apply_step, combine
+from federation.aggregation.interface import Vector
+from federation.aggregation.phases import Step
+from federation.aggregation.registry import origins, server_rate
+from federation.aggregation.server_optimisers import OPTIMISERS, Optimiser, Sgd
+from federation.aggregation.streaming import Row, one_thread
 from federation.plugins import CodeOrigin
 from federation.spec.run_sections import ServerSpec
 from federation.spec.sharing import BUFFERS

@@ -15,7 +15,6 @@ from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.interface import HyperparameterError
 from coordinator.clock import utc_now
 from coordinator.cluster.announcements import Announcements
 from coordinator.cluster.leases import Lease, Leases, OneConductor
@@ -39,6 +38,7 @@ from coordinator.rounds.transitions import (
     open_assignments,
 )
 from coordinator.signing_keys import Signing
+from federation.aggregation.interface import HyperparameterError
 from federation.owners_code import described, passes
 from federation.plugins import PluginError
 from federation.record import log_entries

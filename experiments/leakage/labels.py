@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coordinator.aggregation.rules.afl import onto_simplex
 from experiments.leakage.federation import CLASSES, Reals, unit_rows
+from federation.aggregation.rules.afl import onto_simplex
 
 _PENALTIES = np.logspace(-6, 3, 28)
 _FITS = 20

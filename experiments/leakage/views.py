@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.aggregation.qp import box, min_norm
 from experiments.leakage.federation import Reals, unit_rows
+from federation.aggregation.qp import box, min_norm
 from federation.secure import openings
 from federation.secure.derivation import count_key, dense_key
 from federation.secure.fields import F_P

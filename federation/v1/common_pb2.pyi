@@ -1450,7 +1450,7 @@ class Code(_message.Message):
     kind: _builtins.str
     """"algorithm", "stage" or "sketch"."""
     class_name: _builtins.str
-    """The class, as module:Class."""
+    """The class, as module:Class; its name alone for code that is part of fedpareto."""
     package: _builtins.str
     """The installed package that brings it; empty for a class in a directory that the operator named."""
     version: _builtins.str

@@ -15,7 +15,7 @@ def _names_of(module: str) -> Callable[[str], list[str]]:
     return complete
 
 
-algorithms = _names_of("coordinator.aggregation.registry")
+algorithms = _names_of("federation.aggregation.registry")
 attacks = _names_of("federation.attacks.catalogue")
 experiments = _names_of("experiments.loading")
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from coordinator.aggregation.measures.metrics import delta_m
+from federation.aggregation.metrics.metrics import delta_m
 from federation.record.metric_definitions import SCORED
 from federation.text import counted
 from fedpareto.formatting import number, percent

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation.phases import Voided
+from federation.aggregation.phases import Voided
 from federation.secure.thresholds import ONE, Mode
 from tests.federation.work.scene import cast, equal, play, setting
 from tests.few import few

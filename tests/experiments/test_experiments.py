@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from coordinator.aggregation.registry import algorithm
 from experiments import measures, plots, tables
 from experiments.definition import Experiment, ExperimentError, merged, parse, slug
 from experiments.derived import derived
 from experiments.loading import load, names
 from experiments.results import RunResult
+from federation.aggregation.registry import algorithm
 from federation.attacks import parse_attack
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Part, available

@@ -72,7 +72,7 @@ def test_a_sketch_of_ones_own_is_sent_by_workers_that_allow_it(running: Federati
     run = running.completed("random-signs", specification("random-signs", rounds=1))
     (step,) = steps(running, run)
     assert [(code.kind, code.class_name, code.package, code.version) for code in step.code] == [
-        ("algorithm", "coordinator.aggregation.rules.fedcmoo:FedCMOO", "fedpareto", version("fedpareto")),
+        ("algorithm", "FedCMOO", "fedpareto", version("fedpareto")),
         ("sketch", SKETCH, "", ""),
     ]
     sent = running.query(

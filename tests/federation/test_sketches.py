@@ -11,7 +11,7 @@ from federation.sketches import SKETCHES, sketch
 from federation.sketches.base import ClientSketch, LinearSketch, Sketch, SketchError, clip_to_psd, symmetric
 from federation.sketches.svd import TwoWaySvd, randomised_svd, square, square_shape, unsquare
 from federation.sketches.top_k import TopK, largest
-from tests.coordinator.aggregation.scene import Matrix, reference
+from tests.federation.aggregation.scene import Matrix, reference
 
 NAMES = tuple(f"objective-{k}" for k in range(12))
 UNBIASED = ("count", "mask", "exact")

@@ -10,8 +10,8 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.aggregation.gram import combine, gram
 from coordinator.rounds.runs.specification import parse_run
+from federation.aggregation.gram import combine, gram
 from federation.spec.computation import LocalSgd
 from federation.spec.objective_names import joint_target
 from federation.spec.run_spec import SpecError

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_info
 
-from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.secure.repetition import SecureEvidence, UnverifiedSession, verify_secure_step
+from federation.aggregation.registry import algorithm
+from federation.aggregation.secure.repetition import SecureEvidence, UnverifiedSession, verify_secure_step
 from federation.secure.thresholds import Mode
 from tests.federation.work.scene import Cast, cast, context, document, round_of
 

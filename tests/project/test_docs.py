@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from coordinator.aggregation.registry import algorithm
 from coordinator.settings import Settings
+from federation.aggregation.registry import algorithm
 from federation.record.metric_definitions import DEFINITIONS, Basis, basis
 from federation.refusals import REASONS
 from federation.spec.run_spec import RunSpec

@@ -18,7 +18,7 @@ WORKSHOP = ("experiments",)
 GENERATED = ROOT / "federation" / "v1"
 LARGEST_ROOM = 15
 # Rooms with one file for each rule, data set or part of a specified protocol.
-CATALOGUES = {"coordinator/aggregation/rules", "federation/secure", "federation/tasks", "federation/training"}
+CATALOGUES = {"federation/aggregation/rules", "federation/secure", "federation/tasks", "federation/training"}
 # Folders of tests that are named like no package.
 NO_PACKAGES = {"owners_code", "owners_code/lottery", "peers", "programs", "project", "simulated", "soak"}
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()

@@ -11,7 +11,6 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.phases import PhaseReply, Replies
 from coordinator.clock import SteadyClock
 from coordinator.rounds import conductor, finish, opening, selection, signed_results
 from coordinator.rounds.fleets import remote
@@ -22,6 +21,7 @@ from coordinator.rounds.replies.evidence import Evidence
 from coordinator.rounds.replies.intake import Admission, Intake
 from coordinator.rounds.replies.uploads import Upload
 from coordinator.rounds.runs import private
+from federation.aggregation.phases import PhaseReply, Replies
 from federation.refusals import Refusal
 from federation.spec.run_sections import SelectionSpec
 from federation.v1.common_pb2 import SignedEnvelope

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation import streaming
-from coordinator.aggregation.gram import combine, gram
+from federation.aggregation import streaming
+from federation.aggregation.gram import combine, gram
 from federation.digests import digest
 from federation.vectors import to_bytes, update_layout, update_rows
 from storage.blob_directory import DirectoryStore

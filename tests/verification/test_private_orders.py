@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation.phases import Asked, Voided
+from federation.aggregation.phases import Asked, Voided
 from federation.record.bound_fields import repeated
 from federation.record.bundle import BundleReader
 from federation.record.exchange import Opened, OpenedAnswer, OpenedExchange

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from coordinator.aggregation.base import Rule, conclude
-from coordinator.aggregation.interface import Combination, Rows, TooFewUpdatesError
-from coordinator.aggregation.phases import PhaseReply, RoundContext, Selected, Step, Waiting
-from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.rules.fedmgda import FedMGDAPlus
-from coordinator.aggregation.secure import repetition
-from coordinator.aggregation.secure.evaluation import Means, evaluation
-from coordinator.aggregation.secure.private_rule import invited
+from federation.aggregation.base import Rule, conclude
+from federation.aggregation.interface import Combination, Rows, TooFewUpdatesError
+from federation.aggregation.phases import PhaseReply, RoundContext, Selected, Step, Waiting
+from federation.aggregation.registry import algorithm
+from federation.aggregation.rules.fedmgda import FedMGDAPlus
+from federation.aggregation.secure import repetition
+from federation.aggregation.secure.evaluation import Means, evaluation
+from federation.aggregation.secure.private_rule import invited
 from federation.secure.thresholds import Mode
 from federation.spec.sharing import Unshared
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
@@ -236,7 +236,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import fedpareto
-from coordinator.aggregation.base import conclude
+from federation.aggregation.base import conclude
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.aggregation.measures.expected_metrics import RunMetrics, StepFacts
-from coordinator.aggregation.measures.model_metrics import scores
-from coordinator.aggregation.phases import PhaseReply, Replies
-from coordinator.aggregation.registry import algorithm
+from federation.aggregation.metrics.expected_metrics import RunMetrics, StepFacts
+from federation.aggregation.metrics.model_metrics import scores
+from federation.aggregation.phases import PhaseReply, Replies
+from federation.aggregation.registry import algorithm
 from federation.record.bundle import BundleReader
 from federation.record.metric_definitions import Basis, basis
 from federation.spec.run_spec import RunSpec

@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.phases import AlgorithmPhase, Replies, Selected
 from coordinator.cluster.leases import NO_LEASE, Lease
 from coordinator.rounds.replies.evidence import Evidence, RecordError, SignatureMemory
 from coordinator.signing_keys import Signing
+from federation.aggregation.phases import AlgorithmPhase, Replies, Selected
 from federation.digests import digest
 from federation.spec.run_spec import RunSpec
 from federation.spec.sharing import Unshared

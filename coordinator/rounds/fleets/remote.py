@@ -13,7 +13,6 @@ from typing import NamedTuple
 from sqlalchemy import bindparam, insert, select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.phases import Asked, Replies, Selected
 from coordinator.rounds.export import newest_step
 from coordinator.rounds.fleets.base import (
     Fleet,
@@ -29,6 +28,7 @@ from coordinator.rounds.fleets.presence import Assigned, Presence
 from coordinator.rounds.replies import signed_columns
 from coordinator.rounds.replies.revoked import REVOKED, count_fulfilled, fulfilled, of_revoked, revoked_before
 from coordinator.rounds.transitions import close_phase, end_assignment, open_assignments
+from federation.aggregation.phases import Asked, Replies, Selected
 from federation.record import log_entries
 from federation.spec.run_facts import unshared_parameters
 from federation.spec.run_spec import RunSpec

@@ -17,12 +17,12 @@ from google.protobuf.message import DecodeError, Message
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
-from coordinator.aggregation.phases import PhaseReply
 from coordinator.rounds.export import exchange_of, parsed
 from coordinator.rounds.replies import signed_columns
 from coordinator.rounds.replies.revoked import REVOKED
 from coordinator.signing_keys import Signing
 from federation import digests
+from federation.aggregation.phases import PhaseReply
 from federation.record.exchange import Mismatch, Opened, OpenedExchange, Signers, Unbound, open_exchange, opened
 from federation.refusals import Refusal
 from federation.spec.sharing import BUFFERS

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.streaming import Row
 from coordinator.rounds.fleets.base import Fleet
+from federation.aggregation.streaming import Row
 from federation.spec.accounting import gaussian_epsilon
 from federation.spec.noise import Noise
 from federation.spec.run_sections import PrivacySpec

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.rules.fsmgda import FSMGDA
 from coordinator.rounds.fleets.remote import known_clients
 from coordinator.rounds.runs.submission import Submission
+from federation.aggregation.rules.fsmgda import FSMGDA
 from federation.spec.accounting import DELTA, AccountingError, Mechanism, NoiseBudget, epsilon, must_be_there
 from federation.spec.computation import LocalSgd, PrivateSgd
 from federation.text import counted

@@ -8,8 +8,8 @@ from functools import partial
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.phases import PrivateSetting, Setting
 from coordinator.rounds.fleets.base import Fleet, RunFacts
+from federation.aggregation.phases import PrivateSetting, Setting
 from federation.secure import hashing
 from federation.secure.derivation import taus
 from federation.work.secure.orders import asked_coefficients

@@ -12,17 +12,17 @@ from typing import NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.base import Rule
-from coordinator.aggregation.phase_kinds import GradientsPhase, TrainingPhase
-from coordinator.aggregation.phases import Asked
-from coordinator.aggregation.registry import ALGORITHMS
-from coordinator.aggregation.rules.fedcmoo import Conversation
-from coordinator.aggregation.rules.fsmgda import FSMGDA
-from coordinator.aggregation.rules.objectives import MeasuredRule
 from coordinator.rounds.fleets.presence import Attending
 from coordinator.rounds.fleets.remote import known_clients
 from coordinator.rounds.runs.specification import needed_abilities
 from coordinator.rounds.runs.submission import Submission
+from federation.aggregation.base import Rule
+from federation.aggregation.phase_kinds import GradientsPhase, TrainingPhase
+from federation.aggregation.phases import Asked
+from federation.aggregation.registry import ALGORITHMS
+from federation.aggregation.rules.fedcmoo import Conversation
+from federation.aggregation.rules.fsmgda import FSMGDA
+from federation.aggregation.rules.objectives import MeasuredRule
 from federation.refusals import Refusal
 from federation.secure.thresholds import LARGEST
 from federation.spec.computation import CANNOT, Ability

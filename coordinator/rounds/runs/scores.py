@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.measures import model_metrics
-from coordinator.aggregation.measures.model_metrics import (
+from coordinator.rounds.fleets.base import RunFacts
+from federation.aggregation.metrics import model_metrics
+from federation.aggregation.metrics.model_metrics import (
     Measurements,
     claimed_accuracy,
     claimed_samples,
     own_values,
     summary,
 )
-from coordinator.aggregation.phases import Replies
-from coordinator.rounds.fleets.base import RunFacts
+from federation.aggregation.phases import Replies
 from federation.record.metric_definitions import OWN, SCORED
 from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.interface import HyperparameterError
-from coordinator.aggregation.registry import algorithm, rule_code
-from coordinator.aggregation.rules.objectives import ObjectiveRule
-from coordinator.aggregation.rules.scalarised import Scalarised
 from coordinator.rounds.runs.client_noise import affordable
+from federation.aggregation.base import Algorithm
+from federation.aggregation.interface import HyperparameterError
+from federation.aggregation.registry import algorithm, rule_code
+from federation.aggregation.rules.objectives import ObjectiveRule
+from federation.aggregation.rules.scalarised import Scalarised
 from federation.attacks import AttackError, must_exist
 from federation.secure.evaluation import deviation_of_mean
 from federation.secure.thresholds import Mode, Thresholds

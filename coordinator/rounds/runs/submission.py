@@ -7,8 +7,6 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.secure.covered import refusal
 from coordinator.rounds.fleets.remote import known_clients
 from coordinator.rounds.runs.specification import (
     cautions,
@@ -19,6 +17,8 @@ from coordinator.rounds.runs.specification import (
 )
 from coordinator.rounds.runs.task_offers import missing_offer
 from coordinator.rounds.transitions import RUN_ENDED
+from federation.aggregation.base import Algorithm
+from federation.aggregation.secure.covered import refusal
 from federation.digests import digest
 from federation.refusals import Refusal
 from federation.secure.thresholds import (

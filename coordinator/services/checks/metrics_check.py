@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.interface import HyperparameterError
-from coordinator.aggregation.measures.expected_metrics import Expected, RunMetrics, StepFacts
-from coordinator.aggregation.measures.replayed_step import Absent, replayed_step
-from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext, Selected, Step, Voided
-from coordinator.aggregation.registry import algorithm, server_rate
 from coordinator.rounds.replies.revoked import REVOKED
 from coordinator.services.checks.envelope_checks import CheckedRound, EnvelopeChecks
 from coordinator.services.checks.private_means import private_means_of
+from federation.aggregation.interface import HyperparameterError
+from federation.aggregation.metrics.expected_metrics import Expected, RunMetrics, StepFacts
+from federation.aggregation.metrics.replayed_step import Absent, replayed_step
+from federation.aggregation.phases import PhaseReply, Replies, RoundContext, Selected, Step, Voided
+from federation.aggregation.registry import algorithm, server_rate
 from federation.record.exchange import OpenedExchange
 from federation.record.rounds import OpenedRound
 from federation.spec.run_spec import RunSpec, SpecError

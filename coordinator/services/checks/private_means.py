@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from blake3 import blake3
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.phases import PhaseReply
-from coordinator.aggregation.secure.evaluation import Means
-from coordinator.aggregation.secure.repetition import UnverifiedSession, verify_evaluation
 from coordinator.rounds.conversation import bare_context
 from coordinator.rounds.fleets.base import RunFacts
 from coordinator.rounds.runs.private import bare_private
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
+from federation.aggregation.phases import PhaseReply
+from federation.aggregation.secure.evaluation import Means
+from federation.aggregation.secure.repetition import UnverifiedSession, verify_evaluation
 from federation.record.exchange import OpenedExchange
 from federation.record.rounds import OpenedRound
 from federation.refusals import Refusal

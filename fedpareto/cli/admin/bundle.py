@@ -9,7 +9,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from coordinator.aggregation.interface import HyperparameterError
+from federation.aggregation.interface import HyperparameterError
 from federation.record.bundle import BlobAbsent, BundleError, BundleReader
 from federation.spec.run_spec import RunSpec
 from federation.text import counted

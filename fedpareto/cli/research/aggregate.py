@@ -10,10 +10,10 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from coordinator.aggregation import Aggregate, HyperparameterError, aggregate
-from coordinator.aggregation.hyperparameters import Hyperparameter
-from coordinator.aggregation.registry import ListedRule, common_hyperparameters, listed, listed_stages
-from coordinator.aggregation.rules import torchjd
+from federation.aggregation import Aggregate, HyperparameterError, aggregate
+from federation.aggregation.hyperparameters import Hyperparameter
+from federation.aggregation.registry import ListedRule, common_hyperparameters, listed, listed_stages
+from federation.aggregation.rules import torchjd
 from federation.files.npz import NpzError, read_npz
 from federation.plugins import PluginError
 from fedpareto.cli import completion

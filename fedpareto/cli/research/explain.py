@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from coordinator.aggregation.registry import common_hyperparameters, listed
+from federation.aggregation.registry import common_hyperparameters, listed
 from federation.spec.problems import Section
 from federation.spec.run_spec import RunSpec
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.aggregation.registry import algorithm
 from coordinator.alerts.about_rounds import RoundFacts, WeightBounds
 from coordinator.alerts.facts import AlertFact
 from coordinator.rounds.runs.participation import EndedRound, MemberRound, RoundOutcome, StepLength
+from federation.aggregation.registry import algorithm
 from fedpareto import simulate
 from storage.states import AlertKind
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import OperationalError
 
-from coordinator.aggregation import registry
-from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.diagnostics import describe
-from coordinator.aggregation.interface import Combination, Rows
+from federation.aggregation import registry
+from federation.aggregation.base import Algorithm
+from federation.aggregation.diagnostics import describe
+from federation.aggregation.interface import Combination, Rows
 from federation.vectors import Layout, Tensor, to_bytes, update_rows
 from tests.running import wait_for
 from tests.stage import Player, Stage, spec

@@ -7,10 +7,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from coordinator.aggregation.base import Opened
-from coordinator.aggregation.interface import Combination
-from coordinator.aggregation.phase_kinds import TrainingPhase
-from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Voided, Waiting
+from federation.aggregation.base import Opened
+from federation.aggregation.interface import Combination
+from federation.aggregation.phase_kinds import TrainingPhase
+from federation.aggregation.phases import RoundContext, RoundGenerator, Step, Voided, Waiting
 from federation.vectors import RowFile, update_rows
 from storage.models import AuditEntry
 from storage.states import RoundState, RunState

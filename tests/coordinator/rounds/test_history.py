@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation import aggregate
+from federation.aggregation import aggregate
 from federation.digests import digest
 from storage.records import canonical
 from storage.retention import collect
 from storage.states import RoundState, RunState
-from tests.coordinator.aggregation.scene import coefficients_of
 from tests.coordinator.rounds.scene import lose
+from tests.federation.aggregation.scene import coefficients_of
 from tests.few import few_of
 from tests.stage import MODEL, Player, Stage, answer, spec, vector
 from tests.storage.scene import blob_file, stored

@@ -7,13 +7,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from coordinator.aggregation.interface import Combination, Rows, TooFewUpdatesError
-from coordinator.aggregation.phase_kinds import EvaluationPhase, TrainingPhase
-from coordinator.aggregation.phases import Replies, RoundContext, RoundGenerator, Step, Voided
-from coordinator.aggregation.qp import UnsolvedError
 from coordinator.rounds import selection
 from coordinator.rounds.conversation import _continued
 from coordinator.rounds.fleets.base import Skipped
+from federation.aggregation.interface import Combination, Rows, TooFewUpdatesError
+from federation.aggregation.phase_kinds import EvaluationPhase, TrainingPhase
+from federation.aggregation.phases import Replies, RoundContext, RoundGenerator, Step, Voided
+from federation.aggregation.qp import UnsolvedError
 from federation.sketches.base import SketchError
 from federation.spec.run_spec import RunSpec
 from storage.states import RoundState, RunState

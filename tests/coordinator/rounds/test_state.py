@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.aggregation.interface import Rows
-from coordinator.aggregation.server_optimisers import FedAdam
+from federation.aggregation.interface import Rows
+from federation.aggregation.server_optimisers import FedAdam
 from federation.digests import digest
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest
@@ -17,7 +17,7 @@ from storage.models import Model, Round, Run
 from storage.records import canonical
 from storage.retention import collect
 from storage.states import RoundState
-from tests.coordinator.aggregation.scene import rule_named
+from tests.federation.aggregation.scene import rule_named
 from tests.running import SECONDS
 from tests.stage import LAYOUT, MODEL, Player, Stage, answer, reply, vector
 

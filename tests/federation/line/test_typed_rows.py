@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.aggregation.gram import gram
+from federation.aggregation.gram import gram
 from federation.digests import digest
 from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.aggregation.registry import ALGORITHMS
+from federation.aggregation.registry import ALGORITHMS
 from federation.secure import bounds
 from federation.secure.bounds import EVALUATION, SOLVER_TOLERANCE, BoundKind, Bounds, problem
 from federation.secure.cover import cover, covers, least_covered

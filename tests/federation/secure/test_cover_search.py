@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.aggregation.secure import session
-from coordinator.aggregation.secure.covered import Covered
 from experiments.search.members import SearchMembers
 from experiments.search.optimiser import PlanSearch
 from experiments.search.plan import Plan, extremal, within
 from experiments.search.target import CosineTarget, individual_parts
+from federation.aggregation.secure import session
+from federation.aggregation.secure.covered import Covered
 from federation.secure.bounds import EVALUATION, BoundKind, Bounds, uncovered
 from federation.secure.thresholds import Mode, Thresholds, truncated
 from simulation.simulated_members import SimulatedMembers

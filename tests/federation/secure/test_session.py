@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.aggregation.interface import TooFewUpdatesError
-from coordinator.aggregation.phases import Voided
-from coordinator.aggregation.registry import ALGORITHMS, algorithm
+from federation.aggregation.interface import TooFewUpdatesError
+from federation.aggregation.phases import Voided
+from federation.aggregation.registry import ALGORITHMS, algorithm
 from federation.secure import hashing
 from federation.secure.thresholds import Mode, Thresholds
 from federation.work.base import Result, Work

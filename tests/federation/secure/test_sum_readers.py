@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.aggregation.secure import session
-from coordinator.aggregation.secure.covered import Covered
 from experiments.leakage.federation import unit_rows
 from experiments.search.laboratory import measure
 from experiments.search.members import SearchMembers
@@ -22,6 +20,8 @@ from experiments.search.reading import SumReader, blurred_vector, signs
 from experiments.search.specification import SearchSpecification
 from experiments.search.target import CosineTarget, SignsTarget
 from experiments.search.updates import Updates
+from federation.aggregation.secure import session
+from federation.aggregation.secure.covered import Covered
 from federation.secure.blur import deviation
 from federation.secure.bounds import BoundKind, Bounds
 from federation.secure.cover import cover

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.aggregation.registry import server_rate
 from coordinator.rounds.runs.specification import cautions, parse_run
 from experiments import tables
 from experiments.definition import Cell, Experiment, parse
 from experiments.loading import load
 from experiments.results import Job, RunResult, Store
 from experiments.runner import Event, ExperimentRunner, RunnerSettings
+from federation.aggregation.registry import server_rate
 from tests.experiments.scene import catalogue, simulated
 
 DECAYING = """

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.aggregation.measures.model_metrics import scores_of_means
 from coordinator.rounds.runs.submission import Submission
+from federation.aggregation.metrics.model_metrics import scores_of_means
 from federation.refusals import Refusal
 from federation.secure.evaluation import common
 from federation.spec.task_metrics import MOST_METRICS, MOST_VALUES, MetricKind, must_be_metrics, values

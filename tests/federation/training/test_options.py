@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
-from coordinator.aggregation.phase_kinds import TrainingPhase
-from coordinator.aggregation.phases import Asked
 from coordinator.rounds.runs.specification import cautions, parse_run
+from federation.aggregation.phase_kinds import TrainingPhase
+from federation.aggregation.phases import Asked
 from federation.spec.computation import LocalSgd, PrivateSgd
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.schedules import Schedule

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.phases import (
+from federation.aggregation.phases import (
     AlgorithmPhase,
     Asked,
     PhaseReply,
@@ -27,9 +27,9 @@ from coordinator.aggregation.phases import (
     Setting,
     Step,
 )
-from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.secure.session import secure_sum
-from coordinator.aggregation.secure.settled import Cohort, Sum, invitation
+from federation.aggregation.registry import algorithm
+from federation.aggregation.secure.session import secure_sum
+from federation.aggregation.secure.settled import Cohort, Sum, invitation
 from federation.digests import digest
 from federation.secure.derivation import taus
 from federation.secure.thresholds import BLUR, Mode

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.aggregation.interface import TooFewUpdatesError
+from federation.aggregation.interface import TooFewUpdatesError
 from federation.secure.blur import blurred, deviation
 from federation.secure.streams import Stream
 from federation.secure.thresholds import BLUR, Mode, Thresholds

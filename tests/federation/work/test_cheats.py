@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.aggregation.interface import TooFewUpdatesError
-from coordinator.aggregation.phases import Voided
+from federation.aggregation.interface import TooFewUpdatesError
+from federation.aggregation.phases import Voided
 from federation.digests import digest, parse
 from federation.secure.derivation import dense_key
 from federation.secure.encryption import TAG

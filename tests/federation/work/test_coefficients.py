@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.aggregation.interface import TooFewUpdatesError
-from coordinator.aggregation.secure import session
-from coordinator.aggregation.secure.covered import Covered
+from federation.aggregation.interface import TooFewUpdatesError
+from federation.aggregation.secure import session
+from federation.aggregation.secure.covered import Covered
 from federation.digests import digest
 from federation.secure import bounds
 from federation.secure.evaluation import clip

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.aggregation.interface import TooFewUpdatesError
-from coordinator.aggregation.secure import evaluation as evaluations
-from coordinator.aggregation.secure.evaluation import Means, evaluation
-from coordinator.aggregation.secure.session import secure_sum
-from coordinator.aggregation.secure.settled import Sum
+from federation.aggregation.interface import TooFewUpdatesError
+from federation.aggregation.secure import evaluation as evaluations
+from federation.aggregation.secure.evaluation import Means, evaluation
+from federation.aggregation.secure.session import secure_sum
+from federation.aggregation.secure.settled import Sum
 from federation.secure.evaluation import clip, deviation, deviation_of_mean, noise
 from federation.secure.thresholds import EVALUATION_NOISE, Mode, Thresholds
 from federation.spec.task_metrics import MetricKind

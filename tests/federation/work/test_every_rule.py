@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation.registry import ALGORITHMS
+from federation.aggregation.registry import ALGORITHMS
 from federation.secure.thresholds import SMALLEST_MGDA, Mode, Thresholds
 from federation.work.secure.terms import SessionStage
 from tests.federation.work.scene import Cast, cast, names, round_of

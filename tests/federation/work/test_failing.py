@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation.interface import TooFewUpdatesError
+from federation.aggregation.interface import TooFewUpdatesError
 from federation.digests import digest
 from federation.secure import hashing
 from federation.secure.evaluation import clip

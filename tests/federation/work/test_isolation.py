@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.aggregation.interface import TooFewUpdatesError
-from coordinator.aggregation.phases import Setting, Voided
-from coordinator.aggregation.secure.phases import ReadyPhase
+from federation.aggregation.interface import TooFewUpdatesError
+from federation.aggregation.phases import Setting, Voided
+from federation.aggregation.secure.phases import ReadyPhase
 from federation.digests import digest
 from federation.secure import hashing
 from federation.secure.payloads import join_envelopes

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.aggregation.interface import TooFewUpdatesError
-from coordinator.aggregation.phases import Waiting
-from coordinator.aggregation.secure.session import secure_sum
-from coordinator.aggregation.secure.settled import Sum, invitation
+from federation.aggregation.interface import TooFewUpdatesError
+from federation.aggregation.phases import Waiting
+from federation.aggregation.secure.session import secure_sum
+from federation.aggregation.secure.settled import Sum, invitation
 from federation.digests import digest
 from federation.secure.evaluation import clip
 from federation.secure.thresholds import EVALUATION_NOISE, Mode

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from coordinator.aggregation.phases import PrivateSetting
-from coordinator.aggregation.secure.private_rule import make_setting
+from federation.aggregation.phases import PrivateSetting
+from federation.aggregation.secure.private_rule import make_setting
 from federation.secure.evaluation import clip
 from federation.secure.thresholds import BLUR, EVALUATION_NOISE, Mode
 from federation.v1 import common_pb2, secure_pb2

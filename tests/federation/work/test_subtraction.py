@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.aggregation.secure import session
-from coordinator.aggregation.secure.covered import Covered
-from coordinator.aggregation.secure.session import secure_sum
-from coordinator.aggregation.secure.settled import Sum, invitation
+from federation.aggregation.secure import session
+from federation.aggregation.secure.covered import Covered
+from federation.aggregation.secure.session import secure_sum
+from federation.aggregation.secure.settled import Sum, invitation
 from federation.digests import digest
 from federation.secure.thresholds import ONE, Mode, truncated
 from federation.work.secure.journal import Journal

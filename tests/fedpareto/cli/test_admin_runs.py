@@ -14,13 +14,13 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from coordinator import lookup
-from coordinator.aggregation.rules.fedavg import FedAvg
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.replies.uploads import Uploads
 from coordinator.rounds.runs.submission import Submission
 from coordinator.rounds.supervisor import Supervisor
 from coordinator.services.views import summaries, watching
 from coordinator.signing_keys import Signing
+from federation.aggregation.rules.fedavg import FedAvg
 from federation.digests import digest
 from federation.refusals import Refusal
 from federation.trust.join_string import JoinStringFields

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from google.protobuf.wrappers_pb2 import UInt64Value
 
-from coordinator.aggregation import phases
-from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.diagnostics import describe
-from coordinator.aggregation.interface import Combination, Rows
-from coordinator.aggregation.phase_kinds import TrainingPhase
+from federation.aggregation import phases
+from federation.aggregation.base import Algorithm
+from federation.aggregation.diagnostics import describe
+from federation.aggregation.interface import Combination, Rows
+from federation.aggregation.phase_kinds import TrainingPhase
 from federation.vectors import RowFile
 from federation.work.base import Lane, Result, RowSchema, Shape, Terms, Work, WorkError, WorkingClient
 from federation.work.registry import Kind

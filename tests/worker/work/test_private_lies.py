@@ -14,9 +14,9 @@ MODEL_SUMS = POLICY.replace("sums_per_model = 1000", "sums_per_model = 1")
 LIES = """
 from pathlib import Path
 
-from coordinator.aggregation.phases import Voided
-from coordinator.aggregation.secure import session
-from coordinator.aggregation.secure.covered import Covered
+from federation.aggregation.phases import Voided
+from federation.aggregation.secure import session
+from federation.aggregation.secure.covered import Covered
 from fedpareto.cli.main import main
 
 lie, covered, check = Path({path!r}), session.covered, session._Session._check_sum

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from coordinator.aggregation import aggregate
 from coordinator.rounds import selection
+from federation.aggregation import aggregate
 from federation.digests import digest
 from federation.spec.run_spec import RunSpec
 from federation.trust.envelope import verify

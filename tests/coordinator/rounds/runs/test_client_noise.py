@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation import aggregate
-from coordinator.aggregation.registry import algorithm
 from coordinator.rounds.runs.client_noise import affordable, spent
 from coordinator.rounds.runs.specification import cautions, parse_run
+from federation.aggregation import aggregate
+from federation.aggregation.registry import algorithm
 from federation.spec.accounting import gaussian_epsilon
 from federation.spec.run_sections import PrivacySpec
 from federation.spec.run_spec import SpecError

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.aggregation.phases import Voided, Waiting
 from coordinator.rounds import finish
 from coordinator.rounds.fleets.base import Question, RevokedMeanwhile, Skipped
+from federation.aggregation.phases import Voided, Waiting
 from federation.digests import digest
 from federation.record.bundle import BlobAbsent, BundleReader
 from fedpareto import simulate

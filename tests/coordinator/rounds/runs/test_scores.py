@@ -8,17 +8,17 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.measures import model_metrics
-from coordinator.aggregation.phases import PhaseReply, Replies
 from coordinator.rounds.fleets.base import RunFacts
 from coordinator.rounds.runs import scores
+from federation.aggregation.metrics import model_metrics
+from federation.aggregation.phases import PhaseReply, Replies
 from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec
 from federation.spec.task_metrics import MOST_VALUES, MetricKind
 from storage import models
 from storage.models import Assignment, Evaluation, Phase, Round, Run
 from storage.states import AssignmentState, PhaseState, RoundState, RunState
-from tests.coordinator.aggregation.scene import reply
+from tests.federation.aggregation.scene import reply
 
 NOW = datetime(2026, 5, 4, tzinfo=UTC)
 OTHERS = ("before", "the one after")  # the names of further runs, on either side of "run"

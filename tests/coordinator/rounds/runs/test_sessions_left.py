@@ -6,13 +6,13 @@ from fractions import Fraction
 import grpc
 import pytest
 
-from coordinator.aggregation.interface import TooFewUpdatesError
-from coordinator.aggregation.secure.covered import covered
+from federation.aggregation.interface import TooFewUpdatesError
+from federation.aggregation.secure.covered import covered
 from federation.secure.bounds import BoundKind, Bounds
 from federation.secure.thresholds import Mode
 from federation.v1.federation_pb2 import SessionsLeft
 from storage.models import Client
-from tests.coordinator.aggregation.scene import cohort
+from tests.federation.aggregation.scene import cohort
 from tests.harness import wait_for
 from tests.running import refused
 from tests.stage import Player, Stage, spec

@@ -1,0 +1,65 @@
+"""Numbers that describe a direction and the rows that it is made of, all from K."""
+
+import math
+
+import numpy as np
+
+from federation.aggregation.interface import Matrix, Vector
+
+
+def describe(K: Matrix, coefficients: Vector, weights: Vector) -> dict[str, float]:
+    """Diagnostics that every algorithm shares, all from K; see `measure`."""
+    products = K @ coefficients
+    return measure(K, products, math.sqrt(max(0.0, float(coefficients @ products))), weights)
+
+
+def measure(K: Matrix, products: Vector, norm: float, weights: Vector) -> dict[str, float]:
+    """Diagnostics of any direction.
+
+    Args:
+        K: Gram matrix, shape (m, m).
+        products: of each row with the direction, shape (m,).
+        norm: ||direction||.
+        weights: lambda of the rows of this round, which come first; only these rows are measured.
+
+    Returns:
+        direction_norm: ||direction||.
+        conflicts, conflict_depth, conflict_mean: see `conflicts`.
+        entropy: of the weights, in nats; log m when all weigh the same.
+        descent_min: the least cosine between the direction and a row that is not zero; negative where the step makes
+            a client worse, to first order.
+        descent_share: the share of these rows that the step does not make worse, in [0, 1].
+    """
+    K, products = K[: len(weights), : len(weights)], products[: len(weights)]
+    norms: Vector = np.sqrt(np.diag(K))
+    cosines = np.zeros(len(K))
+    if norm > 0:
+        np.divide(products / norm, norms, out=cosines, where=norms > 0)
+    cosines = cosines[norms > 0]
+    positive: Vector = weights[weights > 0]
+    return {
+        "direction_norm": norm,
+        **conflicts(K),
+        "entropy": float(-(positive * np.log(positive)).sum()) + 0.0,
+        "descent_min": float(cosines.min(initial=1.0)),
+        # A cosine of about -1e-9 may be a rounded zero.
+        "descent_share": float((cosines >= -1e-9).mean()) if len(cosines) else 1.0,
+    }
+
+
+def conflicts(K: Matrix) -> dict[str, float]:
+    """Counts and measures the pairs of rows in conflict.
+
+    Returns:
+        conflicts: pairs with a negative inner product.
+        conflict_depth: the least cosine of such a pair, in [-1, 0]; 0 where there is none.
+        conflict_mean: the mean cosine of such pairs, in [-1, 0]; 0 where there is none.
+    """
+    i, j = np.nonzero(np.triu(K < 0, 1))
+    norms: Vector = np.sqrt(np.diag(K))
+    cosines = np.clip(K[i, j] / norms[i] / norms[j], -1.0, 0.0)
+    return {
+        "conflicts": float(len(cosines)),
+        "conflict_depth": float(cosines.min(initial=0.0)),
+        "conflict_mean": float(cosines.mean()) if len(cosines) else 0.0,
+    }
