@@ -16,8 +16,6 @@ COPY storage storage
 COPY coordinator coordinator
 COPY worker worker
 COPY verification verification
-COPY simulation simulation
-COPY experiments experiments
 COPY fedpareto fedpareto
 RUN /opt/fedpareto/bin/pip install --no-cache-dir --constraint constraints.txt ".${EXTRAS:+[$EXTRAS]}"
 

@@ -30,7 +30,7 @@ from federation.spec.run_spec import RunSpec
 from federation.tasks import DataSource, initial_model, task
 from federation.training.trainer import training_seed
 from fedpareto.notebook import simulate
-from simulation.population import populate
+from fedpareto.simulation.population import populate
 
 CORES = len(os.sched_getaffinity(0))
 HERE = Path(__file__).resolve().parent

@@ -1,1 +1,1 @@
-"""What several sides share: identity, envelopes, vectors, run specifications, tasks, and the mathematics of aggregation."""
+"""What several sides share: identity, envelopes, vectors, run specifications, tasks, and aggregation."""

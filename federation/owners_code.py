@@ -17,7 +17,7 @@ from typing import NewType, Self
 _MESSAGE_CHARACTERS = 500
 _INSTALLED = {"site-packages", "dist-packages"}
 _ROOT = Path(__file__).resolve().parents[1]  # the directory that holds this project's packages
-_PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "simulation", "experiments", "fedpareto")
+_PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "fedpareto")
 
 
 Wire = NewType("Wire", str)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from federation.training.plans import TrainingPlan as TrainingPlan
     from federation.training.trainer import Trainer as Trainer
     from fedpareto.notebook import simulate as simulate
-    from simulation.history import History as History
+    from fedpareto.simulation.history import History as History
 
 # The module of each name.
 _PLACES = {
@@ -62,7 +62,7 @@ _PLACES = {
         "federation.training.plans": "EvaluationPlan TrainingPlan",
         "federation.training.trainer": "Trainer",
         "fedpareto.notebook": "simulate",
-        "simulation.history": "History",
+        "fedpareto.simulation.history": "History",
     }.items()
     for name in names.split()
 }

@@ -10,8 +10,8 @@ from federation.text_files import read_text
 from fedpareto.progress_line import shown
 
 if TYPE_CHECKING:
-    from simulation.history import History
-    from simulation.simulate import SimulationProgress
+    from fedpareto.simulation.history import History
+    from fedpareto.simulation.simulate import SimulationProgress
 
 
 def simulate(
@@ -65,7 +65,7 @@ def simulate(
         PluginError: in a round, code of a rule or stage raised an exception, or its answer cannot be used. After this
             or a SimulationError in a round the simulation is paused: with a `home` it can be resumed.
     """
-    from simulation.simulate import Simulation  # noqa: PLC0415 - it imports PyTorch
+    from fedpareto.simulation.simulate import Simulation  # noqa: PLC0415 - it imports PyTorch
 
     if not isinstance(spec, (str, bytes, Path)):
         raise TypeError(f"spec: a TOML text or the path of one is needed, not {type(spec).__name__}")

@@ -16,8 +16,8 @@ from xdist.workermanage import WorkerController
 OPTIMISERS = frozenset(
     {
         "tests/federation/aggregation/test_server_optimisers.py",
-        "tests/experiments/test_leakage.py",
-        "tests/federation/secure/test_sum_readers.py",
+        "tests/research/test_leakage.py",
+        "tests/research/test_sum_readers.py",
         "tests/federation/tasks/test_celeba.py",
         "tests/federation/tasks/test_multi_regression.py",
         "tests/federation/tasks/test_qm9.py",

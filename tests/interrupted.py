@@ -6,9 +6,9 @@ import pytest
 
 from coordinator.rounds.fleets.base import Held, Question
 from federation.aggregation.phases import Replies
-from simulation.fleet import SimulatedFleet
-from simulation.history import History
-from simulation.simulate import Simulation
+from fedpareto.simulation.fleet import SimulatedFleet
+from fedpareto.simulation.history import History
+from fedpareto.simulation.simulate import Simulation
 
 
 def interrupted_after_each_phase(monkeypatch: pytest.MonkeyPatch, text: str, home: Path) -> History:

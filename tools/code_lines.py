@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenize import COMMENT, DEDENT, ENCODING, ENDMARKER, INDENT, NEWLINE, NL, tokenize
 
 ROOT = Path(__file__).resolve().parent.parent
-HOUSE = ("coordinator", "federation", "fedpareto", "worker", "storage", "simulation", "verification")
+HOUSE = ("coordinator", "federation", "fedpareto", "worker", "storage", "verification")
 GENERATED = ROOT / "federation" / "v1"
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _NO_CODE = {COMMENT, NL, NEWLINE, INDENT, DEDENT, ENDMARKER, ENCODING}

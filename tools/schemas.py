@@ -20,7 +20,6 @@ from google.protobuf.descriptor import FieldDescriptor as Cpp
 from google.protobuf.message import Message
 
 from coordinator.backups.inventory import Content
-from experiments.tables import Table
 from federation.attacks.catalogue import ListedAttack
 from federation.findings import Finding
 from federation.v1 import admin_pb2 as v1
@@ -30,6 +29,7 @@ from fedpareto.cli.research.explain import Key
 from fedpareto.demo.demo_results import DemoResult, Ended, Served
 from fedpareto.demo.outsider import Verification
 from fedpareto.demo.private_act import PrivateResult
+from fedpareto.experiments.comparison_tables import Table
 from verification.counterfactual import Replayed
 from verification.own_replies import Fate
 from worker.receipts import Receipt

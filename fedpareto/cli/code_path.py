@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "simulation", "experiments", "fedpareto")
+PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "fedpareto")
 VARIABLE = "FEDPARETO_CODE"
 ROOT = Path(__file__).resolve().parents[2]  # the directory that holds this project's packages
 

@@ -17,7 +17,7 @@ def _names_of(module: str) -> Callable[[str], list[str]]:
 
 algorithms = _names_of("federation.aggregation.registry")
 attacks = _names_of("federation.attacks.catalogue")
-experiments = _names_of("experiments.loading")
+experiments = _names_of("fedpareto.experiments.loading")
 
 
 def tasks(incomplete: str) -> list[str]:

@@ -16,7 +16,7 @@ from tests.paths import ROOT
 from verification.errors import Wrong
 from verification.replay import parse_gram
 
-PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "simulation", "experiments", "fedpareto")
+PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "fedpareto")
 EXECUTE = {"pickle", "cPickle", "marshal", "shelve", "dill", "joblib", "cloudpickle"}
 
 SUSPECT = re.compile(r"pickle|marshal|shelve|dill|joblib|eval\(|exec\(|\.load\(")

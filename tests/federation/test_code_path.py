@@ -25,7 +25,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv(code_path.VARIABLE, "")  # so that it is as before when the test is over
     directory = tmp_path / "code"
-    for package in ("storage", "experiments"):
+    for package in ("storage", "verification"):
         (directory / package).mkdir(parents=True)
         (directory / package / "__init__.py").write_text("raise SystemExit('this is not our package')\n")
     (directory / "own_task.py").write_text(TASK)
@@ -43,7 +43,7 @@ def test_the_command_ends_when_other_packages_hide_its_own_and_names_both_paths(
     done = python("-m", "fedpareto", "--help", PYTHONPATH=str(code))
     assert done.returncode == 2
     assert done.stdout == ""
-    for name, file in (("storage", "storage"), ("experiments", "experiments"), ("worker", "worker.py")):
+    for name, file in (("storage", "storage"), ("verification", "verification"), ("worker", "worker.py")):
         assert f"  {code / file} hides {ROOT / name}\n" in done.stderr
     assert "Traceback" not in done.stderr
     assert "--code DIR" in done.stderr

@@ -12,8 +12,6 @@ from coordinator.front.hello import server_name
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.rounds.runs.submission import Submission
 from coordinator.settings import Settings
-from experiments.definition import ExperimentError, parse
-from experiments.results import DamagedError, parsed
 from federation.attacks.base import AttackError
 from federation.attacks.catalogue import parse_attack
 from federation.line.payload_check import PayloadCheck
@@ -27,6 +25,8 @@ from federation.trust.identity import parse_peer
 from federation.trust.join_string import JoinStringFields
 from federation.trust.keys import IdentityError
 from federation.vectors import DTYPES, Layout, Tensor, model_layout, parse_header, to_bytes
+from fedpareto.experiments.definition import ExperimentError, parse
+from fedpareto.experiments.result_store import DamagedError, parsed
 from tests.federation.scene import MEMBER
 from tests.fuzzing import Parser, documents, fuzz
 from tests.stage import Stage

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from coordinator.rounds import selection
-from experiments.loading import load
 from federation.attacks import AttackError, parse_attack
 from federation.spec.computation import LocalSgd
 from federation.spec.objective_names import joint_target
@@ -15,11 +14,12 @@ from federation.tasks import DataSource, initial_model, task
 from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Result
+from fedpareto.experiments.loading import load
 from fedpareto.notebook import simulate
-from simulation import SimulationError
-from simulation.history import History
-from tests.experiments import scene as experiment_cases
-from tests.experiments.scene import simulated
+from fedpareto.simulation import SimulationError
+from fedpareto.simulation.history import History
+from tests.fedpareto.experiments import scene as experiment_cases
+from tests.fedpareto.experiments.scene import simulated
 from tests.trained import train
 from worker.work.attacker import Attacker
 

@@ -17,7 +17,7 @@ from federation.record.metric_definitions import Definition, Unit
 from federation.v1.admin_pb2 import GetRoundResponse
 from fedpareto import Attack, Combination, DataSource, Metric, Pool, Rows, Rule, Task, conclude, option, simulate
 from fedpareto.cli.show import round_lines, round_tables
-from simulation.history import History
+from fedpareto.simulation.history import History
 
 SPEC = """
 name = "own-parts"

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 
 from coordinator.rounds.runs.specification import parse_run
-from experiments.definition import ExperimentError
-from experiments.loading import load as load_experiment
 from federation.aggregation import HyperparameterError, aggregate
 from federation.aggregation.registry import algorithm, origins
 from federation.attacks import AttackError, parse_attack
@@ -30,6 +28,8 @@ from federation.tasks import task
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainers import trainer_kind
 from fedpareto.cli import completion
+from fedpareto.experiments.definition import ExperimentError
+from fedpareto.experiments.loading import load as load_experiment
 from fedpareto.processes.forked import completed
 from storage.states import RunState
 from tests.paths import EXAMPLES

@@ -23,7 +23,7 @@ from federation.work.base import Result, RowSchema, Shape, WorkError, WorkingCli
 from federation.work.registry import decode, encode
 from federation.work.train.work import Train
 from fedpareto.notebook import simulate
-from simulation.simulate import Simulation, SimulationProgress
+from fedpareto.simulation.simulate import Simulation, SimulationProgress
 from tests.harness import federation
 from tests.running import refused
 from tests.stage import LAYOUT, Stage, spec

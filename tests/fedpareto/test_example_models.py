@@ -13,7 +13,7 @@ from federation.tasks import initial_model, task
 from federation.tasks.parameters import build
 from federation.training.own import run_model
 from fedpareto import simulate
-from simulation.history import History
+from fedpareto.simulation.history import History
 from tests.paths import DOCS, EXAMPLES
 
 PAGE = (DOCS / "start/adapters-and-segmentation.md").read_text()

@@ -15,7 +15,7 @@ from tests.paths import DOCS, ROOT
 EXAMPLES = sorted((DOCS / "examples").rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-OURS = {"federation", "storage", "coordinator", "worker", "verification", "simulation", "experiments", "fedpareto"}
+OURS = {"federation", "storage", "coordinator", "worker", "verification", "fedpareto"}
 
 
 def sources() -> Iterator[tuple[str, str]]:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from coordinator.home import read_settings
-from experiments.loading import load
-from experiments.published import PublishedTable
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.text_files import EncodingError, decoded, read_text
 from federation.trust.join_string import JoinStringFields
 from federation.trust.member_files import read_description
 from fedpareto.cli.admin.upload import read_spec
 from fedpareto.cli.secret_input import proxies_for, read_join_string, read_passphrase
+from fedpareto.experiments.loading import load
+from fedpareto.experiments.published_numbers import PublishedTable
 from fedpareto.notebook import simulate
 from tests.command_lines import failure
 from tests.federation.scene import MEMBER

@@ -328,7 +328,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    mine = ("storage", "coordinator", "worker", "verification", "simulation", "experiments", "fedpareto")
+    mine = ("storage", "coordinator", "worker", "verification", "fedpareto")
     ours = {*mine} & set(sys.modules)
     used = {name for name in sys.modules if name.startswith("federation.")} - {"federation.v1"}
     tell("imports", ours=sorted(ours), federation=sorted(used))

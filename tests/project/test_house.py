@@ -13,14 +13,14 @@ import pytest
 
 from tests.paths import DOCS, ROOT
 
-PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "simulation", "fedpareto")
-WORKSHOP = ("experiments",)
+PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "fedpareto")
+WORKSHOP = ("research",)
 GENERATED = ROOT / "federation" / "v1"
 LARGEST_ROOM = 15
 # Rooms with one file for each rule, data set or part of a specified protocol.
 CATALOGUES = {"federation/aggregation/rules", "federation/secure", "federation/tasks", "federation/training"}
 # Folders of tests that are named like no package.
-NO_PACKAGES = {"owners_code", "owners_code/lottery", "peers", "programs", "project", "simulated", "soak"}
+NO_PACKAGES = {"owners_code", "owners_code/lottery", "peers", "programs", "project", "research", "simulated", "soak"}
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
 

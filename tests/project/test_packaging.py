@@ -96,7 +96,7 @@ def imported(folder: str) -> set[str]:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 # Several distributions fill the namespace of `google`: take the longest name.
                 found.add(".".join(node.module.split(".")[: 2 if node.module.startswith("google.") else 1]))
-    here = {path.stem for place in (ROOT, ROOT / folder) for path in place.iterdir()}
+    here = {path.stem for place in (ROOT, ROOT / folder, ROOT / "research") for path in place.iterdir()}
     return {canonicalize_name(importable().get(name, name)) for name in found - sys.stdlib_module_names - here}
 
 
@@ -112,7 +112,7 @@ def test_what_is_imported_is_declared() -> None:
     everything = {canonicalize_name(requirement.name) for requirement in direct()}
     apart = {canonicalize_name(Requirement(text).name) for extra in APART for text in extras[extra]}
     apart |= {canonicalize_name("flwr")}  # what a benchmark measures us against runs in an environment of its own
-    for folder in ("tests", "benchmarks", "docs", "proto", "docker", "tools"):
+    for folder in ("tests", "benchmarks", "docs", "proto", "docker", "tools", "research"):
         assert sorted(imported(folder) - everything - apart) == [], folder
 
 

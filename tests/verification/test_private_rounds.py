@@ -23,7 +23,7 @@ from federation.spec.sharing import Unshared
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from federation.work.evaluate.work import Evaluate
 from federation.work.secure.terms import SessionStage
-from simulation.simulate import Simulation
+from fedpareto.simulation.simulate import Simulation
 from storage.models import Round
 from tests.federation.work.scene import TRAIN, Cast, cast, context, document, held, round_of
 from tests.few import few

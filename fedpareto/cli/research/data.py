@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from experiments.plots import draw_census
 from federation.tasks import DataError, DataSource, Part
 from federation.tasks import task as find_task
 from federation.tasks.census import census
@@ -16,8 +15,9 @@ from fedpareto.cli.failure import USAGE, failing, require
 from fedpareto.cli.shared_options import CodeOption, DataOption, DownloadOption, JsonOption
 from fedpareto.cli.show import shares
 from fedpareto.cli.show.tables import console
+from fedpareto.experiments.plots import draw_census
+from fedpareto.simulation.population import client_names
 from fedpareto.standard_streams import print_document
-from simulation.population import client_names
 
 
 def show(

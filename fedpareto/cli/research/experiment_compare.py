@@ -1,12 +1,12 @@
 """`fedpareto experiment compare`: the finished runs beside the published numbers."""
 
-from experiments.results import Store
 from federation.text import counted
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.research import experiment_results as results
 from fedpareto.cli.research.experiment import Name, Out, QuickForm, Rounds
 from fedpareto.cli.shared_options import CodeOption, ProgressJsonOption
 from fedpareto.cli.show.tables import console as make_console
+from fedpareto.experiments.result_store import Store
 
 
 def compare_command(

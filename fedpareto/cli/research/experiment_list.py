@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from experiments import loading
-from experiments.definition import Experiment, ExperimentError
 from fedpareto.cli.document import dumps
 from fedpareto.cli.research.experiment import Data
 from fedpareto.cli.shared_options import CodeOption, ProgressJsonOption
 from fedpareto.cli.show.tables import console, new_table
+from fedpareto.experiments import loading
+from fedpareto.experiments.definition import Experiment, ExperimentError
 from fedpareto.formatting import span
 from fedpareto.standard_streams import print_document
 

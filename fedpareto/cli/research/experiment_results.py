@@ -8,13 +8,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from experiments import loading, plots, tables
-from experiments.definition import Experiment, ExperimentError, slug
-from experiments.derived import derived
-from experiments.results import RUNS, DamagedError, Job, Store
 from federation.text import counted
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure
+from fedpareto.experiments import comparison_tables, loading, plots
+from fedpareto.experiments.definition import Experiment, ExperimentError, slug
+from fedpareto.experiments.derived import derived
+from fedpareto.experiments.result_store import RUNS, DamagedError, Job, Store
 from fedpareto.standard_streams import print_document
 
 
@@ -91,9 +91,9 @@ def show(console: Console, experiment: Experiment, store: Store, failed: Mapping
     results = derived(experiment, [result for job in jobs if (result := store.find(job)) is not None])
     figures = list[Path]()
     if results:
-        (store.directory / "table.md").write_text(tables.page(experiment, results), encoding="utf-8")
+        (store.directory / "table.md").write_text(comparison_tables.page(experiment, results), encoding="utf-8")
         figures = plots.draw(experiment, results, store.directory)
-    shown = tables.shown(experiment, results)
+    shown = comparison_tables.shown(experiment, results)
     if as_json:
         document = {
             "experiment": experiment.name,
@@ -107,11 +107,11 @@ def show(console: Console, experiment: Experiment, store: Store, failed: Mapping
     elif results:
         for table in filter(lambda item: item.rows, shown):
             wide = table.title == experiment.title  # the published columns do not fit into a terminal
-            console.print(_rich(tables.comparison(experiment, results, narrow=True) if wide else table))
+            console.print(_rich(comparison_tables.comparison(experiment, results, narrow=True) if wide else table))
         say(console, f"in {store.directory}: {RUNS}, table.md, {counted(len(figures), 'figure')}")
 
 
-def _rich(table: tables.Table) -> RichTable:
+def _rich(table: comparison_tables.Table) -> RichTable:
     rich = RichTable(title=table.title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for index, name in enumerate(table.header):
         rich.add_column(name, justify="left" if index == 0 else "right")

@@ -7,9 +7,6 @@ from typing import Annotated
 
 import typer
 
-from experiments.provenance import session
-from experiments.results import Store
-from experiments.runner import RunnerSettings
 from federation.text import counted
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure
 from fedpareto.cli.research import experiment_results as results
@@ -17,6 +14,9 @@ from fedpareto.cli.research import experiment_runs as runs
 from fedpareto.cli.research.experiment import Data, Name, Out, QuickForm, Rounds
 from fedpareto.cli.shared_options import CodeOption, ProgressJsonOption
 from fedpareto.cli.show.tables import console as make_console
+from fedpareto.experiments.experiment_runner import RunnerSettings
+from fedpareto.experiments.origins import session
+from fedpareto.experiments.result_store import Store
 from fedpareto.formatting import span
 
 

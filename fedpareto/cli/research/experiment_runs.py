@@ -8,16 +8,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from experiments import runner
-from experiments.definition import Experiment
-from experiments.results import Job, Store
-from experiments.runner import Event, ExperimentRunner, RunnerSettings
 from federation.training.determinism import pick_device
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.research.experiment_list import data_exists
 from fedpareto.cli.research.experiment_results import say
+from fedpareto.experiments import experiment_runner
+from fedpareto.experiments.definition import Experiment
+from fedpareto.experiments.experiment_runner import Event, ExperimentRunner, RunnerSettings
+from fedpareto.experiments.result_store import Job, Store
 from fedpareto.formatting import span
-from simulation.backends import BACKENDS
+from fedpareto.simulation.backends import BACKENDS
 from storage.database import DatabaseBusy
 
 
@@ -51,7 +51,7 @@ def must_train(device: str, backend: str) -> None:
 
 def must_be_of_these_specifications(store: Store, jobs: Sequence[Job]) -> None:
     """Refuses to replace runs of other specifications."""
-    differences = [difference for job in jobs if (difference := runner.other(store, job))]
+    differences = [difference for job in jobs if (difference := experiment_runner.other(store, job))]
     if differences:
         raise CommandFailure(
             f"{len(differences)} of these {len(jobs)} runs are in {store.directory} with another specification "
@@ -63,7 +63,7 @@ def must_be_of_these_specifications(store: Store, jobs: Sequence[Job]) -> None:
 def forget(store: Store, jobs: Sequence[Job]) -> None:
     """Removes runs, for --anew."""
     try:
-        runner.forget(store, jobs)
+        experiment_runner.forget(store, jobs)
     except DatabaseBusy as error:
         reason = f"--anew removes nothing while another process makes one of these runs: {error}"
         raise CommandFailure(reason, code=USAGE) from None
@@ -76,7 +76,7 @@ def make(console: Console, store: Store, settings: RunnerSettings, jobs: Sequenc
         The number of finished runs, and the reasons of failed runs by the label of the run.
     """
     finished, failed = 0, dict[str, str]()
-    rounds = {job.name: job.cell.spec(job.seed).rounds for job in jobs}
+    rounds = {job.name: job.cell.rounds for job in jobs}
     total, done = sum(rounds.values()), dict.fromkeys(rounds, 0)
     making = ExperimentRunner(store, settings)
     before = signal.signal(signal.SIGINT, lambda *_: making.stop())

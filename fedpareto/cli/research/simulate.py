@@ -32,10 +32,10 @@ from fedpareto.cli.shared_options import (
 from fedpareto.cli.show import round_lines
 from fedpareto.cli.show.tables import console as make_console
 from fedpareto.progress_line import bar
+from fedpareto.simulation import SimulationError
+from fedpareto.simulation.history import History
+from fedpareto.simulation.simulate import Simulation, SimulationProgress
 from fedpareto.standard_streams import print_document
-from simulation import SimulationError
-from simulation.history import History
-from simulation.simulate import Simulation, SimulationProgress
 from storage.blobs import BlobCorrupt, BlobMissing
 from storage.database import DatabaseBusy
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from federation.v1 import admin_pb2 as admin
-from simulation import SimulationError
-from simulation.simulate import Simulation
+from fedpareto.simulation import SimulationError
+from fedpareto.simulation.simulate import Simulation
 from storage.states import RoundState, RunState
 from tests.running import SECONDS, refused
 from tests.stage import Stage, answer, spec

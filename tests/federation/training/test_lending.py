@@ -13,8 +13,8 @@ from federation.training.lending import Lending
 from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.torch_trainer import TorchTrainer
 from federation.work.base import Result
-from simulation.local import LocalWork, Loop, Turn
-from simulation.stacked import Stacked
+from fedpareto.simulation.local import LocalWork, Loop, Turn
+from fedpareto.simulation.stacked import Stacked
 from tests.few import few
 
 X = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))

@@ -28,7 +28,7 @@ from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.vectors import Array, Vector
 from federation.work.base import WorkError
 from fedpareto import simulate
-from simulation import SimulationError
+from fedpareto.simulation import SimulationError
 from tests.federation.training.scene import Halving
 from tests.harness import Federation, federation, python
 from tests.paths import EXAMPLES, ROOT

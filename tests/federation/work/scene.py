@@ -48,7 +48,7 @@ from federation.work.secure.terms import SessionStage, SessionTerms
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy
 from federation.work.train.work import Train
-from simulation.simulated_members import SimulatedMembers
+from fedpareto.simulation.simulated_members import SimulatedMembers
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 FREE = "cast:Rule"

@@ -31,7 +31,7 @@ from federation.work.secure.sum import Confirm, Mask
 from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy
-from simulation.simulated_members import SimulatedMembers
+from fedpareto.simulation.simulated_members import SimulatedMembers
 from tests.federation.secure.scene import by_definition
 from tests.federation.work.scene import (
     FREE,

@@ -8,13 +8,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from experiments import plots
 from federation.tasks import DataSource, Part, Pool, Splits, Task, task
 from federation.tasks.census import Census, census
 from federation.tasks.partition import deal
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.main import app
 from fedpareto.cli.show import shares
+from fedpareto.experiments import plots
 from tests.fedpareto.cli.scene import shown
 from tests.paths import DOCS
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments import provenance
-from experiments.definition import parse
-from experiments.loading import names
-from experiments.results import Job, Store
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
+from fedpareto.experiments import origins
+from fedpareto.experiments.definition import parse
+from fedpareto.experiments.loading import names
+from fedpareto.experiments.result_store import Job, Store
 from storage.database import Database
 from tests.command_lines import failure
-from tests.experiments import scene as experiment_cases
-from tests.experiments.scene import TINY, tiny
+from tests.fedpareto.experiments import scene as experiment_cases
+from tests.fedpareto.experiments.scene import TINY, tiny
 
 one_thread, under_way = experiment_cases.one_thread, experiment_cases.under_way  # fixtures
 
@@ -34,7 +34,7 @@ def command(*arguments: object, code: int = 0) -> str:
 @pytest.fixture
 def tiny_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalogue holds the tiny experiment, under every name."""
-    monkeypatch.setattr("experiments.loading.load", lambda name: parse(name, TINY))
+    monkeypatch.setattr("fedpareto.experiments.loading.load", lambda name: parse(name, TINY))
 
 
 @pytest.mark.full
@@ -107,7 +107,7 @@ def test_files_that_cannot_be_used_are_told_of_and_paths_may_have_brackets(
 
 @pytest.mark.usefixtures("tiny_is_there")
 def test_no_tables_are_written_while_nothing_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.runner.ExperimentRunner.run", lambda self, jobs, tell: None)
+    monkeypatch.setattr("fedpareto.experiments.experiment_runner.ExperimentRunner.run", lambda self, jobs, tell: None)
     out = tmp_path / "out"
     command("run", "tiny", "--out", out, code=130)
     assert list(out.iterdir()) == []
@@ -148,4 +148,4 @@ def test_what_cannot_be_done_is_refused_with_what_can(arguments: list[str], mess
 
 def test_a_command_on_record_names_no_directories() -> None:
     words = ["fedpareto", "experiment", "run", "a", "--data", "/home/me/data", "--out=/home/me/x y", "--seeds", "1,2"]
-    assert provenance.command(words) == "fedpareto experiment run a --data DATA --out=OUT --seeds 1,2"
+    assert origins.command(words) == "fedpareto experiment run a --data DATA --out=OUT --seeds 1,2"

@@ -23,13 +23,13 @@ from federation.tasks import initial_model, task
 from federation.trust.keys import IdentityError
 from federation.vectors import Layout, to_bytes, write_vectors
 from fedpareto.notebook import simulate
-from simulation import SimulationError
-from simulation.simulate import Simulation
+from fedpareto.simulation import SimulationError
+from fedpareto.simulation.simulate import Simulation
 from storage.database import DatabaseBusy
 from tests.command_lines import failure
+from tests.fedpareto.simulation import scene as simulations
+from tests.fedpareto.simulation.scene import OBJECTIVES, close, spec
 from tests.harness import SECONDS, fedpareto
-from tests.simulation import scene as simulations
-from tests.simulation.scene import OBJECTIVES, close, spec
 
 one_thread = simulations.one_thread  # a fixture
 

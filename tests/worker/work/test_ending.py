@@ -25,7 +25,7 @@ from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Lane
 from fedpareto import simulate
 from fedpareto.cli import main as command
-from simulation import SimulationError
+from fedpareto.simulation import SimulationError
 from tests.command_lines import failure
 from tests.few import few_of
 from tests.harness import Process

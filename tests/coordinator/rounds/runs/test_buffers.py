@@ -26,7 +26,7 @@ from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepMan
 from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes, update_layout, update_rows
 from federation.work.base import Result
 from fedpareto.notebook import simulate
-from simulation.simulate import Simulation
+from fedpareto.simulation.simulate import Simulation
 from storage.states import RunState
 from tests.coordinator.rounds.runs.scene import Scene, halted, kept_file, serving
 from tests.coordinator.rounds.runs.small_task import GIVEN, SGD, Small, descend

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from coordinator.rounds.runs.disclosure import undisclosed
-from experiments import measures
-from experiments.tables import NOT_DISCLOSED, Spread
 from federation.record.metric_definitions import DEFINITIONS
 from federation.spec.run_spec import RunSpec
 from federation.v1.admin_pb2 import Participation, RoundSummary
 from fedpareto import simulate
 from fedpareto.cli.admin.watch import header, row
+from fedpareto.experiments import measures
+from fedpareto.experiments.comparison_tables import NOT_DISCLOSED, Spread
 from fedpareto.formatting import number, percent, recorded, size, whole
 from tests.coordinator.rounds.runs.scene import PRIVATE
 from tests.running import command

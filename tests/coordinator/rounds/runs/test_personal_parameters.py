@@ -24,8 +24,8 @@ from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes
 from federation.work.base import WorkError
 from fedpareto.notebook import simulate
 from fedpareto.processes.forked import completed
-from simulation import SimulationError
-from simulation.simulate import Simulation
+from fedpareto.simulation import SimulationError
+from fedpareto.simulation.simulate import Simulation
 from storage.blob_directory import DirectoryStore
 from tests.coordinator.rounds.runs.scene import Scene, halted, kept_file, serving
 from tests.coordinator.rounds.runs.small_task import GIVEN, SGD, Small, descend

@@ -11,7 +11,7 @@ from federation.aggregation.phases import Voided, Waiting
 from federation.digests import digest
 from federation.record.bundle import BlobAbsent, BundleReader
 from fedpareto import simulate
-from simulation.fleet import Answer, SimulatedDecline, SimulatedFleet
+from fedpareto.simulation.fleet import Answer, SimulatedDecline, SimulatedFleet
 from tests.coordinator.rounds.runs.scene import PRIVATE
 from tests.few import few
 from tests.verification import record_vectors

@@ -1,0 +1,69 @@
+"""The pages of docs/results show the numbers of their `runs.jsonl`."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedpareto.cli.research.experiment_results import load
+from fedpareto.experiments.comparison_tables import SKIPPED, UNKNOWN
+from fedpareto.experiments.derived import derived
+from fedpareto.experiments.result_store import RUNS, RunResult, Store
+from tests.few import few_of
+from tests.paths import DOCS
+
+DIRECTORIES = sorted(path.parent for path in (DOCS / "results").glob(f"*/{RUNS}"))
+
+Cell = tuple[str, str | None, str, str]  # method, condition (None if the page has none), title of the column, text
+
+
+def shown(page: str) -> Iterator[Cell]:
+    """The cells of a page with our numbers."""
+    for section in re.split(r"\n(?=## )", page):
+        title, header = section.partition("\n")[0].lstrip("# "), list[str]()
+        for line in filter(lambda line: line.startswith("|"), section.splitlines()):
+            method, *texts = [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            if not header or method == "---":
+                header = header or texts
+                continue
+            row = dict(zip(header, texts, strict=True))
+            condition = row.pop("Condition", None)
+            row = {name: text for name, text in row.items() if name not in ("Server rate", "published", "Δ") and text}
+            if seeds := row.pop("Seeds", ""):
+                yield method, condition, "Seeds", seeds
+            for name, text in row.items():
+                yield (method, condition, name, text) if seeds else (method, name, title, text)
+
+
+def values(runs: list[RunResult], measure: str) -> list[float]:
+    return [run.final[measure] for run in runs if np.isfinite(run.final.get(measure, np.nan))]
+
+
+@pytest.mark.parametrize("directory", few_of(DIRECTORIES, *DIRECTORIES[::8]), ids=lambda path: path.name)
+def test_the_numbers_of_a_page_are_those_of_its_runs(directory: Path) -> None:
+    runs = list(Store(directory).runs().values())
+    words = shlex.split(max(runs, key=lambda run: run.session.began).session.command)
+    experiment = load(words[3], "--quick" in words, None)
+    measures = {"Stationarity": "objective/stationarity"}  # an earlier title
+    measures |= {column.title: column.measure for column in experiment.columns}
+    runs = derived(experiment, runs)
+    page = (directory / "table.md").read_text()
+    assert f"; {len(runs)} of " in page
+    seen = set[str]()
+    for method, condition, title, text in shown(page):
+        own = [run for run in runs if run.method == method and condition in (None, run.condition)]
+        seen.update(run.name for run in own)
+        if title == "Seeds":
+            assert len(own) == int(text)
+        elif text in (UNKNOWN, SKIPPED):
+            assert own
+            assert not values(own, measures[title])
+        else:
+            found = values(own, measures[title])
+            numbers = [float(number) for number in text.split(" ± ")]
+            # Pages were made of more digits than the six that these files have.
+            assert numbers == pytest.approx([np.mean(found), np.std(found)][: len(numbers)], rel=1e-5, abs=0.0051)
+    assert seen == {run.name for run in runs}
