@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from coordinator.audit.checkpoints import LogError, noted
 from coordinator.audit.log_verifier import log_problems
 from coordinator.clock import BEHIND_RECORD
-from coordinator.device import require_device
+from coordinator.device import check_torch_device
 from coordinator.home import CoordinatorHome
 from coordinator.members.administrators import officers
 from coordinator.members.logged_rights import LoggedRights
@@ -42,7 +42,7 @@ def check_home(home: CoordinatorHome, *, now: datetime) -> Iterator[Finding]:
     yield from _keys(home)
     yield from _certificates(home, now)
     try:
-        require_device(home.settings.device)
+        check_torch_device(home.settings.device)
     except CoordinatorHomeError as error:
         yield Finding.failed("device", str(error))
     yield from _ports(home)

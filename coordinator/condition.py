@@ -86,7 +86,7 @@ class Condition:
         """Why the coordinator must stop; None while its directories are there. It does not change back."""
         if self._gone is None:
             try:
-                self._directories.must_be_there()
+                self._directories.check_there()
             except DirectoryGone as error:
                 self._gone = error
                 self._notify_listeners(StorageFault.GONE)
@@ -163,7 +163,7 @@ class Condition:
         message = f"{explain_fault(error)}: restore it from a backup (with keep_rounds, old rounds keep no models)"
         return Refusal(fault, _ANSWERS.get(fault, message))
 
-    def must_serve(self, action: str) -> None:
+    def check_serving(self, action: str) -> None:
         """Raises if a call of the rpc `action` could only fail, or would take the last space on the disk.
 
         Raises:

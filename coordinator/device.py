@@ -3,7 +3,7 @@
 from coordinator.ownership import CoordinatorHomeError
 
 
-def require_device(device: str) -> None:
+def check_torch_device(device: str) -> None:
     """Checks that updates can be aggregated on a device, "cpu" or "cuda".
 
     Raises:

@@ -19,7 +19,7 @@ from coordinator.audit.checkpoints import LogKey
 from coordinator.members.administrators import certify_administrator, register_administrator
 from coordinator.members.authority import Authority
 from coordinator.members.coordinators import CoordinatorAddresses
-from coordinator.ownership import CoordinatorHomeError, claim_database, lost_database, must_own
+from coordinator.ownership import CoordinatorHomeError, check_owner, claim_database, lost_database
 from coordinator.settings import SETTINGS_FILE, SQLITE, Settings
 from coordinator.signing_keys import Signing
 from federation.digests import digest
@@ -126,7 +126,7 @@ class CoordinatorHome:
         Raises:
             HomeError: directory or database hold a federation already.
         """
-        must_be_vacant(directory)
+        check_vacant(directory)
         make_private_directory(directory)
         with closing(Database.open(database_url(directory, settings))) as database:
             database.migrate()
@@ -203,8 +203,8 @@ class CoordinatorHome:
         except ValueError as error:  # such as a file with two names
             raise CoordinatorHomeError(str(error)) from None
         try:
-            database.must_be_known()
-            must_own(database, self.directory, self.federation_id, self.ca)
+            database.check_known()
+            check_owner(database, self.directory, self.federation_id, self.ca)
         except BaseException as error:
             database.close()
             if isinstance(error, DatabaseIncompatible):
@@ -414,7 +414,7 @@ def open_blobs(
     )
 
 
-def must_be_vacant(directory: Path) -> None:
+def check_vacant(directory: Path) -> None:
     """Raises HomeError if a directory holds a federation, or the beginning of one."""
     settings = directory / SETTINGS_FILE
     if settings.exists():

@@ -122,7 +122,7 @@ def model_after(session: Session, run: models.Run, number: int | None) -> tuple[
     return (run.initial_model, None) if row is None else (str(row.deployed_model), row.number)
 
 
-def must_be_client(session: Session, client_id: str) -> None:
+def check_client(session: Session, client_id: str) -> None:
     """Raises if no client has this name.
 
     Raises:

@@ -267,7 +267,7 @@ class Monitor:
         return None
 
 
-def must_follow(database: Database, now: datetime) -> None:
+def check_follows(database: Database, now: datetime) -> None:
     """Raises ClockBehind if a time is more than `BEHIND_RECORD` before the newest entry of the record."""
     with database.read() as session:
         newest = audit.last_time(session)

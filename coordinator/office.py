@@ -96,7 +96,7 @@ def take_office(
             interrupt_simulations(session, clock())
     else:
         try:
-            database.must_be_current()
+            database.check_current()
         except DatabaseTooOld as error:
             raise CoordinatorHomeError(f"{error}: stop every coordinator, then start this one first") from None
     lease = timedelta(seconds=home.settings.lease_seconds)
@@ -110,7 +110,7 @@ def take_office(
     return Office(registry, SharedLeases(database, coordinator, duration=lease))
 
 
-def must_share_blobs(database: Database, blobs: BlobStore, registry: Registry) -> None:
+def check_shares_blobs(database: Database, blobs: BlobStore, registry: Registry) -> None:
     """Compares the blob store with that of the other coordinators, by a blob that all must find.
 
     Raises:
@@ -133,7 +133,7 @@ def must_share_blobs(database: Database, blobs: BlobStore, registry: Registry) -
         noted = update(Federation).where(Federation.shared_blob == known).values(shared_blob=made)
         first = session.execute(noted.returning(Federation.shared_blob)).one_or_none() is not None
     if not first:  # another coordinator was faster
-        must_share_blobs(database, blobs, registry)
+        check_shares_blobs(database, blobs, registry)
 
 
 def _facts(home: CoordinatorHome, coordinator: str, now: datetime) -> CoordinatorFacts:

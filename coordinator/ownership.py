@@ -34,7 +34,7 @@ def claim_database(database: Database, federation_id: str, ca: x509.Certificate,
         session.add(Federation(federation_id=federation_id, ca_fingerprint=fingerprint(ca), created=now))
 
 
-def must_own(database: Database, home: Path, federation_id: str, ca: x509.Certificate) -> None:
+def check_owner(database: Database, home: Path, federation_id: str, ca: x509.Certificate) -> None:
     """Compares a home, its settings' `federation_id` and its CA with the database that the settings name.
 
     Raises:

@@ -25,7 +25,7 @@ from coordinator.cluster.announcements import Announcements, announcements_of
 from coordinator.cluster.leases import SharedLeases
 from coordinator.cluster.registry import Registry, software
 from coordinator.condition import LOG_SECONDS, Condition
-from coordinator.device import require_device
+from coordinator.device import check_torch_device
 from coordinator.front.connection_limits import ConnectionLimits, descriptor_limit, raise_descriptor_limit
 from coordinator.front.listener import BEAT_SECONDS, Front, Serves
 from coordinator.home import CoordinatorHome, address
@@ -33,8 +33,8 @@ from coordinator.lease_keeper import LeaseKeeper
 from coordinator.members.access.control import Access
 from coordinator.members.logged_rights import LoggedRights
 from coordinator.members.requests import officers_caution
-from coordinator.monitor import ClockBehind, ClockWatch, Monitor, must_follow
-from coordinator.office import Hold, Office, forget_ports, hold_database, must_share_blobs, take_office
+from coordinator.monitor import ClockBehind, ClockWatch, Monitor, check_follows
+from coordinator.office import Hold, Office, check_shares_blobs, forget_ports, hold_database, take_office
 from coordinator.rounds.fleets.attendances import Attendances, attendances_of
 from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.fleets.presence import Presence
@@ -197,11 +197,11 @@ class Coordinator:
         reserve = self._reserve()
         self._office = office = self._take_office(hold)
         self._sequencer.start()
-        self._must_be_logged()
+        self._check_logged()
         blobs = home.open_blobs(database)
         blobs.sweep_temporary()
         blobs.probe(takes_new=True)
-        must_share_blobs(database, blobs, office.registry)
+        check_shares_blobs(database, blobs, office.registry)
         coordinator = office.registry.coordinator
         self._announcements = self._access.announcements = announcements_of(database, coordinator, self._condition)
         presence, uploads = Presence(self._announcements), Uploads(database, blobs, quota=settings.upload_bytes)
@@ -388,7 +388,7 @@ class Coordinator:
                 log.error("audit log: %s", error)
         return self._rights.tells_of_run(run_id, spec)
 
-    def _must_be_logged(self) -> None:
+    def _check_logged(self) -> None:
         """Compares administrators and members with the log; looks twice, since one may be issued meanwhile."""
         problems = list[str]()
         for _ in range(2):
@@ -482,7 +482,7 @@ async def _serve(home: CoordinatorHome, ready: Callable[[Coordinator], None], co
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    require_device(home.settings.device)
+    check_torch_device(home.settings.device)
     coordinator = await _started(home, conduct, signalled)
     if coordinator is None:
         log.info("stopping: it has not served yet")
@@ -530,7 +530,7 @@ async def _started(home: CoordinatorHome, conduct: bool, signalled: asyncio.Even
 async def _start(home: CoordinatorHome, conduct: bool) -> Coordinator:
     database = await asyncio.to_thread(home.open_database)  # it may wait ten seconds for an answer
     try:
-        await asyncio.to_thread(must_follow, database, utc_now())
+        await asyncio.to_thread(check_follows, database, utc_now())
     except BaseException:
         database.close()
         raise

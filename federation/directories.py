@@ -26,7 +26,7 @@ class Directories:
         self._waits = waits
         self._found = {path: _identity(path) for path in paths}
 
-    def must_be_there(self) -> None:
+    def check_there(self) -> None:
         """Looks at each path, without opening it.
 
         Raises:

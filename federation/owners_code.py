@@ -138,7 +138,7 @@ def passes(error: BaseException) -> bool:
 
 
 @contextmanager
-def must_not_exit(kind: type[Exception]) -> Iterator[None]:
+def without_exit(kind: type[Exception]) -> Iterator[None]:
     """Turns an exception that would end the process or the thread, and nothing else, into one of this class."""
     try:
         yield

@@ -28,7 +28,7 @@ def decoded(data: bytes) -> str:
     Raises:
         EncodingError: it is not UTF-8.
     """
-    must_not_be_wide(data)
+    check_not_wide(data)
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -44,7 +44,7 @@ def unmarked(text: str) -> str:
     return text.removeprefix(_MARK).replace(f"\n{_MARK}", "\n") if _MARK in text else text
 
 
-def must_not_be_wide(data: bytes) -> None:
+def check_not_wide(data: bytes) -> None:
     """Raises EncodingError if a text has units of two bytes or more: with a byte-order mark, or from its zeros."""
     if data.startswith(_OTHER_MARKS) or b"\0" in data[:2]:
         raise EncodingError(

@@ -181,22 +181,22 @@ class Database:
         with alone(), self._writing(), self._engine.begin() as connection:
             if not self._sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY + Duty.MIGRATION})
-            self._must_be_known(connection)
+            self._check_known(connection)
             if pending_revisions(connection):
                 from storage import migrations  # noqa: PLC0415 - Alembic is only needed here
 
                 migrations.upgrade(connection)
 
-    def must_be_known(self) -> None:
+    def check_known(self) -> None:
         """Checks that this version knows the schema, or can upgrade it.
 
         Raises:
             DatabaseIncompatible: a newer or an unreleased version made it.
         """
         with self._reader.connect() as connection:
-            self._must_be_known(connection)
+            self._check_known(connection)
 
-    def must_be_current(self) -> None:
+    def check_current(self) -> None:
         """Compares the schema with that of this version.
 
         Raises:
@@ -204,11 +204,11 @@ class Database:
             DatabaseTooOld: `migrate` has not been called since an older version made it.
         """
         with self._reader.connect() as connection:
-            self._must_be_known(connection)
+            self._check_known(connection)
             if pending_revisions(connection):
                 raise DatabaseTooOld(f"the database {self.url} is of an older version")
 
-    def _must_be_known(self, connection: Connection) -> None:
+    def _check_known(self, connection: Connection) -> None:
         if (reason := incompatibility(connection)) is not None:
             raise DatabaseIncompatible(f"the database {self.url} {reason}")
 

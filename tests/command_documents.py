@@ -45,7 +45,7 @@ def documents(output: str) -> Iterator[Any]:
         yield from map(json.loads, output.splitlines())
 
 
-def must_suit(arguments: Sequence[str], code: int, output: str) -> None:
+def check_suits(arguments: Sequence[str], code: int, output: str) -> None:
     """Fails if a command with --json printed a document that its schema does not describe."""
     if "--json" not in arguments or "--help" in arguments or not output.strip() or code == 2:
         return

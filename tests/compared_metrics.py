@@ -39,7 +39,7 @@ def edits(recorded: Mapping[str, float]) -> Iterator[tuple[str, dict[str, float]
             yield name, {**recorded, name: 0.5}
 
 
-def must_be_exact(compared: Iterable[Compared]) -> None:
+def check_exact(compared: Iterable[Compared]) -> None:
     """Each metric can be neither changed nor removed, and none can be added."""
     for metrics, recorded in list(compared):
         assert metrics.problem(recorded) == ""

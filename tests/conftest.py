@@ -25,7 +25,7 @@ from federation.line.tls import require_tls13
 from fedpareto.processes import forked
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
-from tests.command_documents import must_suit
+from tests.command_documents import check_suits
 from tests.copied_tables import copying
 from tests.few import FEW_EXAMPLES
 
@@ -68,7 +68,7 @@ def _compared(function: Callable[..., Any], arguments_of: Callable[..., Sequence
 
     def run(*arguments: Any, **settings: Any) -> Any:
         done = function(*arguments, **settings)
-        must_suit(arguments_of(*arguments, **settings), getattr(done, "exit_code", None) or 0, done.stdout)
+        check_suits(arguments_of(*arguments, **settings), getattr(done, "exit_code", None) or 0, done.stdout)
         return done
 
     return run

@@ -52,7 +52,7 @@ def gram(rows: Sequence[RowFile]) -> Matrix:
     return sum(panels(lambda _, block: block @ block.T, rows), np.zeros((len(rows), len(rows))))
 
 
-def must_be_gram(signed: Matrix, computed: Matrix) -> None:
+def check_gram(signed: Matrix, computed: Matrix) -> None:
     """Compares a signed K with the K of the rows.
 
     Raises:
@@ -98,7 +98,7 @@ class StepVectors:
     models: int | None = None
 
 
-def must_follow(signed: StepVectors) -> tuple[int, Matrix]:
+def check_follows(signed: StepVectors) -> tuple[int, Matrix]:
     """Computes the new model and the vectors that are kept with it, and compares each of their numbers.
 
     Returns:
@@ -133,18 +133,18 @@ def must_follow(signed: StepVectors) -> tuple[int, Matrix]:
             return scale
 
         if signed.result is not None:
-            _must_round(model, moved, of_model, "the model", columns)
+            _check_rounding(model, moved, of_model, "the model", columns)
             for slot, value in state.items():
 
                 def of_slot(value: Matrix = value) -> Matrix:
                     return np.abs(value) + magnitude() + magnitude() ** 2
 
-                _must_round(vectors[f"after {slot}"], value, of_slot, slot, columns)
+                _check_rounding(vectors[f"after {slot}"], value, of_slot, slot, columns)
                 compared += len(model)
         if signed.models is not None:
             mean = vectors.get(f"before {signed.average}", np.zeros(len(model)))
             mean = mean + (model - mean) / (signed.models + 1)
-            _must_round(
+            _check_rounding(
                 vectors[f"after {signed.average}"], mean, lambda: np.abs(mean), "the mean of the models", columns
             )
             compared += len(model)
@@ -158,7 +158,7 @@ def must_follow(signed: StepVectors) -> tuple[int, Matrix]:
     return count, K
 
 
-def must_average(rows: Sequence[RowFile], result: RowFile) -> int:
+def check_average(rows: Sequence[RowFile], result: RowFile) -> int:
     """Compares each number of a vector with the mean of some rows, and returns the count of numbers.
 
     Raises:
@@ -166,7 +166,7 @@ def must_average(rows: Sequence[RowFile], result: RowFile) -> int:
     """
 
     def compare(columns: slice, piece: Matrix) -> int:
-        _must_round(
+        _check_rounding(
             piece[-1],
             piece[:-1].mean(axis=0),
             lambda: np.asarray(np.abs(piece[:-1]).max(axis=0)),
@@ -197,7 +197,7 @@ def _magnitude(signed: StepVectors, updates: Matrix) -> Matrix:
     return largest
 
 
-def _must_round(given: Matrix, value: Matrix, magnitude: Callable[[], Matrix], vector: str, columns: slice) -> None:
+def _check_rounding(given: Matrix, value: Matrix, magnitude: Callable[[], Matrix], vector: str, columns: slice) -> None:
     """Checks that given float32 numbers are rounded values within the error of such sums. Raises Wrong."""
     with np.errstate(over="ignore", invalid="ignore"):
         if np.array_equal(given, value.astype(np.float32)):

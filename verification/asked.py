@@ -33,7 +33,7 @@ class RunCourse:
     skipped: int = 0
     last: RoundRecord | None = None
 
-    def must_go_on(self, record: RoundRecord) -> None:
+    def check_goes_on(self, record: RoundRecord) -> None:
         """Checks that a round could follow the ones before. Raises Wrong."""
         if self.rounds >= self.spec.rounds:
             raise Wrong(f"the specification ends after {self.spec.rounds} rounds")
@@ -42,7 +42,7 @@ class RunCourse:
         self.rounds, self.last = self.rounds + 1, record
         self.skipped = 0 if record.HasField("step") else self.skipped + 1
 
-    def must_end(self, state: str, kind: MetricKind | None) -> None:
+    def check_ends(self, state: str, kind: MetricKind | None) -> None:
         """Checks that a run can have this state now; `kind` is that of the metric by which it may end. Raises Wrong."""
         if state not in _STATES:
             raise Wrong(f"the bundle says that the run is {state[:40]!r}; a run is one of {', '.join(_STATES)}")
@@ -61,7 +61,7 @@ class RunCourse:
             )
 
 
-def must_describe(about: Bundle, spec: RunSpec) -> None:
+def check_description(about: Bundle, spec: RunSpec) -> None:
     """Checks the facts of a run in the manifest of a bundle that follow from its specification. Raises Wrong."""
     names = tuple(about.objectives)
     if about.name != spec.name:
@@ -84,7 +84,7 @@ def watched(about: Bundle, spec: RunSpec) -> MetricKind | None:
     return kind_of(spec.stop.metric, metrics_of(about)) if spec.stop.metric else None
 
 
-def must_be_in_order(record: RoundRecord, spec: RunSpec) -> None:
+def check_in_order(record: RoundRecord, spec: RunSpec) -> None:
     """Checks the facts of a round that stand beside its envelopes. Raises Wrong."""
     stepped = record.HasField("step")
     if record.state != ("COMPLETED" if stepped else "SKIPPED"):
@@ -122,7 +122,7 @@ def _kind(name: str) -> Kind:
         raise Wrong(str(error)) from error
 
 
-def _must_be_known(message: type[Message], data: bytes, holder: str) -> None:
+def _check_known(message: type[Message], data: bytes, holder: str) -> None:
     """Raises Wrong if a message that a signed one holds as bytes is malformed, or has an unknown field."""
     try:
         unknown = has_unknown_fields(message.FromString(data))
@@ -132,7 +132,7 @@ def _must_be_known(message: type[Message], data: bytes, holder: str) -> None:
         raise Wrong(f"{holder} has a field that this release does not know: use the release that wrote it")
 
 
-def must_be_admitted(
+def check_admitted(
     spec: RunSpec, objectives: Sequence[str], clients: Container[str], orders: Iterable[AssignmentManifest]
 ) -> None:
     """Checks that a run may ask the clients of some assignments, for these objectives. Raises Wrong.
@@ -165,7 +165,7 @@ class Crowd:
     spec: RunSpec
     gone: int
 
-    def must_be_asked(self, orders: Sequence[AssignmentManifest]) -> None:
+    def check_orders(self, orders: Sequence[AssignmentManifest]) -> None:
         """Checks the assignments of a phase that asks all who were selected. Raises Wrong."""
         selection = self.spec.selection
         names = {order.client_id for order in orders}
@@ -177,7 +177,7 @@ class Crowd:
         if absent := [name for name in selection.required if name not in names]:
             raise Wrong(f"{absent[0]} was not asked, and selection.required names it")
 
-    def must_have_replied(
+    def check_replied(
         self, phase: AlgorithmPhase, selected: int, orders: Sequence[AssignmentManifest], replied: Iterable[str]
     ) -> None:
         """Checks that a phase has the replies that the specification needs. Raises Wrong.
@@ -210,7 +210,7 @@ class Crowd:
             )
 
 
-def must_ask_for_evaluation(
+def check_asks_for_evaluation(
     bundle: BundleReader, spec: RunSpec, opened: OpenedRound, model: str, *, private: bool
 ) -> None:
     """Checks the assignments that evaluate the new model of a round; `model` is its digest. Raises Wrong."""
@@ -232,7 +232,7 @@ def must_ask_for_evaluation(
                 raise Wrong(f"{name} asks for another evaluation than the specification")
 
 
-def must_be_answered(bundle: BundleReader, spec: RunSpec, opened: OpenedRound) -> None:
+def check_answered(bundle: BundleReader, spec: RunSpec, opened: OpenedRound) -> None:
     """Checks the payloads that were asked for, and payloads and statements of accepted replies. Raises Wrong."""
     for exchange in opened.exchanges:
         order = exchange.assignment.manifest
@@ -241,10 +241,10 @@ def must_be_answered(bundle: BundleReader, spec: RunSpec, opened: OpenedRound) -
             largest = payload_layout(schemas).file_bytes if schemas else 0
         except (ValueError, KeyError) as error:
             raise Wrong(f"the rows that {order.client_id} was asked for: {str(error)[:200]}") from error
-        _must_be_known(_kind(order.kind).message, order.work, f"the work that {order.client_id} was asked for")
+        _check_known(_kind(order.kind).message, order.work, f"the work that {order.client_id} was asked for")
         if order.kind == SessionStage.READY:
             terms = SecureReadyWork.FromString(order.work).terms
-            _must_be_known(SecureTerms, terms, f"the terms of the session that {order.client_id} was asked into")
+            _check_known(SecureTerms, terms, f"the terms of the session that {order.client_id} was asked into")
         inputs = [part.name for part in order.inputs]
         if inputs != sorted({*inputs}):
             raise Wrong(f"{order.client_id} was given the inputs {inputs} in phase {order.phase}; each comes once")
@@ -268,4 +268,4 @@ def must_be_answered(bundle: BundleReader, spec: RunSpec, opened: OpenedRound) -
                 raise Wrong(f"{answer.reply.name}: {problem}")
             statements = kind(order.kind).statements
             if statements is not None:
-                _must_be_known(statements.message, said.statement, f"the statement in {answer.reply.name}")
+                _check_known(statements.message, said.statement, f"the statement in {answer.reply.name}")

@@ -124,10 +124,10 @@ class RunLog:
             revoked |= {entry.number: name for entry in entries if after < entry.number < until}
         return [revoked[number] for number in sorted(revoked)]
 
-    def must_tell_run(self, spec: str, about: Bundle, submitted_by: str | None) -> None:
+    def check_run_logged(self, spec: str, about: Bundle, submitted_by: str | None) -> None:
         """Checks the entries of the run's submission and end; `submitted_by` is an administrator. Raises Wrong."""
         state = about.state
-        submission = self._must_tell(Fact(SUBMITTED, self.run_id, spec), "the submission of the run")
+        submission = self._check_logged(Fact(SUBMITTED, self.run_id, spec), "the submission of the run")
         if submitted_by is not None and submission.actor.rpartition("/")[2] != submitted_by:
             raise Wrong(
                 f"the assignments say that {submitted_by[:80]!r} submitted the run; the audit log says otherwise"
@@ -139,20 +139,22 @@ class RunLog:
             raise Wrong(f"the bundle says that the run is {state}; the audit log tells {ended or 'of no end'}")
         if self.end is not None:
             actor = "" if ended == "STOPPED" else COORDINATOR
-            self._must_tell(Fact(self.end.action, self.run_id, ""), "the end of the run", actor)
+            self._check_logged(Fact(self.end.action, self.run_id, ""), "the end of the run", actor)
 
-    def must_tell_keys(self, keys: Keys) -> None:
-        """Checks the entries of all signing keys; call it before `must_tell`. Raises Wrong."""
+    def check_keys_logged(self, keys: Keys) -> None:
+        """Checks the entries of all signing keys; call it before `check_logged`. Raises Wrong."""
         own = self._by.get(("key.set", "signing key"), [])
-        self._must_tell_keys(keys.coordinator, own, "the coordinator's signing key")
+        self._check_key_chain_logged(keys.coordinator, own, "the coordinator's signing key")
         about: dict[str, list[LoggedEntry]] = {}
         for entry in self.entries:
             if entry.action in _OF_KEYS:
                 about.setdefault(entry.subject, []).append(entry)
         for name, chain in keys.clients.items():
-            self._must_tell_keys(chain, about.get(name, []), f"the signing key of {name}")
+            self._check_key_chain_logged(chain, about.get(name, []), f"the signing key of {name}")
 
-    def must_tell_consents(self, consents: Iterable[SignedEnvelope], facts: Mapping[str, object], keys: Keys) -> None:
+    def check_consents_logged(
+        self, consents: Iterable[SignedEnvelope], facts: Mapping[str, object], keys: Keys
+    ) -> None:
         """Checks that each answer to the run is signed by its client and is the newest one in the log. Raises Wrong."""
         entries = {entry.subject: entry for entry in self.entries if entry.action.startswith("consent.")}
         for envelope in consents:
@@ -166,8 +168,8 @@ class RunLog:
             entry = entries.pop(consent.fact.subject, None)
             if entry is None or Fact(entry.action, entry.subject, entry.digest) != consent.fact:
                 raise Wrong(f"{consent.name}: the audit log tells {'of none' if entry is None else 'of another'}")
-            self._must_tell(consent.fact, consent.name, client_uri(str(facts["federation_id"]), client_id))
-            self._must_precede(envelope, entry, consent.name)
+            self._check_logged(consent.fact, consent.name, client_uri(str(facts["federation_id"]), client_id))
+            self._check_precedes(envelope, entry, consent.name)
         for subject, entry in entries.items():
             raise Wrong(
                 f"entry {entry.number} of the audit log tells of the answer {subject}, which is not in the record"
@@ -185,7 +187,7 @@ class RunLog:
         between = (entry for entry in self.entries if self._ended < entry.number < first)
         return len({entry.subject for entry in between if entry.action == REVOKED})
 
-    def must_tell(self, opened: OpenedRound, reason: str) -> None:
+    def check_logged(self, opened: OpenedRound, reason: str) -> None:
         """Checks that the log has an entry for each envelope of a round, in order. The envelopes have been verified.
 
         `reason` is why the round was skipped.
@@ -195,27 +197,27 @@ class RunLog:
         """
         began, stepped, named = self._ended, None, set[str]()
         if opened.skipped is not None:
-            skipped = self._must_tell(opened.skipped, "the end of the round", COORDINATOR)
+            skipped = self._check_logged(opened.skipped, "the end of the round", COORDINATOR)
             cut = len(skipped.detail) >= _REASON and reason[:-1] == skipped.detail[: _REASON - 1]
             if reason != skipped.detail and not cut:
                 raise Wrong(
                     f"the record says why it was skipped; entry {skipped.number} of the audit log says otherwise"
                 )
-            self._must_follow(skipped, began, "the end of the round")
+            self._check_follows(skipped, began, "the end of the round")
         if opened.step is not None:
-            stepped, step = self._must_tell_of(opened.step, COORDINATOR), opened.step.manifest
+            stepped, step = self._check_envelope_logged(opened.step, COORDINATOR), opened.step.manifest
             named = {*step.replies, *step.consulted}
-            self._must_follow(stepped, began, "the step")
-            self._must_precede(opened.step.envelope, stepped, opened.step.name)
-            self._must_be_revoked({*step.revoked, *step.forgotten}, stepped.number)
+            self._check_follows(stepped, began, "the step")
+            self._check_precedes(opened.step.envelope, stepped, opened.step.name)
+            self._check_revoked({*step.revoked, *step.forgotten}, stepped.number)
         for phase in opened.phases:
             after = stepped.number if stepped is not None and phase.evaluates else began
             for exchange in phase.exchanges:
-                for reply, entry in self._must_tell_exchange(exchange, after):
+                for reply, entry in self._check_exchange_logged(exchange, after):
                     if stepped is not None and reply.digest in named and entry.number > stepped.number:
                         raise Wrong(f"entry {entry.number} of the audit log tells of {reply.name} after the step")
 
-    def _must_follow(self, entry: LoggedEntry, before: int, name: str) -> None:
+    def _check_follows(self, entry: LoggedEntry, before: int, name: str) -> None:
         """Checks that the end of a round comes after that of the round before. Raises Wrong."""
         if entry.number < before:
             raise Wrong(f"entry {entry.number} of the audit log tells of {name} before the end of the round before")
@@ -223,29 +225,29 @@ class RunLog:
             raise Wrong(f"entry {entry.number} of the audit log tells of {name} after the end of the run")
         self._ended = entry.number
 
-    def _must_tell_exchange(
+    def _check_exchange_logged(
         self, exchange: OpenedExchange, after: int
     ) -> Iterator[tuple[Opened[ReplyManifest], LoggedEntry]]:
         """Checks the entries of an exchange, the first after another entry; yields its replies with theirs."""
         assignment = exchange.assignment
-        issued = self._must_tell_of(assignment, COORDINATOR)
+        issued = self._check_envelope_logged(assignment, COORDINATOR)
         client = client_uri(assignment.manifest.federation_id, assignment.manifest.client_id)
         if issued.number < after:
             raise Wrong(f"entry {issued.number} of the audit log tells of {assignment.name} before entry {after}")
-        self._must_precede(assignment.envelope, issued, assignment.name)
+        self._check_precedes(assignment.envelope, issued, assignment.name)
         if exchange.decline is not None:
-            self._must_tell_of(exchange.decline, client)
+            self._check_envelope_logged(exchange.decline, client)
         for answer in exchange.answers:
-            self._must_precede(answer.reply.envelope, issued, assignment.name)
+            self._check_precedes(answer.reply.envelope, issued, assignment.name)
             refused = answer.receipt is not None and not answer.is_accepted
             reason = answer.receipt.manifest.reason if answer.receipt is not None and refused else ""
-            entry = self._must_tell_of(answer.reply, client, reason)
+            entry = self._check_envelope_logged(answer.reply, client, reason)
             if entry.number < issued.number:
                 name = answer.reply.name
                 raise Wrong(f"entry {entry.number} of the audit log tells of {name} before its assignment")
             yield answer.reply, entry
 
-    def must_be_all_told(self) -> None:
+    def check_all_logged(self) -> None:
         """Checks that the record has the facts of all entries about rounds. Raises Wrong."""
         for entry in self.entries:
             kept = entry.action in _OF_EXCHANGES or (
@@ -260,12 +262,12 @@ class RunLog:
     def _ends(self, entry: LoggedEntry) -> bool:
         return entry.subject == self.run_id and entry.action in _ENDS
 
-    def _must_be_revoked(self, clients: Iterable[str], before: int) -> None:
+    def _check_revoked(self, clients: Iterable[str], before: int) -> None:
         for name in sorted(clients):
             if not any(entry.number < before for entry in self._by.get((REVOKED, name), ())):
                 raise Wrong(f"the step leaves {name} out as revoked; no entry of the audit log tells of that before it")
 
-    def _must_tell_keys(self, keys: KeyChain, entries: Sequence[LoggedEntry], holder: str) -> None:
+    def _check_key_chain_logged(self, keys: KeyChain, entries: Sequence[LoggedEntry], holder: str) -> None:
         """Checks that the log has an entry for each key of a holder, in order. Raises Wrong."""
         numbers = {entry.digest: entry.number for entry in reversed(entries)}
         before: bytes | None = None
@@ -277,7 +279,7 @@ class RunLog:
                 self._replaced[before] = number
             before = blake3(raw).digest()
 
-    def _must_precede(self, envelope: SignedEnvelope, entry: LoggedEntry, fact: str) -> None:
+    def _check_precedes(self, envelope: SignedEnvelope, entry: LoggedEntry, fact: str) -> None:
         """Checks that the key of an envelope was not replaced before an entry. Raises Wrong."""
         number = self._replaced.get(envelope.key_id)
         if number is not None and number < entry.number:
@@ -286,13 +288,13 @@ class RunLog:
                 "has signed it or its reply"
             )
 
-    def _must_tell_of(self, envelope: Opened[Any], actor: str, outcome: str = "") -> LoggedEntry:
+    def _check_envelope_logged(self, envelope: Opened[Any], actor: str, outcome: str = "") -> LoggedEntry:
         """The newest entry about an envelope. Raises Wrong; ValueError for an envelope without an entry of its own."""
         if envelope.fact is None:
             raise ValueError(f"{envelope.name} has no entry of its own")
-        return self._must_tell(envelope.fact, envelope.name, actor, outcome)
+        return self._check_logged(envelope.fact, envelope.name, actor, outcome)
 
-    def _must_tell(self, fact: Fact, name: str, actor: str = "", outcome: str = "") -> LoggedEntry:
+    def _check_logged(self, fact: Fact, name: str, actor: str = "", outcome: str = "") -> LoggedEntry:
         """The newest entry about a fact, with this actor (empty for any) and outcome, told once. Raises Wrong."""
         entries, newest = self._by.get((fact.action, fact.subject), []), self._newest(fact)
         if newest is None and entries:
@@ -345,7 +347,7 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
         first = bisect_left(numbers, node.start)
         if first < bisect_left(numbers, node.stop):
             raise Wrong(f"the audit log: a node hides entry {numbers[first]}, which is shown")
-        _must_be_hash(node.hash, f"the node of the entries from {node.start} to {node.stop - 1}")
+        _check_hash(node.hash, f"the node of the entries from {node.start} to {node.stop - 1}")
         nodes[node.start, node.stop] = node.hash
     verified = 0
     for checkpoint in checkpoints:
@@ -364,7 +366,7 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
     if places != sorted(ranges_around(numbers, sizes)):
         raise Wrong("the audit log: its nodes are not those that lead from the entries to the checkpoints, each once")
     log = RunLog(bundle.about.run_id, checkpoints[-1], tuple(record.entries), nodes)
-    log._must_tell(Fact("key.set", "log key", digest(statement.key)), "the key of the audit log")
+    log._check_logged(Fact("key.set", "log key", digest(statement.key)), "the key of the audit log")
     return log
 
 
@@ -375,7 +377,7 @@ def _checkpoint(envelope: SignedEnvelope, key: Ed25519PublicKey, number: int) ->
         raise Wrong(f"checkpoint {number} of the audit log: {error.message}") from error
 
 
-def _must_be_hash(data: bytes, holder: str) -> None:
+def _check_hash(data: bytes, holder: str) -> None:
     """Raises Wrong if a hash has another length: bytes of what is hashed next to it could pass as its own."""
     if len(data) != HASH_BYTES:
         raise Wrong(f"the audit log: {holder} has a hash of {len(data)} bytes; expected {HASH_BYTES}")
@@ -389,7 +391,7 @@ def _leaves(entries: Iterable[LoggedEntry], size: int) -> dict[int, bytes]:
         number = entry.number
         if not last < number < size:
             raise Wrong(f"the audit log: entry {number} comes after entry {last}, under a checkpoint of {size} entries")
-        _must_be_hash(entry.previous, f"entry {number}")
+        _check_hash(entry.previous, f"entry {number}")
         before = leaves.get(number - 1, FIRST if number == 0 else entry.previous)
         if entry.previous != before:
             raise Wrong(f"the audit log: entry {number} does not continue the entry before it; one of both was changed")

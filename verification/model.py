@@ -12,7 +12,7 @@ from federation.aggregation.server_optimisers import OPTIMISERS, Optimiser, Sgd
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.vectors import RowFile
-from verification.arithmetic import Matrix, StepVectors, gram, must_average, must_follow, panels
+from verification.arithmetic import Matrix, StepVectors, check_average, check_follows, gram, panels
 from verification.errors import Wrong
 from verification.replay import BundleRunFacts
 from verification.signed import SignedRound
@@ -62,7 +62,7 @@ def combined_rows(run: BundleRunFacts, signed: SignedRound, step: StepManifest, 
     return rows
 
 
-def must_make(
+def check_makes(
     run: BundleRunFacts, step: StepManifest, made: Step, rows: list[RowFile], at: ReplayState, after: ReplayState
 ) -> tuple[int, Matrix]:
     """Checks that the new model, and the vectors that are kept with it, follow from a step.
@@ -107,10 +107,10 @@ def must_make(
             raise Wrong(f"{name} has another layout than the model")
         return row.columns(part)
 
-    must_keep(run, moved, at, after)
+    check_keeps(run, moved, at, after)
     kept = {name: row for name, row in after.vectors.items() if moved or name == AVERAGE}
     count = at.memory.get("averaged") or 0
-    compared, K = must_follow(
+    compared, K = check_follows(
         StepVectors(
             base=vector(step.base_model),
             result=vector(step.result_model) if moved else None,
@@ -130,11 +130,11 @@ def must_make(
         payloads = [bundle.rows(reply.payload) for reply in made.replies if reply.payload]
         buffers = [payload[BUFFERS] for payload in payloads if BUFFERS in payload] or [vector(step.base_model, part)]
         for averaged in [step.result_model, *([kept[AVERAGE]] if rule.averages else [])]:
-            compared += must_average(buffers, vector(averaged, part))
+            compared += check_average(buffers, vector(averaged, part))
     return compared, K[:combined, :combined]
 
 
-def must_keep(run: BundleRunFacts, moved: bool, at: ReplayState, after: ReplayState) -> None:
+def check_keeps(run: BundleRunFacts, moved: bool, at: ReplayState, after: ReplayState) -> None:
     """Checks which vectors the state keeps after a step; `moved` is False if there was no direction. Raises Wrong."""
     rule, optimiser = run.rule, _optimiser(run)
     if not moved:

@@ -7,7 +7,7 @@ from verification.errors import Wrong
 CHOSEN = "the coordinator chose the noise; the model is not verified"
 
 
-def must_be_noise(bundle: BundleReader, noise: str) -> None:
+def check_noise_length(bundle: BundleReader, noise: str) -> None:
     """Checks the length and the extremes of the noise of a step.
 
     The step adds `noise_scale` times this row, and `noise_scale` follows from the specification and the number of

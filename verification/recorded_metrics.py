@@ -84,7 +84,7 @@ class RecordedMetrics:
             possible = [expected]
         else:
             if signed.step is not None and not signed.measured:
-                unmeasured = self._computed.must_measure(record.number, model)
+                unmeasured = self._computed.is_measured(record.number, model)
             expected |= self._computed.of_traffic(sum(signed.sent), signed.sent[1])
             if signed.step is None:
                 possible = [expected | self._computed.of_skipped()]

@@ -181,12 +181,12 @@ def _conversation(
         nonlocal surely
         orders = [order for (phase_number, _), order in signed.asked.items() if phase_number == number]
         if asked:
-            _must_ask(run, phase, orders)
+            _check_asks(run, phase, orders)
             if phase.clients is None:
                 if not surely and len(run.objectives) == 1:
-                    crowd.must_be_asked(orders)
+                    crowd.check_orders(orders)
                 surely = max(surely, len(orders))
-            crowd.must_have_replied(phase, surely, orders, [reply.client_id for reply in phases[number]])
+            crowd.check_replied(phase, surely, orders, [reply.client_id for reply in phases[number]])
         elif any(order.kind != phase.kind.name for order in orders):
             raise Wrong(f"{run.rule.name} asks for {phase.kind.name}; the run asked for {orders[0].kind}")
 
@@ -196,7 +196,7 @@ def _conversation(
     return made
 
 
-def _must_ask(run: BundleRunFacts, phase: AlgorithmPhase, orders: Sequence[AssignmentManifest]) -> None:
+def _check_asks(run: BundleRunFacts, phase: AlgorithmPhase, orders: Sequence[AssignmentManifest]) -> None:
     """Checks that the assignments of a phase ask for the work of the rule and the specification. Raises Wrong."""
     inputs = [(part, digest(content), len(content)) for part, content in sorted(phase.inputs().items())]
     for order in orders:

@@ -22,21 +22,21 @@ from federation.spec.run_spec import RunSpec, SpecError
 from federation.v1.common_pb2 import StepManifest
 from federation.v1.record_pb2 import RoundRecord
 from federation.work.secure.orders import order_problems
-from verification.arithmetic import Matrix, gram, must_be_gram
+from verification.arithmetic import Matrix, check_gram, gram
 from verification.asked import (
     RunCourse,
-    must_ask_for_evaluation,
-    must_be_admitted,
-    must_be_answered,
-    must_be_in_order,
-    must_describe,
+    check_admitted,
+    check_answered,
+    check_asks_for_evaluation,
+    check_description,
+    check_in_order,
     watched,
 )
 from verification.errors import Verified, Wrong
 from verification.holders import Keys, read_keys
 from verification.log import RunLog, read_log
-from verification.model import AVERAGE, ReplayState, combined_rows, must_keep, must_make, stands_still
-from verification.noise_size import CHOSEN, must_be_noise
+from verification.model import AVERAGE, ReplayState, check_keeps, check_makes, combined_rows, stands_still
+from verification.noise_size import CHOSEN, check_noise_length
 from verification.private import private_step
 from verification.recorded_metrics import RecordedMetrics
 from verification.replay import BundleRunFacts, open_step, read_gram
@@ -99,18 +99,18 @@ class OpenedRun:
         at = ReplayState(model=about.initial_model)
         bundle, spec, metrics = self.facts.bundle, self.facts.spec, RecordedMetrics(self.facts, log)
         course, named, grams = RunCourse(spec), {about.initial_model}, set[str]()
-        log.must_tell_keys(self.keys)
+        log.check_keys_logged(self.keys)
         for record in bundle.rounds():
             try:
-                must_be_in_order(record, spec)
+                check_in_order(record, spec)
                 opened = self.reader.read(record, at.model, at.previous_step)
                 signed = SignedRound.of(opened, log.gone(opened))
                 verified, at = _round(self.facts, record, signed, at, metrics)
-                self._must_fit(opened, signed)
-                log.must_tell(opened, record.reason)
+                self._check_fits(opened, signed)
+                log.check_logged(opened, record.reason)
                 model = at.vectors.get(AVERAGE, at.model)
-                must_ask_for_evaluation(bundle, spec, opened, model, private=spec.privacy.secure != "off")
-                course.must_go_on(record)
+                check_asks_for_evaluation(bundle, spec, opened, model, private=spec.privacy.secure != "off")
+                course.check_goes_on(record)
                 named |= _named(opened, at)
                 grams |= {signed.step.gram} if signed.step is not None else set()
             except Wrong as error:
@@ -129,12 +129,12 @@ class OpenedRun:
             raise Wrong(
                 f"the bundle says that the run ends with the model {about.model}; its steps end with {at.model}"
             )
-        course.must_end(about.state, watched(about, spec))
+        course.check_ends(about.state, watched(about, spec))
         consents = bundle.consents().consents
         answered = {name: self.reader.facts[name] for name in ("federation_id", "run_id", "spec")}
-        log.must_tell_consents(consents, answered, self.keys)
-        log.must_tell_run(self.facts.spec_digest, about, self.reader.submitted_by)
-        log.must_be_all_told()
+        log.check_consents_logged(consents, answered, self.keys)
+        log.check_run_logged(self.facts.spec_digest, about, self.reader.submitted_by)
+        log.check_all_logged()
         for name in bundle.blobs:
             if name not in named:
                 raise Wrong(f"no signed message names the blob {name}, which the bundle has")
@@ -143,10 +143,10 @@ class OpenedRun:
         bundle.verify_blobs(bundle.blobs)
 
     @names_of_others()
-    def _must_fit(self, opened: OpenedRound, signed: SignedRound) -> None:
+    def _check_fits(self, opened: OpenedRound, signed: SignedRound) -> None:
         """Checks the parts of a round on which its step does not depend. Raises Wrong."""
-        must_be_admitted(self.facts.spec, self.facts.objectives, self.facts.clients, signed.orders)
-        must_be_answered(self.facts.bundle, self.facts.spec, opened)
+        check_admitted(self.facts.spec, self.facts.objectives, self.facts.clients, signed.orders)
+        check_answered(self.facts.bundle, self.facts.spec, opened)
 
 
 def _named(opened: OpenedRound, after: ReplayState) -> set[str]:
@@ -165,7 +165,7 @@ def _facts(bundle: BundleReader, keys: Keys) -> BundleRunFacts:
         rule = algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
     except (SpecError, HyperparameterError, LookupError) as error:
         raise Wrong(f"the specification: {error}") from error
-    must_describe(bundle.about, spec)
+    check_description(bundle.about, spec)
     return BundleRunFacts(
         bundle=bundle, spec=spec, spec_digest=digest(bundle.specification), rule=rule, clients=keys.clients
     )
@@ -185,7 +185,7 @@ def _round(
         measured = metrics.verify(record, signed, None, at, at).measured
         return Verified(number=record.number, words=f"{record.state.lower()}{reason}; {count}", measured=measured), at
     step = signed.step
-    _must_suit(run, step)
+    _check_suits(run, step)
     if run.bundle.has(at.model):
         size = run.bundle.size(at.model)
         for order in signed.asked.values():
@@ -201,7 +201,7 @@ def _round(
     try:
         replayed = open_step if run.spec.privacy.secure == "off" else private_step
         made = replayed(run, signed, step, at.memory.get("rule", {}))
-        _must_be_step(run, made, step, at, after)
+        _check_step(run, made, step, at, after)
         longest = float(np.sqrt(max(np.diagonal(made.gram).max(initial=0.0), 0.0)))
         if run.spec.privacy.secure == "off" and longest > run.spec.limits.norm * (1 + _COEFFICIENTS):
             raise Wrong(f"an update of the length {longest:.6g} entered the step; limits.norm refuses it")
@@ -210,7 +210,7 @@ def _round(
         missing.append(f"the coefficients: {error}")
     if step.noise:
         try:
-            must_be_noise(run.bundle, step.noise)
+            check_noise_length(run.bundle, step.noise)
             checks.append("the length and the extremes of the noise")
         except BlobAbsent as error:
             missing.append(f"the noise: {error}")
@@ -221,11 +221,11 @@ def _round(
             if made is None:
                 missing.append("the model: the rule was not evaluated")
             else:
-                compared, K = must_make(run, step, made, rows, at, after)
+                compared, K = check_makes(run, step, made, rows, at, after)
                 checks.append(f"the model{' from its noise' if step.noise else ''}, {compared:,} numbers")
         except BlobAbsent as error:
             missing.append(f"the model: {error}")
-        must_be_gram(read_gram(run.bundle, step.gram), gram(rows) if K is None else K)
+        check_gram(read_gram(run.bundle, step.gram), gram(rows) if K is None else K)
         checks.append("K")
     except BlobAbsent as error:
         missing.append(f"K and the model: {error}")
@@ -247,7 +247,7 @@ def _round(
     return findings, after
 
 
-def _must_suit(run: BundleRunFacts, step: StepManifest) -> None:
+def _check_suits(run: BundleRunFacts, step: StepManifest) -> None:
     """Checks that only a private run has sessions and a combined vector, and only a run that protects clients noise."""
     for name in ("result_model", "gram", "combined", "noise"):
         try:
@@ -298,7 +298,7 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _must_be_step(run: BundleRunFacts, made: Step, step: StepManifest, at: ReplayState, after: ReplayState) -> None:
+def _check_step(run: BundleRunFacts, made: Step, step: StepManifest, at: ReplayState, after: ReplayState) -> None:
     """Checks that the signed step, and the state after it, follow from the replies. Raises Wrong."""
     memory = after.memory
     server, spec = run.spec.server, run.spec
@@ -313,7 +313,7 @@ def _must_be_step(run: BundleRunFacts, made: Step, step: StepManifest, at: Repla
     if still and step.result_model != step.base_model:
         raise Wrong("the replies give no direction, and the step changes the model")
     if not by_coordinates:
-        must_keep(run, not still, at, after)
+        check_keeps(run, not still, at, after)
     weights = made.combination.objectives
     facts: dict[str, Any] = {
         "algorithm": spec.algorithm.name,
@@ -333,7 +333,7 @@ def _must_be_step(run: BundleRunFacts, made: Step, step: StepManifest, at: Repla
         expected = [[name, weight] for name, weight in zip(weights.names, weights.weights.tolist(), strict=True)]
         _close(named, expected, "the weights of the objectives")
     if not by_coordinates:
-        _must_be_coefficients(made, step)
+        _check_coefficients(made, step)
     elif step.coefficients:
         raise Wrong("the signed step has coefficients; the rule works coordinate by coordinate")
     _close(memory.get("rule", {}), dict(made.combination.state), "the rule's state after the step")
@@ -342,7 +342,7 @@ def _must_be_step(run: BundleRunFacts, made: Step, step: StepManifest, at: Repla
         raise Wrong("the state after the step keeps other values or blobs than its rule and its vectors")
 
 
-def _must_be_coefficients(made: Step, step: StepManifest) -> None:
+def _check_coefficients(made: Step, step: StepManifest) -> None:
     """Compares directions, since two solvers may find different weights of one direction. Raises Wrong."""
     signed, computed = np.array(step.coefficients), made.combination.coefficients
     if signed.shape != computed.shape:

@@ -54,7 +54,7 @@ class Events:
         Raises:
             DirectoryGone: the worker's directory is.
         """
-        self.home.must_be_there()
+        self.home.check_there()
         self.warn("disk", message, **fields)
 
     def _tell(self, level: int, event: str, message: str, fields: dict[str, object]) -> None:

@@ -75,7 +75,7 @@ class WorkerHome:
         """True if it holds a membership."""
         return (self.directory / MEMBER_FILE).is_file()
 
-    def require_joined(self) -> None:
+    def check_joined(self) -> None:
         """Raises WorkerHomeError if there is no membership."""
         if not self.joined:
             raise WorkerHomeError(

@@ -51,7 +51,7 @@ class LedgerFile:
             with self.using() as connection:
                 for setting in SETTINGS:
                     connection.execute(f"PRAGMA {setting}")
-                self._must_have(tables)
+                self._check_has(tables)
                 connection.executescript(tables)
         except BaseException:
             self._connection.close()
@@ -94,7 +94,7 @@ class LedgerFile:
             return DiskFull(f"{self._path} cannot be written: {error}")
         return self.damaged(error)
 
-    def _must_have(self, tables: str) -> None:
+    def _check_has(self, tables: str) -> None:
         """Compares the tables of the file, if it has any, with those that this version makes."""
         present = self._connection.execute(_COLUMNS).fetchall()
         with closing(sqlite3.connect(":memory:")) as scratch:

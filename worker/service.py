@@ -179,7 +179,7 @@ class Worker:
         self._begun = BegunWork(home.begun, events)
         spool = Spool(home, member.signing_key, events)
         keeper = Keeper(home.kept, spool, events)
-        privacy.must_suit(offers)
+        privacy.check_suits(offers)
         execution = Execution(
             attendance=self._attendance,
             offers=offers,
@@ -272,7 +272,7 @@ class Worker:
     def _look(self) -> None:
         """Checks once a second: the directory, the owner's decisions about runs, opening hours, and abilities."""
         while not self._threads.ending.wait(LOOK_SECONDS):
-            self._events.home.must_be_there()
+            self._events.home.check_there()
             self._consents.look()
             self._runner.look()
             if self._introduction.outdated:

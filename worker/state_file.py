@@ -29,7 +29,7 @@ class StateFile:
         Raises:
             DirectoryGone: the worker's directory is.
         """
-        self._events.home.must_be_there()
+        self._events.home.check_there()
         try:
             replace_private(self._path, json.dumps(document).encode() + b"\n")
         except OSError as error:

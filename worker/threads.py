@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from federation.owners_code import must_not_exit
+from federation.owners_code import without_exit
 
 LOGGER = logging.getLogger("fedpareto.worker")
 # The time that a stop gives a training step or a call to end. The coordinator sends dropped assignments again.
@@ -40,7 +40,7 @@ class WorkerThreads:
 
         def run() -> None:
             try:
-                with must_not_exit(WorkerEndedError):
+                with without_exit(WorkerEndedError):
                     work()
                 if not (self._asked or self.ending.is_set()):
                     raise WorkerEndedError(f"the {name} thread has ended, and nobody asked it to")

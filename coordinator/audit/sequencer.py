@@ -309,7 +309,7 @@ class Sequencer:
         signed = 0
         for where, envelope in (("its database", newest), ("its directory", witness)):
             if envelope is not None:
-                signed = max(signed, self._must_continue(tree, where, envelope))
+                signed = max(signed, self._check_continues(tree, where, envelope))
         if tree.size > signed:
             raise LogError(f"{tree.size - signed} entries were inserted after the last one that was signed. {_CHANGED}")
         self._tell(size)
@@ -336,7 +336,7 @@ class Sequencer:
             self._listener([entry.entry for entry in entries])
             self._told += len(entries)
 
-    def _must_continue(self, tree: Tree, where: str, envelope: bytes) -> int:
+    def _check_continues(self, tree: Tree, where: str, envelope: bytes) -> int:
         """The size of a checkpoint, which the tree must continue."""
         manifest = self._key.open(envelope)
         command = "`fedpareto coordinator restored`, which tells the members"

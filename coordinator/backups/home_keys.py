@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.audit.checkpoints import NEWEST_FILE
 from coordinator.backups.statement import STATEMENT_FILE
-from coordinator.home import ROTATIONS_FILE, CoordinatorHome, must_be_vacant, server_certificate
+from coordinator.home import ROTATIONS_FILE, CoordinatorHome, check_vacant, server_certificate
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.settings import SETTINGS_FILE, SQLITE, Settings
 from federation.trust.certificates import pem
@@ -27,7 +27,7 @@ from federation.trust.keys import (
 from storage import audit
 
 
-def must_take_several(settings: Settings, path: Path) -> None:
+def check_takes_several(settings: Settings, path: Path) -> None:
     """Raises HomeError if the settings, which the file `path` has, are not those of several coordinators."""
     if settings.database.startswith(SQLITE):
         raise CoordinatorHomeError(
@@ -59,10 +59,10 @@ def copy_keys(
     passphrase encrypts its keys. As with `CoordinatorHome.init`, `coordinator.toml` is written last.
 
     Raises:
-        HomeError: the directory holds a federation, or database or blobs are not shared (see `must_take_several`).
+        HomeError: the directory holds a federation, or database or blobs are not shared (see `check_takes_several`).
     """
-    must_take_several(settings, source.directory / SETTINGS_FILE)
-    must_be_vacant(directory)
+    check_takes_several(settings, source.directory / SETTINGS_FILE)
+    check_vacant(directory)
     make_private_directory(directory)
     server_key = new_tls_key()
     keys: dict[str, EllipticCurvePrivateKey | Ed25519PrivateKey] = {

@@ -72,7 +72,7 @@ class Content(BaseModel):
 
     @field_validator("ca", "server")
     @classmethod
-    def _must_be_certificate(cls, text: str) -> str:
+    def _check_certificate(cls, text: str) -> str:
         try:
             load_certificate(text.encode())
         except IdentityError as error:

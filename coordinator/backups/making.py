@@ -47,12 +47,12 @@ def back_up(home: CoordinatorHome, directory: Path, *, now: datetime, progress: 
         BackupError: the directory holds something else, or its disk is too small.
         HomeError: the database is missing or of another federation.
     """
-    _must_be_usable(directory, home)
+    _check_usable(directory, home)
     make_private_directory(directory)
     with locked(directory), closing(home.open_database()) as database:
         name = f"database-{now:%Y%m%dT%H%M%SZ}.db"
         with database.read() as session:
-            _must_be_current(session, directory=home.directory)
+            _check_current(session, directory=home.directory)
             digests = referenced(session, home.settings.keep_rounds or None)
             entries = audit.size(session)
             runs = session.scalar(select(func.count()).select_from(Run)) or 0
@@ -91,7 +91,7 @@ def back_up(home: CoordinatorHome, directory: Path, *, now: datetime, progress: 
     return content, lost
 
 
-def _must_be_usable(directory: Path, home: CoordinatorHome) -> None:
+def _check_usable(directory: Path, home: CoordinatorHome) -> None:
     if not directory.exists() or not any(directory.iterdir()):
         return
     if (directory / CONTENT_FILE).exists():
@@ -105,7 +105,7 @@ def _must_be_usable(directory: Path, home: CoordinatorHome) -> None:
         raise BackupError(f"{directory} is not empty and holds no backup: name another directory")
 
 
-def _must_be_current(session: Session, *, directory: Path) -> None:
+def _check_current(session: Session, *, directory: Path) -> None:
     if pending_revisions(session.connection()):
         raise BackupError(
             "an older version of fedpareto made the database: make the backup with that version, or serve "

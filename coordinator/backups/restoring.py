@@ -19,7 +19,7 @@ from coordinator.backups.making import Progress
 from coordinator.backups.statement import kept_statement, state_restore
 from coordinator.home import CoordinatorHome
 from coordinator.members.logged_rights import LoggedRights
-from coordinator.ownership import must_own
+from coordinator.ownership import check_owner
 from federation.digests import file_digest
 from federation.durable_files import rename_durably
 from federation.refusals import Refusal
@@ -68,7 +68,7 @@ def verify_backup(directory: Path, *, ca: str, progress: Progress) -> Content:
             raise BackupError(f"{path} is missing or damaged: its digest is not the one in backup.json")
         store, done = DirectoryStore(directory / BLOBS), 0
         with closing(Database.open(f"sqlite:///{path.absolute()}", create=False)) as database:
-            database.must_be_known()
+            database.check_known()
             digests = _digests(database, content)
         for digest in sorted(digests):
             try:
@@ -117,7 +117,7 @@ def restore(home: CoordinatorHome, directory: Path, *, replace: bool, now: datet
                 f"{content.made:%Y-%m-%d %H:%M} UTC would be lost. Give --replace if that is meant"
             )
         with _copied(home, directory, content) as copy:
-            _must_be_logged(home, directory, copy)
+            _check_logged(home, directory, copy)
             _copy_blobs(home, directory, copy, content, progress)
             statement = state_restore(home, copy, _newest_statement(home, content), now=now)
             if target.directory is None:
@@ -151,7 +151,7 @@ def _present(target: Database, home: CoordinatorHome) -> _Present:
         if target.directory is None:  # a server that does not answer
             raise
         return _Present.DAMAGED
-    must_own(target, home.directory, home.federation_id, home.ca)
+    check_owner(target, home.directory, home.federation_id, home.ca)
     return _Present.RECORD
 
 
@@ -166,7 +166,7 @@ def _signed(home: CoordinatorHome, directory: Path) -> Content:
         ) from None
 
 
-def _must_be_logged(home: CoordinatorHome, directory: Path, copy: Database) -> None:
+def _check_logged(home: CoordinatorHome, directory: Path, copy: Database) -> None:
     """Compares the log with its checkpoints, and administrators and members with the log."""
     with copy.read() as session:
         problems = [item for item in log_problems(session, home.log_key, b"") if isinstance(item, str)]
@@ -193,7 +193,7 @@ def _copied(home: CoordinatorHome, directory: Path, content: Content) -> Iterato
             raise BackupError(f"{directory / content.database} is damaged: its digest is not the one in backup.json")
         with closing(Database.open(f"sqlite:///{path.absolute()}", create=False)) as copy:
             copy.migrate()
-            must_own(copy, home.directory, home.federation_id, home.ca)
+            check_owner(copy, home.directory, home.federation_id, home.ca)
             copy.entry_key = home.log_key.entry_key
             yield copy
     except BaseException:

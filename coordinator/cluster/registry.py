@@ -89,7 +89,7 @@ class Registry:
             old = CoordinatorProcess.last_seen < self._moment(-FORGOTTEN_AFTER)
             session.execute(delete(CoordinatorProcess).where(old if self._database.serves_many else true()))
             for other in session.scalars(select(CoordinatorProcess).where(self.alive())):
-                self._must_agree(other)
+                self._check_agrees(other)
             row = insert(CoordinatorProcess).values(**vars(mine), last_seen=self._moment(timedelta(0)))
             session.execute(row)
 
@@ -126,7 +126,7 @@ class Registry:
         other = CoordinatorProcess.coordinator != self._facts.coordinator
         return session.scalar(select(CoordinatorProcess.coordinator).where(other, self.alive()).limit(1)) is not None
 
-    def _must_agree(self, other: CoordinatorProcess) -> None:
+    def _check_agrees(self, other: CoordinatorProcess) -> None:
         mine = self._facts
         where = f"the coordinator at {other.address}" if other.address else "another coordinator"
         if other.keys != mine.keys:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.members.authority import Authority, certify
 from coordinator.members.logged_rights import LoggedRights
-from coordinator.members.membership import must_not_be_revoked
+from coordinator.members.membership import check_not_revoked
 from coordinator.members.renewal import end_surplus
 from federation.digests import digest
 from federation.refusals import Refusal
@@ -65,8 +65,8 @@ def enroll(
     row = _join_string(session, application.secret)
     if (answer := _answered(session, row, application, now)) is not None:
         return answer
-    _must_be_unused(row, now)
-    rights.must_tell_of_join_string(row)
+    _check_unused(row, now)
+    rights.check_join_string_logged(row)
     try:
         tls_key = csr_public_key(application.csr)
     except IdentityError as error:
@@ -83,7 +83,7 @@ def enroll(
         raise Refusal("signing-key", "this signing key is registered already: make a new one for each membership")
     member = session.get(Client, row.client_id, with_for_update=True)
     if member is not None:
-        must_not_be_revoked(member)
+        check_not_revoked(member)
         if holder is None:
             raise Refusal(
                 "client-exists",
@@ -169,7 +169,7 @@ def _join_string(session: Session, secret: bytes) -> JoinString:
     return row
 
 
-def _must_be_unused(row: JoinString, now: datetime) -> None:
+def _check_unused(row: JoinString, now: datetime) -> None:
     for reason, at, event, remedy in (
         ("used", row.used, "was used", "and it works once; if that was not you, tell an administrator at once"),
         ("cancelled", row.cancelled, "was cancelled", "ask for another one"),

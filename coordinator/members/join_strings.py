@@ -6,9 +6,9 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, and_, select, update
 from sqlalchemy.orm import Session
 
-from coordinator.lookup import must_be_client
+from coordinator.lookup import check_client
 from coordinator.members.logged_rights import join_string_digest
-from coordinator.members.membership import must_not_be_revoked
+from coordinator.members.membership import check_not_revoked
 from federation.refusals import Refusal
 from federation.trust.identity import check_name
 from federation.trust.join_string import secret_hash
@@ -43,8 +43,8 @@ def create_join_string(
     except IdentityError as error:
         raise Refusal("argument", str(error)) from None
     if again:
-        must_be_client(session, client_id)
-        must_not_be_revoked(session.get_one(Client, client_id))
+        check_client(session, client_id)
+        check_not_revoked(session.get_one(Client, client_id))
     elif session.get(Client, client_id) is not None:
         raise Refusal(
             "client-exists",

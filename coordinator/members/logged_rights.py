@@ -116,21 +116,21 @@ class LoggedRights:
 
     # --- what is compared when somebody acts
 
-    def must_tell_of(self, row: Administrator) -> None:
+    def check_logged(self, row: Administrator) -> None:
         """Raises the Refusal `unlogged` unless the log tells of an administrator's signing key with these roles."""
         with self._lock:
             if self._administrators.get(row.name) == identity_digest(row):
                 return
         raise _unlogged(f"the administrator {row.name} with this signing key and the roles {', '.join(row.roles)}")
 
-    def must_tell_of_join_string(self, row: JoinString) -> None:
+    def check_join_string_logged(self, row: JoinString) -> None:
         """Raises the Refusal `unlogged` unless the log tells of an open join string with this client and end."""
         with self._lock:
             if join_string_digest(row) in self._join_strings.get(row.client_id, ()):
                 return
         raise _unlogged(f"this open join string of {row.client_id}")
 
-    def must_be_undecided(self, request_id: str) -> None:
+    def check_undecided(self, request_id: str) -> None:
         """Raises the Refusal `unlogged` if the log tells of a decision on a request that is open on record."""
         with self._lock:
             if request_id not in self._decided:

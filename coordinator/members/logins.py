@@ -76,7 +76,7 @@ def log_in(
             `unlogged`: the audit log does not tell of the administrator.
     """
     administrator, manifest = prove_login(session, envelope, lock=True)
-    rights.must_tell_of(administrator)
+    rights.check_logged(administrator)
     for field, expected in (("federation_id", authority.federation_id), ("name", administrator.name)):
         if (signed_value := getattr(manifest, field)) != expected:
             raise Refusal(f"mismatch:{field}", f"the login is for {signed_value[:63]!r}, not for {expected!r}")

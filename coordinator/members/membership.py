@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from coordinator.lookup import must_be_client
+from coordinator.lookup import check_client
 from coordinator.rounds.transitions import move_client
 from federation.refusals import Refusal
 from federation.spec.run_sections import IDENTIFIER
@@ -92,7 +92,7 @@ def revoke(session: Session, client_id: str, reason: str, *, by: str, now: datet
     return client
 
 
-def must_not_be_revoked(client: Client) -> None:
+def check_not_revoked(client: Client) -> None:
     """Raises the Refusal `client-state` if a client that wants to join again is revoked."""
     if client.state is ClientState.REVOKED:
         raise Refusal(
@@ -114,7 +114,7 @@ def forget(session: Session, client_id: str, reason: str, *, by: str, now: datet
 
 
 def _get(session: Session, client_id: str) -> Client:
-    must_be_client(session, client_id)
+    check_client(session, client_id)
     return session.get_one(Client, client_id, with_for_update=True, populate_existing=True)
 
 

@@ -58,7 +58,7 @@ def officers_caution(session: Session, settings: Settings) -> str | None:
     )
 
 
-def must_not_take_two(settings: Settings, action: Action) -> None:
+def check_takes_one_officer(settings: Settings, action: Action) -> None:
     """Raises the Refusal `two-officers` if an action needs two officers."""
     if action in settings.two_officers:
         raise Refusal(
@@ -88,7 +88,7 @@ def make_request(
             and subject is open; `unlogged`: the audit log does not tell of the officer; those of the action.
     """
     officer, manifest = _signed(session, envelope, RequestManifest, federation_id=federation_id, by=by, now=now)
-    rights.must_tell_of(officer)
+    rights.check_logged(officer)
     if manifest.action not in settings.two_officers:
         raise Refusal("argument", f"{manifest.action[:40]!r} does not take two officers in this federation")
     expires = _time(manifest.expires, now)
@@ -97,7 +97,7 @@ def make_request(
     request_id = envelope_digest(envelope)
     if session.get(ActionRequest, request_id) is not None:
         raise Refusal("request-exists", "this request was made already: make a new one")
-    _must_be_the_only_one(session, manifest, rights, now)
+    _check_only_request(session, manifest, rights, now)
     with session.begin_nested() as trial:
         _perform(session, manifest, by=by, now=now, consent="")
         trial.rollback()
@@ -116,7 +116,7 @@ def make_request(
     return row
 
 
-def _must_be_the_only_one(session: Session, manifest: RequestManifest, rights: LoggedRights, now: datetime) -> None:
+def _check_only_request(session: Session, manifest: RequestManifest, rights: LoggedRights, now: datetime) -> None:
     """Raises the Refusal `request-exists` if another request for this action and subject can be consented to."""
     administrators(session, lock=True)  # two officers who ask at the same moment wait for each other
     rows = select(ActionRequest).where(ActionRequest.state == RequestState.OPEN, ActionRequest.expires > now)
@@ -124,8 +124,8 @@ def _must_be_the_only_one(session: Session, manifest: RequestManifest, rights: L
         officer = session.get_one(Administrator, row.requested_by)
         try:
             requested = open_request(row, officer)
-            rights.must_tell_of(officer)
-            rights.must_be_undecided(row.request_id)
+            rights.check_logged(officer)
+            rights.check_undecided(row.request_id)
         except Refusal:  # a row that was inserted or changed: nobody can consent to it
             continue
         if _counts(officer) and (requested.action, requested.subject) == (manifest.action, manifest.subject):
@@ -149,7 +149,7 @@ def decide(
             officers, or tells of a decision; those of the action; the request then stays open.
     """
     officer, manifest = _signed(session, envelope, DecisionManifest, federation_id=federation_id, by=by, now=now)
-    rights.must_tell_of(officer)
+    rights.check_logged(officer)
     row = session.get(ActionRequest, manifest.request[:71], with_for_update=True, populate_existing=True)
     if row is None:
         raise Refusal("request-unknown", "there is no such request: `fedpareto admin requests` lists the open ones")
@@ -160,7 +160,7 @@ def decide(
     administrators(session, lock=True)  # all in one order, before the action does so: no two consents can deadlock
     first = session.get_one(Administrator, row.requested_by)
     requested = open_request(row, first)
-    rights.must_be_undecided(row.request_id)
+    rights.check_undecided(row.request_id)
     by_requester = first.name == officer.name
     if manifest.consent and by_requester:
         raise Refusal("request-own", "the request is your own: another security officer has to consent")
@@ -171,7 +171,7 @@ def decide(
     if manifest.consent and not _counts(first):
         raise Refusal("request-officer", f"{first.name}, who made the request, is no security officer any more")
     if manifest.consent:
-        rights.must_tell_of(first)
+        rights.check_logged(first)
     row.state = (
         RequestState.DONE if manifest.consent else RequestState.WITHDRAWN if by_requester else RequestState.REFUSED
     )

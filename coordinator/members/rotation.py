@@ -61,7 +61,7 @@ def rotate_key(
     before = rotations_of(session, client_id)
     if before and before[-1].statement == rotation.statement:
         present, answer = Ed25519PublicKey.from_public_bytes(client.signing_key), before[-1].receipt
-        _must_prove(present, proof, csr, client_id)
+        _check_possession(present, proof, csr, client_id)
     else:
         answer = _register(session, client, rotation, (csr, proof), len(before) + 1, signing=signing, by=by, now=now)
     certificate = certify(session, client_id, tls_key, client.signing_key, authority=authority, now=now)
@@ -92,8 +92,8 @@ def _register(
     name = key_id(new).hex()
     if session.scalar(select(Client).filter_by(key_id=name)) or session.get(Rotation, name) is not None:
         raise Refusal("signing-key", "this signing key is registered already, or was once: make a new one")
-    _must_prove(new, csr_and_proof[1], csr_and_proof[0], client_id)
-    _must_be_in_no_private_run(session, client_id)
+    _check_possession(new, csr_and_proof[1], csr_and_proof[0], client_id)
+    _check_in_no_private_run(session, client_id)
     answer = receipt(
         rotation, signing.key, federation_id=federation_id, client_id=client_id, ended=now, until=now + OVERLAP
     )
@@ -114,12 +114,12 @@ def _register(
     return answer
 
 
-def _must_prove(key: Ed25519PublicKey, proof: bytes, csr: bytes, client_id: str) -> None:
+def _check_possession(key: Ed25519PublicKey, proof: bytes, csr: bytes, client_id: str) -> None:
     if not proves_renewal(key, proof, csr):
         raise Refusal("proof", f"the proof is not by the new signing key of {client_id} over this request")
 
 
-def _must_be_in_no_private_run(session: Session, client_id: str) -> None:
+def _check_in_no_private_run(session: Session, client_id: str) -> None:
     runs = (
         select(Run.name, Run.spec)
         .join(Round)

@@ -136,7 +136,7 @@ def _ask(
     closing = phase.closes(len(clients))
     wanted = min(current.wanted, len(clients)) if closing is None else closing.wanted
     replies = fleet.ask(fleet.question(current, number, phase, clients, wanted, model, conversation))
-    _must_have(required, replies, clients)
+    _check_has(required, replies, clients)
     quorum = phase.kind.terms(fleet.run.spec).quorum
     if closing is not None:
         needed = closing.needed
@@ -148,7 +148,7 @@ def _ask(
     return replies
 
 
-def _must_have(required: Sequence[str], replies: Replies, clients: Sequence[str]) -> None:
+def _check_has(required: Sequence[str], replies: Replies, clients: Sequence[str]) -> None:
     """Raises Skipped if a required client was asked, and its reply does not count."""
     answered = {reply.client_id for reply in replies}
     if missing := [name for name in required if name in clients and name not in answered]:

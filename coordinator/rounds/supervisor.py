@@ -182,7 +182,7 @@ class Supervisor:
         detail, digest = f"{spec.name}, model {model}", run.spec_digest
         try:
             with self._database.begin() as session:
-                submission.must_be_new(session)
+                submission.check_new(session)
                 session.add(run)
                 audit.record(
                     session,
@@ -195,7 +195,7 @@ class Supervisor:
                 )
         except IntegrityError:  # the name was taken at the same time, perhaps by way of another coordinator
             with self._database.read() as session:
-                submission.must_be_new(session)
+                submission.check_new(session)
             raise
         if not paused:
             self._conduct(run_id)
@@ -391,7 +391,7 @@ class Supervisor:
         run = None
         try:
             run, around = RunFacts.load(self._database, run_id, lease), self._surroundings(run_id, lease)
-            self._must_be_submitted(run_id)
+            self._check_submitted(run_id)
             fleet = RemoteFleet(
                 run, around, presence=self._presence, new_id=self._new_id, pool_complete=self._pool_complete
             )
@@ -423,7 +423,7 @@ class Supervisor:
             why = str(error) if isinstance(error, PluginError) else described(error)
             self._give_up(run_id, RunState.PAUSED, f"error: {why}", run)
 
-    def _must_be_submitted(self, run_id: str) -> None:
+    def _check_submitted(self, run_id: str) -> None:
         with self._database.read() as session:
             spec = session.get_one(Run, run_id).spec_digest  # loading the run has compared it with the document
         if not self._submitted(run_id, spec):
@@ -446,9 +446,9 @@ class Supervisor:
         bell, look = self.changes.bell(run_id), self.changes.look_seconds
 
         def wait(seconds: float | None, replies: int = 1) -> None:
-            self._must_conduct(run_id, lease)
+            self._check_conducts(run_id, lease)
             bell.wait(seconds if look is None else min(look, math.inf if seconds is None else seconds), replies)
-            self._must_conduct(run_id, lease)
+            self._check_conducts(run_id, lease)
 
         return Surroundings(
             database=self._database,
@@ -461,7 +461,7 @@ class Supervisor:
             signatures=self.signatures,
         )
 
-    def _must_conduct(self, run_id: str, lease: Lease) -> None:
+    def _check_conducts(self, run_id: str, lease: Lease) -> None:
         """Raises Held if the coordinator stops, holds back, or has lost the lease."""
         if self._stopping.is_set() or self._holds_back or self._leased.get(run_id) != lease:
             raise Held

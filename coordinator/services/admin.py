@@ -98,10 +98,10 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         self, session: Session, header: messages.RunHeader, submission: Submission
     ) -> messages.SubmitRunResponse:
         """A preview of a run: the members, the disk space and the warnings; `run` stays empty."""
-        submission.must_be_new(session)
-        submission.must_find_members(session)
-        submission.must_make_cohort(session)
-        submission.must_share(session)
+        submission.check_new(session)
+        submission.check_members_exist(session)
+        submission.check_makes_cohort(session)
+        submission.check_sharing(session)
         if header.model_bytes > (limit := self._settings.max_model_bytes):
             raise Refusal(
                 "limit:model", f"the model has {header.model_bytes} bytes; this federation accepts at most {limit}"
@@ -160,7 +160,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
             if check.problem is not None:
                 raise check.problem
             if check.layout is not None:
-                _must_suit(check.layout, header.model_bytes, parameters)
+                _check_suits(check.layout, header.model_bytes, parameters)
             await self._in_thread(upload.store)
         finally:
             await self._in_thread(upload.discard)
@@ -286,13 +286,13 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         yield messages.ExportBundleResponse(end=True)
 
 
-def _must_suit(layout: Layout, size: int, parameters: ParametersSpec) -> None:
+def _check_suits(layout: Layout, size: int, parameters: ParametersSpec) -> None:
     """Raises a Refusal unless an initial model of `size` bytes has the tensors that the run shares, and our own header.
 
     Members take a file of just the size that follows from the tensors.
     """
     try:
-        parameters.must_suit(layout)
+        parameters.check_suits(layout)
     except SharingError as error:
         raise Refusal("spec", str(error)) from None
     if size != layout.file_bytes:

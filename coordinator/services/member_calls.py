@@ -70,7 +70,7 @@ class MemberCalls(Service):
         self, request: messages.ApproveClientRequest, context: Context
     ) -> messages.ApproveClientResponse:
         """Lets a pending client work."""
-        requests.must_not_take_two(self._settings, Action.APPROVE)
+        requests.check_takes_one_officer(self._settings, Action.APPROVE)
         await self._act(membership.approve, request.client_id)
         await self._begin_client(request.client_id)
         return messages.ApproveClientResponse(client=await self._changed(request.client_id))
@@ -95,7 +95,7 @@ class MemberCalls(Service):
         self, request: messages.RevokeClientRequest, context: Context
     ) -> messages.RevokeClientResponse:
         """Revokes a client, and ends its calls at once."""
-        requests.must_not_take_two(self._settings, Action.REVOKE)
+        requests.check_takes_one_officer(self._settings, Action.REVOKE)
         await self._end_client(await self._act(membership.revoke, request.client_id, request.reason))
         return messages.RevokeClientResponse(client=await self._changed(request.client_id))
 
@@ -104,7 +104,7 @@ class MemberCalls(Service):
         self, request: messages.ForgetClientRequest, context: Context
     ) -> messages.ForgetClientResponse:
         """Removes the payloads of a client, and keeps its envelopes."""
-        requests.must_not_take_two(self._settings, Action.FORGET)
+        requests.check_takes_one_officer(self._settings, Action.FORGET)
         await self._act(membership.forget, request.client_id, request.reason)
         removed = await self._remove_forgotten(request.client_id)
         return messages.ForgetClientResponse(
@@ -138,7 +138,7 @@ class MemberCalls(Service):
         self, request: messages.RevokeAdministratorRequest, context: Context
     ) -> messages.RevokeAdministratorResponse:
         """Ends an administrator's signing key, certificates and calls, at once."""
-        requests.must_not_take_two(self._settings, Action.REVOKE_ADMIN)
+        requests.check_takes_one_officer(self._settings, Action.REVOKE_ADMIN)
         least = requests.LEAST if self._settings.two_officers else 1
         revoked = await self._act(administrators.revoke_administrator, request.name, request.reason, least=least)
         self._access.revoke_live_administrator(request.name)

@@ -80,7 +80,7 @@ class Receiving:
             return
         if self._whole is not None:
             raise Refusal("payload-length", f"{declared} bytes were declared, and more arrived")
-        chunk = self._must_be_chunk(request)
+        chunk = self._check_chunk(request)
         self._transfer.note(self.arrived, waited, len(chunk.data))
         if self._upload is None and len(chunk.data) == declared:
             self._whole = chunk
@@ -130,7 +130,7 @@ class Receiving:
             upload.store()
         return record(self._admission, problem)
 
-    def _must_be_chunk(self, request: messages.SubmitRequest | Chunk) -> Chunk:
+    def _check_chunk(self, request: messages.SubmitRequest | Chunk) -> Chunk:
         """The chunk that a request is. Raises a Refusal unless it is one within the bounds of the upload."""
         if not isinstance(request, Chunk):
             raise Refusal("header", "only chunks may follow the signed reply")

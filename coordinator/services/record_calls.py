@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from coordinator.alerts import rows
-from coordinator.lookup import Choice, find_round, find_run, must_be_client
+from coordinator.lookup import Choice, check_client, find_round, find_run
 from coordinator.members import administrators, join_strings, requests
 from coordinator.members.access.rpc_messages import Context
 from coordinator.run_sizes import usage
@@ -84,7 +84,7 @@ class RecordCalls(RecordViews):
         def read(session: Session) -> messages.ListAlertsResponse:
             run_id = find_run(session, request.run).run_id if request.run else None
             if request.client_id:
-                must_be_client(session, request.client_id)
+                check_client(session, request.client_id)
             of = request.client_id
             found = rows.listed(
                 session, every=request.all, run_id=run_id, client_id=of, start=page.start, count=page.size + 1

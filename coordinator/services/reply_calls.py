@@ -121,7 +121,7 @@ class ReplyCalls(Service):
         left = max(0.0, (admitted.deadline - self._clock()).total_seconds())
         # A little longer than is left, so that the clock has certainly passed the deadline.
         request = await next_message(requests, min(left + 0.1, NEXT_CHUNK_SECONDS))
-        admitted.must_be_in_time(self._clock())
+        admitted.check_in_time(self._clock())
         return request
 
     async def _newer_log(self, size: int) -> LogHead | None:

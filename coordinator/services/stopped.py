@@ -13,7 +13,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coordinator.home import ROTATIONS_FILE, database_url, open_blobs, read_settings
-from coordinator.ownership import CoordinatorHomeError, lost_database, must_own
+from coordinator.ownership import CoordinatorHomeError, check_owner, lost_database
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.services.record_calls import RecordCalls
 from coordinator.services.views.reader import RecordParts
@@ -53,10 +53,10 @@ def stopped_record(directory: Path, *, clock: Callable[[], datetime]) -> Iterato
         missing = f"the database {error.filename} is missing"
         raise CoordinatorHomeError(lost_database(missing, directory, federation)) from None
     with closing(database), ThreadPoolExecutor(1) as executor:
-        database.must_be_known()
+        database.check_known()
         ca = load_certificate_file(directory / "ca.pem")
-        must_own(database, directory, federation, ca)
-        database.must_be_current()
+        check_owner(database, directory, federation, ca)
+        database.check_current()
         yield RecordCalls(
             RecordParts(
                 settings=settings,

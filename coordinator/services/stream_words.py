@@ -56,9 +56,9 @@ def introduction(hello: Hello) -> ReceivedHello:
     if count > MAX_OBJECTIVES:
         raise Refusal("limit:tasks", f"{count} objectives of all tasks together; at most {MAX_OBJECTIVES}")
     for offer in hello.tasks:
-        _must_match(TASK, offer.task, "a task")
+        _check_matches(TASK, offer.task, "a task")
         for name in offer.objectives:
-            _must_match(OBJECTIVE, name, "an objective")
+            _check_matches(OBJECTIVE, name, "an objective")
     tasks = {offer.task: min(offer.samples, MAX_SAMPLES) for offer in hello.tasks}
     return ReceivedHello(
         tasks=tasks,
@@ -129,6 +129,6 @@ def left(sessions: SessionsLeft, tasks: Collection[str]) -> dict[str, int]:
     return {kind: min(getattr(sessions, kind), MAX_SESSIONS) for kind in ("training", "evaluation")}
 
 
-def _must_match(pattern: str, name: str, role: str) -> None:
+def _check_matches(pattern: str, name: str, role: str) -> None:
     if re.fullmatch(pattern, name) is None:
         raise Refusal("limit:tasks", f"'{escaped(name, 80)}' cannot be the name of {role}: it must fit {pattern}")

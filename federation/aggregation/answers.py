@@ -93,8 +93,8 @@ def combination(answer: Any, rows: Rows) -> Combination:
         coordinates = Coordinates(matrix, int(coordinates.trim))
     coefficients = vector("coefficients", answer.coefficients, len(rows.prior) if coordinates is None else 0)
     weights = vector("weights", answer.weights, rows.current)
-    _must_be_finite("coefficients", coefficients)
-    _must_be_shares("weights", weights[None])
+    _check_finite("coefficients", coefficients)
+    _check_shares("weights", weights[None])
     described = {} if coordinates is not None else describe(rows.gram, coefficients, weights)
     return dataclasses.replace(
         answer,
@@ -118,20 +118,20 @@ def mixture(answer: Any, rows: Rows) -> Mixture:
         shares = _matrix("shares", shares, m)
         if len(shares) != count:
             raise ValueError(f"shares has shape {shares.shape}; W has shape {matrix.shape}")
-        _must_be_shares("each row of shares", shares)
+        _check_shares("each row of shares", shares)
     else:
-        _must_be_shares("each row of W, in a Mixture without `shares` (see Mixture.scaled),", matrix)
+        _check_shares("each row of W, in a Mixture without `shares` (see Mixture.scaled),", matrix)
     if count != m and (prior is None or samples is None):
         raise ValueError(f"W makes {count} rows of {m}, which need a `prior` and `samples` of their own")
     if prior is not None:
         prior = vector("prior", prior, count)
-        _must_be_shares("prior", prior[None])
+        _check_shares("prior", prior[None])
         if (prior < 0).any():
             raise ValueError(f"prior must not be negative; got {prior.tolist()}"[:300])
         prior = prior / prior.sum()
     if samples is not None:
         samples = vector("samples", samples, count)
-        _must_be_finite("samples", samples)
+        _check_finite("samples", samples)
         samples = samples.copy()
     return Mixture(matrix, shares, prior, samples)
 
@@ -141,7 +141,7 @@ def gram_matrix(answer: Any, count: int) -> Matrix:
     matrix: Matrix = numbers(answer).astype(np.float64, copy=False)
     if matrix.shape != (count, count):
         raise ValueError(f"it has shape {matrix.shape}; {(count, count)} is needed")
-    _must_be_finite("the Gram matrix", matrix)
+    _check_finite("the Gram matrix", matrix)
     return matrix.copy()
 
 
@@ -214,16 +214,16 @@ def _matrix(name: str, values: Any, columns: int) -> Matrix:
         raise ValueError(f"{name}: {error}") from error
     if array.ndim != 2 or array.shape[1] != columns or not len(array):
         raise ValueError(f"{name} has shape {array.shape}; a matrix with {columns} columns is needed")
-    _must_be_finite(name, array)
+    _check_finite(name, array)
     return array.copy()
 
 
-def _must_be_finite(name: str, array: Vector | Matrix) -> None:
+def _check_finite(name: str, array: Vector | Matrix) -> None:
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite; got {array.tolist()}"[:300])
 
 
-def _must_be_shares(name: str, array: Matrix) -> None:
+def _check_shares(name: str, array: Matrix) -> None:
     """Checks that the sum of each row is 1."""
     for row, total in zip(array, array.sum(axis=1), strict=True):
         if not abs(total - 1) <= _OF_ONE:  # NaN, too

@@ -24,7 +24,7 @@ class TooFewUpdatesError(ValueError):
     """Fewer updates arrived than a rule needs; the message has the number that it needs."""
 
 
-def require_updates(m: int, least: int, rule: str) -> None:
+def check_updates(m: int, least: int, rule: str) -> None:
     """Raises TooFewUpdatesError where m is less than `least`; `rule` names the rule or stage, with its setting."""
     if m < least:
         raise TooFewUpdatesError(f"{rule} needs at least {least} updates; there are {m}")

@@ -15,7 +15,7 @@ import numpy as np
 from federation.aggregation.answers import asked, copied
 from federation.aggregation.answers import mixture as read
 from federation.aggregation.geometry import clipping, coordinates, inverse_norms, squared_distances
-from federation.aggregation.interface import HyperparameterError, Matrix, Mixture, Rows, require_updates
+from federation.aggregation.interface import HyperparameterError, Matrix, Mixture, Rows, check_updates
 from federation.aggregation.qp import STATIONARY_TOLERANCE
 from federation.owners_code import is_owners_class
 from federation.spec.options import Options, option
@@ -122,8 +122,8 @@ class _Outnumbered(Stage, ABC):
 
     byzantine: int = option(1, "attackers that arc and nnm allow for, less than half of the updates", "[0, inf)")
 
-    def _must_outnumber(self, m: int) -> None:
-        require_updates(m, 2 * self.byzantine + 1, f"{self.name} with byzantine = {self.byzantine}")
+    def _check_outnumbered(self, m: int) -> None:
+        check_updates(m, 2 * self.byzantine + 1, f"{self.name} with byzantine = {self.byzantine}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ class Arc(_Outnumbered):
 
     def mix(self, rows: Rows) -> Mixture:
         m, f, norms = len(rows.prior), self.byzantine, rows.norms
-        self._must_outnumber(m)
+        self._check_outnumbered(m)
         bound = np.sort(norms)[m - 1 - 2 * f * (m - f) // m]
         return Mixture.scaled(np.divide(bound, norms, out=np.ones(m), where=norms > bound))
 
@@ -154,7 +154,7 @@ class Nnm(_Outnumbered):
 
     def mix(self, rows: Rows) -> Mixture:
         m = len(rows.prior)
-        self._must_outnumber(m)
+        self._check_outnumbered(m)
         distances = squared_distances(rows.gram)
         np.fill_diagonal(distances, -1.0)  # before its duplicates, each is its own nearest
         nearest = np.argsort(distances, axis=1, kind="stable")[:, : m - self.byzantine]

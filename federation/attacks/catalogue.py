@@ -71,7 +71,7 @@ def parse_attack(text: str) -> Attack:
     return attack
 
 
-def must_exist(text: str) -> None:
+def check_exists(text: str) -> None:
     """Raises AttackError unless a description names an attack; a plug-in, which a simulation needs, is not imported."""
     name, _ = _split(text)
     if name == "" or name in ATTACKS:

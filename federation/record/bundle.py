@@ -106,7 +106,7 @@ class BundleReader:
             names = [name for name in self._extents if _CERTIFICATE.fullmatch(name) and name != CA]
             self.certificates = {name: self._small(name) for name in sorted(names)}
             self.rotations = self._rotations()
-            self._must_have_rounds()
+            self._check_has_rounds()
         except BaseException:
             self.close()
             raise
@@ -269,7 +269,7 @@ class BundleReader:
             )
         return about
 
-    def _must_have_rounds(self) -> None:
+    def _check_has_rounds(self) -> None:
         numbers = sorted(int(match[1]) for name in self._extents if (match := _ROUND.fullmatch(name)))
         if len(numbers) != self.about.rounds or numbers != list(range(len(numbers))):
             raise BundleError(f"{MANIFEST} announces {self.about.rounds} rounds; {len(numbers)} are there")

@@ -82,7 +82,7 @@ class Signers:
     def of_coordinator(self, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
         """The manifest in an envelope of the coordinator. Raises Refusal."""
         manifest = self.verify(envelope, kind, self.coordinator.signer(envelope))
-        self.coordinator.must_have_made(envelope, manifest)
+        self.coordinator.check_made(envelope, manifest)
         return manifest
 
     def of_client(self, client_id: str, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
@@ -291,7 +291,7 @@ class _AnswerReader:
                 received = moment(receipt.manifest.created)
             elif receipt is not None and keys.former_of(envelope) is not None:
                 return receipt.problem  # the time of the reception is unknown
-            keys.must_count(envelope, asked, received)
+            keys.check_counts(envelope, asked, received)
         except Refusal as refusal:
             return refusal
         return None
@@ -317,7 +317,7 @@ def open_consent(
     def verify(envelope: SignedEnvelope, kind: type[ConsentManifest]) -> ConsentManifest:
         answer = signers.of_client(client_id, envelope, kind)
         if answered is not None:
-            signers.client(client_id, envelope).must_count(envelope, answered, answered)
+            signers.client(client_id, envelope).check_counts(envelope, answered, answered)
         return answer
 
     consent = opened("consent", f"the answer of {client_id!r} to the run", envelope, ConsentManifest, verify)

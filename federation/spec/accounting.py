@@ -149,7 +149,7 @@ class SamplePrivacy:
         return cls(**{**numbers, "steps": int(numbers["steps"])})
 
 
-def must_be_there() -> None:
+def check_there() -> None:
     """Raises AccountingError if `dp-accounting` is not installed."""
     if find_spec("dp_accounting") is None:
         raise AccountingError(f"differential privacy is accounted with the package dp-accounting; {INSTALL}")
@@ -172,7 +172,7 @@ def epsilon(mechanisms: Iterable[Mechanism], delta: float, interval: float = INT
 
 @lru_cache(maxsize=256)
 def _epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interval: float) -> Epsilon:
-    must_be_there()
+    check_there()
     import dp_accounting  # noqa: PLC0415 - an extra; two seconds
     from dp_accounting.pld import PLDAccountant  # noqa: PLC0415
     from dp_accounting.rdp import RdpAccountant  # noqa: PLC0415

@@ -23,7 +23,7 @@ class Section(BaseModel):
     takers: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {}
 
     @model_validator(mode="after")
-    def _must_be_taken(self) -> Self:
+    def _check_taken(self) -> Self:
         for key, (option, values) in self.takers.items():
             if key in self.model_fields_set and (chosen := getattr(self, option)) not in values:
                 raise ValueError(f'{key} is for {option} = {" or ".join(values)}, not for "{chosen}"')

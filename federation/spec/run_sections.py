@@ -154,7 +154,7 @@ class ParametersSpec(Section):
         """
         return parameters_of(layout, self.buffer_names) if self.buffers == "averaged" else layout
 
-    def must_suit(self, layout: "Layout") -> None:
+    def check_suits(self, layout: "Layout") -> None:
         """Checks the tensors of an initial model. Raises SharingError if they are not those that the run shares."""
         kept = self.buffer_names if self.buffers in ("local", "frozen") else ()
         for tensor in layout.tensors:

@@ -89,9 +89,9 @@ class RunSpec(Section):
         """
         try:
             text = decoded(text) if isinstance(text, bytes) else unmarked(text)
-            _must_have_short_lines(text)
+            _check_line_lengths(text)
             document = tomllib.loads(text)
-            _must_have_small_integers(document)
+            _check_integers(document)
         except (ValueError, RecursionError) as error:  # TOMLDecodeError, UnicodeDecodeError, an endless number
             raise SpecError(f"not a TOML document: {str(error)[:400]}") from error
         try:
@@ -104,16 +104,16 @@ class RunSpec(Section):
             ) from error
 
 
-def _must_have_short_lines(text: str) -> None:
+def _check_line_lengths(text: str) -> None:
     # The time that tomllib needs grows with the square of the length of a dotted key.
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > MAX_LINE:
             raise ValueError(f"line {number} has {len(line)} characters; at most {MAX_LINE}")
 
 
-def _must_have_small_integers(value: Any) -> None:
+def _check_integers(value: Any) -> None:
     # TOML's integers have 64 bits; Python's have no limit, and cannot be shown beyond some thousand digits.
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("an integer of more than 64 bits")
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _must_have_small_integers(item)
+        _check_integers(item)

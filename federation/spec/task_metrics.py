@@ -77,11 +77,11 @@ def kinds(metrics: Mapping[str, Metric]) -> tuple[MetricKind, ...]:
         ValueError: there are too many, or one cannot be used.
     """
     described = tuple(MetricKind(name, metric.better, float(metric.largest)) for name, metric in metrics.items())
-    must_be_metrics(described)
+    check_metrics(described)
     return described
 
 
-def must_be_metrics(described: Iterable[MetricKind]) -> None:
+def check_metrics(described: Iterable[MetricKind]) -> None:
     """Raises ValueError if there are too many metrics, two of one name, or one that cannot be used."""
     metrics = tuple(described)
     if len(metrics) > MOST_METRICS:

@@ -19,10 +19,10 @@ def cross_entropy(name: str, output: Any, y: "Tensor") -> "Tensor":
     """
     from torch.nn import functional  # noqa: PLC0415
 
-    _must_be_logits(name, "losses()", output)
+    _check_logits(name, "losses()", output)
     if y.is_floating_point() and y.shape == output.shape:
         return functional.cross_entropy(output, y)
-    _must_be_classes(name, "losses()", output, y)
+    _check_classes(name, "losses()", output, y)
     return functional.cross_entropy(output, y.long())
 
 
@@ -32,8 +32,8 @@ def right_samples(name: str, output: Any, y: "Tensor") -> "Tensor":
     A sample may have several labels (n, ...), such as a class for each pixel. Then its value is the share of its labels
     that are right; labels that do not count are left out. Errors are those of `cross_entropy`.
     """
-    _must_be_logits(name, "correct()", output)
-    _must_be_classes(name, "correct()", output, y)
+    _check_logits(name, "correct()", output)
+    _check_classes(name, "correct()", output, y)
     y = y.long()
     right: Tensor = output.argmax(dim=1) == y
     if right.ndim == 1:
@@ -42,9 +42,9 @@ def right_samples(name: str, output: Any, y: "Tensor") -> "Tensor":
     return right.flatten(1).sum(dim=1) / counted.clamp(min=1)
 
 
-def must_know(name: str, output: Any, y: "Tensor") -> None:
+def check_labels(name: str, output: Any, y: "Tensor") -> None:
     """Checks that the logits have a place for each class. Errors are those of `cross_entropy`."""
-    _must_be_logits(name, "losses()", output)
+    _check_logits(name, "losses()", output)
     if y.is_floating_point() or not y.numel():
         return  # `cross_entropy` says what is wrong with them
     classes, labels = output.shape[1], y.long()
@@ -60,7 +60,7 @@ def must_know(name: str, output: Any, y: "Tensor") -> None:
         )
 
 
-def _must_be_logits(name: str, method: str, output: Any) -> None:
+def _check_logits(name: str, method: str, output: Any) -> None:
     from torch import Tensor  # noqa: PLC0415
 
     if isinstance(output, Tensor) and output.ndim > 1:
@@ -73,7 +73,7 @@ def _must_be_logits(name: str, method: str, output: Any) -> None:
     )
 
 
-def _must_be_classes(name: str, method: str, output: "Tensor", y: "Tensor") -> None:
+def _check_classes(name: str, method: str, output: "Tensor", y: "Tensor") -> None:
     shape = output.shape[:1] + output.shape[2:]
     if y.shape == shape and not (y.is_floating_point() or y.is_complex()):
         return

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from federation.tasks import DataError, Dataset, Task, TaskError, metrics_of, task_code
-from federation.tasks.classification import must_know
+from federation.tasks.classification import check_labels
 from federation.tasks.parameters import build, trainable
 from federation.training.lending import Lending
 from federation.training.objective_losses import losses, measure
@@ -98,7 +98,7 @@ class DataTrial:
         if type(self.task).losses is Task.losses:  # a GPU would say no more than "device-side assert"
             model.eval()
             with torch.no_grad():
-                must_know(self.task.name, model(x.clone()), y)
+                check_labels(self.task.name, model(x.clone()), y)
         given = self.objectives, len(y), lambda: False, self.lending, kinds
         return dict(measure(model, self.task, Dataset(x, y), *given).losses)
 

@@ -107,7 +107,7 @@ def _take(data: Dataset | StoredSamples, index: Tensor) -> tuple[Tensor, Tensor]
     return data.x.index_select(0, index), data.y.index_select(0, index)
 
 
-def must_suit(model: nn.Module, task: Task, data: Dataset | StoredSamples) -> None:
+def check_suits(model: nn.Module, task: Task, data: Dataset | StoredSamples) -> None:
     """Checks that a model can be trained with noise, on one sample of the data, before anything is released.
 
     Raises:
@@ -117,7 +117,7 @@ def must_suit(model: nn.Module, task: Task, data: Dataset | StoredSamples) -> No
     if find_spec("opacus") is None:
         raise WorkError(f"training with noise needs the package opacus; {accounting.INSTALL}", reason="dp-missing")
     try:
-        accounting.must_be_there()
+        accounting.check_there()
     except accounting.AccountingError as error:
         raise WorkError(str(error), reason="dp-missing") from None
     from opacus.validators import ModuleValidator  # noqa: PLC0415 - an extra

@@ -98,7 +98,7 @@ def model_in_order(path: Path, absent: str, parameters: ParametersSpec) -> tuple
         raise file.unfit(f"{why}. The task would say their order, but it is not here: {absent}")
     try:
         layout = Layout(tuple(file.tensors.values()))
-        parameters.must_suit(layout)
+        parameters.check_suits(layout)
     except ValueError as error:
         raise file.unfit(str(error)) from None
     return layout, file.vector

@@ -81,7 +81,7 @@ class ModelFile:
                 prefix += file.read(header_length(prefix, MAX_EXPORTED_BYTES))
                 placed, begin = foreign_tensors(prefix, FOREIGN_DTYPES, MAX_EXPORTED_BYTES)
             except Refusal:
-                self._must_be_ours()
+                self._check_ours()
                 raise
             size = file.seek(0, 2)
         expected = begin + sum(tensor.bytes for tensor, _ in placed)
@@ -89,7 +89,7 @@ class ModelFile:
             raise Refusal("layout", f"the file has {size} bytes; its header describes {expected}")
         return placed, begin
 
-    def _must_be_ours(self) -> None:
+    def _check_ours(self) -> None:
         """Raises GivenModelError if it is a file of another kind, with the two lines that convert it."""
         if not (kind := no_safetensors(self.path)):
             return

@@ -12,7 +12,7 @@ from federation.work.base import WorkError
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def must_suit(name: str, device: torch.device) -> None:
+def check_suits(name: str, device: torch.device) -> None:
     """Raises WorkError if this device cannot train in this precision."""
     if name == "fp16" and device.type != "cuda":
         raise WorkError(
@@ -49,7 +49,7 @@ class Precision:
     """
 
     def __init__(self, name: str, device: torch.device, gradient: Tensor, step: Callable[[], None]) -> None:
-        must_suit(name, device)
+        check_suits(name, device)
         self._kind, self._type = device.type, _TYPES.get(name)
         self._scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
         self._optimiser = _Step(gradient, step) if name == "fp16" else None

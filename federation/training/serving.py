@@ -23,7 +23,7 @@ def served(task: Task, objectives: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(name for name in task.objectives if name in wanted)
 
 
-def must_have_objectives(task: Task) -> None:
+def check_objectives(task: Task) -> None:
     """Raises TaskError if the name of an objective cannot stand in metrics, layouts and rows."""
     names = task.objectives
     several = len(names) > 1

@@ -309,7 +309,7 @@ class StoredSamples:
         other.device = device
         return other
 
-    def must_be_read(self, size: int) -> None:
+    def check_readable(self, size: int) -> None:
         """Raises WorkError if minibatches of this size are the whole split, whatever its size."""
         if size == 0:
             raise WorkError(
@@ -320,7 +320,7 @@ class StoredSamples:
 
     def minibatches(self, size: int, seed: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """As `federation.training.sgd.minibatches`; the first `count`, and no other samples are read."""
-        self.must_be_read(size)
+        self.check_readable(size)
         generator = torch.Generator().manual_seed(seed)
         while count > 0:
             whole = size >= self._count

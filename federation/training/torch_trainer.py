@@ -21,7 +21,7 @@ from federation.training import TrainingDiverged, TrainingStopped, precision
 from federation.training.buffers import ModelState, ParameterBuffers
 from federation.training.data_trial import DataTrial
 from federation.training.determinism import Kernels, describe_device, pick_device, seed_torch
-from federation.training.dp_sgd import PrivateGradients, must_suit
+from federation.training.dp_sgd import PrivateGradients, check_suits
 from federation.training.lending import Lending, SamplesWrittenError
 from federation.training.objective_losses import losses, measure, weighted
 from federation.training.plans import EvaluationPlan, TrainingPlan
@@ -155,25 +155,25 @@ class TorchTrainer(Trainer):
         trial = DataTrial(self.task, self._model, self._device, self.objectives, self._lending, self._run)
         trial.try_on(data, trained, lambda: self._load(initial_model(self.task, 0)[1]))
 
-    def must_be_private(self) -> None:
-        """Checks that the model can be trained with noise. Raises as `federation.training.dp_sgd.must_suit`."""
-        self._run(0, lambda: must_suit(self._model, self.task, self._data["train"]))
+    def check_private(self) -> None:
+        """Checks that the model can be trained with noise. Raises as `federation.training.dp_sgd.check_suits`."""
+        self._run(0, lambda: check_suits(self._model, self.task, self._data["train"]))
 
-    def must_do(self, computation: Computation) -> None:
-        """As `Trainer.must_do`.
+    def check_can_do(self, computation: Computation) -> None:
+        """As `Trainer.check_can_do`.
 
         Raises WorkError also for a precision that the device lacks, and for a minibatch of a whole split that is not in
         memory.
         """
         self._note_kernels()
-        super().must_do(computation)
+        super().check_can_do(computation)
         train = self._data["train"]
         if isinstance(computation, Descend) and not computation.idle:
-            precision.must_suit(computation.sgd.precision, self._device)
+            precision.check_suits(computation.sgd.precision, self._device)
             if isinstance(train, StoredSamples):
-                train.must_be_read(computation.sgd.batch_size)
+                train.check_readable(computation.sgd.batch_size)
         elif isinstance(computation, Differentiate) and isinstance(train, StoredSamples):
-            train.must_be_read(computation.batch_size)
+            train.check_readable(computation.batch_size)
 
     def compute(self, base: Vector, computation: Computation, **given: Any) -> Result:
         """As `Trainer.compute`. Gradients are kept until the next training.

@@ -35,7 +35,7 @@ from federation.training.contract import (
     scores_of,
 )
 from federation.training.plans import EvaluationPlan, TrainingPlan
-from federation.training.serving import must_have_objectives, reported_losses, served, split_metrics
+from federation.training.serving import check_objectives, reported_losses, served, split_metrics
 from federation.vectors import Array, Layout, Vector
 from federation.work.base import Result, Shape, WorkError
 
@@ -76,7 +76,7 @@ class Trainer(ABC):
         Raises:
             TaskError: an objective has a reserved name or does not exist, or the model cannot be a flat vector.
         """
-        must_have_objectives(task)
+        check_objectives(task)
         self.task, self.device, self.threads = task, device, threads
         self._named_device = device
         self.objectives = served(task, objectives)
@@ -138,7 +138,7 @@ class Trainer(ABC):
         """The number of samples of each split."""
         return {name: len(getattr(self.data, name)) for name in SPLITS}
 
-    def must_be_made(self) -> None:
+    def check_can_be_made(self) -> None:
         """Raises TaskError unless `__init__` of this class was called, which a subclass with its own may forget."""
         if "_named_device" not in vars(self):
             raise TaskError(
@@ -161,13 +161,13 @@ class Trainer(ABC):
             if not all(map(math.isfinite, losses.values())):
                 raise DataError(f"task {self.task.name!r}: the initial model has no finite loss on the {name} split")
 
-    def must_be_private(self) -> None:
+    def check_private(self) -> None:
         """Checks that the model can be trained with noise.
 
         Raises:
             WorkError: it cannot; the reason is that of the decline.
         """
-        self._must_be_able({Ability.NOISE})
+        self._check_able({Ability.NOISE})
 
     def close(self) -> None:  # noqa: B027 - optional
         """Releases what `prepare` took, such as processes."""
@@ -265,7 +265,7 @@ class Trainer(ABC):
             WorkError: the trainer lacks an ability, or returned an invalid result.
         """
         began = time.perf_counter()
-        self.must_do(computation)
+        self.check_can_do(computation)
         if base.shape != (self.layout.size,):
             raise ValueError(f"the model has {self.layout.size} trainable parameters, the base {base.shape}")
         match computation:
@@ -282,12 +282,12 @@ class Trainer(ABC):
                 result = Result({}, {}, training_losses(measured), self.samples)
             case _:
                 result = self._rows(base, computation, training_seed(seed, round, client_id), progress, stopped)
-        self._must_be_able(computation.needs())  # the work itself may have shown that the trainer is not repeatable
+        self._check_able(computation.needs())  # the work itself may have shown that the trainer is not repeatable
         return replace(result, seconds=time.perf_counter() - began)
 
-    def must_do(self, computation: Computation) -> None:
+    def check_can_do(self, computation: Computation) -> None:
         """Raises WorkError if the trainer lacks an ability that a computation needs."""
-        self._must_be_able(computation.needs())
+        self._check_able(computation.needs())
 
     def measure(
         self,
@@ -371,7 +371,7 @@ class Trainer(ABC):
     ) -> dict[str, Vector]:
         """The updates w_t - w, one for each target."""
         if work.private is not None:
-            self.must_be_private()
+            self.check_private()
         for weights in work.targets.values():
             if unknown := sorted(weights.keys() - set(self.objectives)):
                 raise ValueError(f"this client does not serve {', '.join(unknown)}: it serves {self.objectives}")
@@ -429,7 +429,7 @@ class Trainer(ABC):
             name = f"{method.__name__}()"
             raise refused(name, f"must not change the model that it is given: use model.copy() ({error})") from error
 
-    def _must_be_able(self, needed: frozenset[Ability] | set[Ability]) -> None:
+    def _check_able(self, needed: frozenset[Ability] | set[Ability]) -> None:
         if missing := sorted(needed - self.abilities):
             raise inability(Ability(missing[0]))
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from federation.owners_code import headline, must_not_exit, passes
+from federation.owners_code import headline, passes, without_exit
 from federation.spec.computation import Ability
 from federation.tasks import DataSource, Loading, Part, Task, task
 from federation.training import TrainingDiverged, TrainingStopped
@@ -110,7 +110,7 @@ class _Served:
         match header["type"]:
             case "train":
                 if header["private"] is not None:
-                    trainer.must_be_private()
+                    trainer.check_private()
                 plan = plan_of(
                     header,
                     trainer.samples,
@@ -183,7 +183,7 @@ def serve(name: str, environment: Mapping[str, str]) -> None:
             from federation.training.distributed import follow  # noqa: PLC0415
 
             os.dup2(2, 1)  # the messages are those of the first process
-            with must_not_exit(WorkError):
+            with without_exit(WorkError):
                 follow(ranks, lambda header: _made(header, name, ranks))
             return
     with suppress(BrokenPipeError):  # the worker has ended in the middle of an order

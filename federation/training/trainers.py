@@ -75,7 +75,7 @@ def make_trainer(kind: type[Trainer], *given: Any, **more: Any) -> Trainer:
             # The call itself failed: __init__ takes other arguments, or a method is missing.
             given_to = "; it is given a task, its data, a device, threads and objectives, as that of Trainer is"
             raise PluginError(f"trainer {_name(kind)!r}: {error}{given_to * ('__init__' in str(error))}") from error
-    trainer.must_be_made()
+    trainer.check_can_be_made()
     return trainer
 
 

@@ -60,7 +60,7 @@ class FormerKey:
     ended: datetime
     until: datetime
 
-    def must_count(self, asked: datetime, received: datetime) -> None:
+    def check_counts(self, asked: datetime, received: datetime) -> None:
         """Raises the Refusal `key-ended` unless it may sign a reply that was asked for and received at these times."""
         if asked > self.ended:
             raise _ended(self.key, f"was replaced at {_time_text(self.ended)}, before this was asked or made")
@@ -91,14 +91,14 @@ class KeyChain:
         former = self.former_of(envelope)
         return self.present if former is None else former.key
 
-    def must_count(self, envelope: SignedEnvelope, asked: datetime, received: datetime) -> None:
+    def check_counts(self, envelope: SignedEnvelope, asked: datetime, received: datetime) -> None:
         """Raises the Refusal `key-ended` if a former key signed an envelope and did not count at these times."""
         former = self.former_of(envelope)
         if former is not None:
-            former.must_count(asked, received)
+            former.check_counts(asked, received)
 
-    def must_have_made(self, envelope: SignedEnvelope, manifest: Message) -> None:
-        """As `must_count`, for an envelope of the coordinator, whose manifest has the time of its making."""
+    def check_made(self, envelope: SignedEnvelope, manifest: Message) -> None:
+        """As `check_counts`, for an envelope of the coordinator, whose manifest has the time of its making."""
         former = self.former_of(envelope)
         if former is None:
             return
@@ -106,7 +106,7 @@ class KeyChain:
         if field is None:
             raise _ended(former.key, f"was replaced at {_time_text(former.ended)}, and this is signed anew each time")
         created = moment(getattr(manifest, field))
-        former.must_count(created, created)
+        former.check_counts(created, created)
 
     def verify(self, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
         """Verifies and parses an envelope of the coordinator.
@@ -115,7 +115,7 @@ class KeyChain:
             Refusal: `key-unknown`, `key-ended`, `signature` or `manifest`.
         """
         manifest = verify(envelope, kind, self.signer(envelope))
-        self.must_have_made(envelope, manifest)
+        self.check_made(envelope, manifest)
         return manifest
 
 

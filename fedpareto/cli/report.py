@@ -55,7 +55,7 @@ def report_command(
                 raise CommandFailure(f"--beside {name}: that coordinator has no runs yet")
             others[name] = newest
     for other in others.values():
-        _must_compare(data, other)
+        _check_comparable(data, other)
     target = out or Path(f"report-{re.sub(r'[^A-Za-z0-9.-]', '-', data.run.name)}.html")  # whatever the name
     if target.exists() and not force:
         raise CommandFailure(f"{target} exists: give --force to overwrite it", code=USAGE)
@@ -69,7 +69,7 @@ def report_command(
     )
 
 
-def _must_compare(data: RunData, other: RunData) -> None:
+def _check_comparable(data: RunData, other: RunData) -> None:
     """Raises a Failure if two runs do not measure the same."""
     if (other.run.task, other.objectives) != (data.run.task, data.objectives):
         raise CommandFailure(

@@ -13,7 +13,7 @@ from pathlib import Path
 import typer
 
 from federation.line.proxies import Proxy, ProxyChoice, ProxyError, choose_proxy
-from federation.text_files import EncodingError, decoded, must_not_be_wide, read_text
+from federation.text_files import EncodingError, check_not_wide, decoded, read_text
 from federation.trust.join_string import JoinStringFields
 from federation.trust.keys import IdentityError, is_encrypted
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
@@ -70,7 +70,7 @@ def read_passphrase(path: Path | None) -> bytes | None:
         return None
     with failing(OSError, EncodingError, code=USAGE, what=f"cannot read the passphrase file {path}"):
         data = path.read_bytes()
-        must_not_be_wide(data)
+        check_not_wide(data)
         passphrase = data.removeprefix(codecs.BOM_UTF8).split(b"\n", 1)[0].rstrip(b"\r")
     if not passphrase:
         raise CommandFailure(f"the first line of the passphrase file {path} is empty", code=USAGE)

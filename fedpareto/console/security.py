@@ -66,7 +66,7 @@ def fields_of(text: str) -> list[tuple[str, str]]:
         raise RefusedRequest(400, f"The request has more than {MAX_FIELDS} fields.") from None
 
 
-def must_be_loopback(host: str, port: int) -> None:
+def check_loopback(host: str, port: int) -> None:
     """Raises ValueError, with the way to reach the pages from elsewhere, if an address is not this machine's own."""
     try:
         local = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
@@ -168,7 +168,7 @@ class Guard:
         send = _with_headers(send)
         try:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-            self._must_come_from_here(scope, headers)
+            self._check_own_origin(scope, headers)
             query = dict(fields_of(scope["query_string"].decode("latin-1")))
             if scope["path"] == ENTER:
                 await self._enter(scope["method"], query, send)
@@ -180,12 +180,12 @@ class Guard:
                 scope["session"], scope["token"] = session, self._keys.token(session)
             body = await _body(headers, receive)
             if scope["method"] not in ("GET", "HEAD"):
-                self._must_hold_token(session, body)
+                self._check_token(session, body)
             await self._limited(scope, _once(body, receive), send)
         except RefusedRequest as problem:
             await _answer(send, problem.status, self._error_page(problem.status, problem.message))
 
-    def _must_come_from_here(self, scope: Scope, headers: Mapping[str, str]) -> None:
+    def _check_own_origin(self, scope: Scope, headers: Mapping[str, str]) -> None:
         host = headers.get("host", "")
         if host.lower() not in self._hosts:
             raise RefusedRequest(403, "This server answers only under its own address on this machine.")
@@ -224,7 +224,7 @@ class Guard:
         cookie = f"{self._cookie}={session}; HttpOnly; SameSite=Strict; Path=/; Max-Age={int(SESSION_SECONDS)}"
         await _answer(send, 200, page.encode(), {"Set-Cookie": cookie})
 
-    def _must_hold_token(self, session: str | None, body: bytes) -> None:
+    def _check_token(self, session: str | None, body: bytes) -> None:
         given = dict(fields_of(body.decode("latin-1"))).get(TOKEN, "")
         if session is None or not hmac.compare_digest(given.encode(), self._keys.token(session).encode()):
             raise RefusedRequest(403, "The form is not one of this session: load the page again.")

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import uvicorn
 
-from fedpareto.console.security import ENTER, KEY_SECONDS, App, EntranceKeys, must_be_loopback
+from fedpareto.console.security import ENTER, KEY_SECONDS, App, EntranceKeys, check_loopback
 
 DEFAULT_PORT = 8446
 _GRACE_SECONDS = 1
@@ -28,7 +28,7 @@ def listen(host: str, port: int | None) -> socket.socket:
         ValueError: the address is not this machine's own.
         OSError: the port is taken, or the address does not exist.
     """
-    must_be_loopback(host, port or DEFAULT_PORT)
+    check_loopback(host, port or DEFAULT_PORT)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))

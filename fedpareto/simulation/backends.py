@@ -10,9 +10,9 @@ from federation.spec.computation import LocalSgd
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Task
 from federation.tasks import parameters as flat
-from federation.training.dp_sgd import must_suit
+from federation.training.dp_sgd import check_suits
 from federation.training.generators import generators_kept
-from federation.training.precision import must_suit as must_suit_device
+from federation.training.precision import check_suits as check_suits_device
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from fedpareto.simulation import SimulationError
@@ -70,7 +70,7 @@ def pick_backend(
         if name not in ("auto", "loop"):
             raise ValueError(f"{task.name} cannot be trained by the backend {name}: its trainer is {trainer.__name__}")
         return loop(f"its trainer is {trainer.__name__}")
-    must_suit_device(sgd.precision, torch.device(device))
+    check_suits_device(sgd.precision, torch.device(device))
     why = _reason_for_loop(name, task, population, spec)
     if name == "ray":
         if find_spec("ray") is None:
@@ -82,11 +82,11 @@ def pick_backend(
     if name == "loop":
         return loop()
     if name == "compiled":
-        from fedpareto.simulation.compiled import CompiledTrainer, must_compile, why_not_compiled  # noqa: PLC0415 - seconds
+        from fedpareto.simulation.compiled import CompiledTrainer, check_compiler, why_not_compiled  # noqa: PLC0415 - seconds
 
         if why := why_not_compiled(task, sgd):
             raise ValueError(f"{task.name} cannot be trained compiled: {why}; use --backend loop")
-        must_compile()
+        check_compiler()
         return Backend("compiled", "", Loop(task, splits, device, serves, CompiledTrainer))
     with generators_kept():
         why = why or why_not_stacked(task, splits, device, sgd, strict=name == "stacked")
@@ -112,6 +112,6 @@ def _reason_for_loop(name: str, task: Task, population: Population, spec: RunSpe
             raise ValueError(
                 f"{task.name} cannot be trained {name} with noise (privacy.sample_noise); use auto or loop"
             )
-        must_suit(flat.build(task), task, next(own.train for own in population.splits.values() if len(own.train)))
+        check_suits(flat.build(task), task, next(own.train for own in population.splits.values() if len(own.train)))
         reason = "each sample's gradient gets noise of its own client"
     return reason

@@ -85,7 +85,7 @@ def why_not_compiled(task: Task, sgd: LocalSgd) -> str:
     return ""
 
 
-def must_compile() -> None:
+def check_compiler() -> None:
     """Compiles one line.
 
     Raises:

@@ -30,7 +30,7 @@ from coordinator.rounds.transitions import INTERRUPTED, RUN_ENDED, SIMULATOR, mo
 from coordinator.settings import SETTINGS_FILE, Settings
 from federation.attacks.probe import Probe
 from federation.digests import digest
-from federation.owners_code import must_not_exit
+from federation.owners_code import without_exit
 from federation.process.shared_state import ordinary, ordinary_numpy
 from federation.spec.computation import CANNOT
 from federation.spec.run_sections import SelectionSpec
@@ -88,7 +88,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         DatabaseBusy: another process uses the home.
     """
 
-    @must_not_exit(SimulationError)
+    @without_exit(SimulationError)
     @ordinary()
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         self._population = populate(
             known_task, self.spec, DataSource(data, download=download), self._trainer, picked_device, members
         )
-        _must_find_clients(self.spec.selection, self._population.samples)
+        _check_clients(self.spec.selection, self._population.samples)
         self._stopping = False
         with ExitStack() as stack:
             self.backend: Backend = pick_backend(
@@ -181,7 +181,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         """Ends `run` soon, from any thread or signal handler. Finished rounds are kept, and the run can be resumed."""
         self._stopping = True
 
-    @must_not_exit(SimulationError)
+    @without_exit(SimulationError)
     def run(self, progress: Callable[[SimulationProgress], object] = lambda progress: None) -> History:
         """Runs to the end, or until `stop`; calls `progress` after every round."""
         facts = RunFacts.load(self._database, self.run_id)
@@ -312,7 +312,7 @@ def _probe(known_task: Task, trainer: type[Trainer], population: Population, dev
     return None if attack.triggered(clean) is None else Probe(attack, trainer(known_task, honest[0], device), clean)
 
 
-def _must_find_clients(selection: SelectionSpec, samples: Mapping[str, int]) -> None:
+def _check_clients(selection: SelectionSpec, samples: Mapping[str, int]) -> None:
     """Checks that a selection suits these clients, whose numbers of training samples are given by name.
 
     Raises:

@@ -161,7 +161,7 @@ class ObjectStore(BlobStore):
     def probe(self, *, takes_new: bool = False) -> None:
         if self._url_seconds:
             self._bucket.download_url(_MARK, self._url_seconds)
-        self._must_be_ours(takes_new=takes_new)
+        self._check_ours(takes_new=takes_new)
         key, content = f"probe/{secrets.token_hex(16)}", secrets.token_bytes(32)
         self._bucket.put(key, content)
         try:
@@ -174,7 +174,7 @@ class ObjectStore(BlobStore):
         if self._bucket.head(key) is not None:
             raise self._wrong("still has an object that was removed", key)
 
-    def _must_be_ours(self, *, takes_new: bool) -> None:
+    def _check_ours(self, *, takes_new: bool) -> None:
         ours = self._federation.encode()
         mark = self._bucket.head(_MARK)
         if mark is None:

@@ -19,7 +19,7 @@ from coordinator.check import check_home
 from coordinator.clock import SteadyClock
 from coordinator.condition import Condition
 from coordinator.members.access import control
-from coordinator.monitor import ClockBehind, ClockWatch, must_follow
+from coordinator.monitor import ClockBehind, ClockWatch, check_follows
 from coordinator.rounds.fleets import remote
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.housekeeping import COLLECTION_INTERVAL, Housekeeper
@@ -234,10 +234,10 @@ def test_a_coordinator_whose_clock_is_behind_the_record_serves_nobody_until_it_i
                 audit.record(session, at=at, actor="test", action="test")
 
         logged(now + timedelta(minutes=4))
-        must_follow(database, now)
+        check_follows(database, now)
         logged(now + timedelta(minutes=6))
         with pytest.raises(ClockBehind, match="nobody is served until the clock is right"):
-            must_follow(database, now)
+            check_follows(database, now)
     (shown,) = [finding for finding in check_home(home, now=now) if finding.subject == "clock"]
     assert shown.outcome is CheckOutcome.FAILED
     waiting = threading.Event()

@@ -195,7 +195,7 @@ def test_a_directory_is_gone_when_it_is_missing_another_one_or_closed(
         home.rmdir()
         home.write_text("")
 
-    directories.must_be_there()
+    directories.check_there()
     for change, cause in (
         (lambda: home.rename(tmp_path / "away"), "No such file or directory"),
         (home.mkdir, "another directory is there now"),
@@ -203,13 +203,13 @@ def test_a_directory_is_gone_when_it_is_missing_another_one_or_closed(
     ):
         change()
         with pytest.raises(DirectoryGone, match=cause):
-            directories.must_be_there()
+            directories.check_there()
     home.unlink()
     (tmp_path / "away").rename(home)
-    directories.must_be_there()
+    directories.check_there()
     monkeypatch.setattr("federation.directories.os.access", lambda *_: False)  # root may read everything
     with pytest.raises(DirectoryGone, match="cannot be read and written"):
-        directories.must_be_there()
+        directories.check_there()
 
 
 def test_every_fault_is_due_to_a_directory_that_is_gone_and_nothing_is_logged(

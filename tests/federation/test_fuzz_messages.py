@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc.status_pb2 import Status
 
 from coordinator.audit.checkpoints import LogKey
-from coordinator.rounds.replies.content import content_problem, must_be_a_time, must_match, privacy_problem
+from coordinator.rounds.replies.content import check_is_time, check_matches, content_problem, privacy_problem
 from coordinator.rounds.replies.declines import claimed_assignment, reason_and_message, verified_decline
 from federation.line.channels import LONGEST_RETRY_SECONDS, STATUS_KEY, refusal_from_rpc_error, signed_detail
 from federation.line.chunks import Chunk, read_fetched, read_submitted
@@ -138,8 +138,8 @@ def reply(data: bytes) -> common.ReplyManifest:
     """A reply whose client has signed it: what the coordinator checks before it looks at the payload."""
     order = common.AssignmentManifest.FromString((CORPUS / "assignment" / "train").read_bytes())
     manifest: common.ReplyManifest = message(common.ReplyManifest, data)
-    must_be_a_time(manifest.created)
-    must_match(manifest, order)
+    check_is_time(manifest.created)
+    check_matches(manifest, order)
     if (problem := content_problem(manifest, Train, SPEC.limits) or privacy_problem(manifest, order)) is not None:
         raise problem
     return manifest

@@ -14,7 +14,7 @@ import pytest
 from federation.v1.admin_pb2 import Client, ClientScores, ExportRoundsResponse, Participation, Run
 from federation.v1.common_pb2 import AssignmentState
 from fedpareto.cli.failure import CommandFailure
-from fedpareto.cli.report import _must_compare
+from fedpareto.cli.report import _check_comparable
 from fedpareto.pages import charts, heat, marks, plane, scales, small, timeline
 from fedpareto.pages.charts import Series
 from fedpareto.pages.dumbbells import Dumbbell, dumbbells
@@ -72,7 +72,7 @@ class Page(HTMLParser):
         return [dict(attributes)["aria-label"] or "" for attributes in self.drawings]
 
 
-def must_need_nothing(made: Page) -> None:
+def check_needs_nothing(made: Page) -> None:
     """No element that loads or runs anything, no address but anchors of the page itself."""
     assert not {"script", "img", "link", "iframe", "object", "image", "use", "form", "base"} & set(made.tags)
     for name, value in made.attributes:
@@ -95,7 +95,7 @@ def test_a_run_becomes_a_page_with_every_figure(stage: Stage) -> None:
     assert data.final is not None
     assert (data.final.round, data.final.split, data.final.measure) == (2, "test", "accuracy")
     made = Page(page(data))
-    must_need_nothing(made)
+    check_needs_nothing(made)
     assert made.tags.count("figure") == made.tags.count("figcaption") == 13
     assert len(made.labels) == 13
     assert set(made.labels) <= set(made.titles)
@@ -155,7 +155,7 @@ def made_up(rounds: int, clients: int, name: str = "client", objectives: Sequenc
 @pytest.mark.parametrize("rounds", [0, 1, 2, 400])
 def test_a_page_is_made_of_any_number_of_rounds(rounds: int) -> None:
     made = Page(page(made_up(rounds, 3)))
-    must_need_nothing(made)
+    check_needs_nothing(made)
     assert ("This run has no rounds yet." in made.words) == (rounds == 0)
     assert not re.search(r"\bnan\b", made.words)
 
@@ -169,7 +169,7 @@ def test_a_page_is_made_of_any_number_of_objectives_beside_other_runs(rounds: in
     data = made_up(rounds, 3, objectives=names)
     for beside in ([], [made_up(rounds, 2, "other", names)]):
         made = Page(page(data, beside))
-        must_need_nothing(made)
+        check_needs_nothing(made)
         assert not re.search(r"\bnan\b", made.words)
         assert set(made.labels) <= set(made.titles)
         assert ("The way through the plane of losses" in made.words) == (count == 2)
@@ -215,9 +215,9 @@ def test_the_plane_of_losses_shows_what_was_preferred_and_how_far_each_objective
 
 def test_only_runs_of_one_task_compare() -> None:
     data = made_up(1, 1)
-    _must_compare(data, made_up(2, 3))
+    _check_comparable(data, made_up(2, 3))
     with pytest.raises(CommandFailure, match="only runs of the same task and objectives compare"):
-        _must_compare(data, run_of("fsmgda", "", []))
+        _check_comparable(data, run_of("fsmgda", "", []))
 
 
 @pytest.mark.parametrize("slope", [0.01, 0.5, 1.0, 2.0, 1e3])
@@ -457,7 +457,7 @@ def test_a_page_of_hundreds_of_clients_stays_small() -> None:
 def test_what_members_and_operators_wrote_is_text_and_never_markup() -> None:
     source = page(made_up(2, 3, EVIL))
     made = Page(source)
-    must_need_nothing(made)
+    check_needs_nothing(made)
     assert EVIL in made.words
     assert "<script" not in source
     assert source.count("<style>") == 1

@@ -402,7 +402,7 @@ class Member:
             return
         ends = True
         try:
-            admission.must_be_in_time(process.clock())
+            admission.check_in_time(process.clock())
             if self.faults.strikes("upload broken off", self.name):
                 return
             at = upload.arrived

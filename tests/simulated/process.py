@@ -25,7 +25,7 @@ from coordinator.cluster.registry import CoordinatorFacts, Registry
 from coordinator.condition import Condition
 from coordinator.lease_keeper import LOOKS, LeaseKeeper
 from coordinator.members import membership
-from coordinator.monitor import ClockWatch, must_follow
+from coordinator.monitor import ClockWatch, check_follows
 from coordinator.rounds.bell import Bell
 from coordinator.rounds.fleets.deliveries import open_assignments_of
 from coordinator.rounds.fleets.presence import Assigned, AttendanceStream, Presence
@@ -151,7 +151,7 @@ class Process:
 
     def start(self) -> None:
         """Starts as the server does; the audit log is chained later. Raises ClockBehind."""
-        must_follow(self.database, self.world.now())
+        check_follows(self.database, self.world.now())
         if self._leases is not None:
             self._registry.enter()
         with self.database.begin() as session:
@@ -200,16 +200,16 @@ class Process:
                     return
             finally:
                 self.acting = False
-            self.must_live()
+            self.check_alive()
 
     def may_die(self, kind: str) -> None:
         """Kills the process if the fault strikes, and stops whatever goes on in a dead one."""
-        self.must_live()
+        self.check_alive()
         if self.faults.strikes(kind):
             self.alive = False
             raise Killed(kind)
 
-    def must_live(self) -> None:
+    def check_alive(self) -> None:
         """Stops whatever goes on in a dead process."""
         if not self.alive:
             raise Killed("dead")
@@ -222,7 +222,7 @@ class Process:
                 self.world.next(self.world.seconds + 5.0)
             finally:
                 self.acting = False
-            self.must_live()
+            self.check_alive()
 
     def may_sleep(self) -> None:
         """Lets another coordinator conduct the run, before the conductor goes on."""
@@ -232,14 +232,14 @@ class Process:
                 self._sleeps(self)
             finally:
                 self.acting = self.asleep = False
-            self.must_live()
+            self.check_alive()
 
     # --- calls of members
 
     def attends(self, stream: AttendanceStream, samples: int, objectives: list[str]) -> list[Assigned]:
         """A member attends. Returns its open assignments."""
-        self.condition.must_serve("Attend")
-        self._must_be_member(stream.client_id)
+        self.condition.check_serving("Attend")
+        self._check_member(stream.client_id)
         with self.database.begin() as session:
             client = session.get_one(Client, stream.client_id)
             client.tasks, client.objectives = {TASK: samples}, {TASK: objectives}
@@ -250,15 +250,15 @@ class Process:
 
     def fetch(self, client_id: str, digest: str) -> bytes:
         """A blob that an assignment offers."""
-        self._must_be_member(client_id)
+        self._check_member(client_id)
         with self.database.read() as session:
             _offering(session, client_id, digest)
         return self.blobs.read(digest)
 
     def admit(self, client_id: str, reply: SignedEnvelope) -> Admission | SignedEnvelope:
         """The admission of a reply, or its receipt if it had been given."""
-        self.condition.must_serve("Submit")
-        self._must_be_member(client_id)
+        self.condition.check_serving("Submit")
+        self._check_member(client_id)
         return self.intake.admit(client_id, reply)
 
     def upload(self, admission: Admission) -> ReplyUpload:
@@ -336,7 +336,7 @@ class Process:
         assert admission.layout is not None
         return PayloadCheck(admission.layout, admission.manifest.payload.partition(":")[0])
 
-    def _must_be_member(self, client_id: str) -> None:
+    def _check_member(self, client_id: str) -> None:
         """Refuses the call of a revoked member, as access control does."""
         if client_id in self._revoked:
             raise Refusal("certificate-revoked", membership.REVOKED)
@@ -409,7 +409,7 @@ class _Database(Database):
     @contextmanager
     def begin(self) -> Iterator[Session]:
         process, machine = self.process, self.process.machine
-        process.must_live()
+        process.check_alive()
         process.may_be_preempted()
         process.may_sleep()
         if process.faults.strikes("disk full"):
@@ -429,7 +429,7 @@ class _Database(Database):
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        self.process.must_live()
+        self.process.check_alive()
         self.process.may_be_preempted()
         with super().read() as session:
             yield session

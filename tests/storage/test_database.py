@@ -302,7 +302,7 @@ def test_a_database_of_a_newer_or_an_unreleased_version_is_refused_with_the_reme
 ) -> None:
     with database.engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = :name"), {"name": revision})
-    for check in (database.migrate, database.must_be_known, database.must_be_current):
+    for check in (database.migrate, database.check_known, database.check_current):
         with pytest.raises(DatabaseIncompatible, match=f"revision {revision}{why}"):
             check()
     with database.engine.begin() as connection:
@@ -360,7 +360,7 @@ print(known_revisions())
     assert reflected(database) == expected
     assert differences(database) == []
     with pytest.raises(DatabaseIncompatible, match=r"revision 0002, .* a newer version made it"):
-        database.must_be_known()
+        database.check_known()
 
 
 def test_a_migration_that_fails_changes_nothing(database_url: str) -> None:

@@ -137,7 +137,7 @@ def accepted(
     return found, refusals
 
 
-def must_be_listed(recorded: Recorded, chosen: Mapping[str, Edit], path: Path) -> tuple[set[str], int]:
+def check_listed(recorded: Recorded, chosen: Mapping[str, Edit], path: Path) -> tuple[set[str], int]:
     """Checks that each edit is refused, or that the page lists its value. Returns the listed values that were free."""
     same = recorded.bundle.having(every_value.entries(every_value.messages(recorded.bundle)))
     keys, log, bare = recorded.holders, recorded.keys["log"], recorded.bare

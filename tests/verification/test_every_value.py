@@ -20,10 +20,10 @@ from tests.verification.recorded import (
     SIGNED,
     bound,
     by,
+    check_listed,
     eventful,
     first_of,
     frozen,
-    must_be_listed,
     outcome,
     private,
 )
@@ -40,7 +40,7 @@ MANIFESTS = ("AssignmentManifest", "ReplyManifest", "ReceiptManifest", "StepMani
 @pytest.mark.parametrize("kind", few_of(MANIFESTS, "ReplyManifest"))
 def test_an_edit_of_each_field_of_a_signed_message_is_refused_or_listed(tmp_path: Path, kind: str) -> None:
     chosen = first_of(frozen("open"), kind)
-    free, _ = must_be_listed(frozen("open"), chosen, tmp_path / "edited")
+    free, _ = check_listed(frozen("open"), chosen, tmp_path / "edited")
     listed = {edit.value for edit in chosen.values() if by(edit).startswith((FREE, SIGNED))}
     # By the samples, the rule of this run weighs.
     assert listed - free == ({"ReplyManifest.samples"} if kind == "ReplyManifest" else set())
@@ -49,7 +49,7 @@ def test_an_edit_of_each_field_of_a_signed_message_is_refused_or_listed(tmp_path
 def test_a_sample_of_the_edits_is_refused_or_listed(tmp_path: Path) -> None:
     for name in ("open", "objectives", "multi-gradient"):
         chosen = dict(list(edits(frozen(name).bundle).items())[3::96])
-        _, count = must_be_listed(frozen(name), chosen, tmp_path / "edited")
+        _, count = check_listed(frozen(name), chosen, tmp_path / "edited")
         assert count > len(chosen)
 
 
@@ -60,7 +60,7 @@ def test_each_edit_of_an_open_run_is_refused_or_listed(tmp_path: Path) -> None:
     free, count = set[str](), 0
     for recorded in (eventful(tmp_path), *map(frozen, OUTCOMES)):
         chosen = edits(recorded.bundle)
-        found, refusals = must_be_listed(recorded, chosen, tmp_path / "edited")
+        found, refusals = check_listed(recorded, chosen, tmp_path / "edited")
         free, count, done = free | found, count + refusals, done | chosen
     print(f"{len(done)} edits of {len({edit.value for edit in done.values()})} values; {count} refusals")
     assert len(done) >= 300
@@ -75,7 +75,7 @@ def test_each_edit_of_a_private_run_is_refused_or_listed(tmp_path: Path) -> None
     recorded = private(tmp_path)
     chosen = {name: edit for name, edit in edits(recorded.bundle).items() if "LoggedEntry" not in name}
     assert len(chosen) >= 150
-    _, count = must_be_listed(recorded, chosen, tmp_path / "edited")
+    _, count = check_listed(recorded, chosen, tmp_path / "edited")
     print(f"{len(chosen)} edits; {count} refusals")
 
 

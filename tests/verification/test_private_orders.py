@@ -20,7 +20,7 @@ from federation.work.secure.orders import Owner, asked_coefficients, order_probl
 from federation.work.secure.terms import SessionStage
 from tests.federation.work.scene import Cast, cast, document, play
 from tests.verification.record_vectors import vector
-from verification.asked import must_be_answered
+from verification.asked import check_answered
 from verification.errors import Wrong
 
 VICTIM = "silo-03"
@@ -207,7 +207,7 @@ def test_a_field_that_nobody_knows_is_found_in_what_signed_messages_hold_as_byte
         exchange = OpenedExchange(assignment=assignment, decline=None, answers=(answer,))
         phase = OpenedPhase(number=0, decides=True, evaluates=False, exchanges=(exchange,))
         with BundleReader(vector("open")) as bundle:
-            must_be_answered(bundle, spec, OpenedRound(phases=(phase,), step=None, skipped=None))
+            check_answered(bundle, spec, OpenedRound(phases=(phase,), step=None, skipped=None))
 
     answered()
     terms = SecureReadyWork.FromString(order.work).terms

@@ -53,7 +53,7 @@ def read(path: Path) -> Read:
     return Read(code, printed.getvalue(), peak() - before)
 
 
-def must_be_printable(output: str) -> None:
+def check_printable(output: str) -> None:
     assert output.replace("\n", "").isprintable()
     assert not any(line.startswith(FORGED) for line in output.splitlines())
     assert max(map(len, output.splitlines())) <= LINE + 100
@@ -76,9 +76,7 @@ def _is_signed_again(edit: Edit, recorded: Recorded) -> bool:
     return value == "SignedEnvelope.signature" or (value == "SignedEnvelope.key_id" and any_key)
 
 
-def must_be_refused_or_listed(
-    recorded: Recorded, changed: set[Edit], result: Read, honest: int, *, signed: bool
-) -> str:
+def check_refused_or_listed(recorded: Recorded, changed: set[Edit], result: Read, honest: int, *, signed: bool) -> str:
     """The outcome of the edits of some values, in a word. Raises AssertionError."""
     if result.code == 1:
         return "refused"
@@ -109,8 +107,8 @@ def search(recorded: Recorded, path: Path, seeds: range) -> Counter[str]:
                 result = read((draft.by_all() if signed else draft.alone()).write(path))
                 try:
                     assert result.memory < MOST
-                    must_be_printable(result.output)
-                    outcome = must_be_refused_or_listed(recorded, changed, result, honest, signed=signed)
+                    check_printable(result.output)
+                    outcome = check_refused_or_listed(recorded, changed, result, honest, signed=signed)
                 except AssertionError as error:
                     error.add_note(f"seed {seed}, {'signed by all' if signed else 'without keys'}: {draft.words}")
                     raise
@@ -149,7 +147,7 @@ def damage(name: str, path: Path, seeds: range) -> Counter[int]:
         for seed in seeds:
             path.write_bytes(damaged(data, random.Random(seed)))
             result = read(path)
-            must_be_printable(result.output)
+            check_printable(result.output)
             assert result.memory < MOST, f"seed {seed}"
             codes[result.code] += 1
     return codes

@@ -68,7 +68,7 @@ def test_a_coordinator_that_is_content_with_fewer_clients_is_named(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, says: str
 ) -> None:
     monkeypatch.setattr(conversation, "replies_needed", lambda *_: 1)
-    monkeypatch.setattr(conversation, "_must_have", lambda *_: None)
+    monkeypatch.setattr(conversation, "_check_has", lambda *_: None)
     run, (ann, ben) = stage.begin("ann", "ben", algorithm="fedavg", more=more)
     ann.reply(ann.order())
     ben.decline(ben.order(), "no-data")

@@ -22,7 +22,7 @@ from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SamplePriva
 from federation.v1.record_pb2 import RoundRecord
 from fedpareto.cli.main import app
 from storage.states import RunState
-from tests.compared_metrics import MEASURED, Compared, differences, must_be_exact, watched
+from tests.compared_metrics import MEASURED, Compared, check_exact, differences, watched
 from tests.running import wait_for
 from tests.stage import Player, Stage, measurements, spec
 from tests.verification.record_vectors import KEYS, OUTCOMES, change, vector
@@ -46,7 +46,7 @@ def test_each_metric_of_a_round_is_refused_if_it_is_changed(
 ) -> None:
     bundle = Edited.of(vector(name))
     found = checked(bundle, tmp_path)
-    must_be_exact(expected)
+    check_exact(expected)
     last = bundle.about.rounds - 1
     recorded = bundle.round(last).metrics
     assert {*found[last].measured} == MEASURED & {*recorded}
@@ -134,7 +134,7 @@ def test_accuracies_that_are_no_shares_stops_and_metrics_of_the_task_are_verifie
     assert {"stop/value", "stop/best", "stop/since", "accuracy/mean", "metric/auc/a/weighted"} <= last.keys()
     assert last["accuracy/best"] < 1
     assert differences(stage, run) == []
-    must_be_exact(expected)
+    check_exact(expected)
     bundle = Edited.of(tmp_path / "run.fedpareto")
     lower = bundle.telling(lambda about: setattr(about.metrics[0], "better", "lower"))
     assert "the bundle has other metrics than the specification" in refusal(lower, tmp_path)
@@ -162,7 +162,7 @@ def test_a_run_without_evaluations_has_no_metrics_of_models(
     recorded = expected[0][1]
     assert not [name for name in recorded if basis(name) is Basis.MODEL]
     assert recorded["direction_norm"] > 0
-    must_be_exact(expected[:2])
+    check_exact(expected[:2])
 
 
 def test_epsilons_and_the_members_that_a_skipped_round_lacks_are_shown(
@@ -183,7 +183,7 @@ def test_epsilons_and_the_members_that_a_skipped_round_lacks_are_shown(
     assert differences(stage, run) == []
     assert expected[0][1]["epsilon/samples"] == 3.0
     assert (first.measured, second.measured) == (("bytes/down",), ("bytes/down", "required/missing"))
-    must_be_exact(expected[:1])
+    check_exact(expected[:1])
 
 
 def test_metrics_of_a_coordinate_wise_direction_need_the_updates(stage: Stage, tmp_path: Path) -> None:

@@ -86,14 +86,14 @@ def enroll(
             refused.
         IdentityError: the keys of an earlier call cannot be opened.
     """
-    _must_be_free(home)
+    _check_free(home)
     directory = home.directory.absolute()
     with _making(home):
         make_directories(directory.parent)
         address, ca = _coordinator(join, proxy)
         staging = _staging(directory, join)
         if kept := staging.exists():
-            _must_fit(staging, passphrase)
+            _check_fits(staging, passphrase)
         else:
             _make_keys(staging, passphrase)
         tls_key = load_tls_key(staging / "tls.key", passphrase)
@@ -178,7 +178,7 @@ def _request(join: JoinStringFields, tls_key: EllipticCurvePrivateKey, signing_k
     )
 
 
-def _must_be_free(home: WorkerHome) -> None:
+def _check_free(home: WorkerHome) -> None:
     """Looks at the directory before the join string is used: a wrong path must not use it up."""
     directory = home.directory.absolute()
     if home.joined:
@@ -217,7 +217,7 @@ def _make_keys(staging: Path, passphrase: bytes | None) -> None:
             shutil.rmtree(new)
 
 
-def _must_fit(staging: Path, passphrase: bytes | None) -> None:
+def _check_fits(staging: Path, passphrase: bytes | None) -> None:
     """Raises EnrollmentError if the keys of an earlier call have a passphrase and this one has none, or vice versa."""
     if is_encrypted(staging / "signing.key") is not bool(passphrase):
         kept = "have a passphrase" if passphrase is None else "have no passphrase"

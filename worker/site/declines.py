@@ -28,7 +28,7 @@ class Declines:
         Raises:
             DirectoryGone: the worker's directory is, so it has no reason of its own to decline.
         """
-        self.events.home.must_be_there()
+        self.events.home.check_there()
         assignment_id = claimed_id(envelope)
         reason, message = declined.reason, declined.texts.local
         if not declined.repeated:

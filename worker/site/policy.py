@@ -267,7 +267,7 @@ class Policy(Section):
         """True if the site answers each run before it works for it."""
         return bool(self.algorithms or self.submitters) or self.approve == "each-run"
 
-    def must_allow(self, tasks: Iterable[str]) -> None:
+    def check_allows(self, tasks: Iterable[str]) -> None:
         """Raises PolicyError if the owner does not allow one of these tasks to be offered."""
         for name in tasks:
             if self.tasks and name not in self.tasks:

@@ -69,7 +69,7 @@ class SitePrivacy:
         except ValueError:  # numbers that accountants of others cannot use, such as a delta of 1e-20
             return None
 
-    def must_suit(self, offers: Mapping[str, Trainer]) -> None:
+    def check_suits(self, offers: Mapping[str, Trainer]) -> None:
         """Checks that every task with a rule can be trained with noise, and that its delta is below 1 / samples.
 
         Raises:
@@ -83,7 +83,7 @@ class SitePrivacy:
                         "to be shown; it has to be far below 1 / samples"
                     )
                 try:
-                    trainer.must_be_private()
+                    trainer.check_private()
                 except WorkError as error:
                     raise WorkError(f"task {task}, which policy.toml wants trained with noise: {error}") from error
 
@@ -115,7 +115,7 @@ class SitePrivacy:
             raise WorkError("the first step would be made of gradients without noise", reason="dp-work")
         if problem := computation.sgd.without_noise():
             raise WorkError(f"this site trains with noise. train.{problem}", reason="dp-work")
-        trainer.must_be_private()
+        trainer.check_private()
         mechanism = private.mechanism(computation.sgd, trainer.samples, len(computation.targets))
         spent = self._spend(order, data, private.clip, mechanism, now)
         statement = SamplePrivacy(

@@ -57,7 +57,7 @@ class BegunWork:
         """Notes that a session of `died` is counted."""
         self._set(assignment_id, replace(self._notes[assignment_id], session=None))
 
-    def must_be_tried(self, order: Order) -> None:
+    def check_tries(self, order: Order) -> None:
         """Raises Declined, `crashed`, if the process has died in this work too often.
 
         In a private round only if it died where the run's model is not used: elsewhere it is a failure.

@@ -80,7 +80,7 @@ class Execution:
         """
         manifest, work, trainer = order.manifest, order.work, self.offers[order.manifest.task]
         self.memory.sweep(self.attendance.now())
-        self.begun.must_be_tried(order)
+        self.begun.check_tries(order)
         client = WorkingClient(
             client_id=self.attendance.member.client_id,
             round=manifest.round,
@@ -97,7 +97,7 @@ class Execution:
             own = None
             if computation is not None:
                 own = self.keeper.own(order, trainer, computation, control.pause)
-                trainer.must_do(computation if own is None else own.widened(computation))
+                trainer.check_can_do(computation if own is None else own.widened(computation))
             client = replace(client, residual=self.keeper.residual(order, control.pause))
         base = None if computation is None else self._base_model(order, control)
         self.memory.answer(order)

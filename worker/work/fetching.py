@@ -71,7 +71,7 @@ class Fetcher:
 
         name = order.manifest.assignment_id
         while not control.stopped():
-            self.events.home.must_be_there()
+            self.events.home.check_there()
             try:
                 path = self.caches[order.work.lane].get(digest, size, chunks)
             except ModelMismatch as error:

@@ -270,7 +270,7 @@ class Spool:
 
         A process that was killed may have written it, and not have removed the reply.
         """
-        self._events.home.must_be_there()
+        self._events.home.check_there()
         line = receipt_line(entry.envelope, entry.assignment, receipt, manifest)
         with suppress(OSError):  # then it may stand there twice, and is read as one
             if entry.assignment_id in self._again and stands(self._receipts, line):

@@ -5,7 +5,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from federation.owners_code import must_not_exit
+from federation.owners_code import without_exit
 from federation.plugins import PluginError
 from federation.spec.computation import SPLITS, Descend, Measure
 from federation.spec.objective_names import joint_target
@@ -78,10 +78,10 @@ def try_round(trainer: Trainer, spec: RunSpec | None = None) -> TrialRound:
         own, base = (None, model) if sharing is None else (Own(sharing, model), sharing.shared_of(model))
         work = Train.of(spec, 0, joint_target(trainer.objectives))
         if work.private is not None:
-            trainer.must_be_private()
+            trainer.check_private()
         descent = Descend(sgd=work.sgd, targets=work.targets, measure=work.measure)
         first = replace(descent, sgd=replace(work.sgd, epochs=0, steps=1), measure=False)
-        with must_not_exit(PluginError):
+        with without_exit(PluginError):
             _, trained, measured = (
                 compute(trainer, base, computation, own, seed=spec.seed, round=0, client_id="")
                 for computation in (first, descent, Measure(splits=SPLITS))

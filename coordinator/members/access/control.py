@@ -317,7 +317,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         try:
             if self._stopping:
                 raise _stopping()
-            self._condition.must_serve(action)
+            self._condition.check_serving(action)
             presented = context.auth_context().get("x509_pem_cert")
             identity, certificate = _identify(next(iter(presented))) if presented else (None, b"")
             if identity is not None:
@@ -339,7 +339,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 try:
                     if not await self._threads.read(self._check, identity, certificate):
                         await self._threads.run(self._chain_log)  # the right may be a moment old
-                        await self._threads.read(self._must_be_logged, identity, certificate)
+                        await self._threads.read(self._check_logged, identity, certificate)
                 except Refusal as refusal:
                     if refusal.reason in _ENDED:
                         self._ended.add(identity.serial)
@@ -381,7 +381,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 if not calls and self._calls.get(account) is calls:
                     del self._calls[account]
 
-    def _must_be_logged(self, session: Session, identity: PeerIdentity, certificate: bytes) -> None:
+    def _check_logged(self, session: Session, identity: PeerIdentity, certificate: bytes) -> None:
         if not self._check(session, identity, certificate):
             raise unlogged_caller(identity)
 

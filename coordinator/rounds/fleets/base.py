@@ -111,7 +111,7 @@ class RunFacts:
         """The metric by which the run is stopped before its last round; None if by none."""
         return kind_of(self.spec.stop.metric, self.metrics)
 
-    def must_run(self, session: Session) -> None:
+    def check_running(self, session: Session) -> None:
         """Raises Held if the run is not RUNNING."""
         if session.scalar(select(Run.state).where(Run.run_id == self.run_id)) is not RunState.RUNNING:
             raise Held
@@ -282,7 +282,7 @@ class Fleet(ABC):
         """
         while not self.complete():
             with self.around.database.read() as session:
-                self.run.must_run(session)
+                self.run.check_running(session)
             self.around.wait(1.0)
         with self.around.database.read() as session:
             return self.pool(session)

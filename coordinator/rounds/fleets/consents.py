@@ -114,7 +114,7 @@ def record_consent(
     run = session.get(Run, consent.run_id[:32], with_for_update=True)
     if run is None or run.run_id != consent.run_id:
         return ""  # the coordinator was restored from a backup
-    _must_fit(consent, {"federation_id": federation_id, "client_id": client_id, "spec": run.spec_digest})
+    _check_fits(consent, {"federation_id": federation_id, "client_id": client_id, "spec": run.spec_digest})
     data = envelope.SerializeToString(deterministic=True)
     row = session.get(Consent, (run.run_id, client_id))
     if row is not None:
@@ -135,7 +135,7 @@ def record_consent(
     return run.run_id
 
 
-def _must_fit(consent: ConsentManifest, expected: Mapping[str, str]) -> None:
+def _check_fits(consent: ConsentManifest, expected: Mapping[str, str]) -> None:
     """Raises the Refusal `mismatch:<field>` unless a consent has these fields and one of the possible answers."""
     for name, value in expected.items():
         if getattr(consent, name) != value:

@@ -22,7 +22,7 @@ NUMBER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./:-]{0,119}")
 _YEAR_1, _YEAR_10000 = -62_135_596_800, 253_402_300_800  # in seconds from 1970
 
 
-def must_be_a_time(created: Timestamp) -> None:
+def check_is_time(created: Timestamp) -> None:
     """Validates a client's timestamp.
 
     Raises:
@@ -32,7 +32,7 @@ def must_be_a_time(created: Timestamp) -> None:
         raise Refusal("manifest", f"created is not a time: {created.seconds} s and {created.nanos} ns")
 
 
-def must_match(manifest: ReplyManifest, order: AssignmentManifest) -> None:
+def check_matches(manifest: ReplyManifest, order: AssignmentManifest) -> None:
     """Raises if a reply differs from its assignment.
 
     Raises:

@@ -136,7 +136,7 @@ class Evidence:
             unread.remove(name)
             known = {**expected, "assignment_id": name, "client_id": assignment.client_id}
             exchange = open_exchange(exchange_of(assignment, [reply]), signers, known)
-            _must_be_signed(exchange, assignment, reply)
+            _check_signed(exchange, assignment, reply)
             if assignment.reason != REVOKED:
                 (answer,) = exchange.answers
                 replies.append(_reply(reply, exchange.assignment.manifest, answer.reply.manifest, blobs))
@@ -174,7 +174,7 @@ class Evidence:
         """The signed step of a round."""
         envelope, signers = parsed(row.step or b"") or SignedEnvelope(), self._signers({})
         step = opened("step", "the step", envelope, StepManifest, signers.of_coordinator)
-        _must_hold(("rounds", row.round_id), "step", step)
+        _check_column(("rounds", row.round_id), "step", step)
         return step.manifest
 
     def _signers(self, keys: Mapping[str, KeyChain]) -> Signers:
@@ -192,22 +192,22 @@ class Evidence:
             raise RecordError("replies", reply.reply_id, "envelope", why) from error
 
 
-def _must_be_signed(exchange: OpenedExchange, assignment: Assignment, reply: models.Reply) -> None:
+def _check_signed(exchange: OpenedExchange, assignment: Assignment, reply: models.Reply) -> None:
     """Raises RecordError unless the rows of an assignment and of its accepted reply repeat what was signed."""
     row: tuple[str, object] = ("assignments", assignment.assignment_id)
     signed = signed_columns.of_assignment(exchange.assignment.manifest)
-    _must_hold(row, "envelope", exchange.assignment, signed)
+    _check_column(row, "envelope", exchange.assignment, signed)
     for name, value in signed.items():
         _same(row, name, getattr(assignment, name), value)
     inputs = [{"name": item.name, "digest": item.digest, "size": item.size} for item in assignment.inputs]
     _same(row, "inputs", inputs, signed_columns.of_inputs(exchange.assignment.manifest))
     (answer,) = exchange.answers
     row = ("replies", reply.reply_id)
-    _must_hold(row, "envelope", answer.reply)
+    _check_column(row, "envelope", answer.reply)
     _same(row, "envelope_digest", reply.envelope_digest, answer.reply.digest)
     if answer.receipt is None:
         raise RecordError(*row, "receipt", "there is none")
-    _must_hold(row, "receipt", answer.receipt)
+    _check_column(row, "receipt", answer.receipt)
     for name, value in signed_columns.of_receipt(answer.receipt.manifest).items():
         _same(row, f"receipt ({name})", getattr(reply, name), value)
     for name, value in signed_columns.of_reply(answer.reply.manifest, stored=True).items():
@@ -216,7 +216,7 @@ def _must_be_signed(exchange: OpenedExchange, assignment: Assignment, reply: mod
         raise RecordError(*row, name, "what was signed is too large for the record, or not finite")
 
 
-def _must_hold(row: tuple[str, object], column: str, envelope: Opened[Any], named: Container[str] = ()) -> None:
+def _check_column(row: tuple[str, object], column: str, envelope: Opened[Any], named: Container[str] = ()) -> None:
     """Raises RecordError for the problem of an envelope, with the field; those in `named` are columns, too."""
     problem = envelope.problem
     if isinstance(problem, Mismatch):

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import and_, bindparam, insert, select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.replies.content import content_problem, must_be_a_time, must_match, privacy_problem
+from coordinator.rounds.replies.content import check_is_time, check_matches, content_problem, privacy_problem
 from coordinator.rounds.replies.declines import claimed_assignment, reason_and_message, verified_decline
 from coordinator.rounds.replies.evidence import SignatureMemory
 from coordinator.rounds.replies.recorder import FULFILLED, Signed, ending, record_equivocation, reply_row
@@ -88,7 +88,7 @@ class Admission(Signed):
     limits: LimitsSpec  # of the run
     deadline: datetime  # until when the reply counts
 
-    def must_be_in_time(self, now: datetime) -> None:
+    def check_in_time(self, now: datetime) -> None:
         """Raises the Refusal `deadline` once the reply comes too late."""
         if now > self.deadline:
             raise _late(self.manifest.assignment_id, self.deadline)
@@ -160,8 +160,8 @@ class Intake:
             raise closed
         try:
             manifest = self._signatures.open(envelope, ReplyManifest, keys.signer(envelope))
-            keys.must_count(envelope, moment(order.created), self._clock())
-            must_match(manifest, order)
+            keys.check_counts(envelope, moment(order.created), self._clock())
+            check_matches(manifest, order)
         except Refusal as refusal:
             raise closed or refusal from None
         layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows]) if order.rows else None
@@ -227,7 +227,7 @@ class Intake:
             registered = session.get_one(Client, client_id).signing_key
             keys = self._signing.keys_of(session, client_id, registered, envelope)
             decline = verified_decline(envelope, issued, keys)
-            keys.must_count(envelope, moment(order.created), self._clock())
+            keys.check_counts(envelope, moment(order.created), self._clock())
             reason, message = reason_and_message(decline)
             if assignment.state is not AssignmentState.OPEN:
                 return
@@ -301,7 +301,7 @@ def _parse(data: bytes) -> ReplyManifest:
         manifest = ReplyManifest.FromString(data)
     except DecodeError:
         raise Refusal("manifest", "the manifest is not a ReplyManifest") from None
-    must_be_a_time(manifest.created)
+    check_is_time(manifest.created)
     return manifest
 
 

@@ -130,7 +130,7 @@ class Uploads:
         manifest = admission.manifest
         name = _name(admission)
         with self._lock:
-            self._must_fit(manifest.client_id, manifest.assignment_id, name, manifest.payload_bytes)
+            self._check_fits(manifest.client_id, manifest.assignment_id, name, manifest.payload_bytes)
             try:
                 writer = self._blobs.resume(name)
             except BlockingIOError:
@@ -173,7 +173,7 @@ class Uploads:
         with self._lock:
             self._under_way.pop(name, None)
 
-    def _must_fit(self, client_id: str, assignment_id: str, name: str, size: int) -> None:
+    def _check_fits(self, client_id: str, assignment_id: str, name: str, size: int) -> None:
         sizes = {upload.name: upload.size for upload in self._blobs.partial_uploads()} | self._under_way
         for other in list(sizes):
             if _assignment_of(other) == assignment_id and other != name and self._blobs.drop(other):

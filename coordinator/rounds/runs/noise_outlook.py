@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from coordinator.rounds.fleets.remote import known_clients
 from coordinator.rounds.runs.submission import Submission
 from federation.aggregation.rules.fsmgda import FSMGDA
-from federation.spec.accounting import DELTA, AccountingError, Mechanism, NoiseBudget, epsilon, must_be_there
+from federation.spec.accounting import DELTA, AccountingError, Mechanism, NoiseBudget, check_there, epsilon
 from federation.spec.computation import LocalSgd, PrivateSgd
 from federation.text import counted
 from storage.models import Client
@@ -39,7 +39,7 @@ def noise_outlook(submission: Submission, session: Session) -> Iterator[str]:
     if not trainings:
         return
     try:
-        must_be_there()
+        check_there()
         yield from _spends(submission, {name: known[name].samples for name in trainings}, trainings)
         yield from _ends(submission, budgets, trainings)
     except AccountingError as error:

@@ -9,13 +9,13 @@ from federation.aggregation.interface import HyperparameterError
 from federation.aggregation.registry import algorithm, rule_code
 from federation.aggregation.rules.objectives import ObjectiveRule
 from federation.aggregation.rules.scalarised import Scalarised
-from federation.attacks import AttackError, must_exist
+from federation.attacks import AttackError, check_exists
 from federation.secure.evaluation import deviation_of_mean
 from federation.secure.thresholds import Mode, Thresholds
 from federation.spec.computation import Ability, LocalSgd
 from federation.spec.objective_names import JOINT
 from federation.spec.run_spec import RunSpec, SpecError
-from federation.spec.task_metrics import BUILT_IN, MetricKind, must_be_metrics
+from federation.spec.task_metrics import BUILT_IN, MetricKind, check_metrics
 
 _LARGE_FOR_ADAM = 0.05
 
@@ -28,7 +28,7 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
     """
     spec = RunSpec.parse(text)
     if spec.simulation.attack:
-        _must_name_an_attack(spec.simulation.attack)
+        _check_attack(spec.simulation.attack)
     with _named():
         rule = algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
     if (rule.reads_losses or rule.reads_accuracies) and not spec.train.measure:
@@ -39,32 +39,32 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
             "choose an algorithm that needs updates only, such as fedmgda+ or fedavg"
         )
     if spec.privacy.client_noise:
-        _must_protect_clients(spec, rule)
-    _must_train(spec, rule)
+        _check_client_noise(spec, rule)
+    _check_training(spec, rule)
     with _named(), rule_code(rule, "asking it for an optimiser"):
         optimiser = rule.optimiser()
     if optimiser is not None and spec.server.optimiser != "sgd":
         raise SpecError(f"server.optimiser: {rule.name} brings its own; leave it out")
     if spec.privacy.secure != "off":
-        must_suit_private_rounds(spec, rule)
+        check_suits_private_rounds(spec, rule)
         if spec.train.wire_dtype != "float32":
             raise SpecError(
                 f"train.wire_dtype: members of a private round send masked sums, which cannot be rounded to "
                 f'"{spec.train.wire_dtype}"; leave it out'
             )
     if spec.parameters.buffers == "averaged":
-        _must_show_buffers(spec)
+        _check_buffers(spec)
     return spec, rule
 
 
-def _must_name_an_attack(description: str) -> None:
+def _check_attack(description: str) -> None:
     try:
-        must_exist(description)
+        check_exists(description)
     except AttackError as error:
         raise SpecError(f"simulation.attack: {error}") from error
 
 
-def _must_show_buffers(spec: RunSpec) -> None:
+def _check_buffers(spec: RunSpec) -> None:
     """Raises SpecError if the run protects values that averaged buffers, which are sent in the clear, would reveal."""
     privacy = spec.privacy
     for key, protects, why in (
@@ -79,7 +79,7 @@ def _must_show_buffers(spec: RunSpec) -> None:
             )
 
 
-def must_suit_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
+def check_suits_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
     """Checks that a rule can work on the values that a private round opens (section 6 of the protocol).
 
     Raises:
@@ -122,7 +122,7 @@ def must_suit_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
         else f"clip: {rule.name} needs the length to which a member's vector is shortened, such as 1.0",
     )
     if over_objectives:
-        must_suit_private_sums(rule)
+        check_suits_private_sums(rule)
     measures = rule.reads_losses or getattr(rule, "measures", False)
     for reads, number in ((measures, "loss"), (rule.reads_accuracies, "accuracy")):
         require(not reads or number in privacy.disclose, f'disclose: {rule.name} needs "{number}"')
@@ -135,7 +135,7 @@ def must_suit_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
     require(not spec.objectives.serve, "secure: objectives.serve: members of a private round serve all objectives")
 
 
-def must_suit_private_sums(rule: Algorithm) -> None:
+def check_suits_private_sums(rule: Algorithm) -> None:
     """Checks that a rule over objectives needs nothing of a member but its part of a sum. Raises SpecError."""
     for key, allowed in (
         ("sketch", {"count", "mask", "exact"}),
@@ -152,7 +152,7 @@ def must_suit_private_sums(rule: Algorithm) -> None:
             raise SpecError(f"privacy.secure: algorithm.{key}: in a private round it is {choices}")
 
 
-def _must_train(spec: RunSpec, rule: Algorithm) -> None:
+def _check_training(spec: RunSpec, rule: Algorithm) -> None:
     """Raises SpecError if clients cannot train as `[train]` says for this rule, or with noise."""
     sgd = LocalSgd.of(spec.train)
     if spec.privacy.sample_noise and (why := sgd.without_noise()):
@@ -174,7 +174,7 @@ _NOT_PRIVATE = {
 }
 
 
-def _must_protect_clients(spec: RunSpec, rule: Algorithm) -> None:
+def _check_client_noise(spec: RunSpec, rule: Algorithm) -> None:
     """Raises SpecError if noise on the steps of a run would not protect its clients."""
     key = "privacy.client_noise"
     if spec.privacy.secure != "off":
@@ -332,15 +332,15 @@ def fitting_metrics(spec: RunSpec, metrics: tuple[MetricKind, ...]) -> tuple[Met
         )
     fitting = named or metrics
     try:
-        must_be_metrics(fitting)
+        check_metrics(fitting)
     except ValueError as error:
         raise SpecError(f"evaluate.metrics: {error}") from None
     if spec.stop.metric:
-        _must_stop(spec, fitting)
+        _check_stop(spec, fitting)
     return fitting
 
 
-def _must_stop(spec: RunSpec, metrics: tuple[MetricKind, ...]) -> None:
+def _check_stop(spec: RunSpec, metrics: tuple[MetricKind, ...]) -> None:
     """Raises SpecError if members will not report the metric that stops the run."""
     stop = spec.stop
     name, _, key = stop.metric.partition("/")

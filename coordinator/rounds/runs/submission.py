@@ -64,7 +64,7 @@ class Submission:
         except SpecError as error:
             raise Refusal("spec", str(error)) from error
 
-    def must_be_new(self, session: Session) -> None:
+    def check_new(self, session: Session) -> None:
         """Raises if a run of this name has not ended.
 
         Raises:
@@ -75,7 +75,7 @@ class Submission:
         if active is not None:
             raise Refusal("run-exists", f"run {active} has the name {name!r} and has not ended: stop it or rename")
 
-    def must_find_members(self, session: Session) -> None:
+    def check_members_exist(self, session: Session) -> None:
         """Raises if the run's selection names clients or tags that the federation does not have.
 
         Raises:
@@ -94,7 +94,7 @@ class Submission:
         if inactive := [name for name in selection.required if name not in names]:
             raise Refusal("spec", f"selection.required: {inactive[0]} is not an active member")
 
-    def must_share(self, session: Session) -> None:
+    def check_sharing(self, session: Session) -> None:
         """Raises if private rounds would weigh members by samples of which one member has too large a part.
 
         Raises:
@@ -159,7 +159,7 @@ class Submission:
         cohort = smallest_cohort(Mode(self.spec.privacy.secure), assumed(active))
         return max(cohort, SMALLEST_MGDA if self.rule.private != "sum" else SMALLEST)
 
-    def must_make_cohort(self, session: Session) -> None:
+    def check_makes_cohort(self, session: Session) -> None:
         """Raises if too few members offer the task for a private round, and the run would not wait for more.
 
         Raises:

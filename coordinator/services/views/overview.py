@@ -11,7 +11,7 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, contains_eager
 
-from coordinator.lookup import must_be_client
+from coordinator.lookup import check_client
 from coordinator.rounds.export import parsed
 from coordinator.rounds.fleets.presence import Attending
 from coordinator.rounds.fleets.remote import known_clients, serves
@@ -42,7 +42,7 @@ def client(session: Session, attending: Mapping[str, Attending], client_id: str)
     Raises:
         Refusal: `client-unknown`: there is none of that name.
     """
-    must_be_client(session, client_id)
+    check_client(session, client_id)
     return _clients(session, attending, [session.get_one(models.Client, client_id)])[0]
 
 
@@ -213,7 +213,7 @@ def replies(
     if number is not None:
         query = query.where(models.Round.number == number)
     if client_id:
-        must_be_client(session, client_id)
+        check_client(session, client_id)
         query = query.where(models.Reply.client_id == client_id)
     shown = []
     for reply in session.scalars(query):

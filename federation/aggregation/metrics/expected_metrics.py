@@ -240,7 +240,7 @@ class RunMetrics:
             return Expected()
         return _exact(self._stop(self._measured.get(model, [])))
 
-    def must_measure(self, number: int, model: str) -> bool:
+    def is_measured(self, number: int, model: str) -> bool:
         """True if members are asked to measure the model of the round with this number, which has a step.
 
         In a private run they measure a model once.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from federation.aggregation.base import Rule
-from federation.aggregation.interface import Combination, Coordinates, Rows, require_updates
+from federation.aggregation.interface import Combination, Coordinates, Rows, check_updates
 from federation.spec.options import option
 
 
@@ -36,7 +36,7 @@ class TrimmedMean(Rule):
 
     def combine(self, rows: Rows) -> Combination:
         f = self.byzantine
-        require_updates(len(rows.prior), 2 * f + 1, f"{self.name} with byzantine = {f}")
+        check_updates(len(rows.prior), 2 * f + 1, f"{self.name} with byzantine = {f}")
         return _without(rows, f)
 
 

@@ -42,7 +42,7 @@ from federation.aggregation.rules.objectives import (
     reweighted,
     training,
 )
-from federation.aggregation.rules.preference import check_preference, preferred, require_cvxpy
+from federation.aggregation.rules.preference import check_cvxpy, check_preference, preferred
 from federation.aggregation.secure.objectives import combined_step, mean_of
 from federation.owners_code import is_owners_class
 from federation.plugins import CodeOrigin
@@ -294,7 +294,7 @@ class FedCMOOPref(Conversation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_cvxpy()
+        check_cvxpy()
         if self.preference:
             check_preference(np.array(self.preference))
 

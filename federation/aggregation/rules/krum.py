@@ -6,7 +6,7 @@ import numpy as np
 
 from federation.aggregation.base import Rule, conclude
 from federation.aggregation.geometry import squared_distances
-from federation.aggregation.interface import Combination, Rows, Vector, require_updates
+from federation.aggregation.interface import Combination, Rows, Vector, check_updates
 from federation.spec.options import option
 
 
@@ -27,7 +27,7 @@ class Krum(Rule):
     def _average(self, rows: Rows, count: int) -> Combination:
         """The average of the `count` updates of the lowest scores, by their prior."""
         m, f = len(rows.prior), self.byzantine
-        require_updates(m, 2 * f + 3, f"{self.name} with byzantine = {f}")
+        check_updates(m, 2 * f + 3, f"{self.name} with byzantine = {f}")
         nearest = np.sort(squared_distances(rows.gram), axis=1)  # the first is the row itself
         scores: Vector = nearest[:, 1 : m - f - 1].sum(axis=1)
         chosen = np.argsort(scores, kind="stable")[:count]
@@ -48,6 +48,6 @@ class MultiKrum(Krum):
 
     def combine(self, rows: Rows) -> Combination:
         m, f = len(rows.prior), self.byzantine
-        require_updates(m, 2 * f + 3, f"{self.name} with byzantine = {f}")
-        require_updates(m, self.select + f + 2, f"multi-krum with select = {self.select} and byzantine = {f}")
+        check_updates(m, 2 * f + 3, f"{self.name} with byzantine = {f}")
+        check_updates(m, self.select + f + 2, f"multi-krum with select = {self.select} and byzantine = {f}")
         return self._average(rows, self.select or m - f - 2)

@@ -156,7 +156,7 @@ def solve(G: Matrix, linear: Programme) -> Vector:
     span = float(np.abs(linear.objective).max())
     if np.ptp(linear.objective) <= 1e-12 * span:
         raise NoSolutionError("all weights are equally good")
-    require_cvxpy()
+    check_cvxpy()
     import cvxpy  # noqa: PLC0415 - only where a preference is followed
 
     cp: Any = cvxpy
@@ -183,7 +183,7 @@ def solve(G: Matrix, linear: Programme) -> Vector:
     return solution
 
 
-def require_cvxpy() -> None:
+def check_cvxpy() -> None:
     """Raises HyperparameterError unless cvxpy is installed; the message says how to install it."""
     try:
         import cvxpy  # noqa: F401, PLC0415 - slow to load, and only one rule needs it

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.aggregation.base import Rule, conclude
-from federation.aggregation.interface import Combination, HyperparameterError, Rows, require_updates
+from federation.aggregation.interface import Combination, HyperparameterError, Rows, check_updates
 from federation.aggregation.qp import UnsolvedError
 from federation.plugins import CodeOrigin
 from federation.process.shared_state import ordinary
@@ -72,7 +72,7 @@ class TorchJD(Rule, ABC):
         scale, m = float(np.diag(rows.gram).mean()), len(rows.prior)
         byzantine = getattr(self, "n_byzantine", None)
         if byzantine is not None:
-            require_updates(m, 2 * byzantine + 3, f"{self.name} with n_byzantine = {byzantine}")
+            check_updates(m, 2 * byzantine + 3, f"{self.name} with n_byzantine = {byzantine}")
         if scale == 0 or m == 1:
             return conclude(rows.gram, rows.prior, rows.prior)
         seed = int(np.random.SeedSequence([self.seed, rows.round]).generate_state(1, np.uint64)[0] >> np.uint64(1))

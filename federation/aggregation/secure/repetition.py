@@ -100,7 +100,7 @@ def verify_secure_step(rule: Algorithm, spec: "RunSpec", context: RoundContext, 
     settings = [_recorded(record) for record in evidence.sessions]
     answers = _Answers(spec, context, evidence.replies, evidence.asked, evidence.inputs)
     step = _replayed(rule.round, context, settings, answers)
-    _must_be_same(step, evidence)
+    _check_same(step, evidence)
     return step
 
 
@@ -194,7 +194,7 @@ def _again(context: RoundContext, private: PrivateSetting, settings: Sequence[Se
     )
 
 
-def _must_be_same(step: Step, evidence: SecureEvidence) -> None:
+def _check_same(step: Step, evidence: SecureEvidence) -> None:
     if len(step.sessions) != len(evidence.sessions) or step.combined is None:
         raise UnverifiedSession("the number of sessions does not follow from the signed replies")
     for replayed, recorded in zip(step.sessions, evidence.sessions, strict=True):
@@ -240,11 +240,11 @@ class _Answers:
                 asked = self.asked.get(reply.envelope)
                 if (asked is not None or isinstance(phase, ReadyPhase)) and asked != work:
                     raise UnverifiedSession(f"{reply.client_id} was asked for other work than follows from the record")
-                self._must_give(phase, reply)
+                self._check_gives(phase, reply)
                 replies.append(self._with_rows(work, reply))
         return Replies(replies)
 
-    def _must_give(self, phase: AlgorithmPhase, reply: PhaseReply) -> None:
+    def _check_gives(self, phase: AlgorithmPhase, reply: PhaseReply) -> None:
         """Compares the inputs of the work. Ciphertexts between members are not on record. Raises UnverifiedSession."""
         given = dict(self.inputs.get(reply.envelope, {}))
         if reply.envelope in self.inputs:

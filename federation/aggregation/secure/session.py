@@ -212,11 +212,11 @@ class _Session:
             accepted = covered(self.bounds, least, self.final_cohort, coefficients)
         self.coefficients, self.share, self.least = accepted.coefficients, accepted.share, least
         if self.setting.asked is not None:
-            self._must_suit(self.setting.asked)
+            self._check_suits(self.setting.asked)
             self.coefficients = self.setting.asked
         return bool(self.coefficients)
 
-    def _must_suit(self, coefficients: Sequence[int]) -> None:
+    def _check_suits(self, coefficients: Sequence[int]) -> None:
         """Raises unless the coefficients sent to members give the direction computed here, and suit the members."""
         zeros = (0,) * len(self.W)
         if coefficients and len(coefficients) != len(self.W):

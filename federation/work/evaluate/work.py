@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from federation.spec.computation import SPLITS, Measure
-from federation.spec.task_metrics import MetricKind, must_be_metrics
+from federation.spec.task_metrics import MetricKind, check_metrics
 from federation.work.base import RowSchema, Shape, Shows, Terms, Work, WorkError, WorkingClient
 from federation.work.site import EVALUATE
 
@@ -42,7 +42,7 @@ class Evaluate(Work):
         if not self.splits or not known or len(set(self.splits)) < len(self.splits):
             raise WorkError(f"cannot evaluate the splits {list(self.splits)}; there are {', '.join(SPLITS)}")
         try:
-            must_be_metrics(self.metrics)
+            check_metrics(self.metrics)
         except ValueError as error:
             raise WorkError(str(error)) from None
         return ()

@@ -78,7 +78,7 @@ def joined_home(home: Path) -> WorkerHome:
     """The directory of a worker that has joined; a CommandFailure if there is none."""
     worker_home = WorkerHome(home)
     with failing(WorkerHomeError):
-        worker_home.require_joined()
+        worker_home.check_joined()
     return worker_home
 
 

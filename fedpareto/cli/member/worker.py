@@ -138,7 +138,7 @@ def run(
         return
     with failing(PolicyError), connecting(home, passphrase_file, proxy) as (worker_home, stored_member, passphrase):
         policy = Policy.load(worker_home.policy)
-        policy.must_allow(task)
+        policy.check_allows(task)
         with failing(RotationError, RosterError):
             member = end_rotation(worker_home, stored_member, passphrase=passphrase)
         with failing(DataError, SpoolError, ValueError):

@@ -48,9 +48,9 @@ def run_command(
     Finished runs are kept; another call makes only the missing runs. Tables and figures contain all finished runs.
     """
     experiment = results.load(name, quick, rounds)
-    runs.must_have_data(experiment, data)
+    runs.check_data(experiment, data)
     wanted = results.jobs(experiment, runs.seeds(seeds) or experiment.seeds, methods or [], conditions or [])
-    runs.must_train(device, backend)
+    runs.check_training(device, backend)
     made_by = session(["fedpareto", *sys.argv[1:]], datetime.now(UTC), device)
     store = Store(out or results.directory(experiment.name, quick, rounds), made_by)
     console = make_console(stderr=as_json)
@@ -59,7 +59,7 @@ def run_command(
         tempfile.TemporaryFile(dir=store.directory).close()
         results.mend(console, store)
         if resume:
-            runs.must_be_of_these_specifications(store, wanted)
+            runs.check_specifications(store, wanted)
         else:
             runs.forget(store, wanted)
         left = [job for job in wanted if store.find(job) is None]

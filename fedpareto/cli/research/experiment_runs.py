@@ -29,7 +29,7 @@ def seeds(text: str) -> tuple[int, ...]:
         raise CommandFailure(f"--seeds {text!r}: expected whole numbers, such as 0,12,37", code=USAGE) from None
 
 
-def must_have_data(experiment: Experiment, data: Path | None) -> None:
+def check_data(experiment: Experiment, data: Path | None) -> None:
     """Refuses an experiment without its data."""
     if data_exists(experiment, data):
         return
@@ -39,7 +39,7 @@ def must_have_data(experiment: Experiment, data: Path | None) -> None:
     raise CommandFailure(f"{data} lacks the data of {experiment.name}: {paths}", code=USAGE)
 
 
-def must_train(device: str, backend: str) -> None:
+def check_training(device: str, backend: str) -> None:
     """Refuses an unknown device or backend."""
     if backend not in BACKENDS:
         raise CommandFailure(f"no backend {backend!r}: there are {', '.join(BACKENDS)}", code=USAGE)
@@ -49,7 +49,7 @@ def must_train(device: str, backend: str) -> None:
         raise CommandFailure(str(error), code=USAGE) from None
 
 
-def must_be_of_these_specifications(store: Store, jobs: Sequence[Job]) -> None:
+def check_specifications(store: Store, jobs: Sequence[Job]) -> None:
     """Refuses to replace runs of other specifications."""
     differences = [difference for job in jobs if (difference := experiment_runner.other(store, job))]
     if differences:

@@ -16,7 +16,7 @@ from federation.record import log_entries
 from federation.v1.common_pb2 import SignedEnvelope
 from storage import audit
 from storage.models import Checkpoint, Run
-from tests.compared_metrics import must_be_exact, watched
+from tests.compared_metrics import check_exact, watched
 from tests.coordinator.audit.scene import Edit, Recorded, chain_anew, changed, cut, forge, logged, shift
 from tests.few import every
 from tests.running import wait_for
@@ -191,7 +191,7 @@ def test_each_metric_of_a_round_that_is_edited_is_found_and_the_round_named(
     compared = watched(monkeypatch)
     assert recorded.problems() == []
     assert len(compared) == 2
-    must_be_exact(compared)
+    check_exact(compared)
     numbers = compared[0][1]
     for name, value in [("accuracy/mean", 1.0), ("stationarity", 0.0), ("entropy", 1.0), ("made-up", 1.0)]:
 

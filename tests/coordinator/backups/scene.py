@@ -29,7 +29,7 @@ def restore_fails(words: str, backup: Path, home: Path) -> str:
     return fails(words, "restore", backup, "--home", home, "--replace")
 
 
-def must_change_nothing(words: str, backup: Path, home: Path) -> None:
+def check_unchanged(words: str, backup: Path, home: Path) -> None:
     """A backup is refused with these words, and the home stays as it was."""
     before = (home / "coordinator.db").read_bytes()
     said = run("restore", backup, "--home", home, "--replace", code=1)

@@ -24,10 +24,10 @@ from storage.states import AlertKind, AlertSeverity, RoundState
 from tests.conftest import Postgres, postgresql_database
 from tests.coordinator.backups.scene import (
     answer,
+    check_unchanged,
     fails,
     kept_blobs,
     lose_disk,
-    must_change_nothing,
     restore_fails,
     run,
 )
@@ -174,7 +174,7 @@ def test_a_backup_replaces_the_database_of_a_version_that_this_one_does_not_know
     fails(f"is at schema revision {revision}", "serve", "--home", home.directory)
     answer("restore", backup, "--home", home.directory, "--replace")
     with closing(home.open_database()) as database:
-        database.must_be_current()
+        database.check_current()
 
 
 def test_a_damaged_database_file_is_put_aside_without_being_asked_for(home: CoordinatorHome, backup: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_backup_that_cannot_be_restored_is_named_and_changes_nothing(
     act, words = DAMAGES[damage]
     blob_file(DirectoryStore(home.blobs_dir), min(kept_blobs(backup / "blobs"))).unlink()
     act(backup)
-    must_change_nothing(words, backup, home.directory)
+    check_unchanged(words, backup, home.directory)
     if damage != "another federation":
         said = run("restore", "--check", backup, code=1)
         assert re.search(words, said), said

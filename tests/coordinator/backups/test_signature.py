@@ -19,7 +19,7 @@ from coordinator.home import CoordinatorHome
 from federation.digests import file_digest
 from federation.trust.certificates import fingerprint, pem
 from federation.trust.envelope import key_id
-from tests.coordinator.backups.scene import answer, fails, lose_disk, must_change_nothing, restore_fails, run
+from tests.coordinator.backups.scene import answer, check_unchanged, fails, lose_disk, restore_fails, run
 from tests.few import few_of
 from tests.running import made_home
 
@@ -136,7 +136,7 @@ def test_an_edited_backup_is_refused_and_changes_nothing(place: Path, name: str)
     edit, words = EDITS[name]
     home, backup = place / "home", place / "backup"
     edit(backup)
-    must_change_nothing(words, backup, home)
+    check_unchanged(words, backup, home)
     run("restore", backup, "--check", "--ca", fingerprint(CoordinatorHome.load(home).ca), code=1)
 
 

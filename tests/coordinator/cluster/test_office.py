@@ -19,7 +19,7 @@ from coordinator.cluster.leases import SharedLeases
 from coordinator.condition import Condition
 from coordinator.home import CoordinatorHome
 from coordinator.lease_keeper import LeaseKeeper
-from coordinator.office import hold_database, must_share_blobs, take_office
+from coordinator.office import check_shares_blobs, hold_database, take_office
 from coordinator.ownership import CoordinatorHomeError
 from federation.refusals import Refusal
 from storage.blob_directory import DirectoryStore
@@ -100,14 +100,14 @@ def test_coordinators_must_have_the_same_blobs(
 ) -> None:
     one, other = Started(home, ends), Started(second, ends)
     blobs, elsewhere = DirectoryStore(tmp_path / "shared"), DirectoryStore(tmp_path / "elsewhere")
-    must_share_blobs(one.database, blobs, one.office.registry)
-    must_share_blobs(other.database, blobs, other.office.registry)
+    check_shares_blobs(one.database, blobs, one.office.registry)
+    check_shares_blobs(other.database, blobs, other.office.registry)
     with one.database.read() as session:
         assert session.scalar(select(Federation.shared_blob)) in referenced(session, None)
     with pytest.raises(CoordinatorHomeError, match="not those of the others: give all the same bucket"):
-        must_share_blobs(other.database, elsewhere, other.office.registry)
+        check_shares_blobs(other.database, elsewhere, other.office.registry)
     one.office.registry.leave()
-    must_share_blobs(other.database, elsewhere, other.office.registry)  # it is alone, with a store that was replaced
+    check_shares_blobs(other.database, elsewhere, other.office.registry)  # it is alone, with a store that was replaced
     with one.database.read() as session:
         assert elsewhere.exists(session.scalar(select(Federation.shared_blob)) or "")
 
@@ -126,8 +126,8 @@ def test_a_coordinator_with_a_wrong_clock_conducts_nothing_and_serves_nobody(
     assert held == ["held back"]
     assert condition.faults[StorageFault.CLOCK].endswith("s ahead of the database's")
     with pytest.raises(Refusal, match="clock"):
-        condition.must_serve("Attend")
-    condition.must_serve("Check")
+        condition.check_serving("Attend")
+    condition.check_serving("Check")
     ahead = timedelta(0)
     keeper.look()
     assert condition.faults == {}

@@ -108,13 +108,13 @@ def test_watching_goes_on_when_the_coordinator_restarts_and_shows_each_round_onc
 def test_an_open_round_shows_no_number_that_is_not_known(stage: Stage) -> None:
     run, (ann, ben) = stage.begin("ann", "ben", rounds=1, more="selection.minimum = 2")
     order = ann.order()
-    must_be_known(stage._admin, run)
+    check_known(stage._admin, run)
     ann.reply(order)
-    must_be_known(stage._admin, run)
+    check_known(stage._admin, run)
     stage.play(run, ann, ben)
 
 
-def must_be_known(admin: AdminStub, run: str) -> None:
+def check_known(admin: AdminStub, run: str) -> None:
     """Every number in what the commands and the report show of a run whose first round is open."""
     single = admin.GetRound(messages.GetRoundRequest(run=run, round=0))
     rounds = admin.ListRounds(messages.ListRoundsRequest(run=run))

@@ -164,10 +164,10 @@ def test_losses_without_a_logarithm_are_weighed_all_the_same(losses: list[float]
 
 
 def test_without_cvxpy_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    preferences.require_cvxpy()
+    preferences.check_cvxpy()
     monkeypatch.setitem(sys.modules, "cvxpy", None)
     with pytest.raises(HyperparameterError, match=r'pip install "fedpareto\[preference\]"'):
-        preferences.require_cvxpy()
+        preferences.check_cvxpy()
     with pytest.raises(HyperparameterError, match="not installed here"):
         preferred(np.eye(2), [1.0, 2.0], np.ones(2))
 

@@ -12,7 +12,7 @@ from coordinator.rounds.runs.submission import Submission
 from federation.aggregation.metrics.model_metrics import scores_of_means
 from federation.refusals import Refusal
 from federation.secure.evaluation import common
-from federation.spec.task_metrics import MOST_METRICS, MOST_VALUES, MetricKind, must_be_metrics, values
+from federation.spec.task_metrics import MOST_METRICS, MOST_VALUES, MetricKind, check_metrics, values
 from federation.tasks import TaskError, metrics_of, task
 from federation.tasks.digits import Digits
 from federation.work.evaluate.work import Evaluate
@@ -100,7 +100,7 @@ def test_what_a_metric_must_not_return(computed: object, why: str) -> None:
 )
 def test_a_metric_has_a_name_a_direction_and_a_range(known: list[MetricKind]) -> None:
     with pytest.raises(ValueError, match="metric"):
-        must_be_metrics(known)
+        check_metrics(known)
 
 
 def test_a_task_whose_metrics_cannot_be_used_says_so() -> None:

@@ -107,7 +107,7 @@ def test_one_trainer_decides_for_all_that_share_its_model() -> None:
     train(first, base, ADAM, measure=False)
     begun = len(modes(second))
     with pytest.raises(WorkError, match="cannot repeat"):
-        second.must_do(Differentiate(batch_size=3, again=True))
+        second.check_can_do(Differentiate(batch_size=3, again=True))
     train(second, base, ADAM, measure=False)
     assert modes(second)[begun:] == [WARN] * 6
     assert Ability.REPEATABLE not in second.abilities

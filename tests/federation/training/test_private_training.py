@@ -19,7 +19,7 @@ from federation.spec.noise import Noise
 from federation.spec.run_spec import SpecError
 from federation.tasks import Dataset, DataSource, Part, Task, initial_model, task
 from federation.tasks import parameters as flat
-from federation.training.dp_sgd import PrivateGradients, must_suit
+from federation.training.dp_sgd import PrivateGradients, check_suits
 from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import TrainWork
 from federation.vectors import Vector
@@ -223,7 +223,7 @@ class WithBatchNorm(Task):
 def test_a_model_that_mixes_samples_is_refused_before_it_is_trained(digits: Task) -> None:
     made = WithBatchNorm()
     with pytest.raises(WorkError, match="BatchNorm", check=lambda error: error.reason == "dp-model"):
-        must_suit(flat.build(made), made, Dataset(torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)))
+        check_suits(flat.build(made), made, Dataset(torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)))
 
 
 @pytest.mark.parametrize("package", ["opacus", "dp_accounting"])
@@ -232,7 +232,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_way_to_install_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # as Python sees one that is not there
     with pytest.raises(WorkError, match=r"pip install 'fedpareto\[dp\]'") as refused:
-        must_suit(flat.build(digits), digits, data)
+        check_suits(flat.build(digits), digits, data)
     assert refused.value.reason == "dp-missing"
 
 
@@ -361,7 +361,7 @@ def test_a_training_that_begins_again_for_want_of_a_deterministic_kernel_is_spen
 def test_such_an_operation_is_found_before_the_noise_and_does_not_make_the_model_unsuitable() -> None:
     learned = task("tests.owners_code.unpooled_task:Undecided")
     trainer = TorchTrainer(learned, learned.load(DataSource(part=Part(0, 40))), "cpu", 1)
-    trainer.must_be_private()
+    trainer.check_private()
     assert trainer.abilities == set(Ability) - {Ability.REPEATABLE}
 
 

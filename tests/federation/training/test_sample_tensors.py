@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from federation.tasks import DataError, Dataset, DataSource, Pool, Splits, Task, TaskError
-from federation.tasks.classification import cross_entropy, must_know, right_samples
+from federation.tasks.classification import check_labels, cross_entropy, right_samples
 from federation.tasks.partition import deal
 from federation.training.sample_tensors import as_tensor
 from federation.training.torch_trainer import TorchTrainer
@@ -131,7 +131,7 @@ def test_the_default_accuracy_of_pixels_is_the_share_of_those_that_count() -> No
     output = torch.zeros(2, 3, 2, 2).index_fill_(1, torch.tensor([1]), 1.0)
     y = torch.tensor([[[1, 1], [1, 0]], [[1, 2], [-100, -100]]])
     assert right_samples("t", output, y).tolist() == [0.75, 0.5]
-    must_know("t", output, y)
+    check_labels("t", output, y)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_what_the_default_loss_cannot_take_is_named_in_words(output: Any, y: tor
 )
 def test_labels_without_a_logit_are_named_in_words(labels: list[int], words: str) -> None:
     with pytest.raises(TaskError, match=words):
-        must_know("t", torch.zeros(2, 2), torch.tensor(labels))
+        check_labels("t", torch.zeros(2, 2), torch.tensor(labels))
 
 
 class Table(Task):

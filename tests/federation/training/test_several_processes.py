@@ -152,7 +152,7 @@ def test_all_processes_notice_a_divergence_and_a_stop_and_go_on(
 def test_noise_on_samples_is_for_one_process(two: ExternalTrainer) -> None:
     assert two.abilities - {Ability.REPEATABLE} == set(Ability) - {Ability.NOISE, Ability.REPEATABLE}
     with pytest.raises(WorkError, match="cannot add noise", check=lambda error: error.reason == "ability:noise"):
-        two.must_be_private()
+        two.check_private()
 
 
 def test_a_process_without_samples_begins_again_when_another_one_meets_an_operation_without_a_deterministic_kernel(

@@ -136,10 +136,10 @@ def test_the_keys_of_a_client_need_receipts_of_the_coordinator() -> None:
         assert caught.value.reason == reason
     found = chain(coordinator)
     signed = sign(ReceiptManifest(), old)
-    found.must_count(signed, NOON + HOUR, NOON + 3 * HOUR)
+    found.check_counts(signed, NOON + HOUR, NOON + 3 * HOUR)
     for asked, at in ((NOON + 2 * HOUR, NOON + 2 * HOUR), (NOON, NOON + 4 * HOUR)):
         with pytest.raises(Refusal, match="key-ended"):
-            found.must_count(signed, asked, at)
+            found.check_counts(signed, asked, at)
     with pytest.raises(Refusal, match="rotation"):
         whole_chain([], new.public_key(), federation_id=FEDERATION) and whole_chain(
             rotations([old, new], number=2), new.public_key(), federation_id=FEDERATION

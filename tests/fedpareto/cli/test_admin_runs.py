@@ -234,10 +234,10 @@ def test_a_record_in_postgresql_is_shown_by_a_coordinator_alone(tmp_path: Path) 
 def test_the_database_of_a_record_is_opened_so_that_nothing_can_be_written(tmp_path: Path) -> None:
     with closing(Database.open(f"sqlite:///{tmp_path / 'record.db'}")) as written:
         with pytest.raises(DatabaseTooOld, match="older version"):
-            Database.open_to_read(f"sqlite:///{tmp_path / 'record.db'}").must_be_current()
+            Database.open_to_read(f"sqlite:///{tmp_path / 'record.db'}").check_current()
         written.migrate()
     with closing(Database.open_to_read(f"sqlite:///{tmp_path / 'record.db'}")) as database:
-        database.must_be_current()
+        database.check_current()
         with pytest.raises(OperationalError, match="readonly"), database.begin() as session:
             session.add(models.Model(digest=digest(b""), size=0, parameters=0, created=datetime.now(UTC)))
 

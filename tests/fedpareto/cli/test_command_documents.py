@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.command_documents import FILE, must_suit
+from tests.command_documents import FILE, check_suits
 from tests.command_lines import command_paths, fedpareto_command
 from tests.fedpareto.cli.scene import submit
 from tests.harness import Federation
@@ -43,9 +43,9 @@ def test_every_command_that_shows_something_has_json_and_a_schema(schemas: Any) 
 )
 def test_another_document_does_not_suit(wrong: dict[str, Any]) -> None:
     right = {"file": "a", "run": "b", "rounds": 2, "clients": 1, "beside": []}
-    must_suit(["report", "b", "--json"], 0, json.dumps(right))
+    check_suits(["report", "b", "--json"], 0, json.dumps(right))
     with pytest.raises(AssertionError, match="report --json"):
-        must_suit(["report", "b", "--json"], 0, json.dumps(wrong if "file" in wrong or not wrong else right | wrong))
+        check_suits(["report", "b", "--json"], 0, json.dumps(wrong if "file" in wrong or not wrong else right | wrong))
 
 
 def test_commands_that_no_other_test_asks_for_json_suit_their_schemas(fed: Federation) -> None:

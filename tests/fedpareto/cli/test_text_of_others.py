@@ -103,7 +103,7 @@ def any_message(draw: st.DrawFn, kind: type[Message]) -> Message:
     return message
 
 
-def must_be_safe(words: str) -> None:
+def check_safe(words: str) -> None:
     assert words.replace("\n", "").isprintable(), words
 
 
@@ -131,7 +131,7 @@ PICTURES: dict[str, tuple[type[Message], Callable[[Any], Any]]] = {
 @given(data=st.data())
 def test_a_command_shows_hostile_text_as_text(command: str, data: st.DataObject) -> None:
     kind, picture = PICTURES[command]
-    must_be_safe(shown(picture(data.draw(any_message(kind)))))
+    check_safe(shown(picture(data.draw(any_message(kind)))))
 
 
 @few(admin_pb2.ListRepliesResponse)
@@ -144,7 +144,7 @@ def test_a_document_of_hostile_text_is_json_without_a_control_character(
     kind: type[Message], data: st.DataObject
 ) -> None:
     found = document.dumps(data.draw(any_message(kind)))
-    must_be_safe(found)
+    check_safe(found)
     json.loads(found)
 
 
@@ -161,7 +161,7 @@ def test_a_page_of_hostile_text_is_html_without_a_control_character(data: st.Dat
     for number, item in enumerate(items):
         item.summary.round = number
     found = page(RunData(run, items, {client.client_id: client}))
-    must_be_safe(found.replace("\t", ""))
+    check_safe(found.replace("\t", ""))
     assert "<script" not in found
 
 

@@ -41,7 +41,7 @@ def play_round(stage: Stage, run: str, players: list[Player], number: int) -> No
     stage.play(run, *players, until=lambda: len(stage.rounds(run)) > number and stage.rounds(run)[number].ended)
 
 
-def must_say(page: str, *words: str) -> None:
+def check_says(page: str, *words: str) -> None:
     assert not [missing for missing in words if missing not in page]
 
 
@@ -77,37 +77,37 @@ def test_each_screen_shows_a_run_that_has_ended(stage: Stage, console: Served) -
     run = finished(stage, "shown", "ann", "ben", "cleo")
     other = finished(stage, "shown-too", "ann", "ben")
     ended = ("completed", "2 of 2 rounds", "Who is left behind", "Round 1", "3 of 3 replied")
-    must_say(console.page(f"/runs/{run}"), "shown", "ann", *ended)
+    check_says(console.page(f"/runs/{run}"), "shown", "ann", *ended)
     series = json.loads(console.page(f"/runs/{run}/series"))
     assert (series["names"], series["rounds"]) == (["ann", "ben", "cleo"], [0, 1])
     assert all(0.0 < value < 1.0 for line in series["values"] for value in line)
     signed = ("signed envelopes hold", "signed by the coordinator")
-    must_say(console.page(f"/runs/{run}/rounds/-1"), "3 of 3 members replied", "What each member did", *signed)
-    must_say(console.page("/members/ben"), "ben", "Results and updates by run", "shown-too", "In the log", "key")
+    check_says(console.page(f"/runs/{run}/rounds/-1"), "3 of 3 members replied", "What each member did", *signed)
+    check_says(console.page("/members/ben"), "ben", "Results and updates by run", "shown-too", "In the log", "key")
     page = console.page(f"/compare?run={run}&run={other}")
-    must_say(page, "shown-too against shown", "mean accuracy", "fedmgda+")
+    check_says(page, "shown-too against shown", "mean accuracy", "fedmgda+")
     assert "Enroll" in console.page("/log?text=enroll")
     assert "There is no such entry" in console.page("/log?text=no-such-thing")
     page = console.page("/system")
     assert "SQLite" in page or "PostgreSQL" in page
     listed(console, run)
-    must_say(console.page("/"), "Members", "ann", "connected", "Runs that have ended", "shown")
+    check_says(console.page("/"), "Members", "ann", "connected", "Runs that have ended", "shown")
 
 
 def test_a_paused_run_needs_the_operator(stage: Stage, console: Served) -> None:
     run, _ = stage.begin("ann", "ben", name="held", paused=True)
     listed(console, run)
     page = console.page("/")
-    must_say(page, "Run held is paused", "resume held")
+    check_says(page, "Run held is paused", "resume held")
     assert "All well." not in page
     stage.stop_run(run)
 
 
 def test_a_failure_is_told_with_its_reason_and_what_to_do(stage: Stage, console: Served) -> None:
     run = troubled_run(stage, "failing", 1, "disk", HTML)
-    must_say(console.page(f"/runs/{run}?rounds=failed"), "1 of 3 replied", "cleo declined: disk")
+    check_says(console.page(f"/runs/{run}?rounds=failed"), "1 of 3 replied", "cleo declined: disk")
     page = console.page(f"/runs/{run}/rounds/0")
-    must_say(page, "The update was all zeros", "&lt;script&gt;")
+    check_says(page, "The update was all zeros", "&lt;script&gt;")
     assert HTML not in page
 
 
@@ -156,7 +156,7 @@ def test_the_last_state_stays_while_the_coordinator_is_away(stage: Stage, consol
     listed(console, run)
     wait_for(lambda: "2 of 2 rounds" in console.page(f"/runs/{run}"), "the console to know of the last round")
     with away(stage, console):
-        must_say(console.page(f"/runs/{run}"), "The coordinator is away since", "2 of 2 rounds")
+        check_says(console.page(f"/runs/{run}"), "The coordinator is away since", "2 of 2 rounds")
         if stage.served.database.directory is not None:  # rows in PostgreSQL are not read without a coordinator
             wait_for(lambda: console.reader._opened is not None, "the record that it left to be read")
             assert "2 of 2 members replied" in console.page(f"/runs/{run}/rounds/0")
@@ -206,7 +206,7 @@ def test_a_key_works_once_and_for_a_minute(console: Served) -> None:
     assert "url=/runs/x?heat=loss" in answer.text
     cookie = answer.headers["set-cookie"]
     name = f"fedpareto-console-{console.port}="
-    must_say(cookie, name, "HttpOnly", "SameSite=Strict", "Path=/", "Max-Age=43200")
+    check_says(cookie, name, "HttpOnly", "SameSite=Strict", "Path=/", "Max-Age=43200")
     assert console.ask("/log", Cookie=cookie.partition(";")[0]).status == 200
     again = console.ask(path, Cookie="")
     assert (again.status, "set-cookie" in again.headers) == (401, False)

@@ -16,7 +16,7 @@ from federation.vectors import read_vector
 from fedpareto.notebook import simulate
 from fedpareto.processes.forked import completed
 from fedpareto.simulation import SimulationError
-from fedpareto.simulation.compiled import must_compile, why_not_compiled
+from fedpareto.simulation.compiled import check_compiler, why_not_compiled
 from fedpareto.simulation.simulate import Simulation, SimulationProgress
 from storage.models import Run
 from storage.states import RunState
@@ -75,7 +75,7 @@ def test_stacked_clients_do_what_single_ones_do(attack: str) -> None:
 def compiler() -> None:
     """A C++ compiler, and what it needs of Python; skips where there is none."""
     try:
-        must_compile()
+        check_compiler()
     except SimulationError as error:
         pytest.skip(str(error))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedpareto.simulation import SimulationError
-from fedpareto.simulation.compiled import must_compile
+from fedpareto.simulation.compiled import check_compiler
 from fedpareto.simulation.simulate import Simulation
 from storage.models import Assignment, Reply
 from tests.fedpareto.simulation import scene as simulations
@@ -53,7 +53,7 @@ def test_simulated_clients_begin_again_come_to_the_same_model_and_mark_their_rep
 @pytest.mark.full
 def test_compiled_steps_begin_again_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     try:
-        must_compile()
+        check_compiler()
     except SimulationError as error:
         pytest.skip(str(error))
     text = spec(clients=3, rounds=2, partition="iid").replace('"digits"', '"tests.owners_code.unpooled_task:Unpooled"')

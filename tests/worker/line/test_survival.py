@@ -242,4 +242,4 @@ def test_a_second_worker_on_one_home_refuses_to_start(scene: Scene, member_home:
 
 def test_a_home_without_a_membership_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(WorkerHomeError, match="worker join"):
-        WorkerHome(tmp_path).require_joined()
+        WorkerHome(tmp_path).check_joined()

@@ -135,17 +135,17 @@ def test_a_task_that_cannot_be_trained_with_noise_does_not_start(tmp_path: Path)
     class Unsuited:
         samples = 100
 
-        def must_be_private(self) -> None:
+        def check_private(self) -> None:
             raise WorkError("the model has BatchNorm", reason="dp-model")
 
     site = SitePrivacy({"digits": RULE}, Ledger(tmp_path / "privacy.db"))
     unsuited: Any = Unsuited()
-    site.must_suit({"other": unsuited})
+    site.check_suits({"other": unsuited})
     with pytest.raises(WorkError, match=r"task digits, which policy\.toml wants .*: the model has BatchNorm"):
-        site.must_suit({"digits": unsuited})
+        site.check_suits({"digits": unsuited})
     unsuited.samples = 100_000
     with pytest.raises(WorkError, match=r"delta = 1e-05 .* one of 100000 samples"):
-        site.must_suit({"digits": unsuited})
+        site.check_suits({"digits": unsuited})
 
 
 def test_a_training_is_on_the_disk_before_it_begins_and_does_not_begin_if_it_cannot_be(

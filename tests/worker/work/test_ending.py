@@ -287,7 +287,7 @@ class Owner:
     def dies(self, order: Order) -> BegunWork:
         """A process begins the work and dies in it."""
         notes = self.notes()
-        notes.must_be_tried(order)
+        notes.check_tries(order)
         self.stack.enter_context(notes.noted(order))
         return notes
 

@@ -97,7 +97,7 @@ def submitted(scene: Scene, count: int = 1) -> list[Submission]:
     return scene.coordinator.submissions
 
 
-def must_decline(scene: Scene, asked: AssignmentManifest, reason: str, words: str) -> None:
+def check_declines(scene: Scene, asked: AssignmentManifest, reason: str, words: str) -> None:
     """The worker declines, with words in its message, before it has fetched anything."""
     _, told, message = scene.turned_down(asked)
     assert (told, words in message) == (reason, True), message
@@ -122,13 +122,13 @@ def must_decline(scene: Scene, asked: AssignmentManifest, reason: str, words: st
     ],
 )
 def test_gradients_that_make_no_sense_are_declined(scene: Scene, changes: dict[str, Any], words: str) -> None:
-    must_decline(scene, asking(scene, jacobian(**changes)), "work", words)
+    check_declines(scene, asking(scene, jacobian(**changes)), "work", words)
 
 
 def test_gradients_of_an_objective_that_is_not_served_are_declined(scene: Scene, offers: Prepared) -> None:
     scene.offers = offers[("left",)]
     words = "gradients of ['left', 'right'] are asked for; this client serves ['left']"
-    must_decline(scene, asking(scene, jacobian()), "work", words)
+    check_declines(scene, asking(scene, jacobian()), "work", words)
 
 
 def target(row: str, **weights: float) -> Target:
@@ -152,13 +152,13 @@ def target(row: str, **weights: float) -> Target:
 def test_targets_that_make_no_sense_are_declined(scene: Scene, targets: list[Target], words: str) -> None:
     asked = scene.order()
     set_train(asked, targets=targets)
-    must_decline(scene, asked, "work", words)
+    check_declines(scene, asked, "work", words)
 
 
 def test_rows_that_are_not_those_of_the_targets_are_declined(scene: Scene) -> None:
     asked = scene.order()  # one row, "loss"
     set_train(asked, targets=[target("left", left=1.0), target("right", right=1.0)])
-    must_decline(scene, asked, "rows", "")
+    check_declines(scene, asked, "rows", "")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_second_leg_that_makes_no_sense_is_declined_before_anything_is_fetched
 ) -> None:
     fields: dict[str, Any] = {"jacobian": jacobian("svd-two-way"), "objectives": BOTH}
     work = ResidualWork(**(fields | changes))
-    must_decline(scene, asking(scene, work, inputs=second_leg(scene)), "work", words)
+    check_declines(scene, asking(scene, work, inputs=second_leg(scene)), "work", words)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_inputs_other_than_those_that_the_work_needs_are_declined_before_anythin
     for name, value in (changes or {}).items():
         setattr(inputs[0], name, value)
     asked = asking(scene, RESIDUAL, inputs=[] if changes is None else inputs)
-    must_decline(scene, asked, "inputs", words)
+    check_declines(scene, asked, "inputs", words)
 
 
 def test_a_reference_other_than_the_promised_one_is_declined(scene: Scene) -> None:

@@ -454,10 +454,10 @@ def test_a_member_that_is_revoked_during_a_session_voids_it_and_the_next_attempt
     assert list(step.ready) == list(step.survivors) == [name for name in made.clients if name != CHEAT]
     assert not step.alarms
     assert not named_by(made, run)
-    must_verify(made, run)
+    check_verifies(made, run)
 
 
-def must_verify(made: Members, run: str) -> None:
+def check_verifies(made: Members, run: str) -> None:
     """An outsider verifies the record of a run with a voided attempt; without payloads it names what it lacks."""
     path = made.fed.directory / "revoked.fedpareto"
     made.fed.admin("bundle", run, "--payloads", "--yes", "--out", str(path))

@@ -29,10 +29,10 @@ from federation.vectors import Layout, Tensor, to_bytes
 from federation.work.base import Shape
 from federation.work.evaluate.work import Evaluate
 from federation.work.site import SessionEntry
-from tests.compared_metrics import must_be_exact, watched
+from tests.compared_metrics import check_exact, watched
 from tests.few import few_of
 from tests.harness import Federation, federation, wait_for
-from tests.verification.recorded import Recorded, first_of, must_be_listed
+from tests.verification.recorded import Recorded, check_listed, first_of
 from tests.verification.scene import Edited, signed_again
 from tests.worker.work.scene import STAGES, Members
 from verification.errors import Wrong
@@ -365,12 +365,12 @@ def test_an_outsider_verifies_the_record_of_a_run_and_finds_each_edit(
             compared = watched(patch)
             assert record.verify() == [model]
         assert {"private/members", "loss/train", "evaluated"} <= compared[0][1].keys()
-        must_be_exact(compared)
+        check_exact(compared)
     keys = {client: MemberFiles.load(scene.fed.directory / client).signing_key for client in CLIENTS}
     home = CoordinatorHome.load(scene.fed.home)
     recorded = Recorded(record.bundle, {**keys, "coordinator": home.signing_key, "log": home.log_key.key})
     chosen = first_of(recorded, *kinds)
-    _, refusals = must_be_listed(recorded, chosen, tmp_path / "edited")
+    _, refusals = check_listed(recorded, chosen, tmp_path / "edited")
     assert refusals > len(chosen)
 
 

@@ -9,7 +9,13 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from coordinator.rounds.replies import content
-from coordinator.rounds.replies.content import MAX_NUMBERS, content_problem, must_be_a_time, must_match, privacy_problem
+from coordinator.rounds.replies.content import (
+    MAX_NUMBERS,
+    check_is_time,
+    check_matches,
+    content_problem,
+    privacy_problem,
+)
 from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec
@@ -49,7 +55,7 @@ def reason_of(found: Refusal | None) -> str:
 def test_a_time_lies_in_the_years_1_to_9999(seconds: int, nanos: int, fits: bool) -> None:
     says = f"^manifest: created is not a time: {seconds} s and {nanos} ns"
     with nullcontext() if fits else pytest.raises(Refusal, match=says):
-        must_be_a_time(Timestamp(seconds=seconds, nanos=nanos))
+        check_is_time(Timestamp(seconds=seconds, nanos=nanos))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +77,7 @@ def test_a_payload_comes_exactly_where_rows_are_asked_for(
 ) -> None:
     manifest = ReplyManifest(rows=rows, payload=payload, payload_bytes=size)
     with pytest.raises(Refusal, match=f"^{reason}: ") if reason else nullcontext():
-        must_match(manifest, AssignmentManifest(rows=rows))
+        check_matches(manifest, AssignmentManifest(rows=rows))
 
 
 @pytest.mark.parametrize(

@@ -290,9 +290,9 @@ def test_a_reply_that_was_admitted_before_its_run_was_stopped_is_refused_and_no_
 
 def test_a_reply_that_was_admitted_before_the_deadline_comes_too_late_after_it(stage: Stage) -> None:
     _, _, intake, (admission,) = admitted(stage, 0)
-    admission.must_be_in_time(admission.deadline)
+    admission.check_in_time(admission.deadline)
     with pytest.raises(Refusal, match=r"^deadline"):
-        admission.must_be_in_time(admission.deadline + timedelta(microseconds=1))
+        admission.check_in_time(admission.deadline + timedelta(microseconds=1))
     stage.clock.ahead += LONG  # the conductor has not looked yet: the assignment is open
     with pytest.raises(Refusal, match=r"^deadline"):
         intake.record(admission, None)
