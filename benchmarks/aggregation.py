@@ -29,7 +29,7 @@ from federation.aggregation.registry import ALGORITHMS, algorithm
 from federation.aggregation.server_optimisers import OPTIMISERS, Optimiser
 from federation.aggregation.streaming import Row, one_thread
 from federation.digests import digest
-from federation.line.payload_check import PayloadCheck
+from federation.transport.payload_check import PayloadCheck
 from federation.vectors import to_bytes, update_layout, update_rows, write_vectors
 
 FORMS = {

@@ -31,7 +31,7 @@ import psutil
 HERE = Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE.parent)]
 
-from federation.line.tls import require_tls13  # noqa: E402
+from federation.transport.tls import require_tls13  # noqa: E402
 
 require_tls13()  # gRPC reads it once
 

@@ -24,7 +24,7 @@ from measuring import Document, cpu_seconds, in_a_process, least, lone_coordinat
 
 from coordinator.front.connection_limits import ConnectionLimits, raise_descriptor_limit
 from coordinator.front.listener import Front
-from federation.line.channels import server_verified_channel
+from federation.transport.channels import server_verified_channel
 from federation.trust.join_string import JoinStringFields, fetch_ca
 from federation.trust.keys import private_key_pem
 from federation.trust.member_files import MemberFiles

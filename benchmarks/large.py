@@ -21,7 +21,7 @@ import numpy as np
 from measuring import Document, cpu_seconds, lone_coordinator, peak_memory, progress, submitted, temporary_federation
 
 from federation.digests import DEFAULT_ALGORITHM, hasher
-from federation.line.channels import CHUNK_BYTES
+from federation.transport.channels import CHUNK_BYTES
 from federation.trust.envelope import verify
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest

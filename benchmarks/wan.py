@@ -1,7 +1,7 @@
 """Goodput of a worker's transfers over a long line, beside loopback; and a large update over a line that breaks.
 
 A coordinator and a worker in processes of their own, with TLS 1.3 and signatures; only the training is left out. The
-line is the proxy of `tests/federation/line/slow_line.py`, which delays and limits the rate: no kernel emulation is
+line is the proxy of `tests/federation/transport/slow_line.py`, which delays and limits the rate: no kernel emulation is
 needed. Goodput is the size of the update by the time from its first byte to its receipt, which is signed when the
 update is stored; that of the download is the size of the model by the time from the worker's attendance to the begin of
 its work.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from measuring import WORKER, Document, cases, progress, submitted, temporary_federation
 
-from tests.federation.line.slow_line import slow_line
+from tests.federation.transport.slow_line import slow_line
 from tests.harness import Federation, wait_for
 
 FORMS = {

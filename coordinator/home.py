@@ -23,9 +23,9 @@ from coordinator.ownership import CoordinatorHomeError, check_owner, claim_datab
 from coordinator.settings import SETTINGS_FILE, SQLITE, Settings
 from coordinator.signing_keys import Signing
 from federation.digests import digest
-from federation.line.addresses import known_addresses
 from federation.refusals import Refusal
 from federation.text_files import EncodingError, decoded
+from federation.transport.addresses import known_addresses
 from federation.trust.admin_files import Account, AdminFiles
 from federation.trust.certificates import SERVER_LIFETIME, der, fingerprint, load_certificate_file, make_ca, pem
 from federation.trust.identity import Role, check_name, coordinator_uri, parse_peer, signing_key_uri

@@ -48,7 +48,7 @@ from coordinator.services.health import HealthService
 from coordinator.services.transfers import LARGEST_WINDOW
 from coordinator.thread_pool import ThreadPool, all_started, share_heap
 from federation.directories import Directories
-from federation.line.channels import Option
+from federation.transport.channels import Option
 from federation.trust.certificates import pem
 from federation.trust.keys import make_private_directory, private_key_pem
 from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
@@ -284,7 +284,7 @@ class Coordinator:
         await self._front.start()
         if await asyncio.to_thread(_serves_tls12, settings.bind, self.enrollment_port, newcomers):
             raise RuntimeError(
-                "gRPC was imported before federation.line.tls.require_tls13 was called: it would serve TLS 1.2"
+                "gRPC was imported before federation.transport.tls.require_tls13 was called: it would serve TLS 1.2"
             )
         clocks = None
         if self._steady is not None:

@@ -13,8 +13,8 @@ import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coordinator.ownership import CoordinatorHomeError
-from federation.line.proxies import is_loopback
 from federation.spec.problems import Section, explain
+from federation.transport.proxies import is_loopback
 from federation.trust.identity import Action, check_name
 
 SETTINGS_FILE = "coordinator.toml"

@@ -20,8 +20,8 @@ def coordinator_serves(home: Path, *, answers: bool) -> bool:
     from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse  # noqa: PLC0415
     from grpc_health.v1.health_pb2_grpc import HealthStub  # noqa: PLC0415
 
-    from federation.line.channels import server_verified_channel  # noqa: PLC0415
     from federation.text_files import read_text  # noqa: PLC0415
+    from federation.transport.channels import server_verified_channel  # noqa: PLC0415
 
     settings = tomllib.loads(read_text(home / "coordinator.toml"))
     host = settings.get("enrollment_host") or settings["hosts"][0]

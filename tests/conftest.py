@@ -21,7 +21,7 @@ import typer.testing
 from hypothesis import settings
 from typer.testing import CliRunner
 
-from federation.line.tls import require_tls13
+from federation.transport.tls import require_tls13
 from fedpareto.processes import forked
 from storage.blob_directory import DirectoryStore
 from storage.database import Database

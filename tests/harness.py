@@ -21,10 +21,10 @@ from google.protobuf.message import Message
 from typer.testing import CliRunner
 
 from federation.digests import digest
-from federation.line.channels import RpcRefusal, refusal_from_rpc_error, server_verified_channel
 from federation.plugins import CODE
 from federation.spec.computation import Ability
 from federation.text import escaped_lines
+from federation.transport.channels import RpcRefusal, refusal_from_rpc_error, server_verified_channel
 from federation.trust.admin_files import AdminFiles
 from federation.trust.certificates import make_csr
 from federation.trust.envelope import sign

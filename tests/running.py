@@ -23,7 +23,7 @@ from coordinator.members.logged_rights import join_string_digest
 from coordinator.server import Coordinator
 from coordinator.settings import Settings
 from federation.digests import digest
-from federation.line.channels import mutual_channel, server_verified_channel
+from federation.transport.channels import mutual_channel, server_verified_channel
 from federation.trust.admin_files import AdminFiles
 from federation.trust.certificates import fingerprint, pem
 from federation.trust.identity import Role, client_uri
@@ -40,8 +40,8 @@ from storage.models import JoinString as JoinRow
 from storage.states import ClientState
 from tests import harness, waiting
 from tests.federation.trust.scene import Authority
+from worker.connection.enroll import enroll
 from worker.home import WorkerHome
-from worker.line.enroll import enroll
 
 T = TypeVar("T")
 SECONDS = 60.0  # how long anything may take before the test fails

@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from coordinator.audit.checkpoints import LogKey
 from coordinator.members.access.rpc_messages import status_details
 from federation.digests import digest
-from federation.line.channels import STATUS_KEY
 from federation.record.merkle import Tree, leaf_hash
 from federation.refusals import Refusal
+from federation.transport.channels import STATUS_KEY
 from federation.trust.certificates import csr_public_key, fingerprint, issue_certificate, make_ca, pem
 from federation.trust.envelope import envelope_digest, sign, verify
 from federation.trust.identity import client_uri, coordinator_uri

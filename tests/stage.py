@@ -20,7 +20,7 @@ from coordinator import office
 from coordinator.cluster.leases import time_of
 from coordinator.rounds.supervisor import Supervisor
 from federation.digests import digest
-from federation.line.channels import MAX_CHUNK_BYTES
+from federation.transport.channels import MAX_CHUNK_BYTES
 from federation.trust.envelope import verify
 from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as admin

@@ -20,24 +20,24 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from federation.findings import Finding
-from federation.line.proxies import Proxy, ProxyChoice, RouteError, dial, is_loopback
 from federation.plugins import PluginError
 from federation.refusals import Refusal
 from federation.spec.computation import CANNOT, Ability
 from federation.tasks import DataError, DataSource
 from federation.text import escaped
 from federation.training.trainers import TrainerChoice, close_trainer
+from federation.transport.proxies import Proxy, ProxyChoice, RouteError, dial, is_loopback
 from federation.trust.certificates import fingerprint, issuer_in, load_certificate, renewal_due
 from federation.trust.member_files import MemberFiles
 from federation.v1.federation_pb2 import AttendRequest, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.work.base import Lane
 from worker import software
+from worker.connection.approval import noted, waits
+from worker.connection.attendance import NONCE_BYTES, WRONG_CLOCK_SECONDS
+from worker.connection.clock import TimeRefused, signed_time
+from worker.connection.downloads import handshake
 from worker.home import WorkerHome, WorkerHomeError
-from worker.line.approval import noted, waits
-from worker.line.attendance import NONCE_BYTES, WRONG_CLOCK_SECONDS
-from worker.line.clock import TimeRefused, signed_time
-from worker.line.downloads import handshake
 from worker.site.policy import Policy, PolicyError
 from worker.site.round_ledger import RoundLedger
 from worker.work.cache import KEPT_MODELS

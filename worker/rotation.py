@@ -14,8 +14,8 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from federation.line.proxies import RouteError
 from federation.refusals import Refusal
+from federation.transport.proxies import RouteError
 from federation.trust.certificates import load_certificate, make_csr
 from federation.trust.envelope import envelope_digest
 from federation.trust.identity import parse_peer

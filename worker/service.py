@@ -15,14 +15,14 @@ from federation.trust.member_files import MemberFiles, note_addresses
 from federation.work.base import Lane
 from federation.work.peers import open_reply
 from federation.work.site import Site
+from worker.connection.approval import Approval
+from worker.connection.attendance import Attendance, Handlers
+from worker.connection.backoff import Backoff
+from worker.connection.clock import CoordinatorClock
+from worker.connection.renewal import Renewer
+from worker.connection.witness import Witness
 from worker.events import Events
 from worker.home import DiskUse, WorkerHome
-from worker.line.approval import Approval
-from worker.line.attendance import Attendance, Handlers
-from worker.line.backoff import Backoff
-from worker.line.clock import CoordinatorClock
-from worker.line.renewal import Renewer
-from worker.line.witness import Witness
 from worker.progress import Progress
 from worker.site.asked_runs import Verdict
 from worker.site.clear_answers import ClearAnswers

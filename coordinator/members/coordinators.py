@@ -7,7 +7,7 @@ from typing import Self
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from federation.line.addresses import MAX_ADDRESSES
+from federation.transport.addresses import MAX_ADDRESSES
 from storage.models import CoordinatorProcess
 
 TOLD_WITHIN = timedelta(minutes=1)  # since the last sign of life of a coordinator whose addresses are told

@@ -25,14 +25,14 @@ from coordinator.services.views.processes import coordinator_processes
 from coordinator.services.views.watching import Watching
 from coordinator.thread_pool import to_the_end
 from federation import digests
-from federation.line.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
-from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
 from federation.task_layout import TaskLayout
 from federation.text import escaped
+from federation.transport.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
+from federation.transport.payload_check import PayloadCheck
 from federation.v1 import admin_pb2 as messages
 from federation.v1 import admin_pb2_grpc
 from federation.vectors import MAX_ELEMENTS, Layout

@@ -24,9 +24,9 @@ from coordinator.services.stream_words import ReceivedHello, closed_until, intro
 from coordinator.settings import Settings
 from coordinator.thread_pool import to_the_end, wait_ended
 from federation.digests import parse
-from federation.line.channels import CHUNK_BYTES
-from federation.line.chunks import fetched
 from federation.refusals import Refusal
+from federation.transport.channels import CHUNK_BYTES
+from federation.transport.chunks import fetched
 from federation.trust.envelope import sign
 from federation.trust.identity import Action, PeerIdentity
 from federation.v1 import federation_pb2 as messages

@@ -9,10 +9,10 @@ from coordinator.rounds.replies.intake import Admission
 from coordinator.rounds.replies.uploads import ReplyUpload, Upload, Uploads
 from coordinator.services.transfers import Transfer
 from coordinator.thread_pool import ThreadPool, wait_ended
-from federation.line.channels import MAX_CHUNK_BYTES
-from federation.line.chunks import Chunk
-from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
+from federation.transport.channels import MAX_CHUNK_BYTES
+from federation.transport.chunks import Chunk
+from federation.transport.payload_check import PayloadCheck
 from federation.v1 import federation_pb2 as messages
 from federation.v1.common_pb2 import SignedEnvelope
 from storage.blobs import BlobStore

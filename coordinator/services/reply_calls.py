@@ -15,9 +15,9 @@ from coordinator.services.base import Parts, Service
 from coordinator.services.receiving import Receiving
 from coordinator.services.transfers import Transfers
 from coordinator.thread_pool import wait_ended
-from federation.line.chunks import Chunk
-from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
+from federation.transport.chunks import Chunk
+from federation.transport.payload_check import PayloadCheck
 from federation.v1 import federation_pb2 as messages
 from federation.v1.common_pb2 import LogHead, SignedEnvelope
 from federation.vectors import Layout

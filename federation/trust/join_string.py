@@ -7,8 +7,8 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Self
 
-from federation.line.addresses import MAX_ADDRESSES, is_address
-from federation.line.proxies import Proxy, RouteError, dial
+from federation.transport.addresses import MAX_ADDRESSES, is_address
+from federation.transport.proxies import Proxy, RouteError, dial
 from federation.trust.certificates import issuer_in, load_certificate, pem
 from federation.trust.identity import check_name
 from federation.trust.keys import IdentityError

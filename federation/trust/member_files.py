@@ -11,10 +11,10 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from federation.line.addresses import is_address
-from federation.line.proxies import ProxyChoice, no_proxy
 from federation.refusals import Refusal
 from federation.text_files import decoded
+from federation.transport.addresses import is_address
+from federation.transport.proxies import ProxyChoice, no_proxy
 from federation.trust.certificates import load_certificate, load_certificate_file, pem
 from federation.trust.key_chain import CoordinatorKeys, read_rotations
 from federation.trust.keys import (
@@ -35,7 +35,7 @@ from federation.trust.keys import (
 if TYPE_CHECKING:
     import grpc
 
-    from federation.line.channels import RpcRefusal
+    from federation.transport.channels import RpcRefusal
 
 OWN_ROTATIONS = "signing.rotations"  # the replacements of the holder's signing keys
 COORDINATOR_ROTATIONS = (
@@ -73,7 +73,7 @@ class Files:
 
     def channel(self, options: Sequence[tuple[str, int | str]] = (), *, address: str = "") -> "grpc.Channel":
         """A mutual-TLS channel to the federation port of the coordinator at `address`, or at the first address."""
-        from federation.line.channels import mutual_channel  # noqa: PLC0415 - gRPC loads slowly
+        from federation.transport.channels import mutual_channel  # noqa: PLC0415 - gRPC loads slowly
 
         key, address = private_key_pem(self.tls_key), address or self.address
         return mutual_channel(
@@ -86,13 +86,13 @@ class Files:
         Raises:
             RouteError: no coordinator answers.
         """
-        from federation.line.first_serving import first_serving  # noqa: PLC0415 - gRPC loads slowly
+        from federation.transport.first_serving import first_serving  # noqa: PLC0415 - gRPC loads slowly
 
         return first_serving(self.addresses, self.service, self.proxy, lambda address: self.channel(address=address))
 
     def refusal(self, error: "grpc.RpcError", address: str = "") -> "RpcRefusal":
         """The reason why a call of the holder failed, to the coordinator at `address`, or at the first address."""
-        from federation.line.channels import refusal_from_rpc_error  # noqa: PLC0415 - gRPC loads slowly
+        from federation.transport.channels import refusal_from_rpc_error  # noqa: PLC0415 - gRPC loads slowly
 
         proxy = self.proxy(address or self.address)
         return refusal_from_rpc_error(error, not_after=self.not_after, proxy=proxy)

@@ -13,9 +13,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from federation.line.tls import require_tls13
 from federation.owners_code import described, owners_frame
 from federation.text import escaped_lines
+from federation.transport.tls import require_tls13
 from fedpareto import __version__
 from fedpareto.cli.commands import TableGroup
 from fedpareto.cli.failure import INTERRUPTED, CommandFailure

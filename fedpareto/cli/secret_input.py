@@ -12,8 +12,8 @@ from pathlib import Path
 
 import typer
 
-from federation.line.proxies import Proxy, ProxyChoice, ProxyError, choose_proxy
 from federation.text_files import EncodingError, check_not_wide, decoded, read_text
+from federation.transport.proxies import Proxy, ProxyChoice, ProxyError, choose_proxy
 from federation.trust.join_string import JoinStringFields
 from federation.trust.keys import IdentityError, is_encrypted
 from fedpareto.cli.failure import USAGE, CommandFailure, failing

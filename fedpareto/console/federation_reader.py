@@ -14,10 +14,10 @@ from typing import TypeVar
 
 import grpc
 
-from federation.line.channels import refusal_from_rpc_error
 from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.text import escaped
+from federation.transport.channels import refusal_from_rpc_error
 from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.admin_messages import whole

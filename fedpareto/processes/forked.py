@@ -19,8 +19,8 @@ from contextlib import suppress
 from multiprocessing import forkserver, parent_process
 from pathlib import Path
 
-from federation.line.tls import require_tls13
 from federation.process.sockets import short_enough
+from federation.transport.tls import require_tls13
 
 # The imports of coordinators, workers and commands. None of them may start a thread or make a gRPC call.
 PRELOADED = [

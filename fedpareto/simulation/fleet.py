@@ -27,12 +27,12 @@ from federation.aggregation.base import Algorithm
 from federation.aggregation.phases import Asked, PhaseReply, Replies, Selected
 from federation.attacks.probe import Probe
 from federation.digests import digest
-from federation.line.payload_check import PayloadCheck
 from federation.owners_code import described
 from federation.spec.computation import SPLITS, Computation, Descend, Measure, MeasureAlong, training_losses
 from federation.spec.sharing import BUFFERS
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.contract import no_share_in_words, no_shares
+from federation.transport.payload_check import PayloadCheck
 from federation.trust.envelope import envelope_digest, sign
 from federation.trust.proofs import UNSIGNED
 from federation.v1.common_pb2 import AssignmentManifest, Row, SignedEnvelope

@@ -10,8 +10,8 @@ import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from federation.line.channels import refusal_from_rpc_error
 from federation.tasks import initial_model, task
+from federation.transport.channels import refusal_from_rpc_error
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import write_vectors
 from tests.harness import Federation, Process, federation, wait_for

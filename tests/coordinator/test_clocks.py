@@ -26,7 +26,7 @@ from coordinator.rounds.housekeeping import COLLECTION_INTERVAL, Housekeeper
 from coordinator.rounds.replies.uploads import Uploads
 from federation.digests import digest
 from federation.findings import CheckOutcome
-from federation.line.channels import refusal_from_rpc_error
+from federation.transport.channels import refusal_from_rpc_error
 from federation.v1.admin_pb2 import GetRunRequest, WatchRunRequest
 from federation.v1.federation_pb2 import FetchBlobRequest, SubmitRequest
 from storage import audit

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.coordinator.scene import CLIENTS, SPEC, Scene, attended, front_of, under_way, with_constants
-from tests.federation.line.slow_line import slow_line
+from tests.federation.transport.slow_line import slow_line
 from tests.harness import SECONDS, Process, wait_for
 
 

@@ -25,9 +25,9 @@ from tests.power_cut import power_cut
 from tests.running import made_home
 from tests.scripted import scripted
 from worker import rotation
+from worker.connection.enroll import enroll
 from worker.events import Events
 from worker.home import WorkerHome
-from worker.line.enroll import enroll
 from worker.site.privacy_ledger import Ledger
 from worker.site.refused_orders import RefusedOrders
 from worker.state_file import StateFile

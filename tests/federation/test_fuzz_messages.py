@@ -16,8 +16,6 @@ from google.rpc.status_pb2 import Status
 from coordinator.audit.checkpoints import LogKey
 from coordinator.rounds.replies.content import check_is_time, check_matches, content_problem, privacy_problem
 from coordinator.rounds.replies.declines import claimed_assignment, reason_and_message, verified_decline
-from federation.line.channels import LONGEST_RETRY_SECONDS, STATUS_KEY, refusal_from_rpc_error, signed_detail
-from federation.line.chunks import Chunk, read_fetched, read_submitted
 from federation.refusals import Refusal
 from federation.secure.dealing import DealShares
 from federation.secure.errors import Malformed
@@ -26,6 +24,8 @@ from federation.sketches import sketch
 from federation.sketches.base import ClientSketch, SketchError
 from federation.spec.run_spec import RunSpec
 from federation.training.pipe import Messages, PipeError
+from federation.transport.channels import LONGEST_RETRY_SECONDS, STATUS_KEY, refusal_from_rpc_error, signed_detail
+from federation.transport.chunks import Chunk, read_fetched, read_submitted
 from federation.trust.envelope import sign, verify
 from federation.trust.key_chain import KeyChain
 from federation.v1 import common_pb2 as common
@@ -42,8 +42,8 @@ from tests.fuzzing import CORPUS, Parser, corpus, fuzz, messages
 from tests.scripted import CLIENT, FEDERATION, ScriptedLog
 from tests.worker.scene import ALLOWED, LAYOUT
 from tests.works import MESSAGES
+from worker.connection.witness import Witness
 from worker.events import Events
-from worker.line.witness import Witness
 from worker.progress import StatementError
 from worker.site.assignments import Declined, check_assignment
 from worker.site.policy import WorkLimits

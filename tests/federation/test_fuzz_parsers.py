@@ -14,12 +14,12 @@ from coordinator.rounds.runs.submission import Submission
 from coordinator.settings import Settings
 from federation.attacks.base import AttackError
 from federation.attacks.catalogue import parse_attack
-from federation.line.payload_check import PayloadCheck
-from federation.line.proxies import Proxy, ProxyError
 from federation.record.bundle import BlobAbsent, BundleError, BundleReader
 from federation.record.provenance import read_exported
 from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec, SpecError
+from federation.transport.payload_check import PayloadCheck
+from federation.transport.proxies import Proxy, ProxyError
 from federation.trust.certificates import csr_public_key, issuer_in
 from federation.trust.identity import parse_peer
 from federation.trust.join_string import JoinStringFields

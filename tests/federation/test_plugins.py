@@ -19,7 +19,6 @@ from federation.aggregation.registry import algorithm, origins
 from federation.attacks import AttackError, parse_attack
 from federation.attacks.catalogue import entries
 from federation.digests import digest
-from federation.line.channels import refusal_from_rpc_error
 from federation.plugins import CodeOrigin, PluginError, Plugins
 from federation.sketches import SKETCHES, sketch
 from federation.sketches import load as load_sketch
@@ -27,6 +26,7 @@ from federation.sketches.base import SketchError
 from federation.tasks import task
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainers import trainer_kind
+from federation.transport.channels import refusal_from_rpc_error
 from fedpareto.cli import completion
 from fedpareto.experiments.definition import ExperimentError
 from fedpareto.experiments.loading import load as load_experiment

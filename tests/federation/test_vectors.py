@@ -17,11 +17,11 @@ from safetensors import numpy as safetensors
 
 from federation import vectors
 from federation.digests import digest
-from federation.line.payload_check import PayloadCheck
 from federation.record.provenance import Provenance, read_exported, with_provenance
 from federation.refusals import Refusal
 from federation.task_layout import TaskLayout
 from federation.tensor_names import first_difference
+from federation.transport.payload_check import PayloadCheck
 
 MODEL = vectors.Layout((vectors.Tensor("weight", (2, 3)), vectors.Tensor("bias", (3,)), vectors.Tensor("scale", ())))
 ROWS = vectors.update_layout([("loss", 7), ("fairness", 5)])

@@ -90,8 +90,8 @@ def coordinator(point: str) -> None:
 def worker(point: str) -> None:
     from federation.training.trainer import Trainer
     from worker import rotation
-    from worker.line import renewal
-    from worker.line.attendance import Attendance
+    from worker.connection import renewal
+    from worker.connection.attendance import Attendance
     from worker.work import submitter
     from worker.work.spool import Spool
 

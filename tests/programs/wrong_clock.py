@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import grpc._channel
 
 from fedpareto.cli.entry import main
-from worker.line import clock
+from worker.connection import clock
 
 AHEAD = float(sys.argv.pop(1))
 real_time = time.time

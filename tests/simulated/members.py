@@ -35,7 +35,7 @@ from tests.simulated.faults import Faults
 from tests.simulated.plans import TASK, Plan
 from tests.simulated.process import Process
 from tests.simulated.world import BEGINNING, World
-from worker.line.clock import TOLERANCE, TimeRefused
+from worker.connection.clock import TOLERANCE, TimeRefused
 from worker.work.execution import _origin
 from worker.work.memory import question_digest
 from worker.work.submitter import _CLOSED, _WRONG

@@ -37,8 +37,8 @@ from coordinator.rounds.replies.uploads import ReplyUpload, Upload, Uploads
 from coordinator.rounds.supervisor import Supervisor
 from coordinator.services.federation import _offering
 from coordinator.signing_keys import Signing
-from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
+from federation.transport.payload_check import PayloadCheck
 from federation.v1.common_pb2 import SignedEnvelope
 from storage import audit
 from storage.blob_directory import DirectoryStore

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-from federation.line.tls import require_tls13
+from federation.transport.tls import require_tls13
 from fedpareto.processes.forked import start_server
 from tests.postgresql import postgresql
 

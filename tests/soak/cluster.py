@@ -18,8 +18,8 @@ from sqlalchemy.exc import OperationalError
 
 from coordinator.home import read_settings
 from coordinator.settings import SETTINGS_FILE
-from federation.line.channels import server_verified_channel
 from federation.secure.thresholds import SMALLEST
+from federation.transport.channels import server_verified_channel
 from federation.trust.admin_files import AdminFiles
 from federation.trust.join_string import JoinStringFields
 from federation.trust.member_files import MemberFiles, note_addresses
@@ -31,8 +31,8 @@ from tests.harness import SECONDS, Federation, Process, wait_for
 from tests.paths import PROGRAMS
 from tests.soak.line import Line
 from tests.worker.work.scene import pin_each_other
+from worker.connection.enroll import enroll
 from worker.home import WorkerHome
-from worker.line.enroll import enroll
 
 PARAMETERS = 500  # of the model
 NAMES = ("one", "two", "three")  # of the coordinators

@@ -29,13 +29,13 @@ from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
 from fedpareto.processes.forked import completed
 from tests.command_lines import failure
-from tests.federation.line.connect_proxy import connect_proxy
 from tests.federation.training.scene import Halving
+from tests.federation.transport.connect_proxy import connect_proxy
 from tests.federation.trust.scene import Authority
 from tests.running import SECONDS, Running, running
+from worker.connection.enroll import enroll
 from worker.doctor import check_disk
 from worker.home import WorkerHome
-from worker.line.enroll import enroll
 
 OK, WARNING, FAILED, SKIPPED = CheckOutcome
 NETWORK = ["membership", "dns", "proxy", "tls", "coordinator", "clock"]

@@ -22,10 +22,10 @@ from federation.vectors import read_vector, update_layout
 from tests.harness import federation
 from tests.scripted import CLIENT, files_in, scripted
 from tests.worker.scene import Scene
+from worker.connection.backoff import Backoff
+from worker.connection.enroll import EnrollmentError, enroll
 from worker.events import Events
 from worker.home import WorkerHome, WorkerHomeError
-from worker.line.backoff import Backoff
-from worker.line.enroll import EnrollmentError, enroll
 from worker.state_file import read_state
 from worker.work.cache import ModelCache, ModelMismatch
 from worker.work.spool import Spool, SpoolError

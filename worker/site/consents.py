@@ -16,9 +16,9 @@ from federation.text import escaped
 from federation.trust.envelope import key_id, sign
 from federation.v1.common_pb2 import AssignmentManifest, ConsentManifest, RunManifest, SignedEnvelope
 from federation.v1.federation_pb2 import FetchBlobRequest
+from worker.connection.attendance import Attendance
 from worker.events import Events
 from worker.home import disk_texts, with_remedy
-from worker.line.attendance import Attendance
 from worker.site.asked_runs import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, AskedRun, RunsFile, Verdict
 from worker.site.assignments import Declined
 from worker.site.policy import Policy

@@ -29,9 +29,9 @@ from federation.work.secure.limits import check_sessions
 from federation.work.secure.ready import Ready
 from federation.work.site import EVALUATE, Site
 from worker import software
+from worker.connection.attendance import Attendance
 from worker.events import Events
 from worker.home import DiskFull, FileLocked
-from worker.line.attendance import Attendance
 from worker.site.assignments import COMPARE, Declined, Order
 from worker.site.privacy import SitePrivacy
 from worker.work.attacker import Attacker

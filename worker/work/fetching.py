@@ -7,17 +7,17 @@ from pathlib import Path
 
 import grpc
 
-from federation.line.transfer_times import slowest_seconds
 from federation.refusals import Refusal
 from federation.tensor_names import first_difference
 from federation.training import TrainingStopped
+from federation.transport.transfer_times import slowest_seconds
 from federation.v1.federation_pb2 import FetchBlobRequest, LocateBlobRequest
 from federation.vectors import LENGTH_BYTES, header_length, parse_header
 from federation.work.base import Lane
+from worker.connection.attendance import ANSWER_SECONDS, Attendance
+from worker.connection.backoff import Backoff
+from worker.connection.downloads import BlobUrl, DownloadFailed, download
 from worker.events import Events
-from worker.line.attendance import ANSWER_SECONDS, Attendance
-from worker.line.backoff import Backoff
-from worker.line.downloads import BlobUrl, DownloadFailed, download
 from worker.site.assignments import COMPARE, Declined, Order, OtherModel
 from worker.work.cache import ModelCache, ModelMismatch
 from worker.work.work_control import Control

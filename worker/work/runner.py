@@ -19,9 +19,9 @@ from federation.training import TrainingStopped
 from federation.training.reasons import NOT_ASKED, texts_of
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.work.base import Lane
+from worker.connection.attendance import Attendance
 from worker.events import Events
 from worker.home import WorkerHomeError, disk_texts
-from worker.line.attendance import Attendance
 from worker.progress import Progress
 from worker.site.asked_runs import Verdict
 from worker.site.assignments import Consent, Declined, Order, OtherModel, check_assignment, check_cancel

@@ -13,21 +13,21 @@ from pathlib import Path
 
 import grpc
 
-from federation.line.channels import CHUNK_BYTES, RpcRefusal, signed_detail
-from federation.line.chunks import submitted
-from federation.line.transfer_times import slowest_seconds
 from federation.owners_code import TwoTexts
 from federation.record import bound_fields
 from federation.record.bound_fields import difference
 from federation.refusals import Refusal
+from federation.transport.channels import CHUNK_BYTES, RpcRefusal, signed_detail
+from federation.transport.chunks import submitted
+from federation.transport.transfer_times import slowest_seconds
 from federation.trust.envelope import envelope_digest
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import LogHead, ReceiptManifest, SignedEnvelope
 from federation.v1.federation_pb2 import SubmitRequest, Window
+from worker.connection.attendance import ANSWER_SECONDS, Attendance
+from worker.connection.backoff import Backoff
+from worker.connection.file_calls import FileCalls
 from worker.events import Events
-from worker.line.attendance import ANSWER_SECONDS, Attendance
-from worker.line.backoff import Backoff
-from worker.line.file_calls import FileCalls
 from worker.work.kept import Keeper
 from worker.work.spool import Spool, SpoolEntry
 

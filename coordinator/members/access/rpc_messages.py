@@ -10,9 +10,9 @@ from google.protobuf.any import pack
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
-from federation.line.channels import ERROR_DOMAIN, STATUS_KEY
-from federation.line.chunks import read_submitted
 from federation.refusals import Refusal
+from federation.transport.channels import ERROR_DOMAIN, STATUS_KEY
+from federation.transport.chunks import read_submitted
 from federation.v1.common_pb2 import SignedEnvelope
 
 MAX_MESSAGE_CHARACTERS = 1000  # of a refusal

@@ -6,13 +6,13 @@ import re
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from federation.digests import parse
-from federation.line.payload_check import PayloadCheck
 from federation.record import bound_fields
 from federation.record.bound_fields import difference
 from federation.record.results import not_finite
 from federation.refusals import Refusal
 from federation.spec.run_sections import LimitsSpec
 from federation.text import escaped
+from federation.transport.payload_check import PayloadCheck
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.work.base import Work
 from federation.work.registry import noise_asked

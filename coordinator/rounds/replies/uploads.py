@@ -11,8 +11,8 @@ from sqlalchemy import select
 
 from coordinator.rounds.replies.intake import Admission
 from federation.digests import parse
-from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
+from federation.transport.payload_check import PayloadCheck
 from storage.blobs import BlobStore, BlobWriter, NamedWriter
 from storage.database import Database
 from storage.models import Assignment

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from federation.aggregation.phases import AlgorithmPhase, Asked, Closing
-from federation.line.transfer_times import slowest_seconds
 from federation.secure.thresholds import Mode
+from federation.transport.transfer_times import slowest_seconds
 from federation.work.secure.deal import Deal, Open
 from federation.work.secure.ready import SPECIFICATION, Ready
 from federation.work.secure.stage import CIPHERTEXTS, REPLIES

@@ -12,11 +12,11 @@ import grpc
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from federation.line.addresses import known_addresses
-from federation.line.channels import Option, RpcRefusal, refusal_from_rpc_error, server_verified_channel
-from federation.line.first_serving import first_serving
-from federation.line.proxies import ProxyChoice, RouteError, no_proxy
 from federation.text import escaped
+from federation.transport.addresses import known_addresses
+from federation.transport.channels import Option, RpcRefusal, refusal_from_rpc_error, server_verified_channel
+from federation.transport.first_serving import first_serving
+from federation.transport.proxies import ProxyChoice, RouteError, no_proxy
 from federation.trust.admin_files import LOGIN, SIGNING_KEY, Account, AdminFiles, load_admin_key
 from federation.trust.certificates import load_certificate, make_csr, renewal_due
 from federation.trust.envelope import sign

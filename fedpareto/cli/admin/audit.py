@@ -10,9 +10,9 @@ from typing import Annotated
 import grpc
 import typer
 
-from federation.line import channels
 from federation.record.log_kinds import KINDS
 from federation.text import counted
+from federation.transport import channels
 from federation.v1 import admin_pb2 as v1
 from federation.v1 import common_pb2 as common
 from federation.v1.admin_pb2_grpc import AdminStub

@@ -10,7 +10,7 @@ import grpc
 import typer
 from google.protobuf.message import Message
 
-from federation.line import channels
+from federation.transport import channels
 from federation.trust import admin_files, envelope, identity, keys
 from federation.v1 import admin_pb2 as v1
 from federation.v1 import common_pb2 as common

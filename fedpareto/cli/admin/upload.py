@@ -9,8 +9,6 @@ import typer
 
 from coordinator.rounds.runs.specification import parse_run
 from federation import tasks
-from federation.line.channels import CHUNK_BYTES
-from federation.line.payload_check import PayloadCheck
 from federation.plugins import PluginError
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.run_spec import RunSpec, SpecError
@@ -23,6 +21,8 @@ from federation.text_files import EncodingError, read_text
 from federation.training.given_model import given_model, model_in_order
 from federation.training.model_file import GivenModelError
 from federation.training.own import run_sharing, shared_model
+from federation.transport.channels import CHUNK_BYTES
+from federation.transport.payload_check import PayloadCheck
 from federation.v1 import common_pb2
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
 from federation.v1.admin_pb2_grpc import AdminStub

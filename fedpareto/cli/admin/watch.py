@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from federation.line.channels import refusal_from_rpc_error
 from federation.text import escaped
+from federation.transport.channels import refusal_from_rpc_error
 from federation.v1.admin_pb2 import (
     Alert,
     GetRunRequest,

@@ -22,8 +22,8 @@ from fedpareto.cli.shared_options import (
     PassphraseOption,
     ProxyOption,
 )
+from worker.connection.enroll import EnrollmentError, enroll, join_again
 from worker.home import WorkerHome, WorkerHomeError
-from worker.line.enroll import EnrollmentError, enroll, join_again
 
 
 def join(

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from fedpareto.cli.failure import answer
 from fedpareto.cli.member.member_command import MemberSite, member_command
 from worker import rotation
-from worker.line.renewal import RenewalError, next_certificate, save
+from worker.connection.renewal import RenewalError, next_certificate, save
 from worker.site.roster import RosterError
 
 

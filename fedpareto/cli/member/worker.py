@@ -40,8 +40,8 @@ from fedpareto.cli.shared_options import (
     json_option,
 )
 from fedpareto.standard_streams import event_stream
+from worker.connection.attendance import AttendanceError
 from worker.events import Events
-from worker.line.attendance import AttendanceError
 from worker.rotation import RotationError, end_rotation
 from worker.service import Worker, prepare_offers
 from worker.site.policy import Policy, PolicyError

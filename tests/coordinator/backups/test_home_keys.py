@@ -13,7 +13,7 @@ from cryptography import x509
 from coordinator.audit.checkpoints import NEWEST_FILE
 from coordinator.backups.home_keys import rotate_signing_key
 from coordinator.home import CoordinatorHome
-from federation.line.addresses import in_own_order
+from federation.transport.addresses import in_own_order
 from federation.trust.admin_files import Account, AdminFiles
 from federation.trust.certificates import load_certificate
 from federation.trust.join_string import JoinStringFields
@@ -22,8 +22,8 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.failure import USAGE, CommandFailure
 from tests.coordinator.backups.scene import NOWHERE, source
 from tests.running import SECONDS, Clock, Running, command, made_home, running
+from worker.connection.enroll import enroll
 from worker.home import WorkerHome
-from worker.line.enroll import enroll
 
 KEYS = ("ca.key", "ca.pem", "signing.key", "log.key")
 

@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from coordinator.home import CoordinatorHome
 from coordinator.services import admin as admin_calls
-from federation.line.channels import refusal_from_rpc_error
+from federation.transport.channels import refusal_from_rpc_error
 from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub

@@ -23,7 +23,7 @@ from coordinator.front.forwarder import Connection, Forwarder
 from coordinator.front.hello import MOST_BYTES, server_name
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.settings import Settings
-from federation.line.channels import mutual_channel, server_verified_channel
+from federation.transport.channels import mutual_channel, server_verified_channel
 from federation.trust.certificates import fingerprint, pem
 from federation.trust.identity import client_uri
 from federation.trust.join_string import JoinStringFields
@@ -35,8 +35,8 @@ from federation.v1.federation_pb2_grpc import FederationStub
 from tests.federation.trust.scene import Authority
 from tests.paths import ROOT
 from tests.running import SECONDS, Running, made_home, refused, running
+from worker.connection.enroll import enroll
 from worker.home import WorkerHome
-from worker.line.enroll import enroll
 
 # Members are given an address, for which TLS asks for no name; newcomers a name.
 HOSTS = ["127.0.0.1", "members.example"]

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
 from coordinator.members.access.call_limits import RATES, Buckets, Rate
-from federation.line.channels import refusal_from_rpc_error
+from federation.transport.channels import refusal_from_rpc_error
 from federation.trust.admin_files import load_admin_key
 from federation.trust.certificates import make_csr
 from federation.trust.envelope import key_id, sign

@@ -19,8 +19,8 @@ from coordinator.members.authority import Authority
 from coordinator.members.enrollment import Application, enroll
 from coordinator.members.logged_rights import LoggedRights
 from coordinator.members.membership import revoke
-from federation.line.channels import server_verified_channel
 from federation.refusals import Refusal
+from federation.transport.channels import server_verified_channel
 from federation.trust.certificates import CLIENT_LIFETIME, fingerprint, load_certificate, make_ca, make_csr
 from federation.trust.identity import parse_peer
 from federation.trust.join_string import fetch_ca
@@ -36,8 +36,8 @@ from storage.models import Certificate, Client
 from storage.states import ClientState
 from tests.coordinator.members.scene import AGE, attends, certificates, client, knocks
 from tests.running import SECONDS, Applicant, Clock, Running, add_join_string, command, refused, running
+from worker.connection import enroll as enrolling
 from worker.home import WorkerHome
-from worker.line import enroll as enrolling
 
 
 def absent(served: Running, name: str) -> bool:

@@ -17,8 +17,8 @@ from storage.models import JoinString as JoinRow
 from storage.states import ClientState
 from tests.coordinator.members.scene import attends, certificates, client, knocks
 from tests.running import Applicant, Running, command, refused, running
+from worker.connection import enroll as enrolling
 from worker.home import WorkerHome
-from worker.line import enroll as enrolling
 
 LONG_AGO = timedelta(days=100)  # longer than a certificate lasts
 

@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 from coordinator.members.access import call_limits, control, refusal_record, strangers
 from coordinator.members.access.call_limits import MESSAGE, RATES, REFUSED, STRANGER, STRANGERS, Buckets, Rate
 from coordinator.members.renewal import MAX_ENDED, MAX_UNUSED
-from federation.line.channels import RpcRefusal, refusal_from_rpc_error
+from federation.transport.channels import RpcRefusal, refusal_from_rpc_error
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import AttendRequest, Heartbeat, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
@@ -23,8 +23,8 @@ from tests.coordinator.members.scene import attends, end_of, fetches, knock, rat
 from tests.harness import Member
 from tests.running import SECONDS, Applicant, Running, refused, wait_for
 from tests.worker.scene import Running as Worker
+from worker.connection.enroll import enroll
 from worker.home import WorkerHome
-from worker.line.enroll import enroll
 
 
 @pytest.fixture(autouse=True)

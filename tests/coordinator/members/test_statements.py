@@ -6,7 +6,7 @@ from typing import TypeVar
 import grpc
 import pytest
 
-from federation.line.channels import refusal_from_rpc_error, signed_detail
+from federation.transport.channels import refusal_from_rpc_error, signed_detail
 from federation.trust.envelope import verify
 from federation.trust.identity import parse_peer
 from federation.v1.common_pb2 import ReceiptManifest, RevocationManifest, SignedEnvelope, TimeManifest

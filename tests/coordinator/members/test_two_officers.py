@@ -24,7 +24,7 @@ from coordinator.ownership import CoordinatorHomeError
 from coordinator.services.checks.officers_check import request_problems
 from coordinator.settings import Settings
 from federation.findings import CheckOutcome
-from federation.line.channels import refusal_from_rpc_error
+from federation.transport.channels import refusal_from_rpc_error
 from federation.trust.admin_files import AdminFiles
 from federation.trust.envelope import envelope_digest, key_id, sign
 from federation.trust.identity import Action

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.rounds.fleets.remote import RemoteFleet
 from coordinator.rounds.supervisor import RECONNECT_GRACE
-from federation.line.channels import refusal_from_rpc_error
+from federation.transport.channels import refusal_from_rpc_error
 from storage.states import RoundState, RunState
 from tests.coordinator.rounds.scene import at, compared, conducting, wait_rest
 from tests.few import few

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthListRequest
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
-from federation.line.channels import refusal_from_rpc_error
+from federation.transport.channels import refusal_from_rpc_error
 from federation.v1 import admin_pb2 as admin
 from federation.v1 import federation_pb2 as wire
 from federation.v1.admin_pb2_grpc import AdminStub

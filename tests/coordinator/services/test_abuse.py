@@ -21,8 +21,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.digests import digest
-from federation.line.channels import refusal_from_rpc_error
 from federation.refusals import Refusal
+from federation.transport.channels import refusal_from_rpc_error
 from federation.trust.certificates import pem
 from federation.trust.envelope import CONTEXTS, envelope_digest, key_id, sign, verify
 from federation.trust.keys import load_tls_key, private_key_pem
@@ -33,7 +33,7 @@ from federation.vectors import to_bytes, update_layout
 from storage.models import AuditEntry, Reply
 from storage.states import RunState
 from tests.coordinator.rounds.replies.scene import Scene, set_scene
-from tests.federation.line.slow_line import slow_line
+from tests.federation.transport.slow_line import slow_line
 from tests.few import few_of
 from tests.harness import Handing, Member
 from tests.running import SECONDS, refused, wait_for

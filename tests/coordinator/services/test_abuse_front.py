@@ -19,7 +19,7 @@ import grpc
 import pytest
 
 from coordinator.members.access.callers import RULES
-from federation.line.channels import server_verified_channel
+from federation.transport.channels import server_verified_channel
 from federation.trust.admin_files import AdminFiles
 from federation.trust.identity import Role
 from federation.trust.keys import private_key_pem

@@ -16,8 +16,8 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from coordinator.members.access import rpc_messages
 from coordinator.members.access.control import MAX_CONCURRENT_CALLS
 from coordinator.rounds.replies.uploads import Uploads
-from federation.line.channels import refusal_from_rpc_error
 from federation.spec.run_spec import MAX_PROBLEMS, RunSpec, SpecError
+from federation.transport.channels import refusal_from_rpc_error
 from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub

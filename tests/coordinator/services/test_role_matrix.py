@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.members.access.callers import RULES, CallerRule
 from coordinator.members.authority import register
-from federation.line.channels import mutual_channel, server_verified_channel
+from federation.transport.channels import mutual_channel, server_verified_channel
 from federation.trust.certificates import pem
 from federation.trust.identity import Role, admin_uris, client_uri
 from federation.trust.keys import new_tls_key, private_key_pem

@@ -85,7 +85,7 @@ def test_with_5000_idle_connections_more_than_half_the_rounds_are_done(made: Fed
 
 FLOOD = """
 import sys, threading
-from federation.line.tls import require_tls13
+from federation.transport.tls import require_tls13
 require_tls13()
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federation.line.proxies import RouteError
+from federation.transport.proxies import RouteError
 from federation.trust.certificates import fingerprint, pem
 from federation.trust.identity import coordinator_uri
 from federation.trust.join_string import JoinStringFields, fetch_ca, secret_hash

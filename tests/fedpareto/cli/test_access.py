@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coordinator.members.access.callers import RULES
 from coordinator.server import MAX_MESSAGE_BYTES
-from federation.line.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
+from federation.transport.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
 from federation.trust.admin_files import AdminFiles
 from federation.trust.certificates import pem
 from federation.trust.identity import Role, client_uri

@@ -13,10 +13,10 @@ import pytest
 
 from coordinator.rounds.replies.uploads import Upload
 from federation.digests import digest
-from federation.line.channels import refusal_from_rpc_error
-from federation.line.payload_check import PayloadCheck
 from federation.record.metric_definitions import DEFINITIONS
 from federation.record.provenance import read_exported
+from federation.transport.channels import refusal_from_rpc_error
+from federation.transport.payload_check import PayloadCheck
 from federation.trust.certificates import der, load_certificate_file
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub

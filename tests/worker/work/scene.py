@@ -31,8 +31,8 @@ from tests.harness import SECONDS, Federation, Process, federation
 from tests.paths import PROGRAMS
 from tests.scripted import CLIENT, FEDERATION
 from tests.works import offer_input
+from worker.connection.enroll import enroll
 from worker.home import WorkerHome
-from worker.line.enroll import enroll
 from worker.site.roster import Card, Roster
 
 POLICY = """\

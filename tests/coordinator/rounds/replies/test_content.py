@@ -16,9 +16,9 @@ from coordinator.rounds.replies.content import (
     content_problem,
     privacy_problem,
 )
-from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec
+from federation.transport.payload_check import PayloadCheck
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, ReplyManifest, Row, SamplePrivacy, TrainWork
 from federation.v1.secure_pb2 import SecureReadyWork, SecureTerms
 from federation.work.base import Work

@@ -8,8 +8,8 @@ import pytest
 from coordinator.rounds.fleets.base import Question
 from coordinator.rounds.runs.specification import cautions, parse_run
 from federation.aggregation.secure.phases import MaskPhase, UnmaskPhase
-from federation.line.transfer_times import SLOWEST_BYTES_PER_SECOND
 from federation.spec.run_spec import SpecError
+from federation.transport.transfer_times import SLOWEST_BYTES_PER_SECOND
 from federation.vectors import Layout, Tensor
 from storage.models import Round
 

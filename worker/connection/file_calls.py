@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import grpc
 
-from federation.line.channels import Option
-from federation.line.chunks import read_fetched
+from federation.transport.channels import Option
+from federation.transport.chunks import read_fetched
 from federation.v1.federation_pb2 import FetchBlobRequest, LocateBlobRequest, LocateBlobResponse, SubmitResponse
 
 # gRPC then reads the pieces of a blob in the calling thread, which saves two thread switches for each piece.

@@ -15,9 +15,9 @@ from federation.v1.common_pb2 import CheckpointManifest, KeptLog, LogHead, LogKe
 from tests.harness import wait_for
 from tests.scripted import FEDERATION, ScriptedCoordinator, ScriptedLog
 from tests.worker.scene import Scene
+from worker.connection.witness import MAX_KEPT, LogForked, Witness
 from worker.events import Events
 from worker.home import WorkerHome, WorkerHomeError
-from worker.line.witness import MAX_KEPT, LogForked, Witness
 from worker.progress import StatementError
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)

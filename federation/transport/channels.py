@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
-from federation.line.proxies import Proxy
+from federation.transport.proxies import Proxy
 from federation.v1.common_pb2 import SignedEnvelope
 
 ERROR_DOMAIN = "fedpareto"

@@ -2,9 +2,9 @@
 
 import grpc
 
-from federation.line.channels import signed_detail
 from federation.refusals import Refusal
 from federation.text import escaped
+from federation.transport.channels import signed_detail
 from federation.trust.identity import parse_peer
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import RevocationManifest

@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federation.line.proxies import Proxy as HttpProxy
-from federation.line.proxies import no_proxy
 from federation.training.trainer import Trainer
+from federation.transport.proxies import Proxy as HttpProxy
+from federation.transport.proxies import no_proxy
 from federation.trust.certificates import pem
 from federation.trust.keys import new_tls_key, private_key_pem
 from federation.trust.member_files import MemberFiles
 from federation.vectors import Layout, to_bytes
 from storage.objects.bucket import ObjectBucket
 from storage.states import RunState
-from tests.federation.line.connect_proxy import connect_proxy
+from tests.federation.transport.connect_proxy import connect_proxy
 from tests.federation.trust.scene import Authority
 from tests.few import few
 from tests.stage import Stage, stage
 from tests.storage import buckets
 from tests.storage.buckets import BRIEF, BUCKET, SERVERS, Proxy, Storage, environment, proxy
 from tests.worker.scene import Running, policy_refused, soon
+from worker.connection import downloads
+from worker.connection.downloads import BlobUrl, DownloadFailed, download
 from worker.home import WorkerHome
-from worker.line import downloads
-from worker.line.downloads import BlobUrl, DownloadFailed, download
 from worker.site.policy import Policy
 from worker.work import fetching
 

@@ -31,7 +31,7 @@ evaluate.every = 0
 WHEN_TOLD = """
 import sys
 from pathlib import Path
-from worker.line import renewal
+from worker.connection import renewal
 told, due = Path(sys.argv.pop(1)), renewal.renewal_due
 def now_or_when_due(certificate):
     if told.exists():

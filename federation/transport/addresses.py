@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from federation.digests import digest
-from federation.line.proxies import ADDRESS
+from federation.transport.proxies import ADDRESS
 
 MAX_ADDRESSES = 16  # that a member, an administrator or a join string has
 MAX_LENGTH = 300

@@ -19,9 +19,9 @@ from federation.v1 import common_pb2 as common
 from tests.harness import federation
 from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator
 from tests.worker.scene import LAYOUT, Scene, command, serving
+from worker.connection.clock import CoordinatorClock, TimeRefused
 from worker.events import Events
 from worker.home import WorkerHome, WorkerHomeError
-from worker.line.clock import CoordinatorClock, TimeRefused
 from worker.progress import Progress, StatementError, accept_restore, pending_restore
 from worker.site.policy import Policy
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self
 
-from federation.line.proxies import Proxy, ProxyChoice, RouteError, dial, is_loopback
+from federation.transport.proxies import Proxy, ProxyChoice, RouteError, dial, is_loopback
 
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 30.0  # without a byte, until a download has failed

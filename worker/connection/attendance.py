@@ -16,10 +16,10 @@ from pathlib import Path
 
 import grpc
 
-from federation.line.addresses import in_own_order, known_addresses
-from federation.line.channels import MAX_CHUNK_BYTES, RpcRefusal
 from federation.owners_code import Wire
 from federation.text import escaped
+from federation.transport.addresses import in_own_order, known_addresses
+from federation.transport.channels import MAX_CHUNK_BYTES, RpcRefusal
 from federation.trust.envelope import envelope_digest, sign
 from federation.trust.keys import IdentityError
 from federation.trust.member_files import MemberFiles
@@ -33,15 +33,15 @@ from federation.v1.federation_pb2 import (
     Welcome,
 )
 from federation.v1.federation_pb2_grpc import FederationStub
+from worker.connection.address_turn import AddressTurn
+from worker.connection.approval import Approval
+from worker.connection.backoff import Backoff
+from worker.connection.clock import CoordinatorClock, TimeRefused
+from worker.connection.coordinator_key import follow_coordinator
+from worker.connection.file_calls import CHANNEL_OPTIONS, FileCalls
+from worker.connection.revocation import revocation
+from worker.connection.witness import Witness
 from worker.events import Events
-from worker.line.address_turn import AddressTurn
-from worker.line.approval import Approval
-from worker.line.backoff import Backoff
-from worker.line.clock import CoordinatorClock, TimeRefused
-from worker.line.coordinator_key import follow_coordinator
-from worker.line.file_calls import CHANNEL_OPTIONS, FileCalls
-from worker.line.revocation import revocation
-from worker.line.witness import Witness
 from worker.progress import Progress, StatementError, open_restore
 
 # Refusals that end the worker, as a signed revocation does: its owner has to act.

@@ -9,9 +9,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from federation.line.addresses import MAX_ADDRESSES, each_problem, in_own_order, is_address, known_addresses
-from federation.line.first_serving import first_serving
-from federation.line.proxies import RouteError, no_proxy
+from federation.transport.addresses import MAX_ADDRESSES, each_problem, in_own_order, is_address, known_addresses
+from federation.transport.first_serving import first_serving
+from federation.transport.proxies import RouteError, no_proxy
 
 SERVICE = "federation.v1.Admin"
 NOBODY = "127.0.0.1:1"  # a port of the system, where nothing listens

@@ -6,9 +6,9 @@ import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from federation.line.addresses import each_problem
-from federation.line.channels import refusal_from_rpc_error
-from federation.line.proxies import ProxyChoice, RouteError
+from federation.transport.addresses import each_problem
+from federation.transport.channels import refusal_from_rpc_error
+from federation.transport.proxies import ProxyChoice, RouteError
 
 ANSWER_SECONDS = 10.0  # for each address
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import grpc
 
-from federation.line.proxies import RouteError
+from federation.transport.proxies import RouteError
 from federation.trust.certificates import load_certificate, make_csr, renewal_due
 from federation.trust.identity import parse_peer
 from federation.trust.keys import IdentityError, new_tls_key
@@ -14,10 +14,10 @@ from federation.trust.member_files import MemberFiles, save_renewal
 from federation.trust.proofs import prove_renewal
 from federation.v1.federation_pb2 import RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
+from worker.connection.attendance import Attendance
+from worker.connection.backoff import Backoff
 from worker.events import Events
 from worker.home import WorkerHome
-from worker.line.attendance import Attendance
-from worker.line.backoff import Backoff
 
 RENEW_SECONDS = 60.0
 LOOK_SECONDS = 600.0  # the longest wait before the clock is read again

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from federation.line.addresses import in_own_order
 from federation.refusals import Refusal
+from federation.transport.addresses import in_own_order
 from federation.trust.member_files import MemberFiles
 from tests.harness import wait_for
 from tests.scripted import CLIENT, ScriptedCoordinator, files_in, scripted
 from tests.worker.scene import Running, Scene
+from worker.connection.enroll import EnrollmentError, enroll
 from worker.home import WorkerHome
-from worker.line.enroll import EnrollmentError, enroll
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from coordinator.settings import SMALLEST_WINDOW
-from federation.line.channels import CHUNK_BYTES
+from federation.transport.channels import CHUNK_BYTES
 from federation.vectors import Layout, Tensor, to_bytes
 from storage.blob_directory import DirectoryStore
-from tests.federation.line.slow_line import SlowLine, slow_line
+from tests.federation.transport.slow_line import SlowLine, slow_line
 from tests.harness import Federation, Process, federation
 from tests.paths import PROGRAMS
 

@@ -3,7 +3,7 @@
 import pytest
 from google.protobuf.message import DecodeError
 
-from federation.line.chunks import Chunk, fetched, read_fetched, read_submitted, submitted
+from federation.transport.chunks import Chunk, fetched, read_fetched, read_submitted, submitted
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.v1.federation_pb2 import FetchBlobResponse, SubmitRequest
 

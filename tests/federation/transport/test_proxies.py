@@ -13,8 +13,8 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
-from federation.line.channels import refusal_from_rpc_error, server_verified_channel
-from federation.line.proxies import DIRECT, Proxy, ProxyError, RouteError, choose_proxy, dial
+from federation.transport.channels import refusal_from_rpc_error, server_verified_channel
+from federation.transport.proxies import DIRECT, Proxy, ProxyError, RouteError, choose_proxy, dial
 from federation.trust.certificates import fingerprint, pem
 from federation.trust.join_string import JoinStringFields, fetch_ca
 from federation.v1.enrollment_pb2 import EnrollRequest
@@ -22,7 +22,7 @@ from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.main import app
 from fedpareto.processes import forked
-from tests.federation.line.connect_proxy import connect_proxy
+from tests.federation.transport.connect_proxy import connect_proxy
 from tests.running import Running, wait_for
 
 HOST = "coordinator.example"  # a name that only the proxies know

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from federation.line.addresses import each_problem
-from federation.line.channels import RpcRefusal
 from federation.text import escaped
+from federation.transport.addresses import each_problem
+from federation.transport.channels import RpcRefusal
 
 _AWAY = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "OK")
 

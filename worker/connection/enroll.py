@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from federation.digests import digest
 from federation.durable_files import make_directories, rename_durably
-from federation.line.addresses import each_problem, in_own_order, is_address, known_addresses
-from federation.line.channels import refusal_from_rpc_error, server_verified_channel
-from federation.line.first_serving import first_serving
-from federation.line.proxies import Proxy, ProxyChoice, RouteError, no_proxy
+from federation.transport.addresses import each_problem, in_own_order, is_address, known_addresses
+from federation.transport.channels import refusal_from_rpc_error, server_verified_channel
+from federation.transport.first_serving import first_serving
+from federation.transport.proxies import Proxy, ProxyChoice, RouteError, no_proxy
 from federation.trust.certificates import load_certificate_file, make_csr, pem
 from federation.trust.identity import parse_peer
 from federation.trust.join_string import JoinStringFields, fetch_ca

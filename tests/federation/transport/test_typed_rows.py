@@ -7,8 +7,8 @@ import pytest
 
 from federation.aggregation.gram import gram
 from federation.digests import digest
-from federation.line.payload_check import PayloadCheck
 from federation.refusals import Refusal
+from federation.transport.payload_check import PayloadCheck
 from federation.vectors import DTYPES, Layout, parse_header, payload_bytes, update_layout, update_rows
 
 MIXED = update_layout([("mask", 5, "U32"), ("small", 7, "BF16"), ("key", 3, "U8"), ("loss", 4)])
