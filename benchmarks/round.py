@@ -36,7 +36,7 @@ from measuring import (
 from coordinator.audit.checkpoints import LogKey
 from coordinator.audit.log_verifier import log_problems
 from coordinator.audit.sequencer import Sequencer
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from federation.record.log_entries import ACCEPTED
 from storage import audit
 from storage.database import Database
@@ -175,7 +175,7 @@ def in_log(url: str, entries: int, parent: Path) -> Document:
                     audit.record(session, at=at, actor=actor, action=ACCEPTED, subject=subject, digest=digest)
 
     def sequencer() -> Sequencer:
-        return Sequencer(database, key, directory, condition=Condition(), clock=lambda: now)
+        return Sequencer(database, key, directory, faults=FaultState(), clock=lambda: now)
 
     cpu = time.process_time()
     first = sequencer()

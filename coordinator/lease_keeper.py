@@ -9,7 +9,7 @@ from sqlalchemy import select
 from coordinator.clock import SteadyClock
 from coordinator.cluster.leases import SharedLeases
 from coordinator.cluster.registry import CLOCK_TOLERANCE, Registry
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.rounds.supervisor import Supervisor
 from coordinator.rounds.transitions import UNDER_WAY
 from storage.database import Database
@@ -29,7 +29,7 @@ class LeaseKeeper:
         leases: of this coordinator.
         registry: the coordinators.
         supervisor: conducts the runs.
-        condition: notes faults of the database and of the clock.
+        faults: notes faults of the database and of the clock.
         clock: of the coordinator; None if nobody can set it.
     """
 
@@ -39,14 +39,14 @@ class LeaseKeeper:
         leases: SharedLeases,
         registry: Registry,
         supervisor: Supervisor,
-        condition: Condition,
+        faults: FaultState,
         clock: SteadyClock | None = None,
     ) -> None:
         self._database = database
         self._leases = leases
         self._registry = registry
         self._supervisor = supervisor
-        self._condition = condition
+        self._faults = faults
         self._clock = clock
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
@@ -73,10 +73,10 @@ class LeaseKeeper:
         if abs(ahead) > CLOCK_TOLERANCE:
             way = "ahead of" if ahead.total_seconds() > 0 else "behind"
             cause = f"{abs(ahead).total_seconds():.1f} s {way} the database's"
-            self._condition.begin(StorageFault.CLOCK, cause)
+            self._faults.begin(StorageFault.CLOCK, cause)
             self._supervisor.hold_back()
-        elif StorageFault.CLOCK in self._condition.faults:
-            self._condition.over(StorageFault.CLOCK)
+        elif StorageFault.CLOCK in self._faults.present:
+            self._faults.over(StorageFault.CLOCK)
         if ended := self._leases.end_silent_transactions():
             log.warning("ended %d transactions whose coordinators have sent nothing for a lease", ended)
         for run_id in self._leases.renew(self._supervisor.conducted()):
@@ -92,5 +92,5 @@ class LeaseKeeper:
             try:
                 self.look()
             except Exception as error:
-                if self._condition.note(error) is None:
+                if self._faults.note(error) is None:
                     log.exception("the leases could not be looked at; it is tried again")

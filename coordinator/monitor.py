@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.clock import BEHIND_RECORD, SteadyClock
 from coordinator.cluster.registry import Registry
-from coordinator.condition import PAUSING, Condition
+from coordinator.fault_state import PAUSING, FaultState
 from coordinator.rounds.supervisor import Supervisor
 from federation.directories import DirectoryGone
 from storage import audit
@@ -57,31 +57,31 @@ class ClockWatch:
 
     Args:
         clock: the coordinator's.
-        condition: notes the fault.
+        faults: notes the fault.
         judged: True if a database has a clock of its own, by which the coordinator's is judged (`LeaseKeeper`).
     """
 
-    def __init__(self, clock: SteadyClock, condition: Condition, *, judged: bool) -> None:
+    def __init__(self, clock: SteadyClock, faults: FaultState, *, judged: bool) -> None:
         self._clock = clock
-        self._condition = condition
+        self._faults = faults
         self._judged = judged
 
     def look(self) -> None:
         """Compares the clocks; to be called every few seconds."""
-        ahead, doubted = self._clock.ahead, StorageFault.CLOCK in self._condition.faults
-        self._condition.clock_back = -ahead if ahead < -LARGEST_STEP else timedelta()
+        ahead, doubted = self._clock.ahead, StorageFault.CLOCK in self._faults.present
+        self._faults.clock_back = -ahead if ahead < -LARGEST_STEP else timedelta()
         if self._judged:
             return
-        if ahead > LARGEST_STEP and not self._condition.clock_vouched:
+        if ahead > LARGEST_STEP and not self._faults.clock_vouched:
             cause = f"it was set forward by {shown(ahead)}, or the machine stood still"
-            self._condition.begin(StorageFault.CLOCK, cause)
+            self._faults.begin(StorageFault.CLOCK, cause)
             return
-        self._condition.clock_vouched = False
+        self._faults.clock_vouched = False
         if ahead > _SMALLEST_STEP:
             self._clock.follow()
             log.warning("the time goes on from the machine's clock, which was set forward by %s", shown(ahead))
         if doubted:
-            self._condition.over(StorageFault.CLOCK)
+            self._faults.over(StorageFault.CLOCK)
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Monitor:
     blobs: BlobStore
     reserve: Reserve
     supervisor: Supervisor
-    condition: Condition
+    faults: FaultState
     registry: Registry
     clocks: ClockWatch | None
     changed: Callable[[frozenset[StorageFault]], Awaitable[None]]
@@ -131,7 +131,7 @@ class Monitor:
         self._loop = asyncio.get_running_loop()
         self._resume = True  # runs that a fault paused, also those from before the start
         self._looks = {fault: Looks() for fault in PAUSING}
-        self.condition.on_fault(self._on_fault)
+        self.faults.on_fault(self._on_fault)
 
     def _on_fault(self, fault: StorageFault | None) -> None:
         """Callable from any thread."""
@@ -166,7 +166,7 @@ class Monitor:
                 raise
             except Exception:
                 log.exception("the monitor failed; it looks again")
-            faults = frozenset(self.condition.faults)
+            faults = frozenset(self.faults.present)
             if faults != shown:
                 shown = faults
                 await self.changed(faults)
@@ -192,12 +192,12 @@ class Monitor:
             self._look_at_blobs()
             self._hold_runs()
         except (SQLAlchemyError, OSError, DatabaseBusy) as error:  # busy: no turn to write
-            if self.condition.note(error, lasts=True) is None:
+            if self.faults.note(error, lasts=True) is None:
                 log.exception("the monitor failed; it looks again")
             self._look_at_directories()
 
     def _look_at_directories(self) -> None:
-        if (gone := self.condition.gone()) is not None:
+        if (gone := self.faults.gone()) is not None:
             raise gone
 
     def _look_at_database(self) -> None:
@@ -206,16 +206,16 @@ class Monitor:
         except DatabaseBusy as error:
             if not self.database.serves_many or self._waited_for_lock() > LOCK_SECONDS:
                 raise LockLost(f"the connection that reserved the database broke, and now {error}") from None
-            self.condition.begin(StorageFault.DATABASE, str(error))  # mostly another coordinator, which starts
+            self.faults.begin(StorageFault.DATABASE, str(error))  # mostly another coordinator, which starts
             return
         self._lock_missing_since = None
-        if (anew or StorageFault.DATABASE in self.condition.faults) and self.registry.give_sign() is None:
+        if (anew or StorageFault.DATABASE in self.faults.present) and self.registry.give_sign() is None:
             raise LockLost(
                 f"the connection to the database {self.database.url} broke, and another coordinator had the database "
                 "meanwhile: stopped; start again"
             )
-        if anew or StorageFault.DATABASE in self.condition.faults:
-            self.condition.over(StorageFault.DATABASE)
+        if anew or StorageFault.DATABASE in self.faults.present:
+            self.faults.over(StorageFault.DATABASE)
 
     def _waited_for_lock(self) -> float:
         """Seconds since another process was first found to have the database for itself."""
@@ -226,37 +226,37 @@ class Monitor:
     def _look_at_disk(self) -> None:
         """Takes the reserve: it is there only if there is space again."""
         now, looks = self.clock(), self._looks[StorageFault.DISK]
-        if StorageFault.DISK in self.condition.faults and now < looks.retry:
+        if StorageFault.DISK in self.faults.present and now < looks.retry:
             return
         try:
             self.reserve.hold()
         except OSError as error:
-            if self.condition.note(error, lasts=True) is not StorageFault.DISK:
+            if self.faults.note(error, lasts=True) is not StorageFault.DISK:
                 raise
             looks.postpone(now)
             return
-        if StorageFault.DISK in self.condition.faults:
+        if StorageFault.DISK in self.faults.present:
             self.registry.give_sign()  # the database takes writes
             looks.end(now)  # there was space for the reserve, but perhaps not for the next write
-            self.condition.over(StorageFault.DISK)
+            self.faults.over(StorageFault.DISK)
 
     def _look_at_blobs(self) -> None:
         """Probes the bucket if it has failed; it may refuse one object and work for the probe."""
         now, looks = self.clock(), self._looks[StorageFault.BLOB_STORE]
-        if StorageFault.BLOB_STORE not in self.condition.faults or now < looks.retry:
+        if StorageFault.BLOB_STORE not in self.faults.present or now < looks.retry:
             return
         try:
             self.blobs.probe()
         except BlobStoreUnavailable as error:
-            self.condition.note(error, lasts=True)
+            self.faults.note(error, lasts=True)
             looks.postpone(self.clock())
         else:
             looks.end(now)
-            self.condition.over(StorageFault.BLOB_STORE)
+            self.faults.over(StorageFault.BLOB_STORE)
 
     def _hold_runs(self) -> None:
         """Pauses the runs while a fault lasts, and resumes them after it."""
-        faults = self.condition.faults
+        faults = self.faults.present
         for fault in PAUSING if self.database.serves_many else (*PAUSING, StorageFault.CLOCK):
             if fault in faults:
                 self._resume = True

@@ -24,8 +24,8 @@ from coordinator.clock import SteadyClock, utc_now
 from coordinator.cluster.announcements import Announcements, announcements_of
 from coordinator.cluster.leases import SharedLeases
 from coordinator.cluster.registry import Registry, software
-from coordinator.condition import LOG_SECONDS, Condition
 from coordinator.device import check_torch_device
+from coordinator.fault_state import LOG_SECONDS, FaultState
 from coordinator.front.connection_limits import ConnectionLimits, descriptor_limit, raise_descriptor_limit
 from coordinator.front.listener import BEAT_SECONDS, Front, Serves
 from coordinator.home import CoordinatorHome, address
@@ -142,13 +142,13 @@ class Coordinator:
         self._executor = all_started(16, "service")
         # A second one, so that access is checked without a queue behind the calls that are served.
         self._access_executor = all_started(4, "access")
-        self._condition = Condition(alone=not self._database.serves_many)
+        self._faults = FaultState(alone=not self._database.serves_many)
         self._rights = LoggedRights()
         self._sequencer = Sequencer(
             self._database,
             home.log_key,
             home.directory,
-            condition=self._condition,
+            faults=self._faults,
             clock=clock,
             listener=self._rights.learn,
         )
@@ -158,7 +158,7 @@ class Coordinator:
             signing_key=home.signing_key,
             rights=self._rights,
             chain_log=self._sequencer.sequence,
-            condition=self._condition,
+            faults=self._faults,
             clock=clock,
         )
         limits, newcomers = ConnectionLimits.for_descriptors(descriptor_limit()), home.settings.enrollment_host
@@ -203,7 +203,7 @@ class Coordinator:
         blobs.probe(takes_new=True)
         check_shares_blobs(database, blobs, office.registry)
         coordinator = office.registry.coordinator
-        self._announcements = self._access.announcements = announcements_of(database, coordinator, self._condition)
+        self._announcements = self._access.announcements = announcements_of(database, coordinator, self._faults)
         presence, uploads = Presence(self._announcements), Uploads(database, blobs, quota=settings.upload_bytes)
         offers = Offers(home.federation_id, home.signing_key)
         self._attendances = attendances_of(
@@ -211,7 +211,7 @@ class Coordinator:
             presence,
             self._announcements,
             offers,
-            self._condition,
+            self._faults,
             coordinator=coordinator,
             lease_seconds=settings.lease_seconds,
             clock=self._clock,
@@ -222,7 +222,7 @@ class Coordinator:
             presence=presence,
             uploads=uploads,
             signing=home.signing,
-            condition=self._condition,
+            faults=self._faults,
             announcements=self._announcements,
             device=settings.device,
             keep_rounds=settings.keep_rounds or None,
@@ -249,7 +249,7 @@ class Coordinator:
             access=self._access,
             sequencer=self._sequencer,
             rights=self._rights,
-            condition=self._condition,
+            faults=self._faults,
             clock=self._clock,
             machine_clock=self._machine_clock,
             **home.addresses(self.federation_port, self.enrollment_port),
@@ -264,9 +264,7 @@ class Coordinator:
         await asyncio.to_thread(self._attendances.start)
         supervisor.start(conduct=self._conduct)
         if self._conduct and isinstance(office.leases, SharedLeases):
-            self._keeper = LeaseKeeper(
-                database, office.leases, office.registry, supervisor, self._condition, self._steady
-            )
+            self._keeper = LeaseKeeper(database, office.leases, office.registry, supervisor, self._faults, self._steady)
             self._keeper.start()
         if self._conduct:
             self._alerts = AlertMaker(
@@ -274,7 +272,7 @@ class Coordinator:
                 blobs=blobs,
                 presence=presence,
                 supervisor=supervisor,
-                condition=self._condition,
+                faults=self._faults,
                 certificates=(home.ca, home.server),
                 limits=Limits.of(settings),
                 clock=self._clock,
@@ -288,18 +286,18 @@ class Coordinator:
             )
         clocks = None
         if self._steady is not None:
-            clocks = ClockWatch(self._steady, self._condition, judged=database.serves_many)
+            clocks = ClockWatch(self._steady, self._faults, judged=database.serves_many)
         self._monitor = Monitor(
             database=database,
             blobs=blobs,
             reserve=reserve,
             supervisor=supervisor,
-            condition=self._condition,
+            faults=self._faults,
             registry=office.registry,
             clocks=clocks,
             changed=self._tell_health,
         )
-        await self._tell_health(frozenset(self._condition.faults))
+        await self._tell_health(frozenset(self._faults.present))
         self._monitoring = asyncio.create_task(self._monitor.run())
         self._watching = asyncio.create_task(self._access.watch_revocations())
         home.note_ports(self.federation_port, self.enrollment_port)
@@ -312,7 +310,7 @@ class Coordinator:
 
     async def stop(self, grace: float = GRACE_SECONDS) -> None:
         """Ends streams, lets calls finish within `grace` seconds, stops the supervisor, and closes the database."""
-        if self._database.holds_lock() and self._condition.gone() is None:  # or the file may be another coordinator's
+        if self._database.holds_lock() and self._faults.gone() is None:  # or the file may be another coordinator's
             self._home.ports_file.unlink(missing_ok=True)
         await self._front.stop_accepting()
         self._access.stop()
@@ -358,7 +356,7 @@ class Coordinator:
         """Enters the registry, and records the start."""
         home, database = self._home, self._database
         directories = [home.directory, home.blobs_dir, *filter(None, [database.directory])]
-        self._condition.keep(Directories(directories, "the coordinator", waits=True))
+        self._faults.keep(Directories(directories, "the coordinator", waits=True))
         home.ports_file.unlink(missing_ok=True)
         office = take_office(home, database, hold, secrets.token_hex(16), clock=self._clock)
         with database.read() as session:
@@ -375,7 +373,7 @@ class Coordinator:
     def _leave(self, registry: Registry) -> None:
         """Leaves the registry, so that other coordinators need not wait for a sign of life."""
         try:
-            if self._condition.gone() is None:
+            if self._faults.gone() is None:
                 registry.leave()
         except UNAVAILABLE as error:
             log.warning("could not note that this coordinator has stopped: %s", explain_fault(error))
@@ -413,7 +411,7 @@ class Coordinator:
         try:
             reserve.hold()
         except OSError as error:
-            if self._condition.note(error) is None:
+            if self._faults.note(error) is None:
                 raise
         return reserve
 

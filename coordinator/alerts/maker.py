@@ -19,7 +19,7 @@ from coordinator.alerts import about_federation, about_runs, rows
 from coordinator.alerts.about_rounds import RoundFacts
 from coordinator.alerts.facts import AlertFact
 from coordinator.alerts.recording import record_run
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.supervisor import Supervisor
 from coordinator.settings import Settings
@@ -67,7 +67,7 @@ class AlertMaker:
         blobs: knows the space on its disk.
         presence: the members that attend.
         supervisor: tells of changes of runs, and is told of changes of their alerts.
-        condition: has the faults of the machine, and notes those that occur here.
+        faults: has the faults of the machine, and notes those that occur here.
         certificates: the CA's and the coordinator's own.
         limits: of the federation.
         clock: the time, aware.
@@ -81,7 +81,7 @@ class AlertMaker:
         blobs: BlobStore,
         presence: Presence,
         supervisor: Supervisor,
-        condition: Condition,
+        faults: FaultState,
         certificates: tuple[x509.Certificate, x509.Certificate],
         limits: Limits,
         clock: Callable[[], datetime],
@@ -91,7 +91,7 @@ class AlertMaker:
         self._blobs = blobs
         self._presence = presence
         self._supervisor = supervisor
-        self._condition = condition
+        self._faults = faults
         self._certificates = certificates
         self._limits = limits
         self._clock = clock
@@ -138,7 +138,7 @@ class AlertMaker:
                     try_all = not mine  # another coordinator makes them: this one knows nothing of its own later
             except BaseException as error:  # the code of a rule may try to end the process
                 try_all = True
-                if self._condition.note(error) is None:
+                if self._faults.note(error) is None:
                     log.exception("no alerts could be made; the next look makes them")
             self._wake.wait(LOOK_SECONDS)
             self._stopping.wait(PAUSE_SECONDS)
@@ -191,7 +191,7 @@ class AlertMaker:
         self._record([AlertKind.RUN_STALLED], stalled, now)
         self._record([AlertKind.MEMBER_SILENT], silent, now)
         self._record([AlertKind.MEMBER_PENDING], pending, now)
-        if at >= self._next_slow_look or self._condition.faults or self._condition.clock_back:
+        if at >= self._next_slow_look or self._faults.present or self._faults.clock_back:
             self._next_slow_look = at + SLOW_LOOK_SECONDS
             with self._database.read() as session:
                 slow = self._slow(session, now)
@@ -212,8 +212,8 @@ class AlertMaker:
         return about_federation.silent(session, attending, after=self._limits.silent, since=self._since, now=now)
 
     def _slow(self, session: Session, now: datetime) -> list[AlertFact]:
-        facts = about_federation.disk(session, self._blobs.free_bytes(), self._condition.faults, now)
-        facts += about_federation.clock(self._condition.clock_back, self._condition.faults, now)
+        facts = about_federation.disk(session, self._blobs.free_bytes(), self._faults.present, now)
+        facts += about_federation.clock(self._faults.clock_back, self._faults.present, now)
         facts += about_federation.member_certificates(session, now)
         facts += about_federation.own_certificates(*self._certificates, now)
         if self._limits.backup is not None:

@@ -24,7 +24,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogError, LogKey, newest_signed, note, noted
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from federation.record import log_entries
 from federation.record.log_entries import FIRST, LogEntry
 from federation.record.merkle import Tree
@@ -54,7 +54,7 @@ class Sequencer:
             with the key's `entry_key`.
         key: signs.
         directory: the coordinator's, where the newest checkpoint that members may have seen is noted.
-        condition: notes faults of the disk and the database.
+        faults: notes faults of the disk and the database.
         clock: the time, aware.
         listener: called with the entries of the log in their order, each once and verified: at the start with all, then
             with each batch.
@@ -66,7 +66,7 @@ class Sequencer:
         key: LogKey,
         directory: Path,
         *,
-        condition: Condition,
+        faults: FaultState,
         clock: Callable[[], datetime],
         listener: Callable[[Sequence[LogEntry]], None] = lambda entries: None,
     ) -> None:
@@ -74,7 +74,7 @@ class Sequencer:
         self._key = key
         self._entry_key = database.entry_key = key.entry_key
         self._directory = directory
-        self._condition = condition
+        self._faults = faults
         self._clock = clock
         self._listener = listener
         self._told = 0  # the number of entries that the listener has heard of
@@ -105,7 +105,7 @@ class Sequencer:
         if not self._thread.is_alive():
             return
         self._thread.join()
-        if self._condition.gone() is not None:
+        if self._faults.gone() is not None:
             return  # its directory would not have the checkpoint
         try:
             self.sequence(show=True)
@@ -172,13 +172,13 @@ class Sequencer:
         return self._tree.consistency(first, second)
 
     def _run(self) -> None:
-        while not self._stopping.wait(LOOK_SECONDS) and self._condition.gone() is None:
+        while not self._stopping.wait(LOOK_SECONDS) and self._faults.gone() is None:
             try:
                 self.sequence()
             except LogError as error:
                 log.error("audit log: %s", error)
             except Exception as error:
-                if self._condition.note(error) is None:
+                if self._faults.note(error) is None:
                     log.exception("the audit log could not be chained; it is tried again")
 
     def _waits(self) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from storage.database import Database
 from storage.faults import explain_fault
 
@@ -92,15 +92,15 @@ class SharedAnnouncements(Announcements):
     Args:
         database: a PostgreSQL database.
         coordinator: the id of this process, 32 hexadecimal digits.
-        condition: notes that the database is away.
+        faults: notes that the database is away.
     """
 
     look_seconds = LOOK_SECONDS
 
-    def __init__(self, database: Database, coordinator: str, condition: Condition) -> None:
+    def __init__(self, database: Database, coordinator: str, faults: FaultState) -> None:
         self._database = database
         self._coordinator = coordinator
-        self._condition = condition
+        self._faults = faults
         self._listeners: list[Listener] = []
         self._lock = threading.Lock()
         self._waiting: Counter[tuple[AnnouncementKind, str]] = Counter()
@@ -137,7 +137,7 @@ class SharedAnnouncements(Announcements):
                     self._tell(None)  # what was announced before the connection was there was lost
                     self._exchange(connection)
             except Exception as error:
-                if self._condition.note(error) is None:
+                if self._faults.note(error) is None:
                     log.warning("no announcements of other coordinators: %s; connects again", explain_fault(error))
                 self._stopping.wait(RECONNECT_SECONDS)
 
@@ -189,12 +189,12 @@ class SharedAnnouncements(Announcements):
             try:
                 listener(announcement)
             except Exception as error:
-                if self._condition.note(error) is None:  # what it was about is found with the next look at the record
+                if self._faults.note(error) is None:  # what it was about is found with the next look at the record
                     log.exception("an announcement of another coordinator was not taken in")
 
 
-def announcements_of(database: Database, coordinator: str, condition: Condition) -> Announcements:
+def announcements_of(database: Database, coordinator: str, faults: FaultState) -> Announcements:
     """The announcements of the coordinator with this id: silent, unless other coordinators can use its database."""
     if not database.serves_many:
         return Announcements()
-    return SharedAnnouncements(database, coordinator, condition)
+    return SharedAnnouncements(database, coordinator, faults)

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import select
 
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.replies.uploads import Uploads
 from storage.blobs import BlobStore
@@ -30,7 +30,7 @@ CLOCK_SET = timedelta(minutes=1)  # a smaller difference between clock and elaps
 
 
 class Housekeeper:
-    """A thread that does what is left to do; it notes faults in `condition`.
+    """A thread that does what is left to do; it notes faults in `faults`.
 
     `end_revoked` ends the open assignments of revoked clients; `keep_rounds` is that of `collect`.
     """
@@ -41,7 +41,7 @@ class Housekeeper:
         blobs: BlobStore,
         presence: Presence,
         uploads: Uploads,
-        condition: Condition,
+        faults: FaultState,
         *,
         end_revoked: Callable[[], None],
         keep_rounds: int | None,
@@ -52,7 +52,7 @@ class Housekeeper:
         self._blobs = blobs
         self._presence = presence
         self._uploads = uploads
-        self._condition = condition
+        self._faults = faults
         self._end_revoked = end_revoked
         self._keep_rounds = keep_rounds
         self._clock = clock
@@ -74,7 +74,7 @@ class Housekeeper:
         try:
             self._note_seen()
         except UNAVAILABLE as error:
-            if self._condition.gone() is None:
+            if self._faults.gone() is None:
                 log.warning("could not record when members last attended: %s", explain_fault(error))
 
     def tidy(self) -> None:
@@ -92,7 +92,7 @@ class Housekeeper:
             try:
                 self.tidy()
             except Exception as error:
-                if self._condition.note(error) is None:
+                if self._faults.note(error) is None:
                     log.exception("housekeeping failed; it is tried again")
 
     def _look_at_clock(self) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from coordinator.clock import utc_now
 from coordinator.cluster.announcements import Announcements
 from coordinator.cluster.leases import Lease, Leases, OneConductor
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.rounds.changes import RunChanges
 from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleets.base import Fenced, Held, RunFacts, Surroundings
@@ -79,7 +79,7 @@ class Supervisor:
         presence: the clients that attend.
         uploads: of their replies.
         signing: the coordinator's keys.
-        condition: notes faults of the disk and the database.
+        faults: notes faults of the disk and the database.
         device: aggregates the updates, "cpu" or "cuda".
         keep_rounds: of each run, beside the first and the best round, that keep their blobs; None keeps all.
         clock: the time, aware.
@@ -98,7 +98,7 @@ class Supervisor:
         presence: Presence,
         uploads: Uploads,
         signing: Signing,
-        condition: Condition | None = None,
+        faults: FaultState | None = None,
         announcements: Announcements | None = None,
         device: str = "cpu",
         keep_rounds: int | None = None,
@@ -112,7 +112,7 @@ class Supervisor:
         self._blobs = blobs
         self._presence = presence
         self._signing = signing
-        self._condition = condition or Condition()
+        self._faults = faults or FaultState()
         self.changes = RunChanges(announcements or Announcements(), lambda: self._runs(Run.state.in_(UNDER_WAY)))
         self._device = device
         self._clock = clock
@@ -132,7 +132,7 @@ class Supervisor:
             blobs,
             presence,
             uploads,
-            self._condition,
+            self._faults,
             end_revoked=self.end_revoked,
             keep_rounds=keep_rounds,
             clock=machine_clock or clock,
@@ -236,7 +236,7 @@ class Supervisor:
 
     def blob_failed(self, digest: str, error: Exception) -> None:
         """Holds every run whose clients were promised a blob that cannot be served, because of an error."""
-        if self._condition.gone() is not None:
+        if self._faults.gone() is not None:
             return
         needs = or_(Assignment.base_model == digest, Assignment.inputs.any(Input.digest == digest))
         promised = (
@@ -255,9 +255,9 @@ class Supervisor:
         vouches = bool(self._runs(Run.run_id == run_id, Run.state == RunState.PAUSED, clock_wrong))
         self._move(run_id, RunState.RUNNING, by, "run.resumed", "")
         if vouches:
-            self._condition.clock_vouched = True
+            self._faults.clock_vouched = True
         self._conduct(run_id)
-        self._condition.look_again()
+        self._faults.look_again()
 
     def stop_run(self, run_id: str, *, by: str, reason: str = "") -> None:
         """Ends a run: open assignments are cancelled, the last completed model stays.
@@ -277,7 +277,7 @@ class Supervisor:
     @property
     def _holds_back(self) -> bool:
         """True if other coordinators shall conduct the runs, because of a fault here."""
-        return self._leases.shared and not _HELD_BACK.isdisjoint(self._condition.faults)
+        return self._leases.shared and not _HELD_BACK.isdisjoint(self._faults.present)
 
     def conducted(self) -> dict[str, Lease]:
         """The runs that this process conducts, with their leases."""
@@ -363,7 +363,7 @@ class Supervisor:
                     self._conduct_now(run_id)
                     break
                 except Exception as error:
-                    if self._condition.note(error) is None:
+                    if self._faults.note(error) is None:
                         raise
             except Exception:  # an unknown one, or one that was raised while another was handled
                 log.exception("run %s: its conductor failed; it is tried again", run_id)
@@ -403,7 +403,7 @@ class Supervisor:
         except BaseException as error:  # a plug-in may try to end the process
             if passes(error):
                 raise
-            if self._condition.gone() is not None:
+            if self._faults.gone() is not None:
                 return  # the next start goes on with the run
             if fault_of(error) in _PASSING:
                 raise

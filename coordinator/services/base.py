@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from coordinator.audit.sequencer import Sequencer
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.home import CoordinatorHome
 from coordinator.members.access.control import Access
 from coordinator.members.coordinators import CoordinatorAddresses
@@ -40,7 +40,7 @@ class Parts(RecordParts):
     access: Access
     sequencer: Sequencer
     rights: LoggedRights
-    condition: Condition
+    faults: FaultState
     address: str
     enrollment_address: str
     machine_clock: Callable[[], datetime]
@@ -60,7 +60,7 @@ class Service(RecordViews):
         self._access = parts.access
         self._sequencer = parts.sequencer
         self._rights = parts.rights
-        self._condition = parts.condition
+        self._faults = parts.faults
         self._machine_clock = parts.machine_clock
         self._own_addresses = (parts.address, parts.enrollment_address)
         self._attendances = parts.attendances

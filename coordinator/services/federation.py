@@ -122,7 +122,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         except Refusal as refusal:
             end = refusal
         except Exception as error:
-            end = self._condition.refusal(error)
+            end = self._faults.refusal(error)
             if end is None:
                 log.exception("the stream of %s failed", attendance.client_id)
         finally:

@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from coordinator.audit.sequencer import Sequencer
 from coordinator.check import check_home
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.home import CoordinatorHome
 from federation.findings import CheckOutcome
 from fedpareto.cli.failure import CommandFailure
@@ -48,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with database.begin() as session:
         for _ in range(5):
             audit.record(session, at=now, actor="test", action="test")
-    Sequencer(database, home.log_key, directory, condition=Condition(), clock=lambda: now).sequence(show=True)
+    Sequencer(database, home.log_key, directory, faults=FaultState(), clock=lambda: now).sequence(show=True)
     database.close()
     return directory
 

@@ -17,7 +17,7 @@ from coordinator import monitor, server
 from coordinator.backups.statement import sign_restore
 from coordinator.check import check_home
 from coordinator.clock import SteadyClock
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.members.access import control
 from coordinator.monitor import ClockBehind, ClockWatch, check_follows
 from coordinator.rounds.fleets import remote
@@ -92,7 +92,7 @@ def test_a_clock_that_is_set_makes_no_blob_old(
     uploads = Uploads(database, blobs, quota=1 << 30)
     given: dict[str, Any] = {"end_revoked": lambda: None, "keep_rounds": None, "monotonic": lambda: passed[0]}
     given["clock"] = lambda: began + timedelta(seconds=passed[0]) + ahead[0]
-    keeper = Housekeeper(database, blobs, Presence(), uploads, Condition(), **given)
+    keeper = Housekeeper(database, blobs, Presence(), uploads, FaultState(), **given)
     under_way = blobs.put(b"an upload whose row is not written yet")
     keeper.tidy()
     ahead[0] = set_by
@@ -125,39 +125,39 @@ class Machine:
 @pytest.mark.parametrize("set_by", [timedelta(hours=-2), timedelta(days=1), timedelta(seconds=-1)])
 def test_the_time_goes_on_evenly_when_the_machines_clock_is_set(set_by: timedelta) -> None:
     machine = Machine()
-    clock, condition = SteadyClock(machine, machine.elapsed), Condition()
-    began, watch = clock(), ClockWatch(clock, condition, judged=False)
+    clock, faults = SteadyClock(machine, machine.elapsed), FaultState()
+    began, watch = clock(), ClockWatch(clock, faults, judged=False)
     machine.seconds, machine.ahead = 10.0, set_by
     watch.look()
     assert clock() == began + timedelta(seconds=10)
-    assert condition.clock_back == (timedelta(hours=2) if set_by == timedelta(hours=-2) else timedelta())
-    assert (StorageFault.CLOCK in condition.faults) == (set_by > timedelta(minutes=1))
+    assert faults.clock_back == (timedelta(hours=2) if set_by == timedelta(hours=-2) else timedelta())
+    assert (StorageFault.CLOCK in faults.present) == (set_by > timedelta(minutes=1))
     machine.ahead = timedelta()
     watch.look()
-    assert (condition.faults, condition.clock_back) == ({}, timedelta())
+    assert (faults.present, faults.clock_back) == ({}, timedelta())
     assert clock() == began + timedelta(seconds=10)
 
 
 def test_the_time_follows_a_small_step_forward_and_an_administrator_who_vouches_for_a_larger_one() -> None:
     machine = Machine()
-    clock, condition = SteadyClock(machine, machine.elapsed), Condition()
-    watch = ClockWatch(clock, condition, judged=False)
+    clock, faults = SteadyClock(machine, machine.elapsed), FaultState()
+    watch = ClockWatch(clock, faults, judged=False)
     machine.ahead = timedelta(seconds=50)
     watch.look()
     assert clock() == machine()
-    assert condition.faults == {}
+    assert faults.present == {}
     machine.ahead += timedelta(hours=8)
     for _ in range(2):
         watch.look()
         assert machine() - clock() == timedelta(hours=8)
-        assert "set forward by 8:00:00, or the machine stood still" in condition.faults[StorageFault.CLOCK]
-    condition.clock_vouched = True
+        assert "set forward by 8:00:00, or the machine stood still" in faults.present[StorageFault.CLOCK]
+    faults.clock_vouched = True
     watch.look()
     assert clock() == machine()
-    assert condition.faults == {}
+    assert faults.present == {}
     machine.ahead += timedelta(hours=8)
     watch.look()
-    assert StorageFault.CLOCK in condition.faults, "it was vouched for once"
+    assert StorageFault.CLOCK in faults.present, "it was vouched for once"
 
 
 @pytest.fixture(scope="module")
@@ -179,8 +179,8 @@ def test_a_clock_that_is_set_back_by_two_hours_ends_no_run_and_no_stream(steady:
     stage, machine = steady
     run, orders = begun(stage, 2)
     machine.ahead -= timedelta(hours=2)
-    condition = stage.served.coordinator._condition
-    wait_for(lambda: condition.clock_back, "the watch to see it")
+    faults = stage.served.coordinator._faults
+    wait_for(lambda: faults.clock_back, "the watch to see it")
     newest = max(order.deadline.ToDatetime(UTC) for order in orders.values())
     for player, order in orders.items():
         player.reply(order)
@@ -189,7 +189,7 @@ def test_a_clock_that_is_set_back_by_two_hours_ends_no_run_and_no_stream(steady:
     assert issued[-1] > issued[0]
     assert all(order.deadline.ToDatetime(UTC) >= newest for order in stage.orders(run, 1).values())
     machine.ahead += timedelta(hours=2)
-    wait_for(lambda: not condition.clock_back, "the watch to see it")
+    wait_for(lambda: not faults.clock_back, "the watch to see it")
 
 
 def test_a_clock_that_is_set_forward_pauses_the_runs_until_it_is_right_or_an_administrator_resumes(
@@ -197,7 +197,7 @@ def test_a_clock_that_is_set_forward_pauses_the_runs_until_it_is_right_or_an_adm
 ) -> None:
     stage, machine = steady
     run, orders = begun(stage, 2)
-    condition = stage.served.coordinator._condition
+    faults = stage.served.coordinator._faults
     before = stage.served.coordinator._clock()
     machine.ahead += timedelta(days=1)
     reason = stage.wait_state(run, RunState.PAUSED).reason
@@ -211,11 +211,11 @@ def test_a_clock_that_is_set_forward_pauses_the_runs_until_it_is_right_or_an_adm
     assert stage.served.coordinator._clock() - before < timedelta(hours=1), "nothing was judged by it"
     stage.pause(run)
     machine.ahead += timedelta(minutes=2)
-    wait_for(lambda: condition.faults, "the fault")
+    wait_for(lambda: faults.present, "the fault")
     stage.resume(run)  # whoever paused it does not know of the clock
     wait_for(lambda: stage.run(run).reason.startswith("clock: "), "the pause")
     stage.resume(run)  # the machine slept
-    wait_for(lambda: not condition.faults, "the end of the fault")
+    wait_for(lambda: not faults.present, "the end of the fault")
     assert stage.served.coordinator._clock() - before > timedelta(minutes=2)
     stage.wait_state(run, RunState.RUNNING)
     for player, order in orders.items():

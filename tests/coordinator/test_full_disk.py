@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from coordinator import monitor
 from coordinator.cluster.leases import OneConductor
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.monitor import Looks, Monitor
 from coordinator.rounds import conductor, supervisor
 from coordinator.rounds.step import make_step
@@ -158,8 +158,8 @@ def test_a_disk_that_becomes_read_only_pauses_the_run_with_the_reason_and_it_goe
 HANDLERS: list[tuple[type[object], str]] = [
     (Reserve, "release"),
     (Reserve, "hold"),
-    (Condition, "note"),
-    (Condition, "gone"),
+    (FaultState, "note"),
+    (FaultState, "gone"),
     (Monitor, "_on_fault"),
     (Supervisor, "_end_by"),
     (Supervisor, "_move"),
@@ -205,7 +205,7 @@ def test_a_run_goes_on_or_pauses_with_its_reason_whichever_call_fails_while_a_fa
     else:
         wait_for(lambda: stage.rounds(run)[0].step, "the step")
     monkeypatch.setattr(owner, name, original)
-    wait_for(lambda: not stage.served.coordinator._condition.faults, "the end of the fault")
+    wait_for(lambda: not stage.served.coordinator._faults.present, "the end of the fault")
     if isinstance(error, OSError):
         stage.play(run, *players)
 
@@ -361,10 +361,10 @@ def test_a_reserve_is_not_held_where_there_is_no_space_beside_it(disk: Path) -> 
 
 def test_a_fault_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    condition = Condition(clock=lambda: now[0])
+    faults = FaultState(clock=lambda: now[0])
     with caplog.at_level(logging.INFO):
         for _ in range(300):
-            condition.note(OSError(errno.ENOSPC, "No space left on device"))
+            faults.note(OSError(errno.ENOSPC, "No space left on device"))
             now[0] += 0.5
     assert len(caplog.messages) == 3
     assert caplog.messages[1].endswith("(119 more times since the last line)")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.home import CoordinatorHome
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.settings import Settings
@@ -215,19 +215,19 @@ def test_a_directory_is_gone_when_it_is_missing_another_one_or_closed(
 def test_every_fault_is_due_to_a_directory_that_is_gone_and_nothing_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    home, condition, heard = tmp_path / "home", Condition(), list[StorageFault | None]()
+    home, faults, heard = tmp_path / "home", FaultState(), list[StorageFault | None]()
     home.mkdir()
-    condition.keep(Directories([home]))
-    condition.on_fault(heard.append)
-    assert condition.note(ValueError("a bug")) is None
+    faults.keep(Directories([home]))
+    faults.on_fault(heard.append)
+    assert faults.note(ValueError("a bug")) is None
     home.rmdir()
     with caplog.at_level(logging.INFO):
-        assert condition.note(ValueError("a bug")) is StorageFault.GONE
-        refusal = condition.refusal(BlobMissing("blake3:" + "0" * 64))
+        assert faults.note(ValueError("a bug")) is StorageFault.GONE
+        refusal = faults.refusal(BlobMissing("blake3:" + "0" * 64))
     assert isinstance(refusal, Refusal)
     assert (refusal.reason, refusal.status) == ("stopping", "UNAVAILABLE")
     home.mkdir()
-    assert condition.gone() is not None, "it does not change back"
+    assert faults.gone() is not None, "it does not change back"
     assert heard == [StorageFault.GONE]
     assert not caplog.text
 

@@ -17,7 +17,7 @@ def test_a_database_whose_writers_are_busy_does_not_end_the_coordinator(
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     with running(tmp_path / "home") as served:
         coordinator = served.coordinator
-        condition, looks = coordinator._condition, threading.Event()
+        faults, looks = coordinator._faults, threading.Event()
         monitor, monitoring = coordinator._monitor, coordinator._monitoring
         assert monitor is not None
         assert monitoring is not None
@@ -29,9 +29,9 @@ def test_a_database_whose_writers_are_busy_does_not_end_the_coordinator(
 
         monkeypatch.setattr(monitor, "look", counted)
         with coordinator._database.begin():  # somebody else's transaction, which lasts
-            condition.note(OperationalError("", None, RuntimeError("it was away")), lasts=True)
-            condition.look_again()
+            faults.note(OperationalError("", None, RuntimeError("it was away")), lasts=True)
+            faults.look_again()
             wait_for(lambda: looks.is_set() or monitoring.done(), "a look")
             assert not monitoring.done()
-            assert StorageFault.DATABASE in condition.faults
-        wait_for(lambda: not condition.faults, "the fault to be over")
+            assert StorageFault.DATABASE in faults.present
+        wait_for(lambda: not faults.present, "the fault to be over")

@@ -22,7 +22,7 @@ from coordinator.clock import SteadyClock
 from coordinator.cluster.announcements import Announcements
 from coordinator.cluster.leases import SharedLeases, time_of
 from coordinator.cluster.registry import CoordinatorFacts, Registry
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.lease_keeper import LOOKS, LeaseKeeper
 from coordinator.members import membership
 from coordinator.monitor import ClockWatch, check_follows
@@ -126,9 +126,9 @@ class Process:
         self.blobs = _Blobs(machine.directory / "blobs", self)
         self.blobs.sweep_temporary()
         self.clock = SteadyClock(self.world.now, self.world.monotonic)
-        self.condition = Condition(clock=self.world.monotonic)
-        self._clocks = ClockWatch(self.clock, self.condition, judged=machine.several)
-        self.condition.on_fault(self._on_fault)
+        self.fault_state = FaultState(clock=self.world.monotonic)
+        self._clocks = ClockWatch(self.clock, self.fault_state, judged=machine.several)
+        self.fault_state.on_fault(self._on_fault)
         self.presence = Presence()
         self.uploads = Uploads(self.database, self.blobs, quota=QUOTA)
         self._leases = self._shared_leases(new_id()) if machine.several else None
@@ -145,7 +145,7 @@ class Process:
             self.database,
             machine.log_key,
             machine.directory,
-            condition=self.condition,
+            faults=self.fault_state,
             clock=self.clock,
         )
 
@@ -171,7 +171,7 @@ class Process:
             try:
                 self.supervisor._conduct_now(self._run_id)
             except Exception as error:
-                if self.condition.note(error) is None:
+                if self.fault_state.note(error) is None:
                     raise
                 self.supervisor.wanted = True
                 self.sleep(1.0)
@@ -238,7 +238,7 @@ class Process:
 
     def attends(self, stream: AttendanceStream, samples: int, objectives: list[str]) -> list[Assigned]:
         """A member attends. Returns its open assignments."""
-        self.condition.check_serving("Attend")
+        self.fault_state.check_serving("Attend")
         self._check_member(stream.client_id)
         with self.database.begin() as session:
             client = session.get_one(Client, stream.client_id)
@@ -257,7 +257,7 @@ class Process:
 
     def admit(self, client_id: str, reply: SignedEnvelope) -> Admission | SignedEnvelope:
         """The admission of a reply, or its receipt if it had been given."""
-        self.condition.check_serving("Submit")
+        self.fault_state.check_serving("Submit")
         self._check_member(client_id)
         return self.intake.admit(client_id, reply)
 
@@ -294,7 +294,7 @@ class Process:
         """The refusal of a call that failed."""
         if isinstance(error, Refusal):
             return error
-        refusal = self.condition.refusal(error)
+        refusal = self.fault_state.refusal(error)
         if refusal is None:
             raise error
         return refusal
@@ -352,12 +352,12 @@ class Process:
         try:
             work()
         except Exception as error:
-            if self.condition.note(error) is None:
+            if self.fault_state.note(error) is None:
                 raise
 
     def _keep_leases(self) -> None:
         if self._leases is not None and not self.asleep:
-            LeaseKeeper(self.database, self._leases, self._registry, self.supervisor, self.condition).look()
+            LeaseKeeper(self.database, self._leases, self._registry, self.supervisor, self.fault_state).look()
 
     def _look(self) -> None:
         """What the monitor and the housekeeper do from time to time."""
@@ -367,25 +367,25 @@ class Process:
         self.supervisor._housekeeper.tidy()
 
     def _look_at_clock(self) -> None:
-        cause = self.condition.faults.get(StorageFault.CLOCK)
+        cause = self.fault_state.present.get(StorageFault.CLOCK)
         if cause is not None:
             self.supervisor.pause_for_fault(StorageFault.CLOCK, cause)
             self._doubts = True
-        elif self._doubts and StorageFault.DISK not in self.condition.faults:
+        elif self._doubts and StorageFault.DISK not in self.fault_state.present:
             self.supervisor.resume_after_fault()
             self._doubts = False
 
     def _look_at_disk(self) -> None:
         if self.machine.full:
             cause = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self.condition.note(cause, lasts=True)
+            self.fault_state.note(cause, lasts=True)
             self.spare = True
-            self.supervisor.pause_for_fault(StorageFault.DISK, self.condition.faults[StorageFault.DISK])
+            self.supervisor.pause_for_fault(StorageFault.DISK, self.fault_state.present[StorageFault.DISK])
             self._resumes = True
-        elif self._resumes or StorageFault.DISK in self.condition.faults:
-            self.condition.over(StorageFault.DISK)
+        elif self._resumes or StorageFault.DISK in self.fault_state.present:
+            self.fault_state.over(StorageFault.DISK)
             self.spare = False
-            if StorageFault.CLOCK not in self.condition.faults:
+            if StorageFault.CLOCK not in self.fault_state.present:
                 self.supervisor.resume_after_fault()
             self._resumes = False
 
@@ -492,7 +492,7 @@ class _Supervisor(Supervisor):
             presence=process.presence,
             uploads=process.uploads,
             signing=machine.signing,
-            condition=process.condition,
+            faults=process.fault_state,
             clock=process.clock,
             machine_clock=world.now,
             new_id=new_id,
@@ -506,7 +506,7 @@ class _Supervisor(Supervisor):
             process.blobs,
             process.presence,
             process.uploads,
-            process.condition,
+            process.fault_state,
             end_revoked=self.end_revoked,
             keep_rounds=None,
             clock=world.now,

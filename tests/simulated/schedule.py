@@ -325,7 +325,7 @@ class Schedule:
         """
         if self._forward:
             self.world.after(5.0, self._vouch)
-        elif self.process is not None and StorageFault.CLOCK in self.process.condition.faults:
+        elif self.process is not None and StorageFault.CLOCK in self.process.fault_state.present:
             self.world.after(5.0, self._vouch)
             self._order(lambda process: process.supervisor.resume(RUN, by="operator"))
 

@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator.cluster.announcements import Announcement, AnnouncementKind, Announcements
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.front.listener import host_of
 from coordinator.front.places import network_of
 from coordinator.members.access.call_limits import RATES, REFUSED, STRANGER, STRANGERS, Buckets
@@ -69,7 +69,7 @@ _CALLER = (
 )
 _ENDED = frozenset({"certificate-revoked", "certificate-unknown"})
 _TOO_OFTEN = frozenset({"limit:rate", "limit:calls"})
-# Faults of the coordinator itself: `coordinator.condition` logs them, and the record may be the part that fails.
+# Faults of the coordinator itself: `coordinator.fault_state` logs them, and the record may be the part that fails.
 _NOT_RECORDED = frozenset(StorageFault) - {StorageFault.BLOB}
 
 
@@ -88,13 +88,13 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         signing_key: Ed25519PrivateKey,
         rights: LoggedRights,
         chain_log: Callable[[], object],
-        condition: Condition,
+        faults: FaultState,
         clock: Callable[[], datetime],
     ) -> None:
         self._threads = threads
         self._rights = rights
         self._chain_log = chain_log
-        self._condition = condition
+        self._faults = faults
         self._federation_id = federation_id
         self._signing_key = signing_key
         self._clock = clock
@@ -105,7 +105,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         # stolen certificate that was replaced must not use up the calls that the member may make.
         self._ended: set[str] = set()
         self._seen: dict[str, datetime] = {}  # serial number of an administrator's certificate -> when it was noted
-        self._record = RefusalRecord(threads, condition, clock)
+        self._record = RefusalRecord(threads, faults, clock)
         self.announcements = Announcements()  # of other coordinators, if there are any
         self.on_verified: Callable[[str, str], None] = lambda peer, actor: None
         self._stopping = False
@@ -208,7 +208,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             try:
                 await self._end_revoked()
             except SQLAlchemyError as error:  # the next look may reach the database
-                if self._condition.note(error) is None:
+                if self._faults.note(error) is None:
                     log.warning("could not check whether certificates were revoked: %s", error)
 
     async def _end_revoked(self) -> None:
@@ -253,7 +253,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             with self._threads.database.begin() as session:
                 note_seen(session, serial, now)
         except (SQLAlchemyError, DatabaseBusy) as error:  # the call itself matters more
-            if self._condition.gone() is None:
+            if self._faults.gone() is None:
                 log.warning("could not note that the administrator with certificate %s has called: %s", serial, error)
 
     # The interceptor
@@ -317,7 +317,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         try:
             if self._stopping:
                 raise _stopping()
-            self._condition.check_serving(action)
+            self._faults.check_serving(action)
             presented = context.auth_context().get("x509_pem_cert")
             identity, certificate = _identify(next(iter(presented))) if presented else (None, b"")
             if identity is not None:
@@ -362,7 +362,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         except (grpc.aio.AbortError, GeneratorExit):
             raise
         except Exception as error:
-            fault = self._condition.refusal(error)
+            fault = self._faults.refusal(error)
             await call.settle(fault or _stopping())
             if fault is not None:
                 await self._refuse(context, actor, action, fault, account)

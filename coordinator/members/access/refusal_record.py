@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.members.access.rpc_messages import MAX_MESSAGE_CHARACTERS
 from coordinator.thread_pool import ThreadPool
 from storage import audit
@@ -51,9 +51,9 @@ class RefusalRecord:
     If the process dies, up to a minute's repetitions are not on record; their first refusal is.
     """
 
-    def __init__(self, threads: ThreadPool, condition: Condition, clock: Callable[[], datetime]) -> None:
+    def __init__(self, threads: ThreadPool, faults: FaultState, clock: Callable[[], datetime]) -> None:
         self._threads = threads
-        self._condition = condition
+        self._faults = faults
         self._clock = clock
         self._tallies: dict[_Kind, _Tally] = {}
         self._apart: Counter[str] = Counter()  # kinds in `_tallies`, by actor; those of all strangers as _STRANGER
@@ -131,5 +131,5 @@ class RefusalRecord:
         try:
             await self._threads.write(audit.record, at=self._clock(), times=times, **entry)
         except Exception as error:  # the answer to the caller matters more than its record
-            if self._condition.note(error) is None:
+            if self._faults.note(error) is None:
                 log.exception("could not record that %s by %s was refused: %s", kind.action, kind.actor, kind.outcome)

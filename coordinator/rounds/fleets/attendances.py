@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from coordinator.cluster.announcements import Announcement, AnnouncementKind, Announcements
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.fleets.deliveries import deliver
 from coordinator.rounds.fleets.presence import AttendanceStream, Attending, EndedStream, Presence
@@ -84,7 +84,7 @@ class SharedAttendances(Attendances):
         presence: the streams to this coordinator; learns of the others.
         announcements: of other coordinators, and for them.
         offers: the questions about runs.
-        condition: notes that the database is away.
+        faults: notes that the database is away.
         coordinator: the id of this process.
         lease_seconds: without a sign of life for so long, a coordinator is dead, and its clients have left.
         clock: the time, aware.
@@ -96,7 +96,7 @@ class SharedAttendances(Attendances):
         presence: Presence,
         announcements: Announcements,
         offers: Offers,
-        condition: Condition,
+        faults: FaultState,
         *,
         coordinator: str,
         lease_seconds: float,
@@ -106,7 +106,7 @@ class SharedAttendances(Attendances):
         self._presence = presence
         self._announcements = announcements
         self._offers = offers
-        self._condition = condition
+        self._faults = faults
         self._coordinator = coordinator
         self._lease = timedelta(seconds=lease_seconds)
         self._clock = clock
@@ -155,7 +155,7 @@ class SharedAttendances(Attendances):
         try:
             action()
         except Exception as error:  # the next look tries again
-            if self._condition.note(error) is None:
+            if self._faults.note(error) is None:
                 log.exception("could not compare the members that attend with the database; it is tried again")
 
     def _on_change(self) -> None:
@@ -304,7 +304,7 @@ def attendances_of(
     presence: Presence,
     announcements: Announcements,
     offers: Offers,
-    condition: Condition,
+    faults: FaultState,
     *,
     coordinator: str,
     clock: Callable[[], datetime],
@@ -318,7 +318,7 @@ def attendances_of(
         presence,
         announcements,
         offers,
-        condition,
+        faults,
         coordinator=coordinator,
         lease_seconds=lease_seconds,
         clock=clock,

@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 from coordinator.audit.checkpoints import LogError, LogKey, newest_signed, note, noted
 from coordinator.audit.sequencer import Sequencer
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from federation.record import log_entries
 from federation.record.merkle import continues
 from storage import audit
@@ -27,7 +27,7 @@ Make = Callable[[], Sequencer]
 def made(database: Database, tmp_path: Path) -> Make:
     """Makes a sequencer, as a process that begins does."""
     database.entry_key = KEY.entry_key
-    return lambda: Sequencer(database, KEY, tmp_path, condition=Condition(), clock=lambda: NOON)
+    return lambda: Sequencer(database, KEY, tmp_path, faults=FaultState(), clock=lambda: NOON)
 
 
 def begun(database: Database, made: Make, count: int = 2) -> Sequencer:

@@ -21,7 +21,7 @@ from coordinator.cluster.announcements import (
     SharedAnnouncements,
     announcements_of,
 )
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from storage.database import Database
 from tests.conftest import Postgres
 from tests.running import SECONDS, wait_for
@@ -36,7 +36,7 @@ def coordinator(url: str) -> Iterator[tuple[Announcements, Heard]]:
     """The announcements of a coordinator that listens, and those that it hears."""
     heard = Heard()
     with closing(Database.open(url)) as database:
-        announcements = announcements_of(database, secrets.token_hex(16), Condition())
+        announcements = announcements_of(database, secrets.token_hex(16), FaultState())
         announcements.listen(heard.put)
         announcements.start()
         assert heard.get(timeout=SECONDS) is None  # it listens now; the listener must look up what was announced before
@@ -109,7 +109,7 @@ def test_when_its_database_is_back_a_coordinator_looks_at_everything_and_listens
         session.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
         session.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
         for announcements in (first, second):
-            wait_for(lambda: announcements._condition._noted, "the fault to be noted")  # type: ignore[attr-defined]  # noqa: B023
+            wait_for(lambda: announcements._faults._noted, "the fault to be noted")  # type: ignore[attr-defined]  # noqa: B023
         assert heard.empty()
         assert also.empty()
         session.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
@@ -149,7 +149,7 @@ def test_what_was_announced_before_a_stop_is_sent(url: str) -> None:
 def test_with_sqlite_nobody_is_told_and_no_thread_is_started(tmp_path: Path) -> None:
     with closing(Database.open(f"sqlite:///{tmp_path / 'test.db'}")) as database:
         before = threading.active_count()
-        alone = announcements_of(database, secrets.token_hex(16), Condition())
+        alone = announcements_of(database, secrets.token_hex(16), FaultState())
         alone.start()
         alone.announce(RUN, "a-run")
         assert type(alone) is Announcements
@@ -160,4 +160,4 @@ def test_with_sqlite_nobody_is_told_and_no_thread_is_started(tmp_path: Path) -> 
 
 def test_a_coordinator_that_never_started_stops(url: str) -> None:
     with closing(Database.open(url)) as database:
-        SharedAnnouncements(database, secrets.token_hex(16), Condition()).stop()
+        SharedAnnouncements(database, secrets.token_hex(16), FaultState()).stop()

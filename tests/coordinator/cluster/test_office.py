@@ -16,7 +16,7 @@ from sqlalchemy import select, text
 
 from coordinator.clock import SteadyClock, utc_now
 from coordinator.cluster.leases import SharedLeases
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.home import CoordinatorHome
 from coordinator.lease_keeper import LeaseKeeper
 from coordinator.office import check_shares_blobs, hold_database, take_office
@@ -115,44 +115,44 @@ def test_coordinators_must_have_the_same_blobs(
 def test_a_coordinator_with_a_wrong_clock_conducts_nothing_and_serves_nobody(
     home: CoordinatorHome, ends: ExitStack
 ) -> None:
-    started, condition, held = Started(home, ends), Condition(), list[str]()
+    started, faults, held = Started(home, ends), FaultState(), list[str]()
     ahead = timedelta(seconds=5)
     supervisor: Any = SimpleNamespace(hold_back=partial(held.append, "held back"), conducted=dict)
     leases = started.office.leases
     assert isinstance(leases, SharedLeases)
     started.office.registry._clock = lambda: utc_now() + ahead
-    keeper = LeaseKeeper(started.database, leases, started.office.registry, supervisor, condition)
+    keeper = LeaseKeeper(started.database, leases, started.office.registry, supervisor, faults)
     keeper.look()
     assert held == ["held back"]
-    assert condition.faults[StorageFault.CLOCK].endswith("s ahead of the database's")
+    assert faults.present[StorageFault.CLOCK].endswith("s ahead of the database's")
     with pytest.raises(Refusal, match="clock"):
-        condition.check_serving("Attend")
-    condition.check_serving("Check")
+        faults.check_serving("Attend")
+    faults.check_serving("Check")
     ahead = timedelta(0)
     keeper.look()
-    assert condition.faults == {}
+    assert faults.present == {}
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=2), timedelta(hours=-2)])
 def test_the_time_follows_the_machines_clock_where_the_database_confirms_it(
     home: CoordinatorHome, ends: ExitStack, ahead: timedelta
 ) -> None:
-    started, condition, held = Started(home, ends), Condition(alone=False), list[str]()
+    started, faults, held = Started(home, ends), FaultState(alone=False), list[str]()
     set_by = [ahead]
     clock = SteadyClock(lambda: utc_now() + set_by[0])  # it was wrong at the start
     supervisor: Any = SimpleNamespace(hold_back=partial(held.append, "held back"), conducted=dict)
     leases = started.office.leases
     assert isinstance(leases, SharedLeases)
     started.office.registry._clock = clock
-    keeper = LeaseKeeper(started.database, leases, started.office.registry, supervisor, condition, clock)
+    keeper = LeaseKeeper(started.database, leases, started.office.registry, supervisor, faults, clock)
     keeper.look()
-    assert StorageFault.CLOCK in condition.faults
+    assert StorageFault.CLOCK in faults.present
     set_by[0] = timedelta(0)  # an operator sets it right
     keeper.look()
-    assert condition.faults == {}
+    assert faults.present == {}
     assert abs(clock() - utc_now()) < timedelta(seconds=2)
     set_by[0] = ahead  # and wrong: the coordinator's time agrees with the database's
     keeper.look()
-    assert condition.faults == {}
+    assert faults.present == {}
     assert abs(clock() - utc_now()) < timedelta(seconds=2)
     assert held == ["held back"]

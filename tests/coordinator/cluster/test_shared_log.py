@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 
 from coordinator.audit.checkpoints import LogError
 from coordinator.audit.sequencer import Sequencer
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.ownership import claim_database
 from federation.record.log_entries import LogEntry
 from federation.record.merkle import continues
@@ -44,7 +44,7 @@ def made(database: Database, tmp_path: Path, heard: dict[str, list[LogEntry]]) -
     def make(name: str) -> Sequencer:
         directory, listener = tmp_path / name, heard.setdefault(name, []).extend
         directory.mkdir(exist_ok=True)
-        return Sequencer(database, KEY, directory, condition=Condition(), clock=lambda: NOON, listener=listener)
+        return Sequencer(database, KEY, directory, faults=FaultState(), clock=lambda: NOON, listener=listener)
 
     return make
 

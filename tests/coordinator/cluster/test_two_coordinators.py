@@ -175,13 +175,13 @@ def test_a_coordinator_whose_disk_is_full_gives_its_runs_to_the_other(
     run, players = first.begin("ida", "jon", rounds=2, more="selection.minimum = 2")
     orders = {player: player.order() for player in players}
     assert first.run(run).conductor == id_of(first.served)
-    condition = first.served.coordinator._condition
-    monkeypatch.setattr(condition, "over", lambda fault: None)  # as long as the disk is full
-    condition.begin(StorageFault.DISK, "no space left")
+    faults = first.served.coordinator._faults
+    monkeypatch.setattr(faults, "over", lambda fault: None)  # as long as the disk is full
+    faults.begin(StorageFault.DISK, "no space left")
     first.supervisor.hold_back()
     wait_for(lambda: first.run(run).conductor == id_of(second), "the other to take the run")
     monkeypatch.undo()
-    condition.over(StorageFault.DISK)
+    faults.over(StorageFault.DISK)
     reply(orders)
     first.play(run, *players)
     assert first.run(run).state is RunState.COMPLETED

@@ -17,7 +17,7 @@ from sqlalchemy import event, update
 
 from coordinator.clock import utc_now
 from coordinator.cluster.announcements import Announcements, announcements_of
-from coordinator.condition import Condition
+from coordinator.fault_state import FaultState
 from coordinator.rounds.fleets.attendances import Attendances, SharedAttendances, attendances_of
 from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.fleets.presence import AttendanceStream, Presence
@@ -105,12 +105,12 @@ class Site:
 @contextmanager
 def site(url: str, loop: asyncio.AbstractEventLoop, *, deaf: bool = False) -> Iterator[Site]:
     """A coordinator; one that is deaf neither announces nor hears anything."""
-    database, condition, name = Database.open(url), Condition(), secrets.token_hex(16)
-    announcements = announcements_of(database, name, condition)
+    database, faults, name = Database.open(url), FaultState(), secrets.token_hex(16)
+    announcements = announcements_of(database, name, faults)
     presence = Presence(announcements)
     offers = Offers("test", Ed25519PrivateKey.generate())
     given: dict[str, Any] = {"coordinator": name, "clock": utc_now, "lease_seconds": 600.0}
-    attendances = attendances_of(database, presence, announcements, offers, condition, **given)
+    attendances = attendances_of(database, presence, announcements, offers, faults, **given)
     assert isinstance(attendances, SharedAttendances)
     made = Site(name, database, announcements, presence, attendances, loop)
     made.sign()

@@ -1,4 +1,4 @@
-"""The coordinator's condition: the present faults of its machine, and the log lines and refusals that report them.
+"""The present faults of the coordinator's machine, and the log lines and refusals that report them.
 
 Faults are noted where they occur, in any thread: in a conductor, in a call, in the housekeeping. Each is logged once a
 minute at most. `coordinator.monitor` notes when a fault is over.
@@ -54,7 +54,7 @@ class _Noted:
     times: int = 0
 
 
-class Condition:
+class FaultState:
     """The lasting faults. Its methods may be called from any thread.
 
     Args:
@@ -100,7 +100,7 @@ class Condition:
         self._listeners.append(listener)
 
     @property
-    def faults(self) -> dict[StorageFault, str]:
+    def present(self) -> dict[StorageFault, str]:
         """The lasting faults, each with its cause."""
         with self._lock:
             return dict(self._lasting)
