@@ -31,7 +31,7 @@ from fedpareto.demo.outsider import Verification
 from fedpareto.demo.private_act import PrivateResult
 from fedpareto.experiments.comparison_tables import Table
 from verification.counterfactual import Replayed
-from verification.own_replies import Fate
+from verification.own_replies import ReplyOutcome
 from worker.receipts import Receipt
 from worker.site.asked_runs import AskedRun, Verdict
 from worker.site.model_origin import ModelOrigin
@@ -152,7 +152,7 @@ DOCUMENTS: dict[str, Any] = {
         {"run": str, "task": str, "kind": str, "rounds": int, "accepted": int, "refused": int, "bytes": int}
     ],
     "worker verify": {
-        "file": str, "run": str, "client_id": str, "receipts": int, "replies": [Fate], "problems": [str],
+        "file": str, "run": str, "client_id": str, "receipts": int, "replies": [ReplyOutcome], "problems": [str],
         "missing": [str], "verified": bool,
     },
     "worker roster card": {**JOINED, "key": str, "card": str},

@@ -17,7 +17,7 @@ from federation.aggregation.interface import Coordinates
 from federation.aggregation.server_optimisers import Optimiser
 from federation.aggregation.streaming import Source, Space, in_order, widened
 from federation.vectors import RowFile
-from verification.errors import Wrong
+from verification.errors import VerificationError
 
 GRAM_TOLERANCE = 1e-10  # of K_ij, relative to the lengths of both rows
 _ERROR = 1e-12  # of a sum of float64, relative to the sum of the magnitudes
@@ -32,7 +32,7 @@ def panels(work: Callable[[slice, Matrix], T], rows: Sequence[RowFile]) -> Itera
     Threads share the panels. The array is valid until `work` returns.
 
     Raises:
-        Wrong: the rows have different lengths, or are not numbers that can be combined.
+        VerificationError: the rows have different lengths, or are not numbers that can be combined.
     """
     try:
         with Source.opened(rows) as source:
@@ -44,7 +44,7 @@ def panels(work: Callable[[slice, Matrix], T], rows: Sequence[RowFile]) -> Itera
             for results in in_order(results_of, source.panels(), None):
                 yield from results
     except ValueError as error:
-        raise Wrong(str(error)) from error
+        raise VerificationError(str(error)) from error
 
 
 def gram(rows: Sequence[RowFile]) -> Matrix:
@@ -56,15 +56,15 @@ def check_gram(signed: Matrix, computed: Matrix) -> None:
     """Compares a signed K with the K of the rows.
 
     Raises:
-        Wrong: an entry differs by more than `GRAM_TOLERANCE` of the product of the rows' lengths.
+        VerificationError: an entry differs by more than `GRAM_TOLERANCE` of the product of the rows' lengths.
     """
     if signed.shape != computed.shape:
-        raise Wrong(f"K has the shape {signed.shape}; there are {len(computed)} rows")
+        raise VerificationError(f"K has the shape {signed.shape}; there are {len(computed)} rows")
     lengths = np.sqrt(np.diagonal(computed))
     off = np.abs(signed - computed) > GRAM_TOLERANCE * np.outer(lengths, lengths)
     if off.any() or not np.isfinite(signed).all():
         i, j = np.argwhere(off | ~np.isfinite(signed))[0]
-        raise Wrong(f"K[{i}, {j}] is {signed[i, j]!r}; the updates give {computed[i, j]!r}")
+        raise VerificationError(f"K[{i}, {j}] is {signed[i, j]!r}; the updates give {computed[i, j]!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def check_follows(signed: StepVectors) -> tuple[int, Matrix]:
         The number of compared numbers; and K of the rows, from the same reading.
 
     Raises:
-        Wrong: a number differs from the computed one; the message names the vector and the position.
+        VerificationError: a number differs from the computed one; the message names the vector and the position.
     """
     slots = signed.optimiser.slots
     inputs = {**{f"before {name}": row for name, row in signed.before.items()}, "base": signed.base}
@@ -162,7 +162,7 @@ def check_average(rows: Sequence[RowFile], result: RowFile) -> int:
     """Compares each number of a vector with the mean of some rows, and returns the count of numbers.
 
     Raises:
-        Wrong: a number differs from the mean.
+        VerificationError: a number differs from the mean.
     """
 
     def compare(columns: slice, piece: Matrix) -> int:
@@ -198,7 +198,7 @@ def _magnitude(signed: StepVectors, updates: Matrix) -> Matrix:
 
 
 def _check_rounding(given: Matrix, value: Matrix, magnitude: Callable[[], Matrix], vector: str, columns: slice) -> None:
-    """Checks that given float32 numbers are rounded values within the error of such sums. Raises Wrong."""
+    """Checks that given float32 numbers are rounded values within the error of such sums. Raises VerificationError."""
     with np.errstate(over="ignore", invalid="ignore"):
         if np.array_equal(given, value.astype(np.float32)):
             return
@@ -207,7 +207,7 @@ def _check_rounding(given: Matrix, value: Matrix, magnitude: Callable[[], Matrix
     off = ~((low <= given) & (given <= high))
     if off.any():
         first = int(np.argmax(off))
-        raise Wrong(
+        raise VerificationError(
             f"{vector}: number {columns.start + first} is {given[first]:.9g}; "
             f"{value[first]:.9g} follows from the record"
         )

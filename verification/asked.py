@@ -18,7 +18,7 @@ from federation.work.base import RowSchema, Work, WorkError, payload_layout
 from federation.work.evaluate.work import Evaluate
 from federation.work.registry import Kind, encode, kind, statement_problem
 from federation.work.secure.terms import SessionStage
-from verification.errors import Wrong
+from verification.errors import VerificationError
 
 _STATES = tuple(name.removeprefix("RUN_STATE_") for name in RunState.keys()[1:])
 _ENDED = ("COMPLETED", "FAILED", "STOPPED")
@@ -34,42 +34,54 @@ class RunCourse:
     last: RoundRecord | None = None
 
     def check_goes_on(self, record: RoundRecord) -> None:
-        """Checks that a round could follow the ones before. Raises Wrong."""
+        """Checks that a round could follow the ones before. Raises VerificationError."""
         if self.rounds >= self.spec.rounds:
-            raise Wrong(f"the specification ends after {self.spec.rounds} rounds")
+            raise VerificationError(f"the specification ends after {self.spec.rounds} rounds")
         if self.skipped >= self.spec.limits.skipped_rounds:
-            raise Wrong(f"the run should have failed after {self.skipped} skipped rounds in a row")
+            raise VerificationError(f"the run should have failed after {self.skipped} skipped rounds in a row")
         self.rounds, self.last = self.rounds + 1, record
         self.skipped = 0 if record.HasField("step") else self.skipped + 1
 
     def check_ends(self, state: str, kind: MetricKind | None) -> None:
-        """Checks that a run can have this state now; `kind` is that of the metric by which it may end. Raises Wrong."""
+        """Checks that a run can have this state now; `kind` is that of the metric by which it may end.
+
+        Raises VerificationError.
+        """
         if state not in _STATES:
-            raise Wrong(f"the bundle says that the run is {state[:40]!r}; a run is one of {', '.join(_STATES)}")
+            raise VerificationError(
+                f"the bundle says that the run is {state[:40]!r}; a run is one of {', '.join(_STATES)}"
+            )
         if state != "COMPLETED":
             return
         if self.skipped >= self.spec.limits.skipped_rounds:
-            raise Wrong(f"the run is COMPLETED; after {self.skipped} skipped rounds in a row a run has FAILED")
+            raise VerificationError(
+                f"the run is COMPLETED; after {self.skipped} skipped rounds in a row a run has FAILED"
+            )
         metrics = {} if self.last is None else dict(self.last.metrics)
         try:
             reached = self.spec.stop.reached(kind, metrics)
         except (ValueError, OverflowError):  # a number that is not finite
             reached = ""
         if self.rounds < self.spec.rounds and not reached:
-            raise Wrong(
+            raise VerificationError(
                 f"the run is COMPLETED after {self.rounds} of {self.spec.rounds} rounds; its specification goes on"
             )
 
 
 def check_description(about: Bundle, spec: RunSpec) -> None:
-    """Checks the facts of a run in the manifest of a bundle that follow from its specification. Raises Wrong."""
+    """Checks the facts of a run in the manifest of a bundle that follow from its specification.
+
+    Raises VerificationError.
+    """
     names = tuple(about.objectives)
     if about.name != spec.name:
-        raise Wrong(f"the bundle says that the run is called {about.name[:80]!r}; the specification says {spec.name!r}")
+        raise VerificationError(
+            f"the bundle says that the run is called {about.name[:80]!r}; the specification says {spec.name!r}"
+        )
     if not names or len(set(names)) < len(names) or names != (spec.objectives.names or names):
-        raise Wrong(f"the bundle has the objectives {list(names)}; the specification says otherwise")
+        raise VerificationError(f"the bundle has the objectives {list(names)}; the specification says otherwise")
     if len(metrics_of(about)) < len(about.metrics) or metrics_of(about) != (spec.evaluate.kinds or metrics_of(about)):
-        raise Wrong("the bundle has other metrics than the specification")
+        raise VerificationError("the bundle has other metrics than the specification")
 
 
 def metrics_of(about: Bundle) -> tuple[MetricKind, ...]:
@@ -85,26 +97,28 @@ def watched(about: Bundle, spec: RunSpec) -> MetricKind | None:
 
 
 def check_in_order(record: RoundRecord, spec: RunSpec) -> None:
-    """Checks the facts of a round that stand beside its envelopes. Raises Wrong."""
+    """Checks the facts of a round that stand beside its envelopes. Raises VerificationError."""
     stepped = record.HasField("step")
     if record.state != ("COMPLETED" if stepped else "SKIPPED"):
-        raise Wrong(f"it is {record.state[:40] or 'without a state'}, and has {'a' if stepped else 'no'} step")
+        raise VerificationError(
+            f"it is {record.state[:40] or 'without a state'}, and has {'a' if stepped else 'no'} step"
+        )
     if not stepped and record.state_after:
-        raise Wrong("it has no step, and a state after it")
+        raise VerificationError("it has no step, and a state after it")
     attempt, deciding = 0, True
     for number, phase in enumerate(record.phases):
         if phase.number != number:
-            raise Wrong(f"phase {phase.number} is at the place of phase {number}")
+            raise VerificationError(f"phase {phase.number} is at the place of phase {number}")
         if not attempt <= phase.attempt <= record.attempt:
-            raise Wrong(
+            raise VerificationError(
                 f"phase {number} is of attempt {phase.attempt}, after one of {attempt}, in {record.attempt + 1}"
             )
         if phase.decides and not deciding:
-            raise Wrong(f"phase {number} decides on the step, after a phase that evaluates the model")
+            raise VerificationError(f"phase {number} decides on the step, after a phase that evaluates the model")
         if not phase.decides and not stepped:
-            raise Wrong(f"phase {number} evaluates a model, and the round has no step")
+            raise VerificationError(f"phase {number} evaluates a model, and the round has no step")
         if spec.privacy.secure == "off" and phase.decides != _work(phase.kind).decides:
-            raise Wrong(
+            raise VerificationError(
                 f"phase {number} asks for {phase.kind[:40]!r}; the record says that it "
                 + ("decides on the step" if phase.decides else "evaluates the new model")
             )
@@ -119,23 +133,23 @@ def _kind(name: str) -> Kind:
     try:
         return kind(name)
     except WorkError as error:
-        raise Wrong(str(error)) from error
+        raise VerificationError(str(error)) from error
 
 
 def _check_known(message: type[Message], data: bytes, holder: str) -> None:
-    """Raises Wrong if a message that a signed one holds as bytes is malformed, or has an unknown field."""
+    """Raises VerificationError if a message that a signed one holds as bytes is malformed, or has an unknown field."""
     try:
         unknown = has_unknown_fields(message.FromString(data))
     except DecodeError:
-        raise Wrong(f"{holder} is not a {message.__name__}") from None
+        raise VerificationError(f"{holder} is not a {message.__name__}") from None
     if unknown:
-        raise Wrong(f"{holder} has a field that this release does not know: use the release that wrote it")
+        raise VerificationError(f"{holder} has a field that this release does not know: use the release that wrote it")
 
 
 def check_admitted(
     spec: RunSpec, objectives: Sequence[str], clients: Container[str], orders: Iterable[AssignmentManifest]
 ) -> None:
-    """Checks that a run may ask the clients of some assignments, for these objectives. Raises Wrong.
+    """Checks that a run may ask the clients of some assignments, for these objectives. Raises VerificationError.
 
     `clients` are those that have certificates.
     """
@@ -143,13 +157,15 @@ def check_admitted(
     for order in orders:
         name, serves = order.client_id, list(order.objectives)
         if name not in clients:
-            raise Wrong(f"{name[:80]!r} was asked, and no certificate names it")
+            raise VerificationError(f"{name[:80]!r} was asked, and no certificate names it")
         if name in selection.exclude or (selection.members and name not in selection.members):
-            raise Wrong(f"{name} was asked; selection.{'exclude' if name in selection.exclude else 'members'} says no")
+            raise VerificationError(
+                f"{name} was asked; selection.{'exclude' if name in selection.exclude else 'members'} says no"
+            )
         if serves != [one for one in objectives if one in serves] or not serves:
-            raise Wrong(f"the assignment of {name} in phase {order.phase} has the objectives {serves}")
+            raise VerificationError(f"the assignment of {name} in phase {order.phase} has the objectives {serves}")
         if name in spec.objectives.serve and not {*serves} <= {*spec.objectives.serve[name]}:
-            raise Wrong(f"{name} was asked for objectives that objectives.serve does not allow it")
+            raise VerificationError(f"{name} was asked for objectives that objectives.serve does not allow it")
 
 
 @dataclass(frozen=True)
@@ -166,21 +182,21 @@ class Crowd:
     gone: int
 
     def check_orders(self, orders: Sequence[AssignmentManifest]) -> None:
-        """Checks the assignments of a phase that asks all who were selected. Raises Wrong."""
+        """Checks the assignments of a phase that asks all who were selected. Raises VerificationError."""
         selection = self.spec.selection
         names = {order.client_id for order in orders}
         least = selection.asked(selection.minimum) - self.gone
         if len(names) < least:
-            raise Wrong(
+            raise VerificationError(
                 f"{len(names)} clients were asked; by selection.minimum = {selection.minimum}, at least {least} are"
             )
         if absent := [name for name in selection.required if name not in names]:
-            raise Wrong(f"{absent[0]} was not asked, and selection.required names it")
+            raise VerificationError(f"{absent[0]} was not asked, and selection.required names it")
 
     def check_replied(
         self, phase: AlgorithmPhase, selected: int, orders: Sequence[AssignmentManifest], replied: Iterable[str]
     ) -> None:
-        """Checks that a phase has the replies that the specification needs. Raises Wrong.
+        """Checks that a phase has the replies that the specification needs. Raises VerificationError.
 
         Args:
             phase: the phase.
@@ -199,13 +215,13 @@ class Crowd:
         else:
             needed = 0 if terms.quorum is None else replies_needed(terms.quorum, min(wanted, len(orders)))
         if len(names) < needed:
-            raise Wrong(
+            raise VerificationError(
                 f"{len(names)} of {len(orders)} members replied to {phase.kind.name}; the quorum of the specification "
                 f"is at least {needed}"
             )
         asked = {order.client_id for order in orders}
         if absent := [name for name in selection.required if name in asked - names]:
-            raise Wrong(
+            raise VerificationError(
                 f"the reply of {absent[0]} to {phase.kind.name} does not count, and selection.required names it"
             )
 
@@ -213,7 +229,10 @@ class Crowd:
 def check_asks_for_evaluation(
     bundle: BundleReader, spec: RunSpec, opened: OpenedRound, model: str, *, private: bool
 ) -> None:
-    """Checks the assignments that evaluate the new model of a round; `model` is its digest. Raises Wrong."""
+    """Checks the assignments that evaluate the new model of a round; `model` is its digest.
+
+    Raises VerificationError.
+    """
     work = encode(Evaluate(splits=spec.evaluated, metrics=metrics_of(bundle.about))) if spec.evaluated else b""
     size = bundle.size(model) if bundle.has(model) else None
     for phase in opened.phases:
@@ -223,49 +242,62 @@ def check_asks_for_evaluation(
             order = exchange.assignment.manifest
             name = f"the assignment of {order.client_id} in phase {order.phase}"
             if order.base_model != model:
-                raise Wrong(f"{name} evaluates another model than the round has made")
+                raise VerificationError(f"{name} evaluates another model than the round has made")
             if opened.step is None or order.previous_step != opened.step.digest:
-                raise Wrong(f"{name} does not name the step of the round")
+                raise VerificationError(f"{name} does not name the step of the round")
             if size is not None and order.base_model_bytes != size:
-                raise Wrong(f"the model has {size} bytes; {order.client_id} was told {order.base_model_bytes}")
+                raise VerificationError(
+                    f"the model has {size} bytes; {order.client_id} was told {order.base_model_bytes}"
+                )
             if not private and (order.kind != Evaluate.name or order.work != work or order.inputs or order.rows):
-                raise Wrong(f"{name} asks for another evaluation than the specification")
+                raise VerificationError(f"{name} asks for another evaluation than the specification")
 
 
 def check_answered(bundle: BundleReader, spec: RunSpec, opened: OpenedRound) -> None:
-    """Checks the payloads that were asked for, and payloads and statements of accepted replies. Raises Wrong."""
+    """Checks the payloads that were asked for, and payloads and statements of accepted replies.
+
+    Raises VerificationError.
+    """
     for exchange in opened.exchanges:
         order = exchange.assignment.manifest
         schemas = tuple(RowSchema(row.name, row.length, row.dtype) for row in order.rows)
         try:
             largest = payload_layout(schemas).file_bytes if schemas else 0
         except (ValueError, KeyError) as error:
-            raise Wrong(f"the rows that {order.client_id} was asked for: {str(error)[:200]}") from error
+            raise VerificationError(f"the rows that {order.client_id} was asked for: {str(error)[:200]}") from error
         _check_known(_kind(order.kind).message, order.work, f"the work that {order.client_id} was asked for")
         if order.kind == SessionStage.READY:
             terms = SecureReadyWork.FromString(order.work).terms
             _check_known(SecureTerms, terms, f"the terms of the session that {order.client_id} was asked into")
         inputs = [part.name for part in order.inputs]
         if inputs != sorted({*inputs}):
-            raise Wrong(f"{order.client_id} was given the inputs {inputs} in phase {order.phase}; each comes once")
+            raise VerificationError(
+                f"{order.client_id} was given the inputs {inputs} in phase {order.phase}; each comes once"
+            )
         if order.max_payload_bytes != largest:
-            raise Wrong(f"{order.client_id} may send {order.max_payload_bytes} bytes; the rows have {largest}")
+            raise VerificationError(
+                f"{order.client_id} may send {order.max_payload_bytes} bytes; the rows have {largest}"
+            )
         for answer in exchange.accepted:
             said = answer.reply.manifest
             needed = _work(order.kind).needs_samples
             if said.samples > spec.limits.samples or (needed and not said.samples):
-                raise Wrong(f"{answer.reply.name} claims {said.samples} samples; limits.samples refuses that")
+                raise VerificationError(
+                    f"{answer.reply.name} claims {said.samples} samples; limits.samples refuses that"
+                )
             if not bool(order.rows) == bool(said.payload) == bool(said.payload_bytes):
-                raise Wrong(f"{answer.reply.name} must have a payload if its assignment asks for rows, and only then")
+                raise VerificationError(
+                    f"{answer.reply.name} must have a payload if its assignment asks for rows, and only then"
+                )
             if said.payload and bundle.has(said.payload):
                 rows = bundle.rows(said.payload)
                 sent = [(name, row.dtype, row.length) for name, row in rows.items()]
                 if sent != [(row.name, row.dtype, row.length) for row in said.rows]:
-                    raise Wrong(f"{answer.reply.name} has a payload of other rows than it says")
+                    raise VerificationError(f"{answer.reply.name} has a payload of other rows than it says")
                 if bundle.size(said.payload) != said.payload_bytes:
-                    raise Wrong(f"{answer.reply.name} has a payload of another size than it says")
+                    raise VerificationError(f"{answer.reply.name} has a payload of another size than it says")
             if problem := statement_problem(order.kind, order.work, said.statement):
-                raise Wrong(f"{answer.reply.name}: {problem}")
+                raise VerificationError(f"{answer.reply.name}: {problem}")
             statements = kind(order.kind).statements
             if statements is not None:
                 _check_known(statements.message, said.statement, f"the statement in {answer.reply.name}")

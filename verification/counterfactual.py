@@ -12,7 +12,7 @@ from federation.record.bundle import BundleReader
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from verification.arithmetic import Matrix
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.replay import open_step
 from verification.run import OpenedRun
 from verification.signed import SignedRound
@@ -60,14 +60,16 @@ def counterfactual(
     Raises:
         BlobAbsent: the rule reads more than K, and the bundle has no payloads.
         HyperparameterError: there is no such rule, or a hyper-parameter is wrong.
-        Wrong: the record differs from the signed messages, or the rule cannot use its replies.
+        VerificationError: the record differs from the signed messages, or the rule cannot use its replies.
     """
     opened = OpenedRun.of(bundle)
     facts = opened.facts
     if facts.spec.privacy.secure != "off":
-        raise Wrong("nobody knows the updates of a private round, so no other rule can be evaluated on them")
+        raise VerificationError(
+            "nobody knows the updates of a private round, so no other rule can be evaluated on them"
+        )
     if facts.spec.privacy.client_noise:
-        raise Wrong("the noise of a run that protects clients suits its own rule alone")
+        raise VerificationError("the noise of a run that protects clients suits its own rule alone")
     run = replace(facts, rule=algorithm(name, values))
     state: Mapping[str, Any] = {}
     same = True  # while the other rule takes the same steps
@@ -88,7 +90,7 @@ def counterfactual(
 
 def _compared(step: StepManifest, signed: SignedRound, made: Step, made_by: str, *, counterfactual: bool) -> Replayed:
     if made.combination.coordinates is not None or not step.coefficients:
-        raise Wrong("a direction that is made coordinate by coordinate has no coefficients to compare")
+        raise VerificationError("a direction that is made coordinate by coordinate has no coefficients to compare")
     rows: list[tuple[Place, str]] = [
         ((reply.envelope, at), reply.client_id) for reply in made.replies for at in range(len(reply.rows))
     ]
@@ -96,7 +98,7 @@ def _compared(step: StepManifest, signed: SignedRound, made: Step, made_by: str,
     done = dict(zip(_places(step, signed), step.coefficients, strict=True))
     places = {place for place, _ in rows}
     if any(value for place, value in done.items() if place not in places):
-        raise Wrong(f"round {step.round} combined updates of earlier rounds, which {made_by} does not read")
+        raise VerificationError(f"round {step.round} combined updates of earlier rounds, which {made_by} does not read")
     c, other, K = np.array([done.get(place, 0.0) for place, _ in rows]), made.combination.coefficients, made.gram
     lengths = np.sqrt(np.maximum(np.diagonal(K), 0.0))
     norms = [float(np.sqrt(max(float(direction @ K @ direction), 0.0))) for direction in (c, other)]

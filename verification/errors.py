@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from federation.text import escaped
 
 
-class Wrong(Exception):
+class VerificationError(Exception):
     """A part of the bundle does not follow from the signed messages. The message, of one line, names it."""
 
     def __init__(self, message: str) -> None:

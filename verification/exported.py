@@ -8,7 +8,7 @@ from federation.files.file_kinds import no_safetensors
 from federation.record.log_entries import STEPPED, SUBMITTED
 from federation.record.provenance import Provenance, read_exported
 from federation.refusals import Refusal
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.log import RunLog
 from verification.run import OpenedRun
 
@@ -25,7 +25,7 @@ def check_model(run: OpenedRun, path: Path) -> CheckedModel:
     """Compares an exported model with the models of a run, all of whose rounds have been verified.
 
     Raises:
-        Wrong: it is not a model of this run, or carries the digest of another record.
+        VerificationError: it is not a model of this run, or carries the digest of another record.
         OSError: the file cannot be read.
     """
     name = path.name
@@ -33,19 +33,21 @@ def check_model(run: OpenedRun, path: Path) -> CheckedModel:
         model_digest, origin = read_exported(path, digests.parse(run.models[-1])[0])
     except Refusal as refusal:
         kind = no_safetensors(path)
-        raise Wrong(f"{name}: {f'it is {kind}, no safetensors file' if kind else refusal.message}") from refusal
+        raise VerificationError(
+            f"{name}: {f'it is {kind}, no safetensors file' if kind else refusal.message}"
+        ) from refusal
     about = run.facts.bundle.about
     if origin is not None and (origin.federation, origin.run) != (about.federation_id, about.run_id):
-        raise Wrong(f"{name} says that it is of run {origin.run} of {origin.federation}")
+        raise VerificationError(f"{name} says that it is of run {origin.run} of {origin.federation}")
     # A round without a step keeps the model of the round before, so the first round with a model has made it.
     rounds = {str(index - 1) if index else "" for index, model in enumerate(run.models) if model == model_digest}
     if not rounds:
-        raise Wrong(f"{name} is {model_digest}; no round of the run has made this model")
+        raise VerificationError(f"{name} is {model_digest}; no round of the run has made this model")
     if origin is None:
         number = min(rounds, key=lambda text: int(text or -1))
         return CheckedModel(f"{name} is {_model_of(number)}", f"{name} carries no digest of the record")
     if origin.round not in rounds:
-        raise Wrong(f"{name} says that it is {_model_of(origin.round)}; it is {_model_of(min(rounds))}")
+        raise VerificationError(f"{name} says that it is {_model_of(origin.round)}; it is {_model_of(min(rounds))}")
     text = f"{name} is {_model_of(origin.round)}"
     if not origin.record:
         return CheckedModel(text, f"{name} carries no digest of the record")
@@ -53,18 +55,20 @@ def check_model(run: OpenedRun, path: Path) -> CheckedModel:
 
 
 def _record(log: RunLog, origin: Provenance, name: str) -> str:
-    """The part of the record that the digest of a model covers, as text. Raises Wrong."""
+    """The part of the record that the digest of a model covers, as text. Raises VerificationError."""
     entries = int(origin.entries) if origin.entries.isdecimal() and len(origin.entries) < 20 else 0
     last = log.entry(entries - 1)
     if last is None or log.digest(entries) != origin.record:
-        raise Wrong(f"{name} carries the digest {origin.record} of {origin.entries} entries; the bundle has another")
+        raise VerificationError(
+            f"{name} carries the digest {origin.record} of {origin.entries} entries; the bundle has another"
+        )
     if last == log.end:
         return "this record"
     if origin.round and (last.action, last.subject) == (STEPPED, f"{log.run_id}/{origin.round}"):
         return "this record up to its step: the run had not ended when the model was exported"
     if not origin.round and (last.action, last.subject) == (SUBMITTED, log.run_id):
         return "this record up to its submission: the run had made no model when it was exported"
-    raise Wrong(f"{name} carries the digest of the audit log up to {last.action} of {last.subject}")
+    raise VerificationError(f"{name} carries the digest of the audit log up to {last.action} of {last.subject}")
 
 
 def _model_of(number: str) -> str:

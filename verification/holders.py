@@ -20,7 +20,7 @@ from federation.trust.key_chain import KeyChain, whole_chain
 from federation.trust.keys import IdentityError
 from federation.trust.proofs import signing_public_key
 from federation.v1.common_pb2 import KeyRotation, RotationManifest, RotationReceiptManifest, SignedEnvelope
-from verification.errors import Wrong
+from verification.errors import VerificationError
 
 
 @dataclass(frozen=True)
@@ -71,39 +71,43 @@ def read_keys(bundle: BundleReader, fingerprint: str = "") -> Keys:
         fingerprint: the SHA-256 of the CA's certificate that the caller trusts, hexadecimal; empty trusts the bundle's.
 
     Raises:
-        Wrong: a certificate is not of this CA and federation, two name different keys for one holder, or a rotation
-            does not lead to the key that the certificate names.
+        VerificationError: a certificate is not of this CA and federation, two name different keys for one holder, or a
+            rotation does not lead to the key that the certificate names.
     """
     present = hashlib.sha256(bundle.ca).hexdigest()
     trusted = fingerprint.replace(":", "").strip().lower()
     if trusted and trusted != present:
-        raise Wrong(f"the bundle's CA has the fingerprint {present}, not {trusted}: it is of another federation")
+        raise VerificationError(
+            f"the bundle's CA has the fingerprint {present}, not {trusted}: it is of another federation"
+        )
     try:
         ca = load_certificate(bundle.ca)
         ca.verify_directly_issued_by(ca)
     except (IdentityError, ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
-        raise Wrong(f"the CA's certificate: {error or 'it is not signed by its own key'}") from error
+        raise VerificationError(f"the CA's certificate: {error or 'it is not signed by its own key'}") from error
     keys: dict[tuple[str, str], bytes] = {}
     for name, data in bundle.certificates.items():
         holder = _holder(name, data, ca)
         if holder.federation_id != bundle.about.federation_id or holder.kind == "admin" or not holder.signing_key:
-            raise Wrong(f"{name} names no signing key of a member of {bundle.about.federation_id}: {holder.uri}")
+            raise VerificationError(
+                f"{name} names no signing key of a member of {bundle.about.federation_id}: {holder.uri}"
+            )
         if keys.setdefault((holder.kind, holder.name), holder.signing_key) != holder.signing_key:
-            raise Wrong(f"{name} names another signing key of {holder.uri} than an earlier certificate")
+            raise VerificationError(f"{name} names another signing key of {holder.uri} than an earlier certificate")
     replaced: dict[str, list[KeyRotation]] = {}
     for rotation in bundle.rotations:
         replaced.setdefault(_claimed(rotation), []).append(rotation)
     try:
         coordinator_key = keys.pop(("coordinator", "coordinator"))
     except KeyError:
-        raise Wrong("the bundle has no certificate of the coordinator") from None
+        raise VerificationError("the bundle has no certificate of the coordinator") from None
     federation_id = bundle.about.federation_id
     coordinator = _chain(replaced.pop("", []), coordinator_key, federation_id, "", None)
     clients = {
         name: _chain(replaced.pop(name, []), key, federation_id, name, coordinator) for (_, name), key in keys.items()
     }
     if replaced:
-        raise Wrong(f"the bundle has rotations of {min(replaced)}, and no certificate of it")
+        raise VerificationError(f"the bundle has rotations of {min(replaced)}, and no certificate of it")
     return Keys(present, coordinator, clients)
 
 
@@ -112,9 +116,9 @@ def _claimed(rotation: KeyRotation) -> str:
         statement = RotationManifest.FromString(rotation.statement.manifest)
         receipt = RotationReceiptManifest.FromString(rotation.receipt.manifest)
     except DecodeError as error:
-        raise Wrong(f"a rotation: {error}") from error
+        raise VerificationError(f"a rotation: {error}") from error
     if has_unknown_fields(statement) or has_unknown_fields(receipt):
-        raise Wrong("a rotation has a field that this release does not know: use the release that wrote it")
+        raise VerificationError("a rotation has a field that this release does not know: use the release that wrote it")
     return statement.client_id
 
 
@@ -122,12 +126,12 @@ def _chain(
     rotations: list[KeyRotation], present: bytes, federation_id: str, client_id: str, coordinator: KeyChain | None
 ) -> KeyChain:
     if coordinator is None and any(rotation.HasField("receipt") for rotation in rotations):
-        raise Wrong("a rotation of the coordinator has a receipt")
+        raise VerificationError("a rotation of the coordinator has a receipt")
     try:
         key = Ed25519PublicKey.from_public_bytes(present)
         return whole_chain(rotations, key, federation_id=federation_id, client_id=client_id, coordinator=coordinator)
     except Refusal as error:
-        raise Wrong(f"the rotations of {client_id or 'the coordinator'}: {error.message}") from error
+        raise VerificationError(f"the rotations of {client_id or 'the coordinator'}: {error.message}") from error
 
 
 def _holder(name: str, data: bytes, ca: x509.Certificate) -> PeerIdentity:
@@ -138,9 +142,9 @@ def _holder(name: str, data: bytes, ca: x509.Certificate) -> PeerIdentity:
         if holder.signing_key:
             signing_public_key(holder.signing_key)
         if name != certificate_entry(holder.serial) or data != certificate.public_bytes(Encoding.DER):
-            raise Wrong(f"{name} is not the DER of the certificate with this serial number")
+            raise VerificationError(f"{name} is not the DER of the certificate with this serial number")
     except InvalidSignature:
-        raise Wrong(f"{name} was not issued by the federation's CA") from None
+        raise VerificationError(f"{name} was not issued by the federation's CA") from None
     except (IdentityError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise Wrong(f"{name}: {error}") from error
+        raise VerificationError(f"{name}: {error}") from error
     return holder

@@ -42,7 +42,7 @@ from federation.v1.common_pb2 import (
     SignedEnvelope,
 )
 from federation.v1.record_pb2 import Bundle, LoggedEntry
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.holders import Keys, verify_known
 
 COORDINATOR = "coordinator"  # the actor of its own entries
@@ -125,24 +125,31 @@ class RunLog:
         return [revoked[number] for number in sorted(revoked)]
 
     def check_run_logged(self, spec: str, about: Bundle, submitted_by: str | None) -> None:
-        """Checks the entries of the run's submission and end; `submitted_by` is an administrator. Raises Wrong."""
+        """Checks the entries of the run's submission and end; `submitted_by` is an administrator.
+
+        Raises VerificationError.
+        """
         state = about.state
         submission = self._check_logged(Fact(SUBMITTED, self.run_id, spec), "the submission of the run")
         if submitted_by is not None and submission.actor.rpartition("/")[2] != submitted_by:
-            raise Wrong(
+            raise VerificationError(
                 f"the assignments say that {submitted_by[:80]!r} submitted the run; the audit log says otherwise"
             )
         if not submission.detail.endswith(f", model {about.initial_model}"):
-            raise Wrong(f"the bundle says that the run began with {about.initial_model}; the audit log says otherwise")
+            raise VerificationError(
+                f"the bundle says that the run began with {about.initial_model}; the audit log says otherwise"
+            )
         ended = "" if self.end is None else _ENDS[self.end.action]
         if ended != (state if state in _ENDS.values() else ""):
-            raise Wrong(f"the bundle says that the run is {state}; the audit log tells {ended or 'of no end'}")
+            raise VerificationError(
+                f"the bundle says that the run is {state}; the audit log tells {ended or 'of no end'}"
+            )
         if self.end is not None:
             actor = "" if ended == "STOPPED" else COORDINATOR
             self._check_logged(Fact(self.end.action, self.run_id, ""), "the end of the run", actor)
 
     def check_keys_logged(self, keys: Keys) -> None:
-        """Checks the entries of all signing keys; call it before `check_logged`. Raises Wrong."""
+        """Checks the entries of all signing keys; call it before `check_logged`. Raises VerificationError."""
         own = self._by.get(("key.set", "signing key"), [])
         self._check_key_chain_logged(keys.coordinator, own, "the coordinator's signing key")
         about: dict[str, list[LoggedEntry]] = {}
@@ -155,23 +162,28 @@ class RunLog:
     def check_consents_logged(
         self, consents: Iterable[SignedEnvelope], facts: Mapping[str, object], keys: Keys
     ) -> None:
-        """Checks that each answer to the run is signed by its client and is the newest one in the log. Raises Wrong."""
+        """Checks that each answer to the run is signed by its client and is the newest one in the log.
+
+        Raises VerificationError.
+        """
         entries = {entry.subject: entry for entry in self.entries if entry.action.startswith("consent.")}
         for envelope in consents:
             try:
                 client_id = ConsentManifest.FromString(envelope.manifest).client_id
             except DecodeError:
-                raise Wrong("an answer to the run is not a ConsentManifest") from None
+                raise VerificationError("an answer to the run is not a ConsentManifest") from None
             consent = open_consent(envelope, client_id, keys.signers, facts)
             if consent.problem is not None or consent.fact is None:
-                raise Wrong(consent.words)
+                raise VerificationError(consent.words)
             entry = entries.pop(consent.fact.subject, None)
             if entry is None or Fact(entry.action, entry.subject, entry.digest) != consent.fact:
-                raise Wrong(f"{consent.name}: the audit log tells {'of none' if entry is None else 'of another'}")
+                raise VerificationError(
+                    f"{consent.name}: the audit log tells {'of none' if entry is None else 'of another'}"
+                )
             self._check_logged(consent.fact, consent.name, client_uri(str(facts["federation_id"]), client_id))
             self._check_precedes(envelope, entry, consent.name)
         for subject, entry in entries.items():
-            raise Wrong(
+            raise VerificationError(
                 f"entry {entry.number} of the audit log tells of the answer {subject}, which is not in the record"
             )
 
@@ -193,14 +205,15 @@ class RunLog:
         `reason` is why the round was skipped.
 
         Raises:
-            Wrong: an envelope has no entry, the entry is about another envelope, or it has the wrong position.
+            VerificationError: an envelope has no entry, the entry is about another envelope, or it has the wrong
+                position.
         """
         began, stepped, named = self._ended, None, set[str]()
         if opened.skipped is not None:
             skipped = self._check_logged(opened.skipped, "the end of the round", COORDINATOR)
             cut = len(skipped.detail) >= _REASON and reason[:-1] == skipped.detail[: _REASON - 1]
             if reason != skipped.detail and not cut:
-                raise Wrong(
+                raise VerificationError(
                     f"the record says why it was skipped; entry {skipped.number} of the audit log says otherwise"
                 )
             self._check_follows(skipped, began, "the end of the round")
@@ -215,14 +228,18 @@ class RunLog:
             for exchange in phase.exchanges:
                 for reply, entry in self._check_exchange_logged(exchange, after):
                     if stepped is not None and reply.digest in named and entry.number > stepped.number:
-                        raise Wrong(f"entry {entry.number} of the audit log tells of {reply.name} after the step")
+                        raise VerificationError(
+                            f"entry {entry.number} of the audit log tells of {reply.name} after the step"
+                        )
 
     def _check_follows(self, entry: LoggedEntry, before: int, name: str) -> None:
-        """Checks that the end of a round comes after that of the round before. Raises Wrong."""
+        """Checks that the end of a round comes after that of the round before. Raises VerificationError."""
         if entry.number < before:
-            raise Wrong(f"entry {entry.number} of the audit log tells of {name} before the end of the round before")
+            raise VerificationError(
+                f"entry {entry.number} of the audit log tells of {name} before the end of the round before"
+            )
         if self.end is not None and entry.number > self.end.number:
-            raise Wrong(f"entry {entry.number} of the audit log tells of {name} after the end of the run")
+            raise VerificationError(f"entry {entry.number} of the audit log tells of {name} after the end of the run")
         self._ended = entry.number
 
     def _check_exchange_logged(
@@ -233,7 +250,9 @@ class RunLog:
         issued = self._check_envelope_logged(assignment, COORDINATOR)
         client = client_uri(assignment.manifest.federation_id, assignment.manifest.client_id)
         if issued.number < after:
-            raise Wrong(f"entry {issued.number} of the audit log tells of {assignment.name} before entry {after}")
+            raise VerificationError(
+                f"entry {issued.number} of the audit log tells of {assignment.name} before entry {after}"
+            )
         self._check_precedes(assignment.envelope, issued, assignment.name)
         if exchange.decline is not None:
             self._check_envelope_logged(exchange.decline, client)
@@ -244,17 +263,17 @@ class RunLog:
             entry = self._check_envelope_logged(answer.reply, client, reason)
             if entry.number < issued.number:
                 name = answer.reply.name
-                raise Wrong(f"entry {entry.number} of the audit log tells of {name} before its assignment")
+                raise VerificationError(f"entry {entry.number} of the audit log tells of {name} before its assignment")
             yield answer.reply, entry
 
     def check_all_logged(self) -> None:
-        """Checks that the record has the facts of all entries about rounds. Raises Wrong."""
+        """Checks that the record has the facts of all entries about rounds. Raises VerificationError."""
         for entry in self.entries:
             kept = entry.action in _OF_EXCHANGES or (
                 entry.action in (STEPPED, SKIPPED) and entry.subject.startswith(f"{self.run_id}/")
             )
             if kept and entry.number not in self._recorded:
-                raise Wrong(
+                raise VerificationError(
                     f"entry {entry.number} of the audit log tells {entry.action} of {entry.subject}, which is not in "
                     "the record"
                 )
@@ -265,44 +284,54 @@ class RunLog:
     def _check_revoked(self, clients: Iterable[str], before: int) -> None:
         for name in sorted(clients):
             if not any(entry.number < before for entry in self._by.get((REVOKED, name), ())):
-                raise Wrong(f"the step leaves {name} out as revoked; no entry of the audit log tells of that before it")
+                raise VerificationError(
+                    f"the step leaves {name} out as revoked; no entry of the audit log tells of that before it"
+                )
 
     def _check_key_chain_logged(self, keys: KeyChain, entries: Sequence[LoggedEntry], holder: str) -> None:
-        """Checks that the log has an entry for each key of a holder, in order. Raises Wrong."""
+        """Checks that the log has an entry for each key of a holder, in order. Raises VerificationError."""
         numbers = {entry.digest: entry.number for entry in reversed(entries)}
         before: bytes | None = None
         for raw in keys.raw:
             number = numbers.get(digest(raw))
             if number is None:
-                raise Wrong(f"{holder}: no entry of the audit log tells of it")
+                raise VerificationError(f"{holder}: no entry of the audit log tells of it")
             if before is not None:
                 self._replaced[before] = number
             before = blake3(raw).digest()
 
     def _check_precedes(self, envelope: SignedEnvelope, entry: LoggedEntry, fact: str) -> None:
-        """Checks that the key of an envelope was not replaced before an entry. Raises Wrong."""
+        """Checks that the key of an envelope was not replaced before an entry. Raises VerificationError."""
         number = self._replaced.get(envelope.key_id)
         if number is not None and number < entry.number:
-            raise Wrong(
+            raise VerificationError(
                 f"entry {entry.number} of the audit log tells of {fact}; a key that was replaced by entry {number} "
                 "has signed it or its reply"
             )
 
     def _check_envelope_logged(self, envelope: Opened[Any], actor: str, outcome: str = "") -> LoggedEntry:
-        """The newest entry about an envelope. Raises Wrong; ValueError for an envelope without an entry of its own."""
+        """The newest entry about an envelope.
+
+        Raises VerificationError; ValueError for an envelope without an entry of its own.
+        """
         if envelope.fact is None:
             raise ValueError(f"{envelope.name} has no entry of its own")
         return self._check_logged(envelope.fact, envelope.name, actor, outcome)
 
     def _check_logged(self, fact: Fact, name: str, actor: str = "", outcome: str = "") -> LoggedEntry:
-        """The newest entry about a fact, with this actor (empty for any) and outcome, told once. Raises Wrong."""
+        """The newest entry about a fact, with this actor (empty for any) and outcome, told once.
+
+        Raises VerificationError.
+        """
         entries, newest = self._by.get((fact.action, fact.subject), []), self._newest(fact)
         if newest is None and entries:
-            raise Wrong(f"{name}: entry {entries[-1].number} of the audit log tells of another, {entries[-1].digest}")
+            raise VerificationError(
+                f"{name}: entry {entries[-1].number} of the audit log tells of another, {entries[-1].digest}"
+            )
         if newest is None:
-            raise Wrong(f"{name}: no entry of the audit log tells of it")
+            raise VerificationError(f"{name}: no entry of the audit log tells of it")
         if (actor and newest.actor != actor) or newest.outcome != outcome or newest.times != 1:
-            raise Wrong(
+            raise VerificationError(
                 f"{name}: entry {newest.number} of the audit log tells of {newest.actor}, {newest.outcome!r}, "
                 f"{newest.times} times; expected {actor or newest.actor}, {outcome!r}, once"
             )
@@ -319,7 +348,7 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
     """Reads the log of a bundle, and verifies its entries against the signed checkpoints.
 
     Raises:
-        Wrong: a signature, an entry or a node is wrong.
+        VerificationError: a signature, an entry or a node is wrong.
         BundleError: the file is damaged.
     """
     record = bundle.log()
@@ -327,26 +356,28 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
     try:
         statement = keys.signers.of_coordinator(record.key, LogKeyManifest)
     except Refusal as error:
-        raise Wrong(f"the key of the audit log: {error.message}") from error
+        raise VerificationError(f"the key of the audit log: {error.message}") from error
     try:
         key = signing_public_key(statement.key)
     except ValueError as error:
-        raise Wrong(f"the key of the audit log: {error}") from None
+        raise VerificationError(f"the key of the audit log: {error}") from None
     checkpoints = [_checkpoint(envelope, key, number) for number, envelope in enumerate(record.checkpoints)]
     if statement.federation_id != federation or any(
         checkpoint.federation_id != federation for checkpoint in checkpoints
     ):
-        raise Wrong("the audit log is of another federation")
+        raise VerificationError("the audit log is of another federation")
     sizes = [checkpoint.size for checkpoint in checkpoints]
     if not sizes or sizes != sorted(set(sizes)) or not sizes[0]:
-        raise Wrong(f"the checkpoints of the audit log cover {sizes} entries; expected one or more, growing")
+        raise VerificationError(
+            f"the checkpoints of the audit log cover {sizes} entries; expected one or more, growing"
+        )
     leaves = _leaves(record.entries, sizes[-1])
     nodes = {(number, number + 1): leaf for number, leaf in leaves.items()}
     numbers = list(leaves)
     for node in record.nodes:
         first = bisect_left(numbers, node.start)
         if first < bisect_left(numbers, node.stop):
-            raise Wrong(f"the audit log: a node hides entry {numbers[first]}, which is shown")
+            raise VerificationError(f"the audit log: a node hides entry {numbers[first]}, which is shown")
         _check_hash(node.hash, f"the node of the entries from {node.start} to {node.stop - 1}")
         nodes[node.start, node.stop] = node.hash
     verified = 0
@@ -355,16 +386,18 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
             root = root_from(nodes, 0, checkpoint.size)
         except LookupError as error:
             defect = f"{error}, below the checkpoint of {checkpoint.size} entries"
-            raise Wrong(f"the audit log: {defect}: the entry, or a node above it, was removed") from None
+            raise VerificationError(f"the audit log: {defect}: the entry, or a node above it, was removed") from None
         if root != checkpoint.root:
-            raise Wrong(
+            raise VerificationError(
                 f"the audit log: an entry from {verified} to {checkpoint.size - 1} was changed, removed, inserted or "
                 f"moved: the checkpoint of {checkpoint.size} entries was signed over others"
             )
         verified = checkpoint.size
     places = [(node.start, node.stop) for node in record.nodes]
     if places != sorted(ranges_around(numbers, sizes)):
-        raise Wrong("the audit log: its nodes are not those that lead from the entries to the checkpoints, each once")
+        raise VerificationError(
+            "the audit log: its nodes are not those that lead from the entries to the checkpoints, each once"
+        )
     log = RunLog(bundle.about.run_id, checkpoints[-1], tuple(record.entries), nodes)
     log._check_logged(Fact("key.set", "log key", digest(statement.key)), "the key of the audit log")
     return log
@@ -374,31 +407,38 @@ def _checkpoint(envelope: SignedEnvelope, key: Ed25519PublicKey, number: int) ->
     try:
         return verify_known(envelope, CheckpointManifest, key)
     except Refusal as error:
-        raise Wrong(f"checkpoint {number} of the audit log: {error.message}") from error
+        raise VerificationError(f"checkpoint {number} of the audit log: {error.message}") from error
 
 
 def _check_hash(data: bytes, holder: str) -> None:
-    """Raises Wrong if a hash has another length: bytes of what is hashed next to it could pass as its own."""
+    """Raises VerificationError if a hash has another length: bytes hashed beside it could pass as its own."""
     if len(data) != HASH_BYTES:
-        raise Wrong(f"the audit log: {holder} has a hash of {len(data)} bytes; expected {HASH_BYTES}")
+        raise VerificationError(f"the audit log: {holder} has a hash of {len(data)} bytes; expected {HASH_BYTES}")
 
 
 def _leaves(entries: Iterable[LoggedEntry], size: int) -> dict[int, bytes]:
-    """The leaves of entries, by number. Raises Wrong if they are out of order, or do not continue each other."""
+    """The leaves of entries, by number.
+
+    Raises VerificationError if they are out of order, or do not continue each other.
+    """
     leaves: dict[int, bytes] = {}
     last = -1
     for entry in entries:
         number = entry.number
         if not last < number < size:
-            raise Wrong(f"the audit log: entry {number} comes after entry {last}, under a checkpoint of {size} entries")
+            raise VerificationError(
+                f"the audit log: entry {number} comes after entry {last}, under a checkpoint of {size} entries"
+            )
         _check_hash(entry.previous, f"entry {number}")
         before = leaves.get(number - 1, FIRST if number == 0 else entry.previous)
         if entry.previous != before:
-            raise Wrong(f"the audit log: entry {number} does not continue the entry before it; one of both was changed")
+            raise VerificationError(
+                f"the audit log: entry {number} does not continue the entry before it; one of both was changed"
+            )
         try:
             time = EPOCH + timedelta(microseconds=entry.at)
         except OverflowError:
-            raise Wrong(f"the audit log: entry {number} tells of no time, {entry.at}") from None
+            raise VerificationError(f"the audit log: entry {number} tells of no time, {entry.at}") from None
         texts = {name: getattr(entry, name) for name in _TEXTS}
         logged = LogEntry(number=number, entry_id=entry.entry_id, at=time, times=entry.times, **texts)
         leaves[number] = logged.leaf(entry.previous)

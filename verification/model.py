@@ -13,7 +13,7 @@ from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.vectors import RowFile
 from verification.arithmetic import Matrix, StepVectors, check_average, check_follows, gram, panels
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.replay import BundleRunFacts
 from verification.signed import SignedRound
 
@@ -46,7 +46,7 @@ def combined_rows(run: BundleRunFacts, signed: SignedRound, step: StepManifest, 
 
     Raises:
         BlobAbsent: an update is not in the bundle.
-        Wrong: the step names an update that is not on record.
+        VerificationError: the step names an update that is not on record.
     """
     if step.combined:
         return list(run.bundle.rows(step.combined).values())
@@ -57,7 +57,7 @@ def combined_rows(run: BundleRunFacts, signed: SignedRound, step: StepManifest, 
         reply = signed.replies.get(name)
         payload = earlier.get(name, "") if reply is None else reply.manifest.payload
         if not payload:
-            raise Wrong(f"the update {name} of the step is not on record")
+            raise VerificationError(f"the update {name} of the step is not on record")
         rows += (row for name, row in run.bundle.rows(payload).items() if name != BUFFERS)
     return rows
 
@@ -80,7 +80,7 @@ def check_makes(
 
     Raises:
         BlobAbsent: a model or a vector is not in the bundle.
-        Wrong: something does not follow.
+        VerificationError: something does not follow.
     """
     bundle, rule, server, combined = run.bundle, run.rule, run.spec.server, len(rows)
     optimiser = _optimiser(run)
@@ -92,11 +92,11 @@ def check_makes(
     elif not moved:
         rate, optimiser = 0.0, Sgd()
         if step.result_model != step.base_model:
-            raise Wrong("the replies give no direction, and the step changes the model")
+            raise VerificationError("the replies give no direction, and the step changes the model")
         if step.rate:
-            raise Wrong(f"the learning rate is {step.rate!r}; the replies give no direction, so it is 0")
+            raise VerificationError(f"the learning rate is {step.rate!r}; the replies give no direction, so it is 0")
     if moved and step.rate == 0.0 and server.learning_rate:
-        raise Wrong("the step says that there is no direction; the replies give one")
+        raise VerificationError("the step says that there is no direction; the replies give one")
     layout = bundle.model(step.base_model)[0]
     parameters = slice(0, run.spec.parameters.parameters_of(layout).size)
 
@@ -104,7 +104,7 @@ def check_makes(
         """Columns of a model or of a vector that belongs to one."""
         found_layout, row = bundle.model(name)
         if found_layout != layout:
-            raise Wrong(f"{name} has another layout than the model")
+            raise VerificationError(f"{name} has another layout than the model")
         return row.columns(part)
 
     check_keeps(run, moved, at, after)
@@ -135,19 +135,22 @@ def check_makes(
 
 
 def check_keeps(run: BundleRunFacts, moved: bool, at: ReplayState, after: ReplayState) -> None:
-    """Checks which vectors the state keeps after a step; `moved` is False if there was no direction. Raises Wrong."""
+    """Checks which vectors the state keeps after a step; `moved` is False if there was no direction.
+
+    Raises VerificationError.
+    """
     rule, optimiser = run.rule, _optimiser(run)
     if not moved:
         before, now = ({name: row for name, row in state.vectors.items() if name != AVERAGE} for state in (at, after))
         if now != before:
-            raise Wrong("the step changes nothing, and the state keeps other vectors after it than before")
+            raise VerificationError("the step changes nothing, and the state keeps other vectors after it than before")
     kept = {name for name in after.vectors if moved or name == AVERAGE}
     expected = {*(optimiser.slots if moved else ()), *([AVERAGE] if rule.averages else [])}
     if kept != expected:
-        raise Wrong(f"the state keeps the vectors {sorted(kept)}; expected {sorted(expected)}")
+        raise VerificationError(f"the state keeps the vectors {sorted(kept)}; expected {sorted(expected)}")
     models, count = after.memory.get("averaged"), at.memory.get("averaged") or 0
     if models != (count + 1 if rule.averages else None):
-        raise Wrong(f"the mean has {models} models; expected {count + 1 if rule.averages else 'none'}")
+        raise VerificationError(f"the mean has {models} models; expected {count + 1 if rule.averages else 'none'}")
 
 
 def _optimiser(run: BundleRunFacts) -> Optimiser:

@@ -2,7 +2,7 @@
 
 from federation.record.bundle import BundleReader
 from federation.spec.noise_rows import noise_defect
-from verification.errors import Wrong
+from verification.errors import VerificationError
 
 CHOSEN = "the coordinator chose the noise; the model is not verified"
 
@@ -19,7 +19,7 @@ def check_noise_length(bundle: BundleReader, noise: str) -> None:
 
     Raises:
         BlobAbsent: the noise is not in the bundle.
-        Wrong: it is not a row of float32 numbers, has another length, or has larger numbers than noise has.
+        VerificationError: it is not a row of float32 numbers, has another length, or has larger numbers than noise has.
     """
     if defect := noise_defect(bundle.rows(noise).values()):
-        raise Wrong(f"the noise {noise}: {defect}")
+        raise VerificationError(f"the noise {noise}: {defect}")

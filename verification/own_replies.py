@@ -42,7 +42,7 @@ class MemberReceipt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fate:
+class ReplyOutcome:
     """The outcome of one reply, according to the record.
 
     Attributes:
@@ -61,7 +61,7 @@ class Fate:
     wrong: str = ""
 
 
-def fates(bundle: BundleReader, client_id: str, receipts: Iterable[MemberReceipt]) -> Iterator[Fate]:
+def reply_outcomes(bundle: BundleReader, client_id: str, receipts: Iterable[MemberReceipt]) -> Iterator[ReplyOutcome]:
     """Yields the outcome of each reply of a member to a run, in the order of the rounds.
 
     The receipts are compared with a record that was verified before; it is not verified again.
@@ -77,13 +77,13 @@ def fates(bundle: BundleReader, client_id: str, receipts: Iterable[MemberReceipt
     held = {receipt.assignment_id: receipt for receipt in receipts}
     for record in bundle.rounds():
         with _readable(record):
-            yield from _fates_of_round(record, client_id, held)
+            yield from _outcomes_of_round(record, client_id, held)
     goes_on = bundle.about.state not in _ENDED
     for lost in sorted(held.values(), key=lambda receipt: (receipt.round, receipt.phase)):
         later = goes_on and lost.round >= bundle.about.rounds
         wrong = f"the record does not know assignment {lost.assignment_id}, for which this member has a receipt"
         text = "of a later round than the bundle has" if later else ""
-        yield Fate(round=lost.round, phase=lost.phase, kind="", words=text, wrong="" if later else wrong)
+        yield ReplyOutcome(round=lost.round, phase=lost.phase, kind="", words=text, wrong="" if later else wrong)
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def _readable(record: RoundRecord) -> Iterator[None]:
         raise BundleError(f"round {record.number} has a message that cannot be read: {error}") from error
 
 
-def _fates_of_round(record: RoundRecord, client_id: str, held: dict[str, MemberReceipt]) -> Iterator[Fate]:
+def _outcomes_of_round(record: RoundRecord, client_id: str, held: dict[str, MemberReceipt]) -> Iterator[ReplyOutcome]:
     """The outcomes of a member's replies in one round; takes the receipts of these out of `held`."""
     step = StepManifest.FromString(record.step.manifest) if record.HasField("step") else None
     rows = _rows(record)
@@ -155,7 +155,7 @@ def _fate(
     step: StepManifest | None,
     rows: Mapping[str, int],
     deciding: bool,
-) -> Iterator[Fate]:
+) -> Iterator[ReplyOutcome]:
     """The outcomes of the replies to one assignment."""
     answered = [answer for answer in exchange.answers if answer.HasField("receipt")]
     position: dict[str, Any] = {"round": order.round, "phase": order.phase, "kind": order.kind}
@@ -163,20 +163,22 @@ def _fate(
         for answer in answered:
             receipt = ReceiptManifest.FromString(answer.receipt.manifest)
             text = "accepted" if receipt.accepted else f"refused, {receipt.reason}"
-            yield Fate(**position, words=text, wrong="this member has no receipt for it")
+            yield ReplyOutcome(**position, words=text, wrong="this member has no receipt for it")
         return
     if held.assignment != envelope_digest(exchange.assignment):
-        yield Fate(
+        yield ReplyOutcome(
             **position, words="", wrong="the record has another assignment than the one that this member was sent"
         )
         return
     recorded = next((answer for answer in answered if envelope_digest(answer.reply) == held.reply), None)
     if recorded is None:
         text = "an accepted reply" if held.accepted else "a refused reply"
-        yield Fate(**position, words="", wrong=f"the record lacks {text} for which this member has a receipt")
+        yield ReplyOutcome(**position, words="", wrong=f"the record lacks {text} for which this member has a receipt")
         return
     if envelope_digest(recorded.receipt) != held.receipt:
-        yield Fate(**position, words="", wrong="the record has another receipt than the one that this member was sent")
+        yield ReplyOutcome(
+            **position, words="", wrong="the record has another receipt than the one that this member was sent"
+        )
         return
     yield _entered(recorded, order, held, record, step, rows, deciding)
 
@@ -189,24 +191,26 @@ def _entered(
     step: StepManifest | None,
     rows: Mapping[str, int],
     deciding: bool,
-) -> Fate:
+) -> ReplyOutcome:
     """The outcome of a reply whose record agrees with the member's receipt."""
     position: dict[str, Any] = {"round": order.round, "phase": order.phase, "kind": order.kind}
     if not held.accepted:
         reason = ReceiptManifest.FromString(answer.receipt.manifest).reason
-        return Fate(**position, words=f"refused, {reason}")
+        return ReplyOutcome(**position, words=f"refused, {reason}")
     if not deciding:
-        return Fate(**position, words="accepted; the step does not depend on it")
+        return ReplyOutcome(**position, words="accepted; the step does not depend on it")
     if step is None:
-        return Fate(**position, words=f"accepted; the round has no step: {record.reason or record.state.lower()}")
+        return ReplyOutcome(
+            **position, words=f"accepted; the round has no step: {record.reason or record.state.lower()}"
+        )
     if held.reply in step.replies:
         coefficients = _coefficients(step, held.reply, order.client_id, rows)
-        return Fate(**position, words="entered the step", coefficients=coefficients)
+        return ReplyOutcome(**position, words="entered the step", coefficients=coefficients)
     if held.reply in step.consulted:
-        return Fate(**position, words="entered the weights of the step")
+        return ReplyOutcome(**position, words="entered the weights of the step")
     if order.client_id in step.revoked:
-        return Fate(**position, words="accepted; left out, since this member was revoked")
-    return Fate(**position, words="accepted", wrong="the step leaves out this accepted reply")
+        return ReplyOutcome(**position, words="accepted; left out, since this member was revoked")
+    return ReplyOutcome(**position, words="accepted", wrong="the step leaves out this accepted reply")
 
 
 def _coefficients(step: StepManifest, update: str, client_id: str, rows: Mapping[str, int]) -> tuple[float, ...]:

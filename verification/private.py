@@ -27,7 +27,7 @@ from federation.work.secure.ready import Ready
 from federation.work.secure.stage import CIPHERTEXTS
 from federation.work.secure.terms import SessionTerms
 from federation.work.secure.wire import read_terms
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.replay import BundleRunFacts, recorded_reply, round_context
 from verification.signed import SignedReply, SignedRound
 
@@ -36,17 +36,17 @@ def private_step(run: BundleRunFacts, signed: SignedRound, step: StepManifest, s
     """The step of a private round; arguments and errors are those of `open_step`."""
     rows = list(run.bundle.rows(step.combined).values())
     if len(rows) != 1 or rows[0].dtype != "F32":
-        raise Wrong("the signed step names no combined vector of one row")
+        raise VerificationError("the signed step names no combined vector of one row")
     for order in signed.asked.values():
         if tuple(order.objectives) != run.objectives:
-            raise Wrong(f"{order.client_id} was asked, and does not serve all objectives")
+            raise VerificationError(f"{order.client_id} was asked, and does not serve all objectives")
     named = {*step.replies, *step.consulted}
     entered = [reply for reply in signed.replies.values() if reply.envelope in named]
     replies, asked = _stages(run, entered)
     try:
         sessions = [read_session(session, run) for session in step.secure]
     except ValueError as error:  # a WorkError is one
-        raise Wrong(f"a session of the signed step: {error}") from error
+        raise VerificationError(f"a session of the signed step: {error}") from error
     evidence = SecureEvidence(
         sessions=sessions, replies=replies, asked=asked, combined=rows[0].read(), inputs=_inputs(entered)
     )
@@ -54,7 +54,7 @@ def private_step(run: BundleRunFacts, signed: SignedRound, step: StepManifest, s
     try:
         return verify_secure_step(run.rule, run.spec, context, evidence)
     except UnverifiedSession as error:
-        raise Wrong(str(error)) from error
+        raise VerificationError(str(error)) from error
 
 
 def private_means(run: BundleRunFacts, signed: SignedRound, number: int, model: str) -> Means:
@@ -68,7 +68,7 @@ def private_means(run: BundleRunFacts, signed: SignedRound, number: int, model: 
 
     Raises:
         BlobAbsent: the bundle has no payloads.
-        Wrong: no means follow from the replies.
+        VerificationError: no means follow from the replies.
     """
     accepted = list(signed.evaluations.values())
     replies, asked = _stages(run, accepted)
@@ -77,7 +77,7 @@ def private_means(run: BundleRunFacts, signed: SignedRound, number: int, model: 
     try:
         return verify_evaluation(run.spec, evaluation, context, replies, asked, _inputs(accepted))
     except UnverifiedSession as error:
-        raise Wrong(f"the evaluation: {error}") from error
+        raise VerificationError(f"the evaluation: {error}") from error
 
 
 def _context(
@@ -126,7 +126,7 @@ def _stages(run: BundleRunFacts, signed: Sequence[SignedReply]) -> tuple[list[Ph
 
     Raises:
         BlobAbsent: the bundle has no payloads.
-        Wrong: work is malformed.
+        VerificationError: work is malformed.
     """
     replies: list[PhaseReply] = []
     asked: dict[str, Work] = {}
@@ -138,13 +138,15 @@ def _stages(run: BundleRunFacts, signed: Sequence[SignedReply]) -> tuple[list[Ph
             recorded = replace(recorded, rows=())
         replies.append(recorded)
         if reply.order.kind not in STAGES:
-            raise Wrong(f"{recorded.client_id} was asked for {reply.order.kind}, which is no stage of a private round")
+            raise VerificationError(
+                f"{recorded.client_id} was asked for {reply.order.kind}, which is no stage of a private round"
+            )
         try:
             work = decode(reply.order.kind, reply.order.work, _shape(run))
             if encode(work) != reply.order.work:
                 raise WorkError("the work has a field that this release does not know")
         except WorkError as error:
-            raise Wrong(f"an assignment of {recorded.client_id}: {error}") from error
+            raise VerificationError(f"an assignment of {recorded.client_id}: {error}") from error
         asked[reply.envelope] = work
     return replies, asked
 

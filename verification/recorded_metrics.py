@@ -15,7 +15,7 @@ from federation.v1.record_pb2 import RoundRecord
 from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
 from verification.arithmetic import Matrix, panels
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.log import RunLog
 from verification.model import AVERAGE, ReplayState, combined_rows, stands_still
 from verification.private import private_means
@@ -64,14 +64,16 @@ class RecordedMetrics:
             after: the state after it.
 
         Raises:
-            Wrong: a metric differs, is missing, or follows from nothing.
+            VerificationError: a metric differs, is missing, or follows from nothing.
         """
         for reply in signed.answers:
             if problem := not_finite(reply):
-                raise Wrong(f"a reply of {reply.client_id} was accepted, and {problem}")
+                raise VerificationError(f"a reply of {reply.client_id} was accepted, and {problem}")
         for order in signed.orders:
             if unknown := {*order.objectives} - {*self.run.objectives}:
-                raise Wrong(f"{order.client_id} was asked for {min(unknown)}, which the bundle does not name")
+                raise VerificationError(
+                    f"{order.client_id} was asked for {min(unknown)}, which the bundle does not name"
+                )
         recorded, about = dict(record.metrics), self.run.bundle.about
         model = after.vectors.get(AVERAGE, after.model)
         absent: list[str] = []
@@ -93,7 +95,7 @@ class RecordedMetrics:
                 possible = [expected | one for one in found]
         problems = [one.problem(recorded) for one in possible]
         if all(problems):
-            raise Wrong(problems[0])
+            raise VerificationError(problems[0])
         fitting = possible[problems.index("")]
         self._computed.ended(model, recorded)
         verified, measured, hidden = fitting.named(recorded)
@@ -142,7 +144,7 @@ class RecordedMetrics:
             with np.errstate(all="ignore"):  # numbers of any size
                 return self._computed.of_step(facts)
         except (ArithmeticError, ValueError) as error:
-            raise Wrong(f"no metrics follow from K: {error}") from error
+            raise VerificationError(f"no metrics follow from K: {error}") from error
 
     def _measured(
         self, signed: SignedRound, step: StepManifest, made: Step, K: Matrix, at: ReplayState
@@ -179,9 +181,11 @@ class RecordedMetrics:
             work = encode(computed.evaluation)
             for name, reply in replies.items():
                 if reply.manifest.base_model != model:
-                    raise Wrong(f"{name} evaluated another model than the round has made")
+                    raise VerificationError(f"{name} evaluated another model than the round has made")
                 if (reply.order.kind, reply.order.work) != (Evaluate.name, work):
-                    raise Wrong(f"{name} was asked for other measurements than the specification and the bundle name")
+                    raise VerificationError(
+                        f"{name} was asked for other measurements than the specification and the bundle name"
+                    )
             told = {name: _told(reply) for name, reply in replies.items()}
             before = [(reply.manifest.client_id, reply.manifest.metrics) for reply in signed.replies.values()]
             counted = (
@@ -193,7 +197,7 @@ class RecordedMetrics:
         except BlobAbsent as error:
             absent.append(str(error))
             return [computed.of_hidden_model()]
-        except Wrong:
+        except VerificationError:
             if "evaluated" in record.metrics:
                 raise
             return [Expected()]  # the evaluation failed

@@ -36,7 +36,7 @@ from federation.vectors import RowFile
 from federation.work.base import WorkError
 from federation.work.registry import decode_statement, encode
 from verification.asked import Crowd
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.signed import SignedReply, SignedRound
 
 _GRAM_BYTES = 1 << 28  # of a Gram matrix, 5,700 rows
@@ -69,26 +69,29 @@ def read_gram(bundle: BundleReader, digest: str) -> Matrix:
 
     Raises:
         BlobAbsent: the bundle does not have it.
-        Wrong: it is not a square matrix of float64.
+        VerificationError: it is not a square matrix of float64.
     """
     return parse_gram(bundle.blob(digest, _GRAM_BYTES))
 
 
 def parse_gram(data: bytes) -> Matrix:
-    """A Gram matrix from the bytes of a .npy file, float64. Raises Wrong if it is not a square matrix of float64."""
+    """A Gram matrix from the bytes of a .npy file, float64.
+
+    Raises VerificationError if it is not a square matrix of float64.
+    """
     stream = io.BytesIO(data)
     try:
         if (version := np.lib.format.read_magic(stream)) != (1, 0):
             raise ValueError(f"version {version}")
         shape, by_columns, dtype = np.lib.format.read_array_header_1_0(stream)
     except Exception:  # a hostile header can make the parser raise nearly anything, with advice to trust the file
-        raise Wrong("the Gram matrix is not a .npy file of version 1.0") from None
+        raise VerificationError("the Gram matrix is not a .npy file of version 1.0") from None
     m = int(shape[0]) if shape else 0
     if dtype != np.float64 or shape != (m, m) or m < 0:
-        raise Wrong(f"the Gram matrix is {dtype} {shape}; expected a square matrix of float64")
+        raise VerificationError(f"the Gram matrix is {dtype} {shape}; expected a square matrix of float64")
     # The bytes are counted before the matrix is made: a header may claim any size.
     if (size := len(data) - stream.tell()) != dtype.itemsize * m * m:
-        raise Wrong(f"the Gram matrix has {size} bytes; its header says {shape}")
+        raise VerificationError(f"the Gram matrix has {size} bytes; its header says {shape}")
     K = np.frombuffer(data, dtype, offset=stream.tell()).reshape(m, m, order="F" if by_columns else "C")
     return K.astype(np.float64, copy=False)
 
@@ -108,7 +111,7 @@ def open_step(
 
     Raises:
         BlobAbsent: the rule reads rows that the bundle does not have.
-        Wrong: no step follows, or not from these replies.
+        VerificationError: no step follows, or not from these replies.
     """
     K = read_gram(run.bundle, step.gram) if run.bundle.has(step.gram) else None
     context = round_context(run, step.round, step.base_model, state)
@@ -117,7 +120,7 @@ def open_step(
     except BlobAbsent:
         raise
     except (Voided, ArithmeticError, LookupError, ValueError) as error:  # the last are those of hostile replies, too
-        raise Wrong(f"no step follows from the replies: {error}") from error
+        raise VerificationError(f"no step follows from the replies: {error}") from error
 
 
 def round_context(run: BundleRunFacts, number: int, model: str, state: Mapping[str, Any]) -> RoundContext:
@@ -188,29 +191,32 @@ def _conversation(
                 surely = max(surely, len(orders))
             crowd.check_replied(phase, surely, orders, [reply.client_id for reply in phases[number]])
         elif any(order.kind != phase.kind.name for order in orders):
-            raise Wrong(f"{run.rule.name} asks for {phase.kind.name}; the run asked for {orders[0].kind}")
+            raise VerificationError(f"{run.rule.name} asks for {phase.kind.name}; the run asked for {orders[0].kind}")
 
     made, more = replayed_step(run.rule, context, phases, K, asks)
     if asked and more is not None:
-        raise Wrong(f"the rule asks for nothing in phase {more}, which is on record")
+        raise VerificationError(f"the rule asks for nothing in phase {more}, which is on record")
     return made
 
 
 def _check_asks(run: BundleRunFacts, phase: AlgorithmPhase, orders: Sequence[AssignmentManifest]) -> None:
-    """Checks that the assignments of a phase ask for the work of the rule and the specification. Raises Wrong."""
+    """Checks that the assignments of a phase ask for the work of the rule and the specification.
+
+    Raises VerificationError.
+    """
     inputs = [(part, digest(content), len(content)) for part, content in sorted(phase.inputs().items())]
     for order in orders:
         name = f"the assignment of {order.client_id} in phase {order.phase}"
         if order.kind != phase.kind.name:
-            raise Wrong(f"{name} asks for {order.kind}; the rule asks for {phase.kind.name}")
+            raise VerificationError(f"{name} asks for {order.kind}; the rule asks for {phase.kind.name}")
         if order.work != encode(phase.work(Asked(order.client_id, tuple(order.objectives), run.spec, order.round))):
-            raise Wrong(f"{name} asks for other work than the rule and the specification")
+            raise VerificationError(f"{name} asks for other work than the rule and the specification")
         if [(part.name, part.digest, part.size) for part in order.inputs] != inputs:
-            raise Wrong(f"{name} has other inputs than the rule gives")
+            raise VerificationError(f"{name} has other inputs than the rule gives")
 
 
 def recorded_reply(run: BundleRunFacts, reply: SignedReply) -> PhaseReply:
-    """A signed reply as the rule reads it. Raises Wrong if its statement is malformed."""
+    """A signed reply as the rule reads it. Raises VerificationError if its statement is malformed."""
     manifest, order = reply.manifest, reply.order
     rows: Sequence[RowFile] = ()
     names = tuple(row.name for row in manifest.rows if row.name != BUFFERS)
@@ -221,7 +227,7 @@ def recorded_reply(run: BundleRunFacts, reply: SignedReply) -> PhaseReply:
     try:
         statement = decode_statement(order.kind, manifest.statement)
     except WorkError as error:
-        raise Wrong(f"the statement of {manifest.client_id}: {error}") from error
+        raise VerificationError(f"the statement of {manifest.client_id}: {error}") from error
     return PhaseReply(
         client_id=manifest.client_id,
         samples=manifest.samples,

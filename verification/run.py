@@ -32,7 +32,7 @@ from verification.asked import (
     check_in_order,
     watched,
 )
-from verification.errors import Verified, Wrong
+from verification.errors import VerificationError, Verified
 from verification.holders import Keys, read_keys
 from verification.log import RunLog, read_log
 from verification.model import AVERAGE, ReplayState, check_keeps, check_makes, combined_rows, stands_still
@@ -75,7 +75,7 @@ class OpenedRun:
             fingerprint: the SHA-256 of the CA's certificate that the caller trusts; empty trusts the bundle's.
 
         Raises:
-            Wrong: a certificate or the specification is wrong.
+            VerificationError: a certificate or the specification is wrong.
         """
         keys = read_keys(bundle, fingerprint)
         facts = _facts(bundle, keys)
@@ -92,7 +92,7 @@ class OpenedRun:
         """Verifies the rounds in their order, and then compares them with the audit log.
 
         Raises:
-            Wrong: something does not follow from the signed messages.
+            VerificationError: something does not follow from the signed messages.
             BundleError: the file is damaged.
         """
         about, log = self.facts.bundle.about, self.log
@@ -113,8 +113,8 @@ class OpenedRun:
                 course.check_goes_on(record)
                 named |= _named(opened, at)
                 grams |= {signed.step.gram} if signed.step is not None else set()
-            except Wrong as error:
-                raise Wrong(f"round {record.number}: {error}") from error
+            except VerificationError as error:
+                raise VerificationError(f"round {record.number}: {error}") from error
             self.models.append(model)
             forgotten = log.forgotten({client for _, client in signed.asked}) if about.payloads else []
             if forgotten:
@@ -126,7 +126,7 @@ class OpenedRun:
                 verified = replace(verified, missing=(*verified.missing, CHOSEN))
             yield verified
         if about.model != at.model:
-            raise Wrong(
+            raise VerificationError(
                 f"the bundle says that the run ends with the model {about.model}; its steps end with {at.model}"
             )
         course.check_ends(about.state, watched(about, spec))
@@ -137,14 +137,16 @@ class OpenedRun:
         log.check_all_logged()
         for name in bundle.blobs:
             if name not in named:
-                raise Wrong(f"no signed message names the blob {name}, which the bundle has")
+                raise VerificationError(f"no signed message names the blob {name}, which the bundle has")
             if not about.payloads and name not in grams:
-                raise Wrong(f"the bundle says that it has neither updates nor models, and has the blob {name}")
+                raise VerificationError(
+                    f"the bundle says that it has neither updates nor models, and has the blob {name}"
+                )
         bundle.verify_blobs(bundle.blobs)
 
     @names_of_others()
     def _check_fits(self, opened: OpenedRound, signed: SignedRound) -> None:
-        """Checks the parts of a round on which its step does not depend. Raises Wrong."""
+        """Checks the parts of a round on which its step does not depend. Raises VerificationError."""
         check_admitted(self.facts.spec, self.facts.objectives, self.facts.clients, signed.orders)
         check_answered(self.facts.bundle, self.facts.spec, opened)
 
@@ -164,7 +166,7 @@ def _facts(bundle: BundleReader, keys: Keys) -> BundleRunFacts:
         spec = RunSpec.parse(bundle.specification)
         rule = algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
     except (SpecError, HyperparameterError, LookupError) as error:
-        raise Wrong(f"the specification: {error}") from error
+        raise VerificationError(f"the specification: {error}") from error
     check_description(bundle.about, spec)
     return BundleRunFacts(
         bundle=bundle, spec=spec, spec_digest=digest(bundle.specification), rule=rule, clients=keys.clients
@@ -175,11 +177,11 @@ def _facts(bundle: BundleReader, keys: Keys) -> BundleRunFacts:
 def _round(
     run: BundleRunFacts, record: RoundRecord, signed: SignedRound, at: ReplayState, metrics: RecordedMetrics
 ) -> tuple[Verified, ReplayState]:
-    """Verifies one round. Returns the findings and the state of the run after it. Raises Wrong."""
+    """Verifies one round. Returns the findings and the state of the run after it. Raises VerificationError."""
     count = f"{signed.envelopes} signatures"
     if run.spec.privacy.secure != "off":
         for problem in order_problems(run.spec, signed.orders, signed.answers):
-            raise Wrong(problem)
+            raise VerificationError(problem)
     if signed.step is None:
         reason = f": {record.reason}" if record.reason else ""
         measured = metrics.verify(record, signed, None, at, at).measured
@@ -190,7 +192,9 @@ def _round(
         size = run.bundle.size(at.model)
         for order in signed.asked.values():
             if order.base_model_bytes != size:
-                raise Wrong(f"the model has {size} bytes; {order.client_id} was told {order.base_model_bytes}")
+                raise VerificationError(
+                    f"the model has {size} bytes; {order.client_id} was told {order.base_model_bytes}"
+                )
     payloads = (reply.manifest.payload for reply in signed.replies.values())
     run.bundle.verify_blobs([*payloads, step.base_model, step.result_model, step.combined, step.noise])
     missing: list[str] = []
@@ -204,7 +208,7 @@ def _round(
         _check_step(run, made, step, at, after)
         longest = float(np.sqrt(max(np.diagonal(made.gram).max(initial=0.0), 0.0)))
         if run.spec.privacy.secure == "off" and longest > run.spec.limits.norm * (1 + _COEFFICIENTS):
-            raise Wrong(f"an update of the length {longest:.6g} entered the step; limits.norm refuses it")
+            raise VerificationError(f"an update of the length {longest:.6g} entered the step; limits.norm refuses it")
         checks.append(f"the rule's {len(step.coefficients)} coefficients" if step.coefficients else "the rule")
     except BlobAbsent as error:
         missing.append(f"the coefficients: {error}")
@@ -253,36 +257,42 @@ def _check_suits(run: BundleRunFacts, step: StepManifest) -> None:
         try:
             digests.parse(getattr(step, name) or ("" if name in ("result_model", "gram") else step.base_model))
         except ValueError as error:
-            raise Wrong(f"the {name} of the signed step: {error}") from error
+            raise VerificationError(f"the {name} of the signed step: {error}") from error
     privacy = run.spec.privacy
     private = privacy.secure != "off"
     if bool(step.combined) != private or bool(step.secure) != private:
-        raise Wrong(f'the sessions of the signed step do not suit a run with privacy.secure = "{privacy.secure}"')
+        raise VerificationError(
+            f'the sessions of the signed step do not suit a run with privacy.secure = "{privacy.secure}"'
+        )
     scale = 0.0
     if privacy.client_noise:
         scale = privacy.client_noise * (run.rule.sensitivity(len(step.replies)) or math.nan)
     if bool(step.noise) != bool(privacy.client_noise):
-        raise Wrong(f"the signed step has {'' if step.noise else 'no '}noise; the specification says otherwise")
+        raise VerificationError(
+            f"the signed step has {'' if step.noise else 'no '}noise; the specification says otherwise"
+        )
     if step.noise_scale != scale:
-        raise Wrong(f"noise_scale of the signed step is {step.noise_scale!r}; the specification gives {scale!r}")
+        raise VerificationError(
+            f"noise_scale of the signed step is {step.noise_scale!r}; the specification gives {scale!r}"
+        )
 
 
 def _memory(record: RoundRecord, step: StepManifest, at: ReplayState) -> dict[str, Any]:
-    """The remembered state of the run after a step, whose digest is signed. Raises Wrong."""
+    """The remembered state of the run after a step, whose digest is signed. Raises VerificationError."""
     if step.state_before != digest(_canonical(at.memory)):
-        raise Wrong("the step begins from another state than the step before has left")
+        raise VerificationError("the step begins from another state than the step before has left")
     try:
         memory = json.loads(record.state_after)
         data = _canonical(memory)
     except (ValueError, RecursionError) as error:
-        raise Wrong(f"the state after the step is not JSON: {str(error)[:100]}") from error
+        raise VerificationError(f"the state after the step is not JSON: {str(error)[:100]}") from error
     if not isinstance(memory, dict) or data != record.state_after.encode() or digest(data) != step.state_after:
-        raise Wrong("the state after the step has another digest than the one that was signed")
+        raise VerificationError("the state after the step has another digest than the one that was signed")
     vectors = memory.get("vectors", {})
     if not isinstance(vectors, dict) or not all(
         isinstance(name, str) and _is_digest(name) for name in vectors.values()
     ):
-        raise Wrong("the state after the step does not name its vectors by their digests")
+        raise VerificationError("the state after the step does not name its vectors by their digests")
     return memory
 
 
@@ -299,19 +309,19 @@ def _canonical(value: Any) -> bytes:
 
 
 def _check_step(run: BundleRunFacts, made: Step, step: StepManifest, at: ReplayState, after: ReplayState) -> None:
-    """Checks that the signed step, and the state after it, follow from the replies. Raises Wrong."""
+    """Checks that the signed step, and the state after it, follow from the replies. Raises VerificationError."""
     memory = after.memory
     server, spec = run.spec.server, run.spec
     rate = made.size * server_rate(server.learning_rate, server.decay, step.round, spec.rounds, server.decay_every)
     by_coordinates = made.combination.coordinates is not None  # whether there is a direction is seen with the model
     still = not by_coordinates and stands_still(made, step, [])
     if step.rate != (0.0 if still else rate) and not (by_coordinates and step.rate == 0.0):
-        raise Wrong(
+        raise VerificationError(
             f"the learning rate is {step.rate!r}; "
             + ("the replies give no direction, so it is 0" if still else f"the specification gives {rate!r}")
         )
     if still and step.result_model != step.base_model:
-        raise Wrong("the replies give no direction, and the step changes the model")
+        raise VerificationError("the replies give no direction, and the step changes the model")
     if not by_coordinates:
         check_keeps(run, not still, at, after)
     weights = made.combination.objectives
@@ -325,9 +335,9 @@ def _check_step(run: BundleRunFacts, made: Step, step: StepManifest, at: ReplayS
     for name, value in facts.items():
         signed = getattr(step, name)
         if (signed if isinstance(signed, str) else list(signed)) != value:
-            raise Wrong(f"{name} of the signed step is not what follows from the replies")
+            raise VerificationError(f"{name} of the signed step is not what follows from the replies")
     if weights is None and step.weights:
-        raise Wrong("the signed step has weights of objectives; the rule gives none")
+        raise VerificationError("the signed step has weights of objectives; the rule gives none")
     if weights is not None:
         named = [[part.objective, part.weight] for part in step.weights]
         expected = [[name, weight] for name, weight in zip(weights.names, weights.weights.tolist(), strict=True)]
@@ -335,29 +345,31 @@ def _check_step(run: BundleRunFacts, made: Step, step: StepManifest, at: ReplayS
     if not by_coordinates:
         _check_coefficients(made, step)
     elif step.coefficients:
-        raise Wrong("the signed step has coefficients; the rule works coordinate by coordinate")
+        raise VerificationError("the signed step has coefficients; the rule works coordinate by coordinate")
     _close(memory.get("rule", {}), dict(made.combination.state), "the rule's state after the step")
     kept = sorted({*memory.get("vectors", {}).values(), *run.rule.blobs(made.combination.state)})
     if memory.get("blobs") != kept or memory.keys() - {"averaged"} != {"blobs", "rule", "vectors"}:
-        raise Wrong("the state after the step keeps other values or blobs than its rule and its vectors")
+        raise VerificationError("the state after the step keeps other values or blobs than its rule and its vectors")
 
 
 def _check_coefficients(made: Step, step: StepManifest) -> None:
-    """Compares directions, since two solvers may find different weights of one direction. Raises Wrong."""
+    """Compares directions, since two solvers may find different weights of one direction. Raises VerificationError."""
     signed, computed = np.array(step.coefficients), made.combination.coefficients
     if signed.shape != computed.shape:
-        raise Wrong(f"the step has {len(signed)} coefficients; the rule gives {len(computed)}")
+        raise VerificationError(f"the step has {len(signed)} coefficients; the rule gives {len(computed)}")
     difference = signed - computed
     K = made.gram
     with np.errstate(over="ignore", invalid="ignore"):
         square = float(difference @ K @ difference)  # NaN if signed coefficients are too large
     if not (np.isfinite(signed).all() and square <= _COEFFICIENTS**2 * max(float(np.diagonal(K).max()), 0.0)):
         largest = int(np.argmax(np.abs(difference)))
-        raise Wrong(f"coefficient {largest} is {signed[largest]!r}; the rule gives {computed[largest]!r} from K")
+        raise VerificationError(
+            f"coefficient {largest} is {signed[largest]!r}; the rule gives {computed[largest]!r} from K"
+        )
 
 
 def _close(recorded: Any, computed: Any, label: str) -> None:
-    """Compares JSON values; numbers may differ by rounding. Raises Wrong."""
+    """Compares JSON values; numbers may differ by rounding. Raises VerificationError."""
     if isinstance(recorded, Mapping) and isinstance(computed, Mapping) and recorded.keys() == computed.keys():
         for name in recorded:
             _close(recorded[name], computed[name], f"{label}: {name}")
@@ -366,6 +378,6 @@ def _close(recorded: Any, computed: Any, label: str) -> None:
             _close(*pair, f"{label}: {index}")
     elif isinstance(recorded, float) and isinstance(computed, float | int):
         if not math.isclose(recorded, computed, rel_tol=1e-9, abs_tol=1e-12):
-            raise Wrong(f"{label} is {recorded!r}; {computed!r} follows from the replies")
+            raise VerificationError(f"{label} is {recorded!r}; {computed!r} follows from the replies")
     elif recorded != computed:
-        raise Wrong(f"{label} is {recorded!r}; {computed!r} follows from the replies")
+        raise VerificationError(f"{label} is {recorded!r}; {computed!r} follows from the replies")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from federation.record.rounds import OpenedPhase, OpenedRound
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, StepManifest
-from verification.errors import Wrong
+from verification.errors import VerificationError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +61,14 @@ class SignedRound:
 
     @classmethod
     def of(cls, opened: OpenedRound, gone: int = 0) -> "SignedRound":
-        """Collects the signed content of a round. Raises Wrong for the first envelope that is not verified."""
+        """Collects the signed content of a round.
+
+        Raises VerificationError for the first envelope that is not verified.
+        """
         envelopes = list(opened.envelopes)
         for envelope in envelopes:
             if envelope.problem is not None:
-                raise Wrong(envelope.words) from envelope.problem
+                raise VerificationError(envelope.words) from envelope.problem
         phases = [phase for phase in opened.phases if phase.decides]
         orders = [exchange.assignment.manifest for exchange in opened.exchanges]
         return cls(

@@ -41,7 +41,7 @@ class Conductor:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._run = fleet.run
-        self._around = fleet.around
+        self._around = fleet.context
         self._algorithm = algorithm(fleet.run.spec.algorithm.name, fleet.run.spec.algorithm.hyperparameters)
 
     def conduct(self) -> None:

@@ -49,7 +49,7 @@ def hold(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step, int]
         reasons = ", ".join(f"{name} {current.not_asked.get(name, '')}".rstrip() for name in missing)
         raise Skipped(f"required: {reasons}", missing)
     before = (models.Phase.round_id == current.round_id, models.Phase.attempt < current.attempt)
-    with fleet.around.database.read() as session:
+    with fleet.context.database.read() as session:
         number = session.scalar(select(func.count()).select_from(models.Phase).where(*before)) or 0
     facts = _facts(fleet, current, number, current.selected)
     conversation = algorithm.round(_context(fleet, current, current.base_model, facts))
@@ -75,7 +75,7 @@ def _facts(fleet: Fleet, current: Round, number: int, names: Sequence[str]) -> C
     Once that phase is on record they stand there: a later process of the coordinator may find another pool, other
     offers, or other keys, and members answer a private session with the terms of which they have heard first.
     """
-    with fleet.around.database.read() as session:
+    with fleet.context.database.read() as session:
         phase = select(models.Phase.conversation).filter_by(round_id=current.round_id, number=number)
         if (recorded := ConversationFacts.decode(session.scalar(phase) or {})) is not None:
             return recorded
@@ -161,7 +161,7 @@ def _check_has(required: Sequence[str], replies: Replies, clients: Sequence[str]
 
 def _recorded(fleet: Fleet, current: Round, number: int) -> int | None:
     """The number of replies wanted when a phase was opened: since then, a restart may have changed the pool."""
-    with fleet.around.database.read() as session:
+    with fleet.context.database.read() as session:
         return session.scalar(select(models.Phase.wanted).filter_by(round_id=current.round_id, number=number))
 
 
@@ -172,18 +172,18 @@ def _context(
 
     A client that was revoked since is left out, but not of a private round, which is voided then.
     """
-    around = fleet.around
-    with around.database.read() as session:
+    context = fleet.context
+    with context.database.read() as session:
         if state is None:
             state = fleet.memory(session, current.number, current.base_model).rule
         gone = revoked_clients(session) if not facts.keys else frozenset()
         private = private_facts(session, fleet, current, model, facts.keys)
-    layout = model_layout(around.blobs.local(current.base_model))
+    layout = model_layout(context.blobs.local(current.base_model))
     return replace(
         bare_context(fleet.run, layout, current.number, state, private),
         attempt=current.attempt,
-        device=around.device,
-        recall=partial(recall, around.blobs),
+        device=context.device,
+        recall=partial(recall, context.blobs),
         selected={
             name: Selected(*facts.clients[name]) for name in current.selected if name in facts.clients.keys() - gone
         },
@@ -220,5 +220,5 @@ def _draw(fleet: Fleet, current: Round, purpose: str) -> tuple[str, ...]:
 
 
 def _revoked(fleet: Fleet) -> frozenset[str]:
-    with fleet.around.database.read() as session:
+    with fleet.context.database.read() as session:
         return revoked_clients(session)

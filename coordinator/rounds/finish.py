@@ -48,7 +48,7 @@ def finish_round(fleet: Fleet, algorithm: Algorithm, round_id: int) -> None:
         Held: the run is not RUNNING.
     """
     spec = fleet.run.spec
-    with fleet.around.database.read() as session:
+    with fleet.context.database.read() as session:
         current = session.get_one(models.Round, round_id)
     model, phase = current.deployed_model, current.evaluation_phase
     if model is None or phase is None:  # no mutant: a step sets both
@@ -72,7 +72,7 @@ def evaluate(
     replies = fleet.ask(fleet.question(current, phase, evaluation, pool, len(pool), model))
     numbers = model_metrics.scores(replies, fleet.run.objectives, fleet.run.metrics)
     if not algorithm.averages:
-        with fleet.around.database.read() as session:
+        with fleet.context.database.read() as session:
             numbers |= scores.improved(session, current, replies)
     return EvaluationFindings(
         metrics=numbers | fleet.observe(model),
@@ -113,14 +113,14 @@ def _evaluated_before(fleet: Fleet, current: models.Round, model: str) -> models
         models.Round.number < current.number,
         models.Round.deployed_model == model,
     )
-    with fleet.around.database.read() as session:
+    with fleet.context.database.read() as session:
         rounds = session.scalars(same.order_by(models.Round.number.desc())).all()
     return next((round_ for round_ in rounds if "evaluated" in round_.metrics), None)
 
 
 def complete_round(fleet: Fleet, current: models.Round, findings: EvaluationFindings) -> None:
     """Records the end of a round, and the results of the evaluation of its model."""
-    with fleet.around.database.begin() as session:
+    with fleet.context.database.begin() as session:
         fleet.run.running(session)
         round_ = session.get_one(models.Round, current.round_id)
         stop = scores.watched(session, round_, fleet.run, findings.measured)
@@ -128,7 +128,7 @@ def complete_round(fleet: Fleet, current: models.Round, findings: EvaluationFind
             session.connection().execute(insert(models.Evaluation), findings.evaluations)
         traffic = signed_results.traffic(session, current.round_id)
         round_.metrics = {**round_.metrics, **signed_results.finite({**findings.metrics, **stop}), **traffic}
-        move_round(round_, RoundState.COMPLETED, fleet.around.clock(), findings.why_not)
+        move_round(round_, RoundState.COMPLETED, fleet.context.clock(), findings.why_not)
     level = logging.WARNING if findings.why_not else logging.INFO
     log.log(level, "run %s round %d: completed %s", fleet.run.run_id, current.number, findings.why_not)
 
@@ -137,11 +137,11 @@ def skip_round(fleet: Fleet, current: models.Round, skipped: Skipped) -> None:
     """Records the end of a round without a step; a phase that was open before a restart is closed."""
     why = str(skipped)
     missing = {"required/missing": float(len(skipped.required))} if skipped.required else {}
-    with fleet.around.database.begin() as session:
+    with fleet.context.database.begin() as session:
         fleet.run.running(session)
         round_ = session.get_one(models.Round, current.round_id)
         round_.metrics = {**missing, **signed_results.traffic(session, current.round_id)}
-        now = fleet.around.clock()
+        now = fleet.context.clock()
         cancelled = close_open_phases(session, current.round_id, ROUND_OVER, now)
         move_round(round_, RoundState.SKIPPED, now, why)
         subject = f"{fleet.run.run_id}/{current.number}"

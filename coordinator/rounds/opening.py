@@ -28,10 +28,10 @@ def open_round(fleet: Fleet) -> Round | None:
     Raises:
         Held: the run is not RUNNING.
     """
-    with fleet.around.database.read() as session:
+    with fleet.context.database.read() as session:
         steps = noisy_steps(session, fleet.run.run_id)
     overspends = over_budget(fleet.run.spec.privacy, steps)
-    with fleet.around.database.begin() as session:
+    with fleet.context.database.begin() as session:
         run = fleet.run.running(session)
         latest = select(Round).where(Round.run_id == fleet.run.run_id).order_by(Round.number.desc())
         recent = session.scalars(latest.limit(fleet.run.spec.limits.skipped_rounds)).all()
@@ -49,7 +49,7 @@ def _ended(session: Session, fleet: Fleet, run: Run, number: int, recent: Sequen
     A run without a step has failed, because its model is the initial one. A round whose model stayed as it was, since
     no direction is good for every participant, has a step.
     """
-    now, spec = fleet.around.clock(), fleet.run.spec
+    now, spec = fleet.context.clock(), fleet.run.spec
     limit = spec.limits.skipped_rounds
     if len(recent) == limit and all(round_.state is RoundState.SKIPPED for round_ in recent):
         why = f"{limit} rounds in a row were skipped{_failed(session, run)}; the last one: {recent[0].reason}"
@@ -97,18 +97,18 @@ def _begin_round(fleet: Fleet, number: int) -> Round:
 
     A round whose required clients are not there in time begins without a selection, and is skipped.
     """
-    around, run_id = fleet.around, fleet.run.run_id
+    context, run_id = fleet.context, fleet.run.run_id
     patience = fleet.run.spec.selection.patience_seconds
-    ends = around.clock() + timedelta(seconds=patience) if patience else None
+    ends = context.clock() + timedelta(seconds=patience) if patience else None
     while True:
         complete = fleet.complete()  # asked first: a client that makes it complete must be in the pool
-        with around.database.read() as session:
+        with context.database.read() as session:
             run = session.get_one(Run, run_id)
             if run.state is not RunState.RUNNING:
                 raise Held  # no mutant: so does running(), as the reason of a pause or a stop is another one
             missing = _missing(session, fleet, fleet.pool(session), complete)
         if missing != run.reason or not missing:  # only then is there anything to write
-            with around.database.begin() as session:
+            with context.database.begin() as session:
                 run = fleet.run.running(session)
                 pool = fleet.pool(session)  # read once: a client may leave before the selection
                 run.reason = missing = _missing(session, fleet, pool, complete)
@@ -116,17 +116,17 @@ def _begin_round(fleet: Fleet, number: int) -> Round:
                     begun = _selected(session, fleet, run, number, pool)
                     break
             log.info("run %s: %s", run_id, missing)
-            around.changed()
-        left = None if ends is None else (ends - around.clock()).total_seconds()
+            context.changed()
+        left = None if ends is None else (ends - context.clock()).total_seconds()
         if left is not None and left <= 0 and complete:
-            with around.database.begin() as session:
+            with context.database.begin() as session:
                 run = fleet.run.running(session)
                 if absent := _absent_required(session, fleet, fleet.pool(session)):
                     run.reason = ""
                     begun = _unselected(session, fleet, run, number, absent)
                     break
             left = None
-        around.wait(left if complete else 1.0)  # no mutant: coordinator/rounds/test_control.py shows that it sleeps
+        context.wait(left if complete else 1.0)  # no mutant: coordinator/rounds/test_control.py shows that it sleeps
     log.info("run %s round %d: selected %s", run_id, number, ", ".join(begun.selected))
     return begun
 
@@ -163,7 +163,7 @@ def _unselected(session: Session, fleet: Fleet, run: Run, number: int, absent: M
         selected=[],
         not_asked={**fleet.absent(session), **absent},
         wanted=0,
-        started=fleet.around.clock(),
+        started=fleet.context.clock(),
     )
     session.add(begun)
     return begun
@@ -181,7 +181,7 @@ def _selected(session: Session, fleet: Fleet, run: Run, number: int, pool: Mappi
         selected=selected,
         not_asked=fleet.absent(session),
         wanted=min(len(selected), rule.wanted(len(pool))),
-        started=fleet.around.clock(),
+        started=fleet.context.clock(),
     )
     session.add(begun)
     return begun

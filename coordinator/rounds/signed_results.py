@@ -99,11 +99,11 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, stepped: 
         Held: the run is not RUNNING.
         RevokedMeanwhile: a member whose reply entered the step was revoked.
     """
-    run, around = fleet.run, fleet.around
-    now = around.clock()
+    run, context = fleet.run, fleet.context
+    now = context.clock()
     epsilons = _spent_on_clients(fleet) if stepped.noise is not None else {}
-    sizes = {model: around.blobs.stat(model).size for model in {stepped.model, stepped.result}}
-    with around.database.begin() as session:
+    sizes = {model: context.blobs.stat(model).size for model in {stepped.model, stepped.result}}
+    with context.database.begin() as session:
         row = run.running(session)
         if revoked_clients(session) & {part.client_id for part in (*step.replies, *step.consulted, *step.history)}:
             raise RevokedMeanwhile
@@ -125,11 +125,11 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, stepped: 
         record_named(session, current, step.named, now)
         gone = left_out(session, current.round_id)
         before = memory_digest(row.state_data)
-        manifest = step_manifest(run, around.federation_id, current, step, stepped, state_before=before, revoked=gone)
+        manifest = step_manifest(run, context.federation_id, current, step, stepped, state_before=before, revoked=gone)
         manifest.created.FromDatetime(now)
         for name, value in signed_columns.of_step(manifest).items():
             setattr(round_, name, value)
-        envelope = around.sign(manifest)
+        envelope = context.sign(manifest)
         round_.step = envelope.SerializeToString()
         audit.record(
             session,
@@ -157,7 +157,7 @@ def _record_shares(session: Session, step: Step, direction: Direction) -> None:
 
 def _spent_on_clients(fleet: Fleet) -> dict[str, float]:
     """The epsilon that a run's noise has spent after one more step. Not for transactions: the first call is slow."""
-    with fleet.around.database.read() as session:
+    with fleet.context.database.read() as session:
         steps = noisy_steps(session, fleet.run.run_id)
     return {"epsilon/clients": spent(fleet.run.spec.privacy, steps + 1)}
 

@@ -68,19 +68,19 @@ def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) ->
         RecordError: the run's memory differs from that of the newest signed step.
         Skipped: the new model, or a vector, would not be finite.
     """
-    around, spec = fleet.around, fleet.run.spec
+    context, spec = fleet.context, fleet.run.spec
     server, base = spec.server, current.base_model
-    with around.database.read() as session:
+    with context.database.read() as session:
         memory = fleet.memory(session, current.number, base)
     averaged = (memory.averaged or 0) if algorithm.averages else None
     noise = noise_of(fleet, current, algorithm.sensitivity(len(step.rows)))
     added = None if noise is None else (noise.scale, noise.row)
-    direction = Direction(step.combination, step.rows, step.gram, noise=added, device=around.device)
+    direction = Direction(step.combination, step.rows, step.gram, noise=added, device=context.device)
     rate = step.size * server_rate(server.learning_rate, server.decay, current.number, spec.rounds, server.decay_every)
     writer = StepWriter(
-        blobs=around.blobs,
+        blobs=context.blobs,
         base_model=base,
-        parameters=spec.parameters.parameters_of(model_layout(around.blobs.local(base))).size,
+        parameters=spec.parameters.parameters_of(model_layout(context.blobs.local(base))).size,
         vectors=memory.vectors,
         averaged=averaged,
         rate=rate,

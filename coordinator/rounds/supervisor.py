@@ -21,7 +21,7 @@ from coordinator.cluster.leases import Lease, Leases, OneConductor
 from coordinator.fault_state import FaultState
 from coordinator.rounds.changes import RunChanges
 from coordinator.rounds.conductor import Conductor
-from coordinator.rounds.fleets.base import Fenced, Held, RunFacts, Surroundings
+from coordinator.rounds.fleets.base import Fenced, Held, RunContext, RunFacts
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.fleets.remote import RemoteFleet
 from coordinator.rounds.housekeeping import Housekeeper
@@ -390,10 +390,10 @@ class Supervisor:
     def _conduct_leased(self, run_id: str, lease: Lease) -> None:
         run = None
         try:
-            run, around = RunFacts.load(self._database, run_id, lease), self._surroundings(run_id, lease)
+            run, context = RunFacts.load(self._database, run_id, lease), self._run_context(run_id, lease)
             self._check_submitted(run_id)
             fleet = RemoteFleet(
-                run, around, presence=self._presence, new_id=self._new_id, pool_complete=self._pool_complete
+                run, context, presence=self._presence, new_id=self._new_id, pool_complete=self._pool_complete
             )
             Conductor(fleet).conduct()
         except Fenced as refused:
@@ -442,7 +442,7 @@ class Supervisor:
         except Fenced as refused:
             log.warning("run %s: a change by this coordinator was refused: %s", run_id, refused)
 
-    def _surroundings(self, run_id: str, lease: Lease) -> Surroundings:
+    def _run_context(self, run_id: str, lease: Lease) -> RunContext:
         bell, look = self.changes.bell(run_id), self.changes.look_seconds
 
         def wait(seconds: float | None, replies: int = 1) -> None:
@@ -450,7 +450,7 @@ class Supervisor:
             bell.wait(seconds if look is None else min(look, math.inf if seconds is None else seconds), replies)
             self._check_conducts(run_id, lease)
 
-        return Surroundings(
+        return RunContext(
             database=self._database,
             blobs=self._blobs,
             signing=self._signing,

@@ -13,7 +13,7 @@ from federation.record.bundle import BundleError, BundleReader
 from federation.text import counted, escaped
 from fedpareto.cli.failure import NOT_VERIFIED, CommandFailure, answer, failing
 from fedpareto.cli.shared_options import CodeOption, JsonOption
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.exported import check_model
 from verification.log import RunLog
 from verification.run import OpenedRun
@@ -100,7 +100,7 @@ def verify_command(
                 if checked.missing:
                     missing.append(checked.missing)
                     say(f"not verified, because {checked.missing}")
-        except Wrong as error:
+        except VerificationError as error:
             wrong = str(error)
         whole = not missing and not absent
         document |= {

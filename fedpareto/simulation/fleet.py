@@ -19,7 +19,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds import selection
-from coordinator.rounds.fleets.base import Fleet, Held, Question, RunFacts, Surroundings
+from coordinator.rounds.fleets.base import Fleet, Held, Question, RunContext, RunFacts
 from coordinator.rounds.replies.content import content_problem, payload_problem
 from coordinator.rounds.replies.recorder import Signed, ending, reply_row
 from coordinator.rounds.transitions import close_phase, end_assignment
@@ -94,7 +94,7 @@ class SimulatedFleet(Fleet):
 
     Args:
         run: the run.
-        around: the database, the blobs, the clock.
+        context: the database, the blobs, the clock.
         algorithm: the run's.
         population: the clients.
         local: trains and evaluates them.
@@ -107,7 +107,7 @@ class SimulatedFleet(Fleet):
     def __init__(
         self,
         run: RunFacts,
-        around: Surroundings,
+        context: RunContext,
         *,
         algorithm: Algorithm,
         population: Population,
@@ -117,7 +117,7 @@ class SimulatedFleet(Fleet):
         ordinary: Callable[[], AbstractContextManager[None]],
         stopped: Callable[[], bool],
     ) -> None:
-        super().__init__(run, around)
+        super().__init__(run, context)
         self._keeps_updates = algorithm.keeps_updates
         self._population = population
         self._local = local
@@ -130,7 +130,7 @@ class SimulatedFleet(Fleet):
         self._attempt = (-1, -1)
         self._memories: dict[str, _ClientMemory] = {}  # of that attempt, by client
         self.left_out: dict[str, str] = {}  # measurements that nobody counts, by name, in words
-        self._spending = Spending(run.run_id, around.database, population.samples)
+        self._spending = Spending(run.run_id, context.database, population.samples)
 
     @property
     def conceals(self) -> bool:
@@ -153,7 +153,7 @@ class SimulatedFleet(Fleet):
         return self._members.key_ids()
 
     def ask(self, question: Question) -> Replies:
-        began, started = time.perf_counter(), self.around.clock()
+        began, started = time.perf_counter(), self.context.clock()
         kind = question.phase.kind
         clients = self._first(question) if kind.decides else question.clients
         inputs = self.store_inputs(question)
@@ -164,7 +164,7 @@ class SimulatedFleet(Fleet):
             raise Held from None
         if not kind.decides:  # only the scores are recorded, by the conductor
             scores = [self._reply(name, answer) for name, answer in answers.items() if isinstance(answer, Answered)]
-            return Replies(scores, device=self.around.device)
+            return Replies(scores, device=self.context.device)
         seconds = (time.perf_counter() - began) / max(1, len(clients))
         replies: list[PhaseReply] = []
         assignments = []
@@ -183,27 +183,27 @@ class SimulatedFleet(Fleet):
             )
             assignments.append(assignment)
             if name not in answers:
-                end_assignment(assignment, AssignmentState.CANCELLED, self.around.clock(), "not-needed")
+                end_assignment(assignment, AssignmentState.CANCELLED, self.context.clock(), "not-needed")
             elif (reply := self._take(question, assignment, answers[name], seconds)) is not None:
                 replies.append(reply)
         self._record(question, assignments, started)
         declines = {name: answer.reason for name, answer in answers.items() if isinstance(answer, SimulatedDecline)}
-        return Replies(replies, device=self.around.device, declines=declines)
+        return Replies(replies, device=self.context.device, declines=declines)
 
     def observe(self, model: str) -> dict[str, float]:
         if self._probe is None:
             return {}
         with self._ordinary():
-            return {"backdoor": self._probe.rate(model_row(self.around.blobs.local(model)).read())}
+            return {"backdoor": self._probe.rate(model_row(self.context.blobs.local(model)).read())}
 
     # --- the clients' work
 
     def _answers(self, question: Question, clients: list[str]) -> dict[str, Answer]:
         """The answer of each client."""
-        base = model_row(self.around.blobs.local(question.base_model)).read()
+        base = model_row(self.context.blobs.local(question.base_model)).read()
         spec, serves = self.run.spec, self._population.serves
         shared, private = question.phase.inputs(), spec.privacy.secure != "off"
-        origin = self.run.origin(self.around.federation_id, question.base_model)
+        origin = self.run.origin(self.context.federation_id, question.base_model)
         if self._attempt != (question.current.number, question.current.attempt):
             self._attempt, self._memories = (question.current.number, question.current.attempt), {}
         members = {
@@ -277,10 +277,10 @@ class SimulatedFleet(Fleet):
         LOGGER.warning("round %d: the computation of %s failed in a private round: %s", number, name, failure)
         metrics: Mapping[str, float] = {}
         if isinstance(computation, Measure):
-            with self.around.database.read() as session:
+            with self.context.database.read() as session:
                 model = session.get_one(models.Run, self.run.run_id).initial_model
             turn = Turn(self.run.spec.seed, number, self._stopped, self._keeper.at(number, {name: computation}))
-            first = self._local.compute(model_row(self.around.blobs.local(model)).read(), {name: computation}, turn)
+            first = self._local.compute(model_row(self.context.blobs.local(model)).read(), {name: computation}, turn)
             if not isinstance(measured := first[name], Result):
                 return measured
             metrics = dict.fromkeys(measured.metrics, math.nan)
@@ -311,18 +311,18 @@ class SimulatedFleet(Fleet):
 
     def _change(self, base: Vector, question: Question) -> Vector:
         """w_{t-1} - w_t of the parameters, zeros in the first round; from the record, for an interrupted simulation."""
-        with self.around.database.read() as session:
+        with self.context.database.read() as session:
             before = session.scalar(
                 select(models.Round.base_model).where(
                     models.Round.run_id == self.run.run_id, models.Round.number == question.current.number - 1
                 )
             )
-        last = base if before is None else model_row(self.around.blobs.local(before)).read()
+        last = base if before is None else model_row(self.context.blobs.local(before)).read()
         return (last - base)[: self.run.spec.parameters.parameters_of(question.layout).size]
 
     def _take(self, question: Question, assignment: Assignment, answer: Answer, seconds: float) -> PhaseReply | None:
         """Records one client's reply as the intake would; None if it declined or is refused."""
-        now, name = self.around.clock(), assignment.client_id
+        now, name = self.context.clock(), assignment.client_id
         if isinstance(answer, SimulatedDecline):
             end_assignment(assignment, AssignmentState.DECLINED, now, answer.reason, answer.message)
             return None
@@ -350,7 +350,7 @@ class SimulatedFleet(Fleet):
             problem = payload_problem(check, kind, limits)
         keeps = problem is None and self._keeps_updates and kind.sends_update and bool(rows)
         if keeps:
-            with self.around.blobs.writer(hash=False) as writer:
+            with self.context.blobs.writer(hash=False) as writer:
                 for piece in pieces:
                     writer.write(piece)
                 writer.commit(payload)
@@ -386,8 +386,8 @@ class SimulatedFleet(Fleet):
 
     def _record(self, question: Question, assignments: list[Assignment], started: datetime) -> None:
         """Records a phase with all that belongs to it."""
-        now = self.around.clock()
-        with self.around.database.begin() as session:
+        now = self.context.clock()
+        with self.context.database.begin() as session:
             self.run.running(session)
             phase = question.row(self.run.spec, started)
             phase.assignments.extend(assignments)
@@ -413,7 +413,7 @@ def forget_interrupted(session: Session, run_id: str) -> None:
         session.delete(phase)
 
 
-def enroll(session: Session, population: Population, task: str, around: Surroundings) -> None:
+def enroll(session: Session, population: Population, task: str, context: RunContext) -> None:
     """Records the simulated clients that are not on record yet."""
     known = set(session.scalars(select(models.Client.client_id)))
     for name, samples in population.samples.items():
@@ -427,7 +427,7 @@ def enroll(session: Session, population: Population, task: str, around: Surround
                     tasks={task: samples},
                     objectives={task: list(population.serves[name])},
                     software=SOFTWARE,
-                    enrolled=around.clock(),
+                    enrolled=context.clock(),
                 )
             )
 

@@ -16,7 +16,7 @@ from coordinator.alerts.recording import record_run
 from coordinator.clock import utc_now
 from coordinator.home import CoordinatorHome
 from coordinator.rounds.conductor import Conductor
-from coordinator.rounds.fleets.base import Held, RunFacts, Surroundings
+from coordinator.rounds.fleets.base import Held, RunContext, RunFacts
 from coordinator.rounds.runs.disclosure import undisclosed
 from coordinator.rounds.runs.specification import (
     cautions,
@@ -147,7 +147,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             stack.callback(self._database.close)
             self._database.lock_exclusive()
             self._blobs = self._home.open_blobs(self._database, durable=False)
-            self._around = Surroundings(
+            self._context = RunContext(
                 database=self._database,
                 blobs=self._blobs,
                 signing=self._home.signing,
@@ -202,12 +202,12 @@ class Simulation(AbstractContextManager["Simulation"]):
             if done % _COLLECT_EVERY == 0:
                 self._collect()
 
-        around = replace(self._around, changed=changed)
+        context = replace(self._context, changed=changed)
         with ordinary():
             keeper = PopulationKeeper(self._home.directory / "kept", self._task, self.spec)
         fleet = SimulatedFleet(
             facts,
-            around,
+            context,
             algorithm=self._algorithm,
             population=self._population,
             local=self.backend.local,
@@ -261,7 +261,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         run_id = digest(document).partition(":")[2][:12]  # the same each time: private rounds depend on it
         with self._database.begin() as session:
             models.note_model(session, model, size=len(content), parameters=layout.size, created=now)
-            enroll(session, self._population, self.spec.task, self._around)
+            enroll(session, self._population, self.spec.task, self._context)
             facts = document, self.spec, self._objectives, self._metrics
             session.add(new_run(*facts, run_id=run_id, model=model, by=SIMULATOR, created=now))
         return run_id

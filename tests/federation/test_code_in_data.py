@@ -13,7 +13,7 @@ import torch
 
 from federation.files.npz import NpzError, read_npz
 from tests.paths import ROOT
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.replay import parse_gram
 
 PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "fedpareto")
@@ -126,7 +126,7 @@ def test_a_file_of_another_kind_is_named_and_nobody_is_told_to_unpickle_it(
 
 
 def test_nobody_is_told_to_trust_the_matrix_of_a_bundle() -> None:
-    with pytest.raises(Wrong, match=r"^the Gram matrix is not a .npy file of version 1.0$"):
+    with pytest.raises(VerificationError, match=r"^the Gram matrix is not a .npy file of version 1.0$"):
         parse_gram(header("(1, 1)", 30_000) + bytes(8))
 
 

@@ -31,7 +31,7 @@ from tests.federation.scene import MEMBER
 from tests.fuzzing import Parser, documents, fuzz
 from tests.stage import Stage
 from tests.verification.scene import exported
-from verification.errors import Verified, Wrong
+from verification.errors import VerificationError, Verified
 from verification.replay import parse_gram
 from verification.run import verify
 from worker.receipts import ReceiptsError, read_receipts
@@ -136,7 +136,7 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
     "header": lambda path: Parser(header, Refusal, lambda layout: layout.header),
     "payload": lambda path: Parser(payload(path), Refusal),
     "exported-model": lambda path: Parser(in_file(path, lambda file: read_exported(file, "blake3")), Refusal),
-    "gram": lambda path: Parser(parse_gram, Wrong),
+    "gram": lambda path: Parser(parse_gram, VerificationError),
     "certificate": lambda path: Parser(parse_peer, IdentityError),
     "issuer": lambda path: Parser(issuers, (LookupError, IdentityError)),
     "request": lambda path: Parser(csr_public_key, IdentityError),
@@ -154,4 +154,4 @@ def test_a_bundle_is_verified_or_refused_with_what_is_wrong(stage: Stage, tmp_pa
     run, players = stage.begin("ann", "ben", more="selection.minimum = 2", model=model)
     stage.complete(run, *players)
     made = [exported(stage, run, tmp_path / "run", payloads=payloads).read_bytes() for payloads in (True, False)]
-    fuzz("bundle", Parser(in_file(tmp_path / "input", verified), (BundleError, BlobAbsent, Wrong)), *made)
+    fuzz("bundle", Parser(in_file(tmp_path / "input", verified), (BundleError, BlobAbsent, VerificationError)), *made)

@@ -137,11 +137,11 @@ def a_memory_that_a_restart_loses(patch: pytest.MonkeyPatch) -> None:
 
     def kept(self: Fleet, session: Session, number: int, base_model: str | None) -> RunMemory:
         found = memory(self, session, number, base_model)
-        return found if number in getattr(self.around.database, "steps", ()) else RunMemory()
+        return found if number in getattr(self.context.database, "steps", ()) else RunMemory()
 
     def noted(fleet: Fleet, current: Round, *others: Any) -> None:
         record(fleet, current, *others)
-        database: Any = fleet.around.database
+        database: Any = fleet.context.database
         database.steps = {*getattr(database, "steps", ()), current.number + 1}
 
     patch.setattr(Fleet, "memory", kept)

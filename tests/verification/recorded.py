@@ -26,7 +26,7 @@ from tests.verification.every_value import Edit, edited, edits, signed_anew
 from tests.verification.record_vectors import KEYS, vector
 from tests.verification.scene import MOST, Edited, exported, forget_peak, peak
 from tests.worker.work.scene import scene
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.run import OpenedRun
 
 PAGE = DOCS / "reference/verify.md"
@@ -111,7 +111,7 @@ def outcome(bundle: Edited, path: Path) -> tuple[str, int]:
     try:
         with BundleReader(path) as reader:
             return "accepted", sum(len(one.missing) for one in OpenedRun.of(reader).verify())
-    except (Wrong, BundleError):
+    except (VerificationError, BundleError):
         return "refused", 0
     finally:
         assert peak() - before < MOST

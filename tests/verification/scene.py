@@ -24,7 +24,7 @@ from federation.v1.common_pb2 import CheckpointManifest, SignedEnvelope
 from federation.v1.record_pb2 import Bundle, LoggedEntry, LogRecord, RoundRecord
 from fedpareto.cli.main import app
 from tests.stage import MODEL, Stage
-from verification.errors import Verified, Wrong
+from verification.errors import VerificationError, Verified
 from verification.run import verify
 
 MOST = 96 << 20  # bytes of memory beyond what the process had before
@@ -90,7 +90,7 @@ def checked(edited: Edited, path: Path) -> list[Verified]:
 
 def refusal(edited: Edited, path: Path) -> str:
     """Why a bundle does not verify. A bundle of which something is absent does not count as refused."""
-    with pytest.raises((Wrong, BundleError)) as raised:
+    with pytest.raises((VerificationError, BundleError)) as raised:
         checked(edited, path)
     return str(raised.value)
 

@@ -16,7 +16,7 @@ from tests.few import few, few_of
 from tests.stage import Stage
 from tests.verification.scene import NAMES, exported, played, verified
 from verification.counterfactual import Replayed, counterfactual
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.noise_size import CHOSEN
 from verification.run import verify
 
@@ -173,8 +173,8 @@ def test_another_rule_is_replayed_on_the_same_updates(stage: Stage, tmp_path: Pa
 @pytest.mark.parametrize(
     ("rule", "values", "error", "words"),
     [
-        ("median", {}, Wrong, "coordinate by coordinate"),
-        ("fedcmoo", {}, Wrong, "fedcmoo asks for jacobian; the run asked for train"),
+        ("median", {}, VerificationError, "coordinate by coordinate"),
+        ("fedcmoo", {}, VerificationError, "fedcmoo asks for jacobian; the run asked for train"),
         ("fedmgda+", {"epsilon": -1}, HyperparameterError, "epsilon"),
         ("no-such-rule", {}, HyperparameterError, "no-such-rule"),
     ],
@@ -193,5 +193,5 @@ def test_a_step_of_earlier_updates_is_compared_with_rules_that_read_them_alone(s
     again = replayed(path, "dual-cone", {"tau": 3})
     assert [one.cosine for one in again] == [pytest.approx(1)] * 4
     assert any(any(one.done[2:]) for one in again)  # the updates of the round come first, then earlier ones
-    with pytest.raises(Wrong, match="combined updates of earlier rounds, which fedavg does not read"):
+    with pytest.raises(VerificationError, match="combined updates of earlier rounds, which fedavg does not read"):
         replayed(path, "fedavg", {})

@@ -19,7 +19,7 @@ from tests.few import few
 from tests.stage import Stage, spec
 from tests.verification.every_value import other
 from tests.verification.scene import NAMES, Edited, checked, exported, log_signed_again, played, refusal, signed_again
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.holders import read_keys
 from verification.run import OpenedRun, verify
 
@@ -120,7 +120,10 @@ def test_the_certificates_say_whose_key_is_whose(stage: Stage, record: Edited, t
     names = [name for name in record.entries if name.startswith("certificates/") and name != bundle.CA]
     assert len(names) == 1 + len(NAMES)
     assert "names 0 members" in refusal(record.having({names[0]: record.entries[bundle.CA]}), tmp_path)
-    with BundleReader(record.write(tmp_path / "same")) as reader, pytest.raises(Wrong, match="another federation"):
+    with (
+        BundleReader(record.write(tmp_path / "same")) as reader,
+        pytest.raises(VerificationError, match="another federation"),
+    ):
         list(verify(reader, "00" * 32))
     with BundleReader(tmp_path / "same") as reader:
         fingerprint = read_keys(reader).ca_fingerprint

@@ -15,7 +15,7 @@ from federation.vectors import Layout, Tensor, read_vector
 from fedpareto.cli.admin import download
 from tests.stage import LAYOUT, MODEL, Stage
 from tests.verification.scene import command, exported, played
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.exported import CheckedModel, check_model
 from verification.run import OpenedRun
 
@@ -84,7 +84,7 @@ def test_a_model_of_a_run_that_goes_on_carries_the_digest_of_the_record_up_to_it
         )
         assert "the model that the run began with, and carries" in checked(bundle, first).words
     assert checked(after, late).words.endswith("round 1, and carries the digest of this record")
-    with pytest.raises(Wrong, match="no round of the run has made this model"):
+    with pytest.raises(VerificationError, match="no round of the run has made this model"):
         checked(before, late)
 
 
@@ -103,7 +103,7 @@ def test_a_model_of_another_run_or_record_is_named(stage: Stage, tmp_path: Path)
         bundle: "run.fedpareto: it is a zip archive of other files, no safetensors file",
     }
     for path, words in wrong.items():
-        with pytest.raises(Wrong, match=words):
+        with pytest.raises(VerificationError, match=words):
             checked(bundle, path)
     entries = int(told(model).entries)
     of_other = told(foreign)
@@ -115,7 +115,7 @@ def test_a_model_of_another_run_or_record_is_named(stage: Stage, tmp_path: Path)
         ({"entries": str(entries - 1)}, "the bundle has another"),
         ({"federation": "other"}, "says that it is of run"),
     ]:
-        with pytest.raises(Wrong, match=words):
+        with pytest.raises(VerificationError, match=words):
             checked(bundle, changed(model, values))
     bare = tmp_path / "bare.safetensors"
     bare.write_bytes(LAYOUT.header + data[-4 * LAYOUT.size : -1] + bytes([data[-1] ^ 1]))

@@ -13,7 +13,7 @@ from fedpareto.cli import code_path
 from fedpareto.cli.main import app
 from tests.verification.record_vectors import DIRECTORY
 from tests.verification.scene import Edited
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.run import OpenedRun
 
 MODULE = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n"
@@ -57,7 +57,7 @@ def test_a_verifier_imports_no_installed_module_because_a_bundle_names_it(
 ) -> None:
     with (
         BundleReader(naming(tmp_path, algorithm)) as reader,
-        pytest.raises(Wrong, match=r"with --code DIR, or install a package with an entry point"),
+        pytest.raises(VerificationError, match=r"with --code DIR, or install a package with an entry point"),
     ):
         OpenedRun.of(reader)
     assert not list(installed.rglob("*.ran"))

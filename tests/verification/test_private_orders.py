@@ -21,7 +21,7 @@ from federation.work.secure.terms import SessionStage
 from tests.federation.work.scene import Cast, cast, document, play
 from tests.verification.record_vectors import vector
 from verification.asked import check_answered
-from verification.errors import Wrong
+from verification.errors import VerificationError
 
 VICTIM = "silo-03"
 Message = SecureMaskWork | SecureConfirmWork | SecureDealWork
@@ -216,5 +216,5 @@ def test_a_field_that_nobody_knows_is_found_in_what_signed_messages_hold_as_byte
         {"work": order.work + UNKNOWN},
         {"work": SecureReadyWork(terms=terms + UNKNOWN).SerializeToString()},
     ):
-        with pytest.raises(Wrong, match="has a field that this release does not know"):
+        with pytest.raises(VerificationError, match="has a field that this release does not know"):
             answered(**changed)

@@ -16,7 +16,7 @@ from federation.v1.record_pb2 import LogNode, LogRecord, RoundRecord
 from tests.stage import Stage, spec
 from tests.verification.record_vectors import change, vector
 from tests.verification.scene import Edited, checked, command, exported, leaf
-from verification.errors import Wrong
+from verification.errors import VerificationError
 
 
 def hide(log: LogRecord, actions: Collection[str], subjects: Collection[str] = ()) -> None:
@@ -50,7 +50,7 @@ def test_a_client_that_was_revoked_after_its_selection_is_no_reason_to_refuse_a_
     stage.complete(run, *players[:2])
     record = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
     assert len(checked(record, tmp_path)) == 1
-    with pytest.raises(Wrong, match=r"2 clients were asked; by selection\.minimum = 3, at least 3 are"):
+    with pytest.raises(VerificationError, match=r"2 clients were asked; by selection\.minimum = 3, at least 3 are"):
         checked(record.with_log(lambda log: hide(log, ["client.revoked"])), tmp_path)
 
 
@@ -73,7 +73,7 @@ def test_a_coordinator_that_is_content_with_fewer_clients_is_named(
     ann.reply(ann.order())
     ben.decline(ben.order(), "no-data")
     stage.complete(run, ann, ben)
-    with pytest.raises(Wrong, match=says):
+    with pytest.raises(VerificationError, match=says):
         checked(Edited.of(exported(stage, run, tmp_path / "run.fedpareto")), tmp_path)
 
 
@@ -87,9 +87,9 @@ def test_everybody_can_hide_a_message_that_nothing_else_names(tmp_path: Path) ->
     whole = Edited.of(vector("interrupted"))
     hidden = whole.with_round(0, without_declines).with_log(lambda log: hide(log, ["assignment.declined"]))
     assert len(checked(hidden, tmp_path)) == 2
-    with pytest.raises(Wrong, match="no entry of the audit log tells of it"):
+    with pytest.raises(VerificationError, match="no entry of the audit log tells of it"):
         checked(whole.with_log(lambda log: hide(log, ["reply.accepted"])), tmp_path)
-    with pytest.raises(Wrong, match="the step: no entry of the audit log tells of it"):
+    with pytest.raises(VerificationError, match="the step: no entry of the audit log tells of it"):
         checked(whole.with_log(lambda log: hide(log, ["round.stepped"])), tmp_path)
 
 
@@ -143,7 +143,7 @@ def test_hashes_of_the_log_have_32_bytes(tmp_path: Path) -> None:
 
     whole = Edited.of(vector("interrupted"))
     for edit in (longer_node, shorter_node, longer_previous):
-        with pytest.raises(Wrong, match=r"has a hash of 3[13] bytes; expected 32"):
+        with pytest.raises(VerificationError, match=r"has a hash of 3[13] bytes; expected 32"):
             checked(whole.with_log(edit), tmp_path)
 
 
@@ -155,5 +155,5 @@ def test_a_run_that_its_measurements_have_stopped_is_complete(stage: Stage, tmp_
     assert len(checked(record, tmp_path)) == 1
     for value in (1e10, float("nan")):
         other = record.with_round(0, partial(change, edit={"metrics": {"stop/value": value}}))
-        with pytest.raises(Wrong, match=r"the run is COMPLETED after 1 of 3 rounds|the record says"):
+        with pytest.raises(VerificationError, match=r"the run is COMPLETED after 1 of 3 rounds|the record says"):
             checked(other, tmp_path)

@@ -16,11 +16,11 @@ from tests.few import every, few
 from tests.stage import Stage
 from tests.verification import record_vectors
 from tests.verification.every_value import is_map, opened
-from tests.verification.independent_verifier import Wrong as AlsoWrong
+from tests.verification.independent_verifier import VerificationError as AlsoWrong
 from tests.verification.independent_verifier import verify as verify_independently
 from tests.verification.record_vectors import OUTCOMES, at, change, put, vector
 from tests.verification.scene import Edited
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.own_replies import fates
 from verification.run import OpenedRun
 
@@ -88,7 +88,7 @@ def test_both_verifiers_refuse_each_edit_and_ours_names_it(case: dict[str, Any],
     for edit in case["edit"]:
         bundle = edited(bundle, edit)
     path = bundle.write(tmp_path / "edited")
-    with pytest.raises((Wrong, BundleError)) as raised, BundleReader(path) as reader:
+    with pytest.raises((VerificationError, BundleError)) as raised, BundleReader(path) as reader:
         list(OpenedRun.of(reader).verify())
     said = str(raised.value)
     assert case["says"] in said

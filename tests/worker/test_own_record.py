@@ -12,7 +12,7 @@ from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, StepMa
 from federation.v1.record_pb2 import Exchange, RoundRecord
 from tests.stage import Stage
 from tests.verification.scene import Edited, exported, played, signed_again
-from verification.own_replies import Fate, MemberReceipt, fates
+from verification.own_replies import MemberReceipt, ReplyOutcome, reply_outcomes
 from worker.receipts import append, read_receipts, receipt_line
 
 ANN = "ann"
@@ -54,9 +54,9 @@ def of_ann(record: RoundRecord) -> Exchange:
     return next(told for told in record.phases[0].exchanges if asked(told).client_id == ANN)
 
 
-def found(edited: Edited, held: list[MemberReceipt], path: Path) -> list[Fate]:
+def found(edited: Edited, held: list[MemberReceipt], path: Path) -> list[ReplyOutcome]:
     with BundleReader(edited.write(path / "edited")) as bundle:
-        return list(fates(bundle, ANN, held))
+        return list(reply_outcomes(bundle, ANN, held))
 
 
 def test_a_member_finds_each_reply_and_the_coefficient_of_each_update(run: Seen, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class OtherModel(Declined):
 
 
 @dataclass(frozen=True, eq=False)
-class Order:
+class CheckedAssignment:
     """An assignment that passed every check, as the coordinator signed it.
 
     `rows` are those of the reply's payload, empty for a reply without one. The coordinator refuses the reply after the
@@ -99,7 +99,7 @@ def check_assignment(
     newest_round: Callable[[str], int | None],
     now: datetime,
     consent: Consent = lambda _: (),
-) -> Order:
+) -> CheckedAssignment:
     """Verifies an assignment against the coordinator's key, then every field that says what to do.
 
     A coordinator that was taken over, or an attacker on the network, can make this worker do nothing but train a task
@@ -131,7 +131,7 @@ def check_assignment(
     except WorkError as error:
         raise Declined("work", texts_of(error)) from None
     sent = _check_digests(manifest, inputs)
-    return Order(envelope, manifest, work, shape, rows, deadline, sharing, sent)
+    return CheckedAssignment(envelope, manifest, work, shape, rows, deadline, sharing, sent)
 
 
 def check_cancel(envelope: SignedEnvelope, member: MemberFiles) -> CancelManifest:

@@ -10,7 +10,7 @@ from federation.text import escaped
 from federation.work.base import Shows
 from federation.work.site import Site
 from worker.events import Events
-from worker.site.assignments import Order
+from worker.site.assignments import CheckedAssignment
 
 MAX_TOLD = 1000  # runs; when further ones have been told, the oldest are told again
 _ADVICE = (
@@ -42,7 +42,7 @@ class ClearAnswers:
                 f"that was submitted as private. {_ADVICE}",
             )
 
-    def note(self, order: Order) -> None:
+    def note(self, order: CheckedAssignment) -> None:
         """Warns if an order that was taken shows an update or a gradient, unless its run has been told before.
 
         One thread at a time may call.

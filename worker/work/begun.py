@@ -17,7 +17,7 @@ from typing import Any
 from federation.work.base import Lane
 from federation.work.site import FailedSession
 from worker.events import Events
-from worker.site.assignments import Declined, Order
+from worker.site.assignments import CheckedAssignment, Declined
 from worker.state_file import StateFile, read_state
 
 TRIES = 2  # of work in which the process dies
@@ -57,7 +57,7 @@ class BegunWork:
         """Notes that a session of `died` is counted."""
         self._set(assignment_id, replace(self._notes[assignment_id], session=None))
 
-    def check_tries(self, order: Order) -> None:
+    def check_tries(self, order: CheckedAssignment) -> None:
         """Raises Declined, `crashed`, if the process has died in this work too often.
 
         In a private round only if it died where the run's model is not used: elsewhere it is a failure.
@@ -67,7 +67,7 @@ class BegunWork:
             raise Declined("crashed", f"{DIED}; it was tried {tries} times")
 
     @contextmanager
-    def noted(self, order: Order) -> Iterator[bool]:
+    def noted(self, order: CheckedAssignment) -> Iterator[bool]:
         """Notes work inside, durably, until it ends with or without an exception; messages of a protocol are not noted.
 
         Yields:
@@ -97,7 +97,7 @@ class BegunWork:
         for name, note in under_way.items():
             self._set(name, note)
 
-    def _tries(self, order: Order) -> int:
+    def _tries(self, order: CheckedAssignment) -> int:
         note = self._notes.get(order.manifest.assignment_id)
         return 0 if note is None else note.tries
 
@@ -115,7 +115,7 @@ class BegunWork:
                     self._path.unlink(missing_ok=True)
 
 
-def _session(order: Order) -> FailedSession | None:
+def _session(order: CheckedAssignment) -> FailedSession | None:
     """The session that fails with an order, if it is one of a private round that computes a vector."""
     manifest, vector = order.manifest, order.work.session_vector()
     if vector is None:

@@ -32,7 +32,7 @@ from worker import software
 from worker.connection.attendance import Attendance
 from worker.events import Events
 from worker.home import DiskFull, FileLocked
-from worker.site.assignments import COMPARE, Declined, Order
+from worker.site.assignments import COMPARE, CheckedAssignment, Declined
 from worker.site.privacy import SitePrivacy
 from worker.work.attacker import Attacker
 from worker.work.begun import DIED, BegunWork
@@ -70,7 +70,7 @@ class Execution:
     )  # by task, splits and asked metrics: what an evaluation measures
     _told: set[tuple[str, str]] = field(default_factory=set, init=False)  # tasks and metrics
 
-    def do(self, order: Order, control: Control) -> None:
+    def do(self, order: CheckedAssignment, control: Control) -> None:
         """Does the work of an assignment, and puts the reply into the spool.
 
         Raises:
@@ -120,7 +120,7 @@ class Execution:
 
     def _result(
         self,
-        order: Order,
+        order: CheckedAssignment,
         client: WorkingClient,
         computation: Computation | None,
         base: Vector | None,
@@ -156,7 +156,7 @@ class Execution:
             self.memory.end_after(manifest, work.kept_under(), work.ends_after)
         return result
 
-    def _tell_left_out(self, order: Order, computed: Result) -> None:
+    def _tell_left_out(self, order: CheckedAssignment, computed: Result) -> None:
         """Warns the owner, once for each task and name, of measurements that nobody counts."""
         for name, value in no_shares(computed.metrics).items():
             if (order.manifest.task, name) not in self._told:
@@ -176,14 +176,14 @@ class Execution:
             if work is not None and (work.forgets or not acknowledged):
                 self.memory.forget(manifest, work.kept_under())
 
-    def _admit(self, order: Order, client: WorkingClient) -> None:
+    def _admit(self, order: CheckedAssignment, client: WorkingClient) -> None:
         """Counts an evaluation in the clear where the owner requires private rounds, or raises WorkError."""
         task = order.manifest.task
         if order.work.shows is Shows.METRICS and self.site.policy(task).required:
             name = f"{task}/{question_digest(order.manifest)}"  # the same question may be answered again
             check_sessions(client, name, work=EVALUATE, count=True)
 
-    def _answered(self, order: Order, client: WorkingClient, computed: Result) -> Result:
+    def _answered(self, order: CheckedAssignment, client: WorkingClient, computed: Result) -> Result:
         """The result of the work. The owner is told of a failed computation, the coordinator is not."""
         try:
             result = order.work.answer(client, computed)
@@ -215,7 +215,7 @@ class Execution:
 
     def _concealed(
         self,
-        order: Order,
+        order: CheckedAssignment,
         trainer: Trainer,
         computation: Computation,
         base: Vector,
@@ -248,7 +248,9 @@ class Execution:
             result = replace(result, metrics={name: result.metrics.get(name, math.nan) for name in names})
         return result
 
-    def _measurable(self, order: Order, trainer: Trainer, computation: Measure, control: Control) -> frozenset[str]:
+    def _measurable(
+        self, order: CheckedAssignment, trainer: Trainer, computation: Measure, control: Control
+    ) -> frozenset[str]:
         """The metrics of an evaluation, found once in the life of this process, without the coordinator's model."""
         key = (order.manifest.task, computation.splits, computation.metrics)
         if key not in self._metrics:
@@ -265,7 +267,7 @@ class Execution:
 
     def _compute(
         self,
-        order: Order,
+        order: CheckedAssignment,
         trainer: Trainer,
         computation: Computation,
         base: Vector,
@@ -294,7 +296,7 @@ class Execution:
             return honest
         return attacker.distort(manifest, honest, now=self.attendance.now(), pause=control.pause)
 
-    def _base_model(self, order: Order, control: Control) -> Vector:
+    def _base_model(self, order: CheckedAssignment, control: Control) -> Vector:
         manifest = order.manifest
         path = self.fetcher.fetch(order, manifest.base_model, manifest.base_model_bytes, control)
         try:
@@ -307,7 +309,7 @@ class Execution:
             raise Declined("layout", f"{difference}: {COMPARE}")
         return vector
 
-    def _input(self, order: Order, item: Input, control: Control) -> memoryview:
+    def _input(self, order: CheckedAssignment, item: Input, control: Control) -> memoryview:
         """The content of an input: as it came with the assignment, or fetched and mapped read-only."""
         if item.name in order.sent:
             return memoryview(order.sent[item.name])
@@ -315,7 +317,7 @@ class Execution:
         content: memoryview = np.memmap(path, dtype=np.uint8, mode="r").data if item.size else memoryview(b"")
         return content
 
-    def _reply(self, order: Order, result: Result, wanted: Callable[[], bool]) -> None:
+    def _reply(self, order: CheckedAssignment, result: Result, wanted: Callable[[], bool]) -> None:
         repeatable = Ability.REPEATABLE in self.offers[order.manifest.task].abilities
         reply = reply_manifest(order.manifest, result, software=software(), repeatable=repeatable)
         reply.created.FromDatetime(self.attendance.now())
@@ -330,7 +332,7 @@ def _origin(manifest: AssignmentManifest) -> Origin:
 
 
 @contextmanager
-def _declining(order: Order) -> Iterator[None]:
+def _declining(order: CheckedAssignment) -> Iterator[None]:
     """Declines an assignment whose work raises an exception, and logs one that is not expected.
 
     An OSError is of the owner's own code, and not expected, unless it is a DiskFull or a FileLocked.
@@ -345,7 +347,7 @@ def _declining(order: Order) -> Iterator[None]:
         raise _declined(order, error) from error
 
 
-def _declined(order: Order, error: BaseException) -> Declined:
+def _declined(order: CheckedAssignment, error: BaseException) -> Declined:
     """The decline of work that raised an exception. Of work that conceals, only a text of the checks leaves."""
     reason, texts = reason_of(error), texts_of(error)
     if order.work.conceals and (texts.differ or not isinstance(error, WorkError)):
@@ -356,7 +358,7 @@ def _declined(order: Order, error: BaseException) -> Declined:
     return Declined(reason or "failed", texts)
 
 
-def _log(order: Order, error: BaseException) -> None:
+def _log(order: CheckedAssignment, error: BaseException) -> None:
     """Logs an exception: with its traceback, unless it is one of the owner's own code."""
     about = f"assignment {order.manifest.assignment_id}"
     if owners_frame(error):

@@ -18,7 +18,7 @@ from worker.connection.attendance import ANSWER_SECONDS, Attendance
 from worker.connection.backoff import Backoff
 from worker.connection.downloads import BlobUrl, DownloadFailed, download
 from worker.events import Events
-from worker.site.assignments import COMPARE, Declined, Order, OtherModel
+from worker.site.assignments import COMPARE, CheckedAssignment, Declined, OtherModel
 from worker.work.cache import ModelCache, ModelMismatch
 from worker.work.work_control import Control
 
@@ -46,7 +46,7 @@ class Fetcher:
     _paused_until: float = field(default=0.0, init=False)  # by the clock
     _told: bool = field(default=False, init=False)  # of a fault, after which no download from the bucket ended well
 
-    def fetch(self, order: Order, digest: str, size: int, control: Control) -> Path:
+    def fetch(self, order: CheckedAssignment, digest: str, size: int, control: Control) -> Path:
         """The file of a blob of `size` bytes; a broken download continues where it ended.
 
         Raises:

@@ -22,7 +22,7 @@ from federation.vectors import Layout, Vector
 from federation.work.base import Result, payload_layout
 from worker.events import Events
 from worker.home import disk_texts
-from worker.site.assignments import Declined, Order
+from worker.site.assignments import CheckedAssignment, Declined
 from worker.work.spool import Spool, SpoolEntry
 
 ERASED_AFTER = timedelta(days=180)  # without work for the run
@@ -44,7 +44,7 @@ class Keeper:
         self._erase(datetime.now(UTC))
 
     def own(
-        self, order: Order, trainer: Trainer, computation: Computation, pause: Callable[[float], None]
+        self, order: CheckedAssignment, trainer: Trainer, computation: Computation, pause: Callable[[float], None]
     ) -> Own | None:
         """This member's part of the model for some work; None where the run shares all parameters.
 
@@ -72,7 +72,7 @@ class Keeper:
             self._events.tell_of(manifest, "personal-new", text, warns=manifest.round > 0)
         return Own(sharing, values)
 
-    def residual(self, order: Order, pause: Callable[[float], None]) -> Vector | None:
+    def residual(self, order: CheckedAssignment, pause: Callable[[float], None]) -> Vector | None:
         """The residuals of rounding the last accepted reply, in the order of the work's residuals; None without any.
 
         It waits and raises as `own` does.
@@ -82,7 +82,7 @@ class Keeper:
             return None
         return _before(self._settled(order, pause), order.manifest.round, payload_layout(rounded))
 
-    def file(self, order: Order, result: Result) -> bytes | None:
+    def file(self, order: CheckedAssignment, result: Result) -> bytes | None:
         """The content of the state file to keep once a result is accepted; None if there is no state."""
         return state_file(order.sharing, result, order.work.residuals(order.shape))
 
@@ -100,7 +100,7 @@ class Keeper:
             raise
         self._full.pop(run_id, None)
 
-    def _settled(self, order: Order, pause: Callable[[float], None]) -> KeptState:
+    def _settled(self, order: CheckedAssignment, pause: Callable[[float], None]) -> KeptState:
         """The state of a run, once the coordinator has answered all its replies."""
         run_id = order.manifest.run_id
         while self._spool.awaits_state(run_id):

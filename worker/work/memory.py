@@ -23,7 +23,7 @@ from federation.digests import digest
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Memory
 from worker.ledger_file import LedgerFile
-from worker.site.assignments import Declined, Order
+from worker.site.assignments import CheckedAssignment, Declined
 
 KEPT_AFTER_DEADLINE = timedelta(days=1)
 MAX_ATTEMPTS = 1000  # that are remembered
@@ -73,7 +73,7 @@ class WorkerMemory:
             (run, round_, attempt): datetime.fromisoformat(deadline) for run, round_, attempt, deadline in kept
         }
 
-    def begin(self, order: Order) -> Memory:
+    def begin(self, order: CheckedAssignment) -> Memory:
         """The memory of the attempt that an assignment belongs to; that of earlier attempts and rounds is erased.
 
         Raises:
@@ -93,7 +93,7 @@ class WorkerMemory:
                 self._erase(next(other for other in self._deadlines if other != key))  # the oldest
         return _AttemptMemory(self, key)
 
-    def answered(self, order: Order) -> bool:
+    def answered(self, order: CheckedAssignment) -> bool:
         """True if the question of an order was answered, or was about to be, by the record."""
         with self._file.using() as connection:
             row = connection.execute(
@@ -102,7 +102,7 @@ class WorkerMemory:
             ).fetchone()
         return row is not None
 
-    def answer(self, order: Order) -> None:
+    def answer(self, order: CheckedAssignment) -> None:
         """Records that a question is about to be answered, if its kind is answered only once.
 
         Raises:
@@ -256,7 +256,7 @@ def _key(manifest: AssignmentManifest) -> Key:
     return manifest.run_id, manifest.round, manifest.attempt
 
 
-def _asked_in(order: Order) -> Key:
+def _asked_in(order: CheckedAssignment) -> Key:
     """The scope within which a question is answered once: its attempt, or one scope for all attempts."""
     return ("", 0, 0) if order.work.once_ever else _key(order.manifest)
 

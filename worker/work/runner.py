@@ -24,7 +24,7 @@ from worker.events import Events
 from worker.home import WorkerHomeError, disk_texts
 from worker.progress import Progress
 from worker.site.asked_runs import Verdict
-from worker.site.assignments import Consent, Declined, Order, OtherModel, check_assignment, check_cancel
+from worker.site.assignments import CheckedAssignment, Consent, Declined, OtherModel, check_assignment, check_cancel
 from worker.site.policy import WorkLimits
 from worker.work.execution import SILENT, Execution, log_owners
 from worker.work.spool import Spool
@@ -36,7 +36,7 @@ TIDY_SECONDS = 600.0
 
 @dataclass(eq=False)
 class _Job:
-    order: Order
+    order: CheckedAssignment
     began: datetime | None = None
     progress: float = 0.0
     unwanted: bool = False
@@ -65,7 +65,7 @@ class Runner:
     events: Events
     finished: Callable[[], None]
     consent: Consent
-    taken: Callable[[Order], None]
+    taken: Callable[[CheckedAssignment], None]
     closed: Callable[[], datetime | None]
     disk_use: Callable[[], int]
     decline: Callable[[Declined, SignedEnvelope], None]
@@ -114,7 +114,7 @@ class Runner:
             log_owners("an assignment cannot be checked", error)
             self.decline(Declined("failed", SILENT), envelope)
 
-    def _take_in(self, order: Order) -> None:
+    def _take_in(self, order: CheckedAssignment) -> None:
         """Queues an order, unless it is here already. Raises Declined if there is no room or time."""
         name, run_id = order.manifest.assignment_id, order.manifest.run_id
         # The spool is asked under the same lock under which a finished job leaves `_current`.

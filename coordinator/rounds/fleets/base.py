@@ -155,7 +155,7 @@ class Wait(Protocol):
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RunContext:
     """The parts of the coordinator that a conductor uses."""
 
     database: Database
@@ -233,12 +233,12 @@ class Fleet(ABC):
 
     Args:
         run: the run.
-        around: the coordinator.
+        context: the coordinator.
     """
 
-    def __init__(self, run: RunFacts, around: Surroundings) -> None:
+    def __init__(self, run: RunFacts, context: RunContext) -> None:
         self.run = run
-        self.around = around
+        self.context = context
 
     @property
     def conceals(self) -> bool:
@@ -260,7 +260,7 @@ class Fleet(ABC):
     def derive(self, label: str, context: bytes) -> bytes:
         """32 bytes that only this coordinator knows, for a label and a context; the same after a restart."""
         info = b"fedpareto/v1/coordinator/" + label.encode() + b"\0" + context
-        return HKDF(SHA256(), 32, salt=None, info=info).derive(self.around.signing.secret)
+        return HKDF(SHA256(), 32, salt=None, info=info).derive(self.context.signing.secret)
 
     def pool(self, session: Session) -> dict[str, int]:
         """The clients that could work now: id -> training samples."""
@@ -281,10 +281,10 @@ class Fleet(ABC):
             Held: the run is not RUNNING.
         """
         while not self.complete():
-            with self.around.database.read() as session:
+            with self.context.database.read() as session:
                 self.run.check_running(session)
-            self.around.wait(1.0)
-        with self.around.database.read() as session:
+            self.context.wait(1.0)
+        with self.context.database.read() as session:
             return self.pool(session)
 
     def memory(self, session: Session, number: int, base_model: str | None) -> RunMemory:
@@ -302,7 +302,7 @@ class Fleet(ABC):
             .order_by(Round.number.desc())
             .limit(1)
         )
-        return RunMemory.decode(self.around.evidence.state(session.get_one(Run, run_id), before, base_model))
+        return RunMemory.decode(self.context.evidence.state(session.get_one(Run, run_id), before, base_model))
 
     def question(
         self,
@@ -326,7 +326,7 @@ class Fleet(ABC):
             clients=[*clients],
             wanted=wanted,
             base_model=base_model,
-            layout=model_layout(self.around.blobs.local(base_model)),
+            layout=model_layout(self.context.blobs.local(base_model)),
             conversation=conversation,
         )
 
@@ -349,7 +349,7 @@ class Fleet(ABC):
     def facts(self, question: Question) -> dict[str, Any]:
         """The fields that all manifests of a phase have in common."""
         return {
-            "federation_id": self.around.federation_id,
+            "federation_id": self.context.federation_id,
             "run_id": self.run.run_id,
             "spec": self.run.spec_digest,
             "task": self.run.spec.task,
@@ -363,7 +363,7 @@ class Fleet(ABC):
         """Stores the blobs that clients need besides the model, for the assignment of each client."""
 
         def stored(inputs: Mapping[str, bytes]) -> list[tuple[str, str, bytes]]:
-            return [(name, self.around.blobs.put(content), content) for name, content in inputs.items()]
+            return [(name, self.context.blobs.put(content), content) for name, content in inputs.items()]
 
         shared = stored(question.phase.inputs())
         return {

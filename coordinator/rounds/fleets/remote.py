@@ -19,9 +19,9 @@ from coordinator.rounds.fleets.base import (
     Held,
     Question,
     RevokedMeanwhile,
+    RunContext,
     RunFacts,
     Skipped,
-    Surroundings,
 )
 from coordinator.rounds.fleets.consents import reluctant
 from coordinator.rounds.fleets.presence import Assigned, Presence
@@ -90,7 +90,7 @@ class RemoteFleet(Fleet):
 
     Args:
         run: the run.
-        around: the coordinator.
+        context: the coordinator.
         presence: sends assignments to the clients that attend.
         new_id: makes the ids of assignments.
         pool_complete: False while clients are expected back after a restart of the coordinator.
@@ -99,19 +99,19 @@ class RemoteFleet(Fleet):
     def __init__(
         self,
         run: RunFacts,
-        around: Surroundings,
+        context: RunContext,
         *,
         presence: Presence,
         new_id: Callable[[], str],
         pool_complete: Callable[[], bool],
     ) -> None:
-        super().__init__(run, around)
+        super().__init__(run, context)
         self._spec = run.spec
-        self._database = around.database
+        self._database = context.database
         self._presence = presence
         self._new_id = new_id
         self._pool_complete = pool_complete
-        self._began = around.clock()
+        self._began = context.clock()
 
     def complete(self) -> bool:
         return self._pool_complete()
@@ -146,22 +146,22 @@ class RemoteFleet(Fleet):
 
     def ask(self, question: Question) -> Replies:
         phase_id = self._issue(question)
-        self.around.changed()
+        self.context.changed()
         self._wait(phase_id)
         self._leave_out_revoked(question, phase_id)
         expected = {**self.facts(question), "kind": question.phase.kind.name}
-        replies = self.around.evidence.replies(self._database, self.around.blobs, phase_id, expected)
+        replies = self.context.evidence.replies(self._database, self.context.blobs, phase_id, expected)
         with self._database.read() as session:
             declined = (Assignment.phase_id == phase_id, Assignment.state == AssignmentState.DECLINED)
             reasons = session.execute(select(Assignment.client_id, Assignment.reason).where(*declined)).all()
-        return Replies(replies, device=self.around.device, declines=dict(reasons))
+        return Replies(replies, device=self.context.device, declines=dict(reasons))
 
     def _issue(self, question: Question) -> int:
         """Records the phase with a signed assignment for each client, and tells the clients. Returns the phase's id.
 
         A phase that is on record, such as from before a restart, is not issued again.
         """
-        now, inputs = self.around.clock(), self.store_inputs(question)
+        now, inputs = self.context.clock(), self.store_inputs(question)
         with self._database.begin() as session:
             self.run.running(session)  # before the look, so that nothing is on its way to the record meanwhile
             before = session.scalar(
@@ -184,7 +184,7 @@ class RemoteFleet(Fleet):
                 order.previous_step, order.members = previous_step, len(active)
                 order.created.FromDatetime(now)
                 order.deadline.FromDatetime(phase.deadline)
-                signed = self.around.sign(order)
+                signed = self.context.sign(order)
                 message = Assigned(order.assignment_id, signed.SerializeToString(), needed.sent)
                 issued.append(_Issued(order, envelope_digest(signed), message))
             _record(session, phase.phase_id, issued, now)
@@ -199,7 +199,7 @@ class RemoteFleet(Fleet):
         while not closed:
             while (left := self._remaining_wait(phase_id)).seconds > 0:
                 # Not longer, since the clock may be set meanwhile.
-                self.around.wait(min(left.seconds, LOOK_SECONDS), left.replies)
+                self.context.wait(min(left.seconds, LOOK_SECONDS), left.replies)
             closed = self._close_phase(phase_id)
 
     def _order(
@@ -250,7 +250,7 @@ class RemoteFleet(Fleet):
         replies = list(ends.values()).count(last)  # with fewer, the phase still waits for one of these clients
         if not enough:
             replies = min(replies, phase.wanted - phase.replied)
-        return _RemainingWait((last - self.around.clock()).total_seconds(), replies)
+        return _RemainingWait((last - self.context.clock()).total_seconds(), replies)
 
     def _wait_ends(
         self, session: Session, phase_id: int, started: datetime, deadline: datetime, *, enough: bool
@@ -275,7 +275,7 @@ class RemoteFleet(Fleet):
 
     def _close_phase(self, phase_id: int) -> bool:
         """Closes the phase, unless it waits for a client; records and notifies the clients without a reply."""
-        now = self.around.clock()
+        now = self.context.clock()
         with self._database.begin() as session:
             self.run.running(session)
             phase = session.get_one(models.Phase, phase_id, with_for_update=True)

@@ -49,19 +49,19 @@ def noise_of(fleet: Fleet, current: Round, sensitivity: float | None) -> ClientN
         Held: the run is not RUNNING.
         BlobMissing: the round's noise is on record, and is not kept.
     """
-    multiple, around = fleet.run.spec.privacy.client_noise, fleet.around
+    multiple, context = fleet.run.spec.privacy.client_noise, fleet.context
     if not multiple:
         return None
     if sensitivity is None:  # refused when the run was submitted
         raise RuntimeError(f"{fleet.run.spec.algorithm.name} has no bound for one client")
-    with around.database.read() as session:
+    with context.database.read() as session:
         digest = session.get_one(Round, current.round_id).noise
     if digest is None:
-        digest = _drawn(around.blobs, fleet.run.parameters)
-        with around.database.begin() as session:
+        digest = _drawn(context.blobs, fleet.run.parameters)
+        with context.database.begin() as session:
             fleet.run.running(session)
             session.get_one(Round, current.round_id).noise = digest
-    (row,) = update_rows(around.blobs.local(digest)).values()
+    (row,) = update_rows(context.blobs.local(digest)).values()
     return ClientNoise(digest, row, multiple * sensitivity)
 
 

@@ -47,7 +47,7 @@ def private_facts(
     rounds = session.scalars(select(Round).where(Round.run_id == run.run_id)).all()
     return replace(
         bare_private(
-            run, fleet.around.federation_id, base_model, {name: bytes.fromhex(key) for name, key in keys.items()}
+            run, fleet.context.federation_id, base_model, {name: bytes.fromhex(key) for name, key in keys.items()}
         ),
         named=frozenset(
             name

@@ -25,7 +25,7 @@ from fedpareto.cli.shared_options import CodeOption, ForceOption, JsonOption
 from fedpareto.cli.show.tables import console, new_table
 from fedpareto.cli.whole_file import whole_file
 from verification.counterfactual import counterfactual
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.holders import read_keys
 from verification.log import read_log
 
@@ -58,7 +58,7 @@ def bundle_command(
         if payloads:
             confirm(yes, lambda: payloads_question(stub, run, out), why="the file would show each member's updates")
         size = _save(stub.ExportBundle(v1.ExportBundleRequest(run=run, payloads=payloads)), out)
-    with failing(BundleError, Wrong), BundleReader(out) as bundle:
+    with failing(BundleError, VerificationError), BundleReader(out) as bundle:
         digest = read_log(bundle, read_keys(bundle)).record
         rounds = bundle.about.rounds
     note = f"digest of the record {digest}" if digest else "the run has not ended, so its record has no digest yet"
@@ -123,7 +123,11 @@ def replay_command(
         with connected(context, home) as stub:
             _save(stub.ExportBundle(v1.ExportBundleRequest(run=run, payloads=payloads)), path)
         try:
-            with failing(Wrong, BundleError), failing(HyperparameterError, code=USAGE), BundleReader(path) as bundle:
+            with (
+                failing(VerificationError, BundleError),
+                failing(HyperparameterError, code=USAGE),
+                BundleReader(path) as bundle,
+            ):
                 results = list(counterfactual(bundle, name, values, number))
         except BlobAbsent as error:
             raise CommandFailure(

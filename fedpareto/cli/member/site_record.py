@@ -19,9 +19,9 @@ from fedpareto.cli.member.member_command import MemberSite, member_command
 from fedpareto.cli.shared_options import CodeOption
 from fedpareto.cli.show.tables import console, new_table
 from fedpareto.formatting import size
-from verification.errors import Wrong
-from verification.own_replies import Fate, fates, private_problems
+from verification.errors import VerificationError
 from verification.own_replies import MemberReceipt as Held
+from verification.own_replies import ReplyOutcome, private_problems, reply_outcomes
 from verification.run import OpenedRun
 from worker.home import WorkerHome
 from worker.receipts import Receipt, ReceiptsError, disagreements, read_receipts
@@ -145,7 +145,7 @@ def verify_command(
             for receipt in receipts
             if receipt.occasion[0] == run_id
         ]  # fmt: skip
-        replies = list(fates(bundle, member.client_id, held))
+        replies = list(reply_outcomes(bundle, member.client_id, held))
         problems += [f"round {reply.round} phase {reply.phase}: {reply.wrong}" for reply in replies if reply.wrong]
         try:
             opened = OpenedRun.of(bundle, fingerprint(load_certificate(member.ca)))
@@ -154,7 +154,7 @@ def verify_command(
                 missing += [f"round {verified.number}: the record lacks {part}" for part in verified.absent]
             if worker_home.rounds.exists():
                 problems += private_problems(bundle, *_private_facts(worker_home, member, opened.facts.spec))
-        except Wrong as error:
+        except VerificationError as error:
             problems.append(f"the record does not verify: {error}")
     document = {
         "file": str(file),
@@ -166,7 +166,7 @@ def verify_command(
         "missing": missing,
         "verified": not problems and not missing,
     }
-    answer(as_json, document, *_fate_lines(replies), *map(escaped, missing))
+    answer(as_json, document, *_outcome_lines(replies), *map(escaped, missing))
     if problems:
         raise CommandFailure("\n".join(escaped(problem) for problem in problems))
     summary = "nothing is wrong; the record could not be verified in full" if missing else "all of it was verified"
@@ -188,7 +188,7 @@ def _private_facts(
     return entries, Owner(member.client_id, policy.secure.of(spec.task).effective_members or 0.0), spec
 
 
-def _fate_lines(replies: Sequence[Fate]) -> Iterator[str]:
+def _outcome_lines(replies: Sequence[ReplyOutcome]) -> Iterator[str]:
     for reply in replies:
         weights = ", ".join(f"{value:.6g}" for value in reply.coefficients)
         text = reply.words + (f" with the coefficient {weights}" if weights else "")

@@ -29,7 +29,7 @@ from tests.harness import Member
 from tests.running import refused
 from tests.stage import Player, Stage, spec
 from tests.verification.scene import Edited, checked, exported, log_signed_again, refusal, signed_again, verified
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.run import verify as verify_bundle
 
 LONG_DEADLINE = b"train.deadline_seconds = 1000000"
@@ -279,7 +279,7 @@ def test_a_rotation_that_somebody_wrote_into_the_record_is_found(stage: Stage, p
     try:
         assert any(f"client {ann.name}: its signing keys:" in one for one in problems(stage))
         file, wrong = exported(stage, run, tmp_path / "run.fedpareto"), f"the rotations of {ann.name}"
-        with BundleReader(file) as bundle, pytest.raises(Wrong, match=wrong):
+        with BundleReader(file) as bundle, pytest.raises(VerificationError, match=wrong):
             list(verify_bundle(bundle))
     finally:
         with stage.served.database.begin() as session:

@@ -52,7 +52,7 @@ from tests.stage import LAYOUT, Player
 from tests.stage import Stage as Coordinator
 from tests.verification.every_value import other
 from tests.verification.scene import Edited, exported, signed_again
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.run import verify
 from worker.receipts import ReceiptsError, read_receipts, receipt_line
 from worker.work.submitter import ReceiptError, verify_receipt
@@ -176,7 +176,7 @@ class Scene:
         with BundleReader(self.bundle.with_round(0, edited).write(path / "edited")) as reader:
             try:
                 list(verify(reader))
-            except Wrong as error:
+            except VerificationError as error:
                 return str(error)
         return ""
 

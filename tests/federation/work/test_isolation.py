@@ -48,7 +48,7 @@ from tests.federation.work.scene import (
     tried,
 )
 from tests.few import few
-from worker.site.assignments import Order
+from worker.site.assignments import CheckedAssignment
 from worker.work.memory import WorkerMemory
 
 M = 9
@@ -324,7 +324,7 @@ def test_a_session_that_is_asked_again_in_another_attempt_is_over(memory: Worker
             run_id="run", attempt=attempt, kind=work.name, base_model=ORIGIN.base_model, work=encode(work)
         )
         deadline = datetime.now(UTC) + timedelta(hours=1)
-        order = Order(SignedEnvelope(), manifest, work, victim.shape, (), deadline)
+        order = CheckedAssignment(SignedEnvelope(), manifest, work, victim.shape, (), deadline)
         client = WorkingClient(
             client_id=VICTIM,
             round=0,

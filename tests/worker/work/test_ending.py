@@ -35,7 +35,7 @@ from tests.worker.scene import ALLOWED, KEY, Scene, training
 from tests.worker.work.scene import scene as members
 from worker.events import Events
 from worker.home import WorkerHomeError
-from worker.site.assignments import Declined, Order
+from worker.site.assignments import CheckedAssignment, Declined
 from worker.threads import WorkerEndedError, WorkerThreads
 from worker.work.begun import DIED, MAX_NOTES, BegunWork
 from worker.work.execution import SILENT
@@ -284,7 +284,7 @@ class Owner:
     def notes(self) -> BegunWork:
         return BegunWork(self.path, Events())
 
-    def dies(self, order: Order) -> BegunWork:
+    def dies(self, order: CheckedAssignment) -> BegunWork:
         """A process begins the work and dies in it."""
         notes = self.notes()
         notes.check_tries(order)
@@ -297,9 +297,9 @@ def owner(tmp_path: Path) -> Owner:
     return Owner(tmp_path)
 
 
-def order_of(asked: AssignmentManifest, **work: Any) -> Order:
+def order_of(asked: AssignmentManifest, **work: Any) -> CheckedAssignment:
     made: Any = SimpleNamespace(**{"lane": Lane.COMPUTE, "conceals": False, "session_vector": lambda: None, **work})
-    return Order(sign(asked, KEY), asked, made, ALLOWED["digits"].shape, (), datetime.now(UTC))
+    return CheckedAssignment(sign(asked, KEY), asked, made, ALLOWED["digits"].shape, (), datetime.now(UTC))
 
 
 def test_the_note_of_work_that_ends_is_gone_and_that_of_another_process_counts(owner: Owner) -> None:

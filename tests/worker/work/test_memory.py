@@ -24,7 +24,7 @@ from tests.harness import wait_for
 from tests.paths import OWNERS_CODE
 from tests.worker.scene import Scene, files_of_at_most
 from worker.home import DiskFull, WorkerHomeError
-from worker.site.assignments import Declined, Order
+from worker.site.assignments import CheckedAssignment, Declined
 from worker.work.memory import WorkerMemory
 
 CODE = OWNERS_CODE / "lottery"
@@ -46,7 +46,7 @@ def memory(tmp_path: Path) -> Iterator[WorkerMemory]:
 
 def order(
     number: int = 1, *, round_: int = 0, attempt: int = 0, run: str = "run-1", deadline: datetime = NOW, **changes: Any
-) -> Order:
+) -> CheckedAssignment:
     """An assignment of the kind ticket: the number 0 asks the second question."""
     manifest = AssignmentManifest(
         run_id=run, round=round_, attempt=attempt, assignment_id="a", kind="ticket", **changes
@@ -55,7 +55,7 @@ def order(
     layout, _ = initial_model(task("digits"), seed=0)
     shape = Shape(layout, ("loss",), ("loss",))
     work: Work = decode("ticket", manifest.work, shape)
-    return Order(SignedEnvelope(), manifest, work, shape, work.rows(shape), deadline)
+    return CheckedAssignment(SignedEnvelope(), manifest, work, shape, work.rows(shape), deadline)
 
 
 # --- what is remembered

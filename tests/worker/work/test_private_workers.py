@@ -35,9 +35,9 @@ from tests.harness import Federation, federation, wait_for
 from tests.verification.recorded import Recorded, check_listed, first_of
 from tests.verification.scene import Edited, signed_again
 from tests.worker.work.scene import STAGES, Members
-from verification.errors import Wrong
+from verification.errors import VerificationError
 from verification.run import verify
-from worker.site.assignments import Order
+from worker.site.assignments import CheckedAssignment
 from worker.site.round_ledger import RoundLedger
 from worker.work.memory import WorkerMemory
 
@@ -128,7 +128,7 @@ class Watch:
             database.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)", self._rows)
         for run, number, attempt, name, encrypted, _ in self._rows:
             manifest = AssignmentManifest(run_id=run, round=number, attempt=attempt)
-            order = Order(SignedEnvelope(), manifest, Evaluate(splits=()), SHAPE, (), datetime.now(UTC))
+            order = CheckedAssignment(SignedEnvelope(), manifest, Evaluate(splits=()), SHAPE, (), datetime.now(UTC))
             value = memory.begin(order).get(name)
             assert value is not None
             self.values[name] = value
@@ -396,7 +396,7 @@ def test_work_of_a_session_that_the_coordinator_changes_is_named(
     def deal(found: RoundRecord) -> None:
         signed_again(found.phases[1].exchanges[0].assignment, AssignmentManifest, record.key, edit)
 
-    with pytest.raises(Wrong, match=f"round 0: .*{named}"):
+    with pytest.raises(VerificationError, match=f"round 0: .*{named}"):
         record.first(deal).verify()
 
 
@@ -428,7 +428,7 @@ def test_a_run_over_objectives_is_verified_round_by_round(scene: Members) -> Non
     assert len(set(models)) == 2
     step = StepManifest.FromString(record.bundle.round(1).step.manifest)
     assert [session.purpose for session in step.secure] == ["jacobian", "step"]
-    with pytest.raises(Wrong, match=r"round 0: .*weights"):
+    with pytest.raises(VerificationError, match=r"round 0: .*weights"):
         record.step(lambda step: setattr(step.weights[0], "weight", 0.5)).verify()
 
 

@@ -28,7 +28,7 @@ from tests.harness import refused
 from tests.running import SECONDS, wait_for
 from tests.stage import MODEL, Player, Stage, spec, submission
 from tests.verification.scene import Edited, exported
-from verification.errors import Verified, Wrong
+from verification.errors import VerificationError, Verified
 from verification.run import OpenedRun
 
 
@@ -214,5 +214,5 @@ def test_answers_are_in_the_bundle_and_an_edited_one_is_named(stage: Stage, tmp_
         (changed(accepted), "the answer of 'ann' to the run: the audit log tells of another"),
         (changed(lambda consents: consents.consents.append(consents.consents[0])), "'ann' .* tells of none"),
     ):
-        with pytest.raises(Wrong, match=words):
+        with pytest.raises(VerificationError, match=words):
             verified(edited)
