@@ -34,7 +34,6 @@ from coordinator.members.access.control import Access
 from coordinator.members.logged_rights import LoggedRights
 from coordinator.members.requests import officers_caution
 from coordinator.monitor import ClockBehind, ClockWatch, Monitor, check_follows
-from coordinator.office import Hold, Office, check_shares_blobs, forget_ports, hold_database, take_office
 from coordinator.rounds.fleets.attendances import Attendances, attendances_of
 from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.fleets.presence import Presence
@@ -46,6 +45,7 @@ from coordinator.services.enrollment import EnrollmentService
 from coordinator.services.federation import FederationService
 from coordinator.services.health import HealthService
 from coordinator.services.transfers import LARGEST_WINDOW
+from coordinator.startup import ProcessLock, Startup, check_shares_blobs, forget_ports, lock_database, start_up
 from coordinator.thread_pool import ThreadPool, all_started, share_heap
 from federation.directories import Directories
 from federation.transport.channels import Option
@@ -169,8 +169,8 @@ class Coordinator:
         self._health = HealthService()
         self._server: grpc.aio.Server | None = None
         self._supervisor: Supervisor | None = None
-        self._hold: Hold | None = None
-        self._office: Office | None = None
+        self._process_lock: ProcessLock | None = None
+        self._startup: Startup | None = None
         self._keeper: LeaseKeeper | None = None
         self._alerts: AlertMaker | None = None
         self._monitor: Monitor | None = None
@@ -193,16 +193,16 @@ class Coordinator:
         """
         home, database, settings = self._home, self._database, self._home.settings
         newcomers = settings.enrollment_host or settings.hosts[0]
-        self._hold = hold = await asyncio.to_thread(hold_database, home, database)  # it may wait
+        self._process_lock = process_lock = await asyncio.to_thread(lock_database, home, database)  # it may wait
         reserve = self._reserve()
-        self._office = office = self._take_office(hold)
+        self._startup = startup = self._start_up(process_lock)
         self._sequencer.start()
         self._check_logged()
         blobs = home.open_blobs(database)
         blobs.sweep_temporary()
         blobs.probe(takes_new=True)
-        check_shares_blobs(database, blobs, office.registry)
-        coordinator = office.registry.coordinator
+        check_shares_blobs(database, blobs, startup.registry)
+        coordinator = startup.registry.coordinator
         self._announcements = self._access.announcements = announcements_of(database, coordinator, self._faults)
         presence, uploads = Presence(self._announcements), Uploads(database, blobs, quota=settings.upload_bytes)
         offers = Offers(home.federation_id, home.signing_key)
@@ -229,7 +229,7 @@ class Coordinator:
             clock=self._clock,
             machine_clock=self._machine_clock,
             submitted=self._submitted,
-            leases=office.leases,
+            leases=startup.leases,
         )
         self._server = server = grpc.aio.server(
             interceptors=[self._access], options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
@@ -259,12 +259,14 @@ class Coordinator:
         add_AdminServicer_to_server(AdminService(parts), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-        office.registry.note_addresses(parts.address, parts.enrollment_address)
+        startup.registry.note_addresses(parts.address, parts.enrollment_address)
         self._announcements.start()
         await asyncio.to_thread(self._attendances.start)
         supervisor.start(conduct=self._conduct)
-        if self._conduct and isinstance(office.leases, SharedLeases):
-            self._keeper = LeaseKeeper(database, office.leases, office.registry, supervisor, self._faults, self._steady)
+        if self._conduct and isinstance(startup.leases, SharedLeases):
+            self._keeper = LeaseKeeper(
+                database, startup.leases, startup.registry, supervisor, self._faults, self._steady
+            )
             self._keeper.start()
         if self._conduct:
             self._alerts = AlertMaker(
@@ -293,7 +295,7 @@ class Coordinator:
             reserve=reserve,
             supervisor=supervisor,
             faults=self._faults,
-            registry=office.registry,
+            registry=startup.registry,
             clocks=clocks,
             changed=self._tell_health,
         )
@@ -335,12 +337,12 @@ class Coordinator:
             await asyncio.to_thread(executor.shutdown)
         await asyncio.to_thread(self._attendances.stop)
         await asyncio.to_thread(self._announcements.stop)
-        if self._office is not None:
-            await asyncio.to_thread(self._leave, self._office.registry)
+        if self._startup is not None:
+            await asyncio.to_thread(self._leave, self._startup.registry)
         self._database.close()
-        if self._hold is not None:
-            self._hold.release()
-            self._hold = None
+        if self._process_lock is not None:
+            self._process_lock.release()
+            self._process_lock = None
 
     async def watch(self) -> None:
         """Returns when the coordinator stops by itself.
@@ -352,13 +354,13 @@ class Coordinator:
         if self._monitoring is not None:
             await asyncio.shield(self._monitoring)
 
-    def _take_office(self, hold: Hold) -> Office:
+    def _start_up(self, process_lock: ProcessLock) -> Startup:
         """Enters the registry, and records the start."""
         home, database = self._home, self._database
         directories = [home.directory, home.blobs_dir, *filter(None, [database.directory])]
         self._faults.keep(Directories(directories, "the coordinator", waits=True))
         home.ports_file.unlink(missing_ok=True)
-        office = take_office(home, database, hold, secrets.token_hex(16), clock=self._clock)
+        startup = start_up(home, database, process_lock, secrets.token_hex(16), clock=self._clock)
         with database.read() as session:
             if (caution := officers_caution(session, home.settings)) is not None:
                 log.warning("%s", caution)
@@ -368,7 +370,7 @@ class Coordinator:
                 audit.record(
                     session, at=self._clock(), actor="coordinator", action="coordinator.started", detail=detail
                 )
-        return office
+        return startup
 
     def _leave(self, registry: Registry) -> None:
         """Leaves the registry, so that other coordinators need not wait for a sign of life."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, bindparam, select
 from sqlalchemy.orm import Session
 
-from coordinator import office
+from coordinator import startup
 from coordinator.cluster.leases import time_of
 from coordinator.rounds.supervisor import Supervisor
 from federation.digests import digest
@@ -508,7 +508,7 @@ def stage(directory: Path, database: str, **settings: Any) -> Iterator[Stage]:
     # Players give no sign of life: they are taken for dead after three heartbeats.
     settings = {"database": database, "heartbeat_seconds": 300.0, **settings}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(office, "database_time", time_of(clock))
+        patch.setattr(startup, "database_time", time_of(clock))
         made = Stage(Running(made_home(directory, now=clock(), **settings), clock))
         try:
             yield made

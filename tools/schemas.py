@@ -33,10 +33,10 @@ from fedpareto.experiments.comparison_tables import Table
 from verification.counterfactual import Replayed
 from verification.own_replies import ReplyOutcome
 from worker.receipts import Receipt
-from worker.site.asked_runs import AskedRun, Verdict
 from worker.site.model_origin import ModelOrigin
 from worker.site.privacy import PrivacyAccount
 from worker.site.roster import Changes
+from worker.site.run_requests import RunRequest, Verdict
 from worker.work.trial import TrialRound
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "schemas" / "output.json"
@@ -57,7 +57,7 @@ class Either(tuple[Any, ...]):
 JOINED = {"federation_id": str, "client_id": str}
 ROSTER = {"federation_id": str, "digest": str, "members": [{"client_id": str, "key": str}]}
 SESSIONS = dict.fromkeys(("sessions", "sessions_allowed", "evaluations", "evaluations_allowed"), int)
-ASKED = {**get_type_hints(AskedRun), **get_type_hints(Verdict)}
+ASKED = {**get_type_hints(RunRequest), **get_type_hints(Verdict)}
 VERIFIED = {"round": int, "words": str, "missing": [str], "metrics_not_verified": [str]}
 HYPERPARAMETER = {"name": str, "default?": object, "help": str}
 RULE = {"name": str, "summary": str, "package?": str, "hyperparameters": [HYPERPARAMETER]}

@@ -43,7 +43,7 @@ from federation.v1.common_pb2 import (
 )
 from federation.v1.record_pb2 import Bundle, LoggedEntry
 from verification.errors import VerificationError
-from verification.holders import Keys, verify_known
+from verification.keys import Keys, verify_known
 
 COORDINATOR = "coordinator"  # the actor of its own entries
 REVOKED = "client.revoked"

@@ -35,7 +35,7 @@ from federation.v1.common_pb2 import AssignmentManifest, StepManifest
 from federation.vectors import RowFile
 from federation.work.base import WorkError
 from federation.work.registry import decode_statement, encode
-from verification.asked import Crowd
+from verification.assignments import Crowd
 from verification.errors import VerificationError
 from verification.signed import SignedReply, SignedRound
 

@@ -23,7 +23,7 @@ from federation.v1.common_pb2 import StepManifest
 from federation.v1.record_pb2 import RoundRecord
 from federation.work.secure.orders import order_problems
 from verification.arithmetic import Matrix, check_gram, gram
-from verification.asked import (
+from verification.assignments import (
     RunCourse,
     check_admitted,
     check_answered,
@@ -33,7 +33,7 @@ from verification.asked import (
     watched,
 )
 from verification.errors import VerificationError, Verified
-from verification.holders import Keys, read_keys
+from verification.keys import Keys, read_keys
 from verification.log import RunLog, read_log
 from verification.model import AVERAGE, ReplayState, check_keeps, check_makes, combined_rows, stands_still
 from verification.noise_size import CHOSEN, check_noise_length

@@ -24,24 +24,24 @@ from worker.connection.witness import Witness
 from worker.events import Events
 from worker.home import DiskUse, WorkerHome
 from worker.progress import Progress
-from worker.site.asked_runs import Verdict
 from worker.site.clear_answers import ClearAnswers
 from worker.site.consents import Consents
 from worker.site.declines import Declines
-from worker.site.introduction import Introduction
+from worker.site.hello import Introduction
 from worker.site.policy import Policy
 from worker.site.privacy import SitePrivacy
 from worker.site.privacy_ledger import Ledger
 from worker.site.refused_orders import RefusedOrders
 from worker.site.roster import Roster, pinned_roster
 from worker.site.round_ledger import RoundLedger
+from worker.site.run_requests import Verdict
 from worker.threads import LOOK_SECONDS, WorkerThreads
 from worker.work.attacker import Attacker
 from worker.work.begun import BegunWork
 from worker.work.cache import ModelCache
 from worker.work.execution import Execution
 from worker.work.fetching import Fetcher
-from worker.work.kept import Keeper
+from worker.work.local_state import LocalState
 from worker.work.memory import WorkerMemory
 from worker.work.runner import Runner
 from worker.work.spool import Spool
@@ -178,7 +178,7 @@ class Worker:
         self._memory = WorkerMemory(home.memory, member.signing_key)
         self._begun = BegunWork(home.begun, events)
         spool = Spool(home, member.signing_key, events)
-        keeper = Keeper(home.kept, spool, events)
+        local_state = LocalState(home.kept, spool, events)
         privacy.check_suits(offers)
         execution = Execution(
             attendance=self._attendance,
@@ -195,13 +195,13 @@ class Worker:
             memory=self._memory,
             site=site,
             privacy=privacy,
-            keeper=keeper,
+            local_state=local_state,
             begun=self._begun,
             events=events,
         )
         execution.count_deaths()
         self._submitter = Submitter(
-            self._attendance, spool, keeper, Backoff(uniform), events, partial(execution.forget, acknowledged=True)
+            self._attendance, spool, local_state, Backoff(uniform), events, partial(execution.forget, acknowledged=True)
         )
         self._consents = Consents(home.runs, policy, offers, self._attendance, events, self._withdrawn)
         self._runner = Runner(

@@ -30,8 +30,8 @@ from typing import Any
 
 from coordinator.front.connection_limits import ConnectionLimits
 from coordinator.front.flow import Flow, Holds
-from coordinator.front.hello import MOST_BYTES, server_name
 from coordinator.front.places import Places, network_of
+from coordinator.front.server_name import MOST_BYTES, server_name
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 TLS_HANDSHAKE = b"\x16"

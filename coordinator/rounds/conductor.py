@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.conversation import hold
+from coordinator.rounds.conversation import run_phases
 from coordinator.rounds.finish import finish_round, skip_round
 from coordinator.rounds.fleets.base import Fleet, Held, RevokedMeanwhile, Skipped
 from coordinator.rounds.opening import open_round
@@ -74,7 +74,7 @@ class Conductor:
             raise self._given_up(current.voided[-1].reason)
         while True:
             try:
-                step, phases = hold(self._fleet, self._algorithm, current)
+                step, phases = run_phases(self._fleet, self._algorithm, current)
                 stepped = make_step(self._fleet, self._algorithm, current, step)
                 record_step(self._fleet, current, step, phases, stepped)
             except RevokedMeanwhile:

@@ -32,7 +32,7 @@ from storage.records import ConversationFacts
 Ending = TypeVar("Ending")
 
 
-def hold(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step, int]:
+def run_phases(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step, int]:
     """Runs phase after phase, until the algorithm ends the round.
 
     The replies come from the clients, or from the record if the phase was closed before a crash.

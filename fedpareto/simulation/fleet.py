@@ -41,8 +41,8 @@ from federation.work.base import Memory, Result, RowSchema, Work, WorkError, Wor
 from federation.work.replies import reply_manifest
 from federation.work.site import Site
 from fedpareto.simulation.attackers import attacked
-from fedpareto.simulation.kept import PopulationKeeper
 from fedpareto.simulation.local import LocalWork, Outcome, Turn
+from fedpareto.simulation.local_state import PopulationState
 from fedpareto.simulation.population import Population
 from fedpareto.simulation.simulated_members import SimulatedMembers
 from fedpareto.simulation.spending import DIVERGED, Spending
@@ -99,7 +99,7 @@ class SimulatedFleet(Fleet):
         population: the clients.
         local: trains and evaluates them.
         probe: measures the success of a backdoor, where attackers plant one.
-        keeper: the states that the clients keep of the run.
+        local_state: the states that the clients keep of the run.
         ordinary: the state of the process in which the clients compute, `ordinary`.
         stopped: is called while clients train; True ends the work.
     """
@@ -113,7 +113,7 @@ class SimulatedFleet(Fleet):
         population: Population,
         local: LocalWork,
         probe: Probe | None,
-        keeper: PopulationKeeper,
+        local_state: PopulationState,
         ordinary: Callable[[], AbstractContextManager[None]],
         stopped: Callable[[], bool],
     ) -> None:
@@ -122,7 +122,7 @@ class SimulatedFleet(Fleet):
         self._population = population
         self._local = local
         self._probe = probe
-        self._keeper = keeper
+        self._local_state = local_state
         self._ordinary = ordinary
         self._stopped = stopped
         chosen = run.spec.privacy.effective_members or None  # the owners' requirement is the run's
@@ -226,7 +226,7 @@ class SimulatedFleet(Fleet):
         for name, work in works.items():
             try:
                 computation = work.computation(members[name])
-                residual = self._keeper.residual(number, name, work.residuals(members[name].shape))
+                residual = self._local_state.residual(number, name, work.residuals(members[name].shape))
             except WorkError as error:
                 declined[name] = SimulatedDecline(error.reason or "failed", str(error))
                 continue
@@ -239,7 +239,7 @@ class SimulatedFleet(Fleet):
                 computations[name] = computation
         outcomes: dict[str, Outcome] = {name: Result({}, {}, {}, self._population.samples[name]) for name in clients}
         statements = self._spending.statements(computations)
-        own = self._keeper.at(number, computations)
+        own = self._local_state.at(number, computations)
         outcomes |= self._computed(base, computations, Turn(spec.seed, number, self._stopped, own))
         if any(not isinstance(computation, Measure | MeasureAlong) for computation in computations.values()):
             outcomes = attacked(outcomes, self._population.attackers, question, spec.seed, partial(self._change, base))
@@ -279,7 +279,7 @@ class SimulatedFleet(Fleet):
         if isinstance(computation, Measure):
             with self.context.database.read() as session:
                 model = session.get_one(models.Run, self.run.run_id).initial_model
-            turn = Turn(self.run.spec.seed, number, self._stopped, self._keeper.at(number, {name: computation}))
+            turn = Turn(self.run.spec.seed, number, self._stopped, self._local_state.at(number, {name: computation}))
             first = self._local.compute(model_row(self.context.blobs.local(model)).read(), {name: computation}, turn)
             if not isinstance(measured := first[name], Result):
                 return measured
@@ -364,7 +364,7 @@ class SimulatedFleet(Fleet):
         end_assignment(assignment, state, now, reason, message)
         if problem is not None:
             return None
-        self._keeper.keep(question.current.number, name, result, answer.residuals)
+        self._local_state.keep(question.current.number, name, result, answer.residuals)
         reply = self._reply(name, answer, envelope=recorded.envelope_digest, payload=recorded.payload)
         return replace(reply, statement=result.statement, signed=recorded.envelope, signed_payload=payload)
 

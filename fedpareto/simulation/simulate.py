@@ -46,7 +46,7 @@ from fedpareto.simulation import SimulationError
 from fedpareto.simulation.backends import Backend, pick_backend
 from fedpareto.simulation.fleet import SimulatedFleet, enroll, forget_interrupted
 from fedpareto.simulation.history import History, read_history
-from fedpareto.simulation.kept import PopulationKeeper
+from fedpareto.simulation.local_state import PopulationState
 from fedpareto.simulation.population import Population, populate
 from storage import models
 from storage.models import Round, Run
@@ -204,7 +204,7 @@ class Simulation(AbstractContextManager["Simulation"]):
 
         context = replace(self._context, changed=changed)
         with ordinary():
-            keeper = PopulationKeeper(self._home.directory / "kept", self._task, self.spec)
+            local_state = PopulationState(self._home.directory / "kept", self._task, self.spec)
         fleet = SimulatedFleet(
             facts,
             context,
@@ -212,7 +212,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             population=self._population,
             local=self.backend.local,
             probe=self._probe,
-            keeper=keeper,
+            local_state=local_state,
             ordinary=partial(ordinary, self._threads),
             stopped=lambda: self._stopping,
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from coordinator.front.hello import server_name
+from coordinator.front.server_name import server_name
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.rounds.runs.submission import Submission
 from coordinator.settings import Settings

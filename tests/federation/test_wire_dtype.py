@@ -29,7 +29,7 @@ from tests.running import refused
 from tests.stage import LAYOUT, Stage, spec
 from worker.events import Events
 from worker.home import WorkerHome
-from worker.work.kept import Keeper, kept_state
+from worker.work.local_state import LocalState, kept_state
 from worker.work.spool import Spool
 
 SHAPE = Shape(update_layout([("w", 1000)]), ("loss",), ("loss",))
@@ -127,16 +127,16 @@ def test_gram_and_combine_hold_no_row_in_memory_and_give_the_bytes_of_the_widene
 def test_a_residual_counts_once_its_reply_is_accepted_and_not_after_a_refusal(tmp_path: Path) -> None:
     key, home, events = Ed25519PrivateKey.from_private_bytes(bytes(32)), WorkerHome(tmp_path), Events()
     spool = Spool(home, key, events)
-    keeper = Keeper(home.kept, spool, events)
+    local_state = LocalState(home.kept, spool, events)
     order: Any = type("Order", (), {"work": TRAIN, "shape": SHAPE, "sharing": None})()
 
     def train(number: int) -> np.ndarray:
         """The residual that a round begins with, None for zeros; a reply goes to the spool."""
         order.manifest = AssignmentManifest(run_id="r", round=number)
-        before = keeper.residual(order, lambda seconds: pytest.fail("nothing is awaited"))
+        before = local_state.residual(order, lambda seconds: pytest.fail("nothing is awaited"))
         result = TRAIN.answer(client(before), Result({"loss": np.full(1000, 1.001, np.float32)}, {}, {}, 1))
         reply = ReplyManifest(assignment_id=f"a{number}", run_id="r", round=number)
-        spool.add(reply, None, {}, sign(order.manifest, key), state=keeper.file(order, result))
+        spool.add(reply, None, {}, sign(order.manifest, key), state=local_state.file(order, result))
         return np.zeros(1000) if before is None else before
 
     assert set(train(0)) == {0.0}
@@ -144,7 +144,7 @@ def test_a_residual_counts_once_its_reply_is_accepted_and_not_after_a_refusal(tm
     assert kept_state(home.kept, "r").rounds() == []
     assert set(train(1)) == {0.0}
     (entry,) = spool.entries()
-    keeper.commit(entry)
+    local_state.commit(entry)
     spool.settle(entry)
     first = train(2)
     assert set(first) == {np.float32(1.001) - np.float32(1.0)}

@@ -20,7 +20,7 @@ from tests.stage import Stage, spec
 from tests.verification.every_value import other
 from tests.verification.scene import NAMES, Edited, checked, exported, log_signed_again, played, refusal, signed_again
 from verification.errors import VerificationError
-from verification.holders import read_keys
+from verification.keys import read_keys
 from verification.run import OpenedRun, verify
 
 LAST = 1  # the last round: nothing after it names what is edited in it

@@ -20,7 +20,7 @@ from federation.work.secure.orders import Owner, asked_coefficients, order_probl
 from federation.work.secure.terms import SessionStage
 from tests.federation.work.scene import Cast, cast, document, play
 from tests.verification.record_vectors import vector
-from verification.asked import check_answered
+from verification.assignments import check_answered
 from verification.errors import VerificationError
 
 VICTIM = "silo-03"

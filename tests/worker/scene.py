@@ -38,20 +38,20 @@ from worker.connection.attendance import AttendanceError
 from worker.events import Events
 from worker.home import MEMBER_FILE, WorkerHome
 from worker.service import Worker, prepare_offers
-from worker.site.asked_runs import AskedRun
 from worker.site.assignments import Declined, check_assignment
 from worker.site.policy import Policy, PolicyError, WorkLimits
+from worker.site.run_requests import RunRequest
 
 SOURCE = DataSource(part=Part(0, 8))
 DOCUMENT = b'name = "trial"\ntask = "digits"\nrounds = 2\nalgorithm.name = "fedavg"\n'
 """The specification of a run that asks."""
 
 
-def asked_run(run: str = "run-1", **changes: Any) -> AskedRun:
+def run_request(run: str = "run-1", **changes: Any) -> RunRequest:
     """A run as a worker keeps it after it has asked."""
     fields = {"spec": digest(DOCUMENT), "initial_model": digest(b"model"), "name": "trial", "task": "digits"}
     fields |= {"submitted_by": "alice", "asked": "2026-01-01T00:00:00+00:00", "owner": "", "words": "", "decided": ""}
-    return AskedRun(run=run, **(fields | {"document": DOCUMENT} | changes))
+    return RunRequest(run=run, **(fields | {"document": DOCUMENT} | changes))
 
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
@@ -77,7 +77,7 @@ def reason(
     asked: AssignmentManifest,
     newest: int | None = None,
     site: Site = Site(),  # noqa: B008 - frozen
-    kept: Sequence[AskedRun] = (),
+    kept: Sequence[RunRequest] = (),
     **limits: Any,
 ) -> str:
     """Why an assignment is declined; empty when it is not. `kept` is the run, with each specification that asked."""

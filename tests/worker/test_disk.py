@@ -21,7 +21,7 @@ from tests.works import ask_bf16
 from worker.events import Events
 from worker.home import DiskFull, WorkerHome
 from worker.receipts import append, read_receipts
-from worker.work.kept import kept_state
+from worker.work.local_state import kept_state
 from worker.work.spool import Spool
 
 

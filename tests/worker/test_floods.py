@@ -16,11 +16,11 @@ from federation.trust.envelope import sign
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
 from tests.harness import wait_for
 from tests.scripted import Submission
-from tests.worker.scene import DOCUMENT, Scene, asked_run
+from tests.worker.scene import DOCUMENT, Scene, run_request
 from worker import events
 from worker.events import Events
-from worker.site.asked_runs import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, RunsFile
 from worker.site.policy import Policy, WorkLimits
+from worker.site.run_requests import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, RunsFile
 from worker.work.submitter import MAX_RECEIPT_BYTES
 
 EACH_RUN = Policy(approve="each-run")
@@ -44,7 +44,7 @@ def test_runs_that_ask_without_end_are_refused_beyond_a_bound_and_an_approved_on
     scene: Scene, monkeypatch: pytest.MonkeyPatch, size: int, fit: int
 ) -> None:
     if fit == 20:
-        monkeypatch.setattr("worker.site.asked_runs.MAX_UNDECIDED", fit)
+        monkeypatch.setattr("worker.site.run_requests.MAX_UNDECIDED", fit)
     running = scene.attending(policy=EACH_RUN)
     wanted = scene.coordinator.ask(DOCUMENT, "wanted")
     running.wait_for("run-waits")
@@ -111,7 +111,7 @@ def test_runs_that_do_not_wait_for_the_owner_make_room_for_others(tmp_path: Path
     with closing(RunsFile(path)) as file:
         for number in range(MAX_UNDECIDED + 5):
             assert file.make_room(len(DOCUMENT), ())
-            file.add(asked_run(f"run-{number:04}"))
+            file.add(run_request(f"run-{number:04}"))
         assert [run.run for run in file.runs()] == [f"run-{number:04}" for number in range(5, MAX_UNDECIDED + 5)]
         assert not file.make_room(MAX_UNDECIDED_BYTES + 1, ())
         assert file.runs() == []

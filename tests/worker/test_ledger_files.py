@@ -18,17 +18,17 @@ from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.site import SessionEntry
 from tests.command_lines import failure
 from tests.paths import ROOT
-from tests.worker.scene import asked_run, files_of_at_most
+from tests.worker.scene import files_of_at_most, run_request
 from worker import ledger_file, rotation
 from worker.events import Events
 from worker.home import MEMBER_FILE, DiskFull, FileLocked, WorkerHome, WorkerHomeError, with_remedy
 from worker.ledger_file import LedgerFile
-from worker.site.asked_runs import RunsFile
 from worker.site.assignments import Declined
 from worker.site.consents import Consents
 from worker.site.policy import Policy
 from worker.site.privacy_ledger import Ledger, PrivacyEntry
 from worker.site.round_ledger import RoundLedger
+from worker.site.run_requests import RunsFile
 from worker.work.memory import WorkerMemory
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
@@ -42,7 +42,7 @@ def remember(file: WorkerMemory) -> None:
 # Each file of a home: what opens it, a change of it, and what the owner is told of a damaged one.
 FILES: dict[str, tuple[Callable[[Path], Any], Callable[[Any], None], str]] = {
     "memory.db": (lambda path: WorkerMemory(path, KEY), remember, "only between rounds"),
-    "runs.db": (RunsFile, lambda file: file.add(asked_run()), "runs then ask again"),
+    "runs.db": (RunsFile, lambda file: file.add(run_request()), "runs then ask again"),
     "privacy.db": (Ledger, lambda file: file.add(SPENT), "put back a copy of the file"),
     "private-rounds.db": (
         RoundLedger,

@@ -21,8 +21,8 @@ from federation.work.registry import decode
 from federation.work.site import SecurePolicy, Site
 from federation.work.work_bounds import Problem, WorkBounds
 from worker.site import specified
-from worker.site.asked_runs import AskedRun
 from worker.site.policy import WorkLimits
+from worker.site.run_requests import RunRequest
 
 # A task of a thousand objectives with names of sixty letters takes about 200 KiB.
 MAX_MANIFEST_BYTES = 512 << 10
@@ -31,7 +31,7 @@ MAX_ROUND = 2**31 - 1  # the largest that the coordinator's tables can store
 
 COMPARE = "compare the versions of the task"
 # Returns the run of the assignment as it is kept here, if it is; raises Declined if the run is not accepted.
-Consent = Callable[[AssignmentManifest], Sequence[AskedRun]]
+Consent = Callable[[AssignmentManifest], Sequence[RunRequest]]
 
 
 class Declined(Exception):
@@ -202,7 +202,7 @@ def _check_time(manifest: AssignmentManifest, newest: int | None, now: datetime)
 
 def _check_consent(
     manifest: AssignmentManifest, offers: Mapping[str, Trainer], bounds: WorkBounds, consent: Consent
-) -> tuple[Trainer, Sequence[AskedRun]]:
+) -> tuple[Trainer, Sequence[RunRequest]]:
     """Returns the trainer of the task, and the run as it is kept here."""
     _require(manifest.task in offers, "task-not-allowed", "the owner of this worker did not allow this task")
     kept = consent(manifest)
@@ -215,7 +215,9 @@ def _check_model(manifest: AssignmentManifest, shape: Shape) -> None:
         raise OtherModel(manifest, shape.layout)
 
 
-def _check_specified(manifest: AssignmentManifest, work: Work, kept: Sequence[AskedRun], policy: SecurePolicy) -> None:
+def _check_specified(
+    manifest: AssignmentManifest, work: Work, kept: Sequence[RunRequest], policy: SecurePolicy
+) -> None:
     """Declines work that the run, as it is kept here, does not ask for."""
     for run in kept:
         if (problem := specified.problem(run, manifest, work, policy)) is not None:

@@ -19,9 +19,9 @@ from federation.v1.federation_pb2 import FetchBlobRequest
 from worker.connection.attendance import Attendance
 from worker.events import Events
 from worker.home import disk_texts, with_remedy
-from worker.site.asked_runs import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, AskedRun, RunsFile, Verdict
 from worker.site.assignments import Declined
 from worker.site.policy import Policy
+from worker.site.run_requests import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, RunRequest, RunsFile, Verdict
 
 MAX_SPEC_BYTES = 64 << 10
 MAX_WAITING = 1000  # unread requests, and requests whose specification cannot be fetched
@@ -70,7 +70,7 @@ class Consents:
         else:
             self._asked.put(envelope)
 
-    def accepted(self, manifest: AssignmentManifest) -> Sequence[AskedRun]:
+    def accepted(self, manifest: AssignmentManifest) -> Sequence[RunRequest]:
         """The run of an assignment as it is kept here, once for each specification with which it has asked.
 
         Raises:
@@ -157,7 +157,7 @@ class Consents:
         """
         return self._file.make_room(size, self._recent)
 
-    def _note(self, run: AskedRun) -> None:
+    def _note(self, run: RunRequest) -> None:
         if self._policy.approve == "each-run":
             self._recent.add((run.run, run.spec))
 
@@ -176,7 +176,7 @@ class Consents:
         if not self._has_room(len(document)):
             return self._refuse(manifest)
         self._crowded = False
-        run = AskedRun(
+        run = RunRequest(
             run=manifest.run_id,
             spec=manifest.spec,
             initial_model=manifest.initial_model,
@@ -217,7 +217,7 @@ class Consents:
             return None
         return data if digest(data, parse(name)[0]) == name else None
 
-    def _answer(self, run: AskedRun, *, again: bool) -> None:
+    def _answer(self, run: RunRequest, *, again: bool) -> None:
         """Sends the answer to a run if it has changed. If the run asks `again`, sends the earlier answer once more."""
         member, verdict, sent = self._attendance.member, run.verdict(self._policy), self._file.consent(run)
         consent = ConsentManifest() if sent is None else ConsentManifest.FromString(sent.manifest)

@@ -8,7 +8,7 @@ from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.sharing import SharingError
 from federation.tasks import TaskError, task
 from federation.training.own import run_model
-from worker.site.asked_runs import AskedRun
+from worker.site.run_requests import RunRequest
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ModelOrigin:
     message: str
 
 
-def model_origin(run: AskedRun) -> ModelOrigin:
+def model_origin(run: RunRequest) -> ModelOrigin:
     """Makes the initial model of a run from its task and its seed, and compares the digests.
 
     It imports the code of the task, under the name by which this site's owner has offered it.

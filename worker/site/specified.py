@@ -7,10 +7,10 @@ rules out stays ruled out.
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Shows, Work
 from federation.work.site import SecurePolicy
-from worker.site.asked_runs import AskedRun
+from worker.site.run_requests import RunRequest
 
 
-def problem(run: AskedRun, manifest: AssignmentManifest, work: Work, policy: SecurePolicy) -> tuple[str, str] | None:
+def problem(run: RunRequest, manifest: AssignmentManifest, work: Work, policy: SecurePolicy) -> tuple[str, str] | None:
     """The reason and the message with which work for a run is declined; None if the run may ask for it.
 
     Args:

@@ -37,7 +37,7 @@ from worker.site.privacy import SitePrivacy
 from worker.work.attacker import Attacker
 from worker.work.begun import DIED, BegunWork
 from worker.work.fetching import Fetcher
-from worker.work.kept import Keeper
+from worker.work.local_state import LocalState
 from worker.work.memory import WorkerMemory, question_digest
 from worker.work.spool import Spool
 from worker.work.work_control import Control
@@ -62,7 +62,7 @@ class Execution:
     memory: WorkerMemory
     site: Site
     privacy: SitePrivacy
-    keeper: Keeper
+    local_state: LocalState
     begun: BegunWork
     events: Events
     _metrics: dict[tuple[str, tuple[str, ...], tuple[str, ...]], frozenset[str]] = field(
@@ -96,9 +96,9 @@ class Execution:
             computation = work.computation(client)
             own = None
             if computation is not None:
-                own = self.keeper.own(order, trainer, computation, control.pause)
+                own = self.local_state.own(order, trainer, computation, control.pause)
                 trainer.check_can_do(computation if own is None else own.widened(computation))
-            client = replace(client, residual=self.keeper.residual(order, control.pause))
+            client = replace(client, residual=self.local_state.residual(order, control.pause))
         base = None if computation is None else self._base_model(order, control)
         self.memory.answer(order)
         with self.begun.noted(order) as died:
@@ -322,7 +322,7 @@ class Execution:
         reply = reply_manifest(order.manifest, result, software=software(), repeatable=repeatable)
         reply.created.FromDatetime(self.attendance.now())
         layout = payload_layout(order.rows) if order.rows else None
-        state = self.keeper.file(order, result)
+        state = self.local_state.file(order, result)
         self.spool.add(reply, layout, result.rows, order.envelope, wanted, state=state)
 
 

@@ -23,9 +23,9 @@ from worker.connection.attendance import Attendance
 from worker.events import Events
 from worker.home import WorkerHomeError, disk_texts
 from worker.progress import Progress
-from worker.site.asked_runs import Verdict
 from worker.site.assignments import CheckedAssignment, Consent, Declined, OtherModel, check_assignment, check_cancel
 from worker.site.policy import WorkLimits
+from worker.site.run_requests import Verdict
 from worker.work.execution import SILENT, Execution, log_owners
 from worker.work.spool import Spool
 from worker.work.work_control import Control

@@ -28,7 +28,7 @@ from worker.connection.attendance import ANSWER_SECONDS, Attendance
 from worker.connection.backoff import Backoff
 from worker.connection.file_calls import FileCalls
 from worker.events import Events
-from worker.work.kept import Keeper
+from worker.work.local_state import LocalState
 from worker.work.spool import Spool, SpoolEntry
 
 # No retry of the same envelope can succeed: the coordinator no longer waits, or gets a decline.
@@ -95,7 +95,7 @@ class Submitter:
 
     attendance: Attendance
     spool: Spool
-    keeper: Keeper
+    local_state: LocalState
     backoff: Backoff
     events: Events
     acknowledged: Callable[[SignedEnvelope], None]
@@ -163,7 +163,7 @@ class Submitter:
             case Acknowledged(receipt, manifest):
                 try:
                     if manifest.accepted:
-                        self.keeper.commit(entry)
+                        self.local_state.commit(entry)
                 except OSError as error:
                     message = f"what this member keeps of the run cannot be written ({error}): make room on the disk"
                     events.disk(f"assignment {name}: {message}", assignment_id=name)

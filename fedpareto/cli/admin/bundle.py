@@ -26,7 +26,7 @@ from fedpareto.cli.show.tables import console, new_table
 from fedpareto.cli.whole_file import whole_file
 from verification.counterfactual import counterfactual
 from verification.errors import VerificationError
-from verification.holders import read_keys
+from verification.keys import read_keys
 from verification.log import read_log
 
 

@@ -11,7 +11,7 @@ from federation.work.base import RESIDUAL
 from fedpareto.cli.failure import CommandFailure, answer, failing
 from fedpareto.cli.member.member_command import member_command
 from worker.home import WorkerHome
-from worker.work.kept import kept_state
+from worker.work.local_state import kept_state
 
 
 @member_command(keys=False)

@@ -13,9 +13,9 @@ from fedpareto.cli.failure import CommandFailure, answer
 from fedpareto.cli.member.member_command import member_command
 from fedpareto.cli.shared_options import CodeOption
 from worker.home import WorkerHome
-from worker.site.asked_runs import AskedRun, RunsFile
 from worker.site.model_origin import model_origin
 from worker.site.policy import Policy, PolicyError
+from worker.site.run_requests import RunRequest, RunsFile
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The id, the beginning of it, or the name.")]
 
@@ -40,28 +40,28 @@ def runs_command(
     give it the --code of the worker.
     """
     with _opened(home) as (file, policy):
-        asked_runs = file.runs(run)
-    origins = [model_origin(asked_run) if run else None for asked_run in asked_runs]
+        run_requests = file.runs(run)
+    origins = [model_origin(run_request) if run else None for run_request in run_requests]
     documents = [
-        {**_document(asked_run, policy), "origin": None if origin is None else asdict(origin)}
-        for asked_run, origin in zip(asked_runs, origins, strict=True)
+        {**_document(run_request, policy), "origin": None if origin is None else asdict(origin)}
+        for run_request, origin in zip(run_requests, origins, strict=True)
     ]
-    if run and not asked_runs:
+    if run and not run_requests:
         raise CommandFailure(f"no run {run!r} has asked this site: `fedpareto worker runs` lists those that have")
     lines = []
-    for asked_run, origin, asked_document in zip(asked_runs, origins, documents, strict=True):
-        reason = f", {asked_document['reason']}: {asked_document['message']}" if asked_document["reason"] else ""
-        by = asked_run.submitted_by or "nobody"
+    for request, origin, asked in zip(run_requests, origins, documents, strict=True):
+        reason = f", {asked['reason']}: {asked['message']}" if asked["reason"] else ""
+        by = request.submitted_by or "nobody"
         lines.append(
             escaped(
-                f"{asked_run.run} {asked_run.name} ({asked_run.task}, by {by}): {asked_document['answer']}{reason}; "
-                f"specification {asked_run.spec}"
+                f"{request.run} {request.name} ({request.task}, by {by}): {asked['answer']}{reason}; specification "
+                f"{request.spec}"
             )
         )
         if origin is not None:
             warning = "" if origin.source == "task" else "warning: "
-            lines.append(escaped(f"{warning}initial model {asked_run.initial_model}: {origin.message}"))
-            lines += [escaped(line) for line in asked_run.document.decode(errors="replace").splitlines()]
+            lines.append(escaped(f"{warning}initial model {request.initial_model}: {origin.message}"))
+            lines += [escaped(line) for line in request.document.decode(errors="replace").splitlines()]
     answer(as_json, documents, *lines or ["no run has asked this site"])
 
 
@@ -102,19 +102,17 @@ def _decide(home: WorkerHome, name: str, owner: str, reason: str, *, as_json: bo
     answer(as_json, document, escaped(f"{owner}: run {run.run} ({run.name}) with the specification {run.spec}"))
 
 
-def _named_run(file: RunsFile, name: str) -> AskedRun:
+def _named_run(file: RunsFile, name: str) -> RunRequest:
     """The run with this id or name, with the specification that asked last."""
-    asked_runs = file.runs(name)
-    if not asked_runs:
+    run_requests = file.runs(name)
+    if not run_requests:
         raise CommandFailure(f"no run {name!r} has asked this site: `fedpareto worker runs` lists those that have")
-    if len({asked_run.run for asked_run in asked_runs}) > 1:
-        raise CommandFailure(
-            f"{name!r} is several runs ({', '.join(sorted({asked_run.run for asked_run in asked_runs}))}): give the id"
-        )
-    return asked_runs[-1]
+    if len(runs := sorted({request.run for request in run_requests})) > 1:
+        raise CommandFailure(f"{name!r} is several runs ({', '.join(runs)}): give the id")
+    return run_requests[-1]
 
 
-def _document(run: AskedRun, policy: Policy) -> dict[str, Any]:
+def _document(run: RunRequest, policy: Policy) -> dict[str, Any]:
     document = {**asdict(run), **asdict(run.verdict(policy))}
     return {**document, "document": run.document.decode(errors="replace")}
 

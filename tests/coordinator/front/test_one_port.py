@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from coordinator.front.connection_limits import ConnectionLimits
 from coordinator.front.forwarder import Connection, Forwarder
-from coordinator.front.hello import MOST_BYTES, server_name
+from coordinator.front.server_name import MOST_BYTES, server_name
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.settings import Settings
 from federation.transport.channels import mutual_channel, server_verified_channel

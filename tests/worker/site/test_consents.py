@@ -16,13 +16,13 @@ from federation.v1.common_pb2 import AssignmentManifest
 from federation.v1.record_pb2 import RoundRecord
 from tests.harness import Federation, federation, wait_for
 from tests.verification.scene import Edited
-from tests.worker.scene import DOCUMENT, Scene, asked_run, command, files_of_at_most
+from tests.worker.scene import DOCUMENT, Scene, command, files_of_at_most, run_request
 from tests.works import set_train
 from worker.home import WorkerHome
-from worker.site.asked_runs import AskedRun, RunsFile, Verdict
 from worker.site.policy import OpenHours, Policy
+from worker.site.run_requests import RunRequest, RunsFile, Verdict
 
-ASKED = asked_run()
+ASKED = run_request()
 WAITING = Verdict("waiting", "owner", "the owner approves each run, and has not decided about this one")
 
 # --- what a site answers
@@ -46,7 +46,7 @@ WAITING = Verdict("waiting", "owner", "the owner approves each run, and has not 
     ],
 )
 def test_the_policy_decides_about_a_run_and_then_the_owner(
-    policy: Policy, run: AskedRun, answer: str, reason: str
+    policy: Policy, run: RunRequest, answer: str, reason: str
 ) -> None:
     verdict = run.verdict(policy)
     assert (verdict.answer, verdict.reason) == (answer, reason)

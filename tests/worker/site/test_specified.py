@@ -44,12 +44,12 @@ from federation.work.site import SecurePolicy, Site
 from tests.harness import wait_for
 from tests.paths import OWNERS_CODE
 from tests.scripted import Submission
-from tests.worker.scene import ALLOWED, Running, Scene, asked_run, command, gradients, reason, training
+from tests.worker.scene import ALLOWED, Running, Scene, command, gradients, reason, run_request, training
 from tests.worker.work.scene import DOCUMENT, keys_of_five, pin, session_terms, to_be_ready
 from tests.works import set_work
 from worker.site import specified
-from worker.site.asked_runs import AskedRun, RunsFile
 from worker.site.policy import Policy
+from worker.site.run_requests import RunRequest, RunsFile
 
 OPEN = DOCUMENT.replace(b'privacy.secure = "sum"\n', b"")
 DISCLOSED = DOCUMENT + b'privacy.disclose = ["evaluation"]\n'
@@ -178,7 +178,7 @@ def test_only_what_a_private_run_discloses_and_its_owner_allows_is_evaluated_in_
         (b"rounds =", ("evaluation",), "policy:approved"),
     ):
         site = Site(policies={"digits": SecurePolicy(disclose=frozenset(allowed))})
-        assert reason(evaluation, site=site, kept=[asked_run(document=document)]) == why
+        assert reason(evaluation, site=site, kept=[run_request(document=document)]) == why
 
 
 def test_work_of_a_kind_that_does_not_say_what_it_shows_is_not_done_in_an_approved_private_run(
@@ -190,7 +190,7 @@ def test_work_of_a_kind_that_does_not_say_what_it_shows_is_not_done_in_an_approv
     required = Site(policies={"digits": SecurePolicy(required=True)})
     for site in (Site(), required):  # no coordinator asks for it by mistake, so the owner is alerted of it at both
         for asked in (ticket, gradients(8), training()):
-            assert reason(asked, site=site, kept=[asked_run(document=DOCUMENT)]) == "policy:approved"
+            assert reason(asked, site=site, kept=[run_request(document=DOCUMENT)]) == "policy:approved"
 
 
 def test_a_worker_that_keeps_no_specifications_tells_its_owner_once_for_each_run_what_leaves_in_the_clear(
@@ -277,7 +277,7 @@ def test_all_work_but_evaluations_and_later_stages_starts_from_the_model_of_its_
     ready = stages(SecureTerms(mode="sum", evaluate=evaluate))["secure-ready"].SerializeToString()
     evaluation = decode("secure-ready", ready, ALLOWED["digits"].shape)
     assert (evaluation.from_round_model, evaluation.shows) == (False, Shows.NOTHING)
-    run, asked = asked_run(document=DOCUMENT), training()
+    run, asked = run_request(document=DOCUMENT), training()
     asked.round = 0
     assert specified.problem(run, asked, evaluation, SecurePolicy()) is None
 
@@ -298,23 +298,23 @@ FROZEN = OPEN + b'parameters.frozen = ["*bias*"]\n'
 @pytest.mark.parametrize(
     ("run", "source", "words"),
     [
-        (asked_run(document=OPEN, initial_model=made(OPEN)), "task", "from task and seed, checked"),
-        (asked_run(document=OPEN, initial_model=made(OPEN, "sha256")), "task", "from task and seed, checked"),
-        (asked_run(document=FROZEN, initial_model=made(FROZEN)), "task", "from task and seed, checked"),
-        (asked_run(document=FROZEN, initial_model=made(OPEN)), "submitter", "given by the submitter"),
-        (asked_run(document=OPEN), "submitter", "makes another model from the seed 7"),
-        (asked_run(document=OPEN, task="mnist"), "unknown", "the specification is for the task digits"),
-        (asked_run(document=b"rounds ="), "unknown", "not checked"),
+        (run_request(document=OPEN, initial_model=made(OPEN)), "task", "from task and seed, checked"),
+        (run_request(document=OPEN, initial_model=made(OPEN, "sha256")), "task", "from task and seed, checked"),
+        (run_request(document=FROZEN, initial_model=made(FROZEN)), "task", "from task and seed, checked"),
+        (run_request(document=FROZEN, initial_model=made(OPEN)), "submitter", "given by the submitter"),
+        (run_request(document=OPEN), "submitter", "makes another model from the seed 7"),
+        (run_request(document=OPEN, task="mnist"), "unknown", "the specification is for the task digits"),
+        (run_request(document=b"rounds ="), "unknown", "not checked"),
         (
-            asked_run(document=OPEN.replace(b"digits", b"clinic:Clinic"), task="clinic:Clinic"),
+            run_request(document=OPEN.replace(b"digits", b"clinic:Clinic"), task="clinic:Clinic"),
             "unknown",
             "not checked, as this machine cannot make the model from task and seed",
         ),
-        (asked_run(document=OPEN + b'parameters.frozen = ["no-such"]\n'), "unknown", "no-such"),
+        (run_request(document=OPEN + b'parameters.frozen = ["no-such"]\n'), "unknown", "no-such"),
     ],
 )
 def test_an_owner_sees_where_the_initial_model_of_a_run_comes_from(
-    scene: Scene, run: AskedRun, source: str, words: str
+    scene: Scene, run: RunRequest, source: str, words: str
 ) -> None:
     place = ("--home", scene_home(scene))
     with closing(RunsFile(scene.home.runs)) as file:

@@ -19,7 +19,7 @@ from tests.harness import wait_for
 from tests.worker.scene import ALLOWED, LAYOUT, Scene, gradients, reason, training
 from tests.works import set_train
 from worker.events import Events
-from worker.site.introduction import Introduction
+from worker.site.hello import Introduction
 from worker.site.policy import Policy, PolicyError, WorkLimits
 
 ENDLESS = 1_000_000  # steps

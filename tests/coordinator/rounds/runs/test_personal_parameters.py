@@ -32,7 +32,7 @@ from tests.coordinator.rounds.runs.small_task import GIVEN, SGD, Small, descend
 from tests.trained import train
 from worker.events import Events
 from worker.home import WorkerHome
-from worker.work.kept import Keeper, kept_state
+from worker.work.local_state import LocalState, kept_state
 from worker.work.spool import Spool
 
 LAYOUT = Layout(
@@ -200,7 +200,7 @@ def test_parameters_wait_beside_their_reply_and_count_only_when_it_is_accepted(t
 
     again = Spool(home, key, events)
     assert (len(list(home.spool.iterdir())), again.awaits_state("r"), again.awaits_state("s")) == (3, True, False)
-    personal, kept = Keeper(home.kept, again, events), kept_state(home.kept, "r")
+    personal, kept = LocalState(home.kept, again, events), kept_state(home.kept, "r")
     assert kept.rounds() == []
     (entry,) = again.entries()
     personal.commit(entry)
@@ -212,7 +212,7 @@ def test_parameters_wait_beside_their_reply_and_count_only_when_it_is_accepted(t
     for days, rounds in ((179, [4]), (181, [])):
         used = time.time() - days * 86_400
         os.utime(kept.path(4), (used, used))
-        Keeper(home.kept, again, events)
+        LocalState(home.kept, again, events)
         assert kept.rounds() == rounds
 
 

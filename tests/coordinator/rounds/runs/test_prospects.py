@@ -33,7 +33,7 @@ from tests.paths import OWNERS_CODE
 from tests.running import SECONDS, refused
 from tests.stage import LAYOUT, MODEL, Player, Stage, spec
 from worker.site.assignments import Declined, check_assignment
-from worker.site.introduction import Introduction
+from worker.site.hello import Introduction
 from worker.site.policy import Policy, WorkLimits
 from worker.site.privacy import SitePrivacy
 from worker.site.privacy_ledger import Ledger, PrivacyEntry

@@ -14,7 +14,7 @@ from federation.vectors import Vector
 from federation.work.base import Result, RowSchema, payload_layout
 
 
-class PopulationKeeper:
+class PopulationState:
     """The states of simulated clients, in a directory for each client.
 
     A round that is computed again begins with the state before it, so that a resumed simulation gives the same result.

@@ -29,7 +29,7 @@ ERASED_AFTER = timedelta(days=180)  # without work for the run
 _LOOK_SECONDS = 0.05
 
 
-class Keeper:
+class LocalState:
     """The member's states of its runs, in one directory for each run.
 
     At the start, directories that were not used for `ERASED_AFTER`, by this machine's clock, are erased.

@@ -1,4 +1,4 @@
-"""Taking office: the start of a coordinator on its database, alone or as one of several.
+"""The start of a coordinator on its database, alone or as one of several.
 
 SQLite has one coordinator, which holds the exclusive lock of the database. PostgreSQL can have several: they share the
 lock, and each has a row in the registry, and leases of the runs that it conducts.
@@ -33,7 +33,7 @@ _PAUSE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Hold:
+class ProcessLock:
     """The locks of a coordinator process.
 
     Attributes:
@@ -51,14 +51,14 @@ class Hold:
 
 
 @dataclass(frozen=True)
-class Office:
+class Startup:
     """What a coordinator process has while it serves: its row among the coordinators, and its leases of runs."""
 
     registry: Registry
     leases: Leases
 
 
-def hold_database(home: CoordinatorHome, database: Database) -> Hold:
+def lock_database(home: CoordinatorHome, database: Database) -> ProcessLock:
     """Locks the database, alone or with other coordinators, and the directory.
 
     Raises:
@@ -66,7 +66,7 @@ def hold_database(home: CoordinatorHome, database: Database) -> Hold:
     """
     directory = _lock_directory(home) if database.serves_many else None
     try:
-        return Hold(_lock(database), directory)
+        return ProcessLock(_lock(database), directory)
     except BaseException:
         if directory is not None:
             os.close(directory)
@@ -81,16 +81,21 @@ def forget_ports(home: CoordinatorHome) -> None:
         os.close(descriptor)
 
 
-def take_office(
-    home: CoordinatorHome, database: Database, hold: Hold, coordinator: str, *, clock: Callable[[], datetime]
-) -> Office:
+def start_up(
+    home: CoordinatorHome,
+    database: Database,
+    process_lock: ProcessLock,
+    coordinator: str,
+    *,
+    clock: Callable[[], datetime],
+) -> Startup:
     """Brings the schema up to date, and enters the registry under an id.
 
     Raises:
         DatabaseIncompatible: a newer or an unreleased version made the database.
         HomeError: another coordinator has other keys or settings, or the database is of an older version.
     """
-    if hold.alone:
+    if process_lock.alone:
         database.migrate()
         with database.begin() as session:
             interrupt_simulations(session, clock())
@@ -105,9 +110,9 @@ def take_office(
     home.record_configuration(database, by="coordinator", now=clock())
     registry.enter()
     if not database.serves_many:
-        return Office(registry, OneConductor())
+        return Startup(registry, OneConductor())
     database.lock_shared()
-    return Office(registry, SharedLeases(database, coordinator, duration=lease))
+    return Startup(registry, SharedLeases(database, coordinator, duration=lease))
 
 
 def check_shares_blobs(database: Database, blobs: BlobStore, registry: Registry) -> None:

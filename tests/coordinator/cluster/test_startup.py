@@ -19,8 +19,8 @@ from coordinator.cluster.leases import SharedLeases
 from coordinator.fault_state import FaultState
 from coordinator.home import CoordinatorHome
 from coordinator.lease_keeper import LeaseKeeper
-from coordinator.office import check_shares_blobs, hold_database, take_office
 from coordinator.ownership import CoordinatorHomeError
+from coordinator.startup import check_shares_blobs, lock_database, start_up
 from federation.refusals import Refusal
 from storage.blob_directory import DirectoryStore
 from storage.database import DatabaseBusy
@@ -36,15 +36,15 @@ def home(url: str, tmp_path_factory: pytest.TempPathFactory) -> CoordinatorHome:
 
 
 class Started:
-    """A coordinator that has taken office, without its services."""
+    """A coordinator that has started, without its services."""
 
     def __init__(self, home: CoordinatorHome, ends: ExitStack) -> None:
         self.database = home.open_database()
         ends.callback(self.database.close)
-        self.hold = hold_database(home, self.database)
-        ends.callback(self.hold.release)
-        self.office = take_office(home, self.database, self.hold, home.directory.name, clock=utc_now)
-        ends.callback(self.office.registry.leave)
+        self.process_lock = lock_database(home, self.database)
+        ends.callback(self.process_lock.release)
+        self.startup = start_up(home, self.database, self.process_lock, home.directory.name, clock=utc_now)
+        ends.callback(self.startup.registry.leave)
 
 
 @pytest.fixture
@@ -63,10 +63,10 @@ def test_two_coordinators_serve_and_each_needs_a_directory_of_its_own(
     home: CoordinatorHome, second: CoordinatorHome, ends: ExitStack
 ) -> None:
     one, other = Started(home, ends), Started(second, ends)
-    assert (one.hold.alone, other.hold.alone) == (True, False)
+    assert (one.process_lock.alone, other.process_lock.alone) == (True, False)
     with one.database.read() as session:
         assert sorted(session.scalars(select(CoordinatorProcess.coordinator))) == ["first", "second"]
-        assert one.office.registry.others_alive(session)
+        assert one.startup.registry.others_alive(session)
     with pytest.raises(DatabaseBusy, match=r"another coordinator serves from .*copy-keys"):
         Started(second, ends)
 
@@ -100,14 +100,14 @@ def test_coordinators_must_have_the_same_blobs(
 ) -> None:
     one, other = Started(home, ends), Started(second, ends)
     blobs, elsewhere = DirectoryStore(tmp_path / "shared"), DirectoryStore(tmp_path / "elsewhere")
-    check_shares_blobs(one.database, blobs, one.office.registry)
-    check_shares_blobs(other.database, blobs, other.office.registry)
+    check_shares_blobs(one.database, blobs, one.startup.registry)
+    check_shares_blobs(other.database, blobs, other.startup.registry)
     with one.database.read() as session:
         assert session.scalar(select(Federation.shared_blob)) in referenced(session, None)
     with pytest.raises(CoordinatorHomeError, match="not those of the others: give all the same bucket"):
-        check_shares_blobs(other.database, elsewhere, other.office.registry)
-    one.office.registry.leave()
-    check_shares_blobs(other.database, elsewhere, other.office.registry)  # it is alone, with a store that was replaced
+        check_shares_blobs(other.database, elsewhere, other.startup.registry)
+    one.startup.registry.leave()
+    check_shares_blobs(other.database, elsewhere, other.startup.registry)  # it is alone, with a store that was replaced
     with one.database.read() as session:
         assert elsewhere.exists(session.scalar(select(Federation.shared_blob)) or "")
 
@@ -118,10 +118,10 @@ def test_a_coordinator_with_a_wrong_clock_conducts_nothing_and_serves_nobody(
     started, faults, held = Started(home, ends), FaultState(), list[str]()
     ahead = timedelta(seconds=5)
     supervisor: Any = SimpleNamespace(hold_back=partial(held.append, "held back"), conducted=dict)
-    leases = started.office.leases
+    leases = started.startup.leases
     assert isinstance(leases, SharedLeases)
-    started.office.registry._clock = lambda: utc_now() + ahead
-    keeper = LeaseKeeper(started.database, leases, started.office.registry, supervisor, faults)
+    started.startup.registry._clock = lambda: utc_now() + ahead
+    keeper = LeaseKeeper(started.database, leases, started.startup.registry, supervisor, faults)
     keeper.look()
     assert held == ["held back"]
     assert faults.present[StorageFault.CLOCK].endswith("s ahead of the database's")
@@ -141,10 +141,10 @@ def test_the_time_follows_the_machines_clock_where_the_database_confirms_it(
     set_by = [ahead]
     clock = SteadyClock(lambda: utc_now() + set_by[0])  # it was wrong at the start
     supervisor: Any = SimpleNamespace(hold_back=partial(held.append, "held back"), conducted=dict)
-    leases = started.office.leases
+    leases = started.startup.leases
     assert isinstance(leases, SharedLeases)
-    started.office.registry._clock = clock
-    keeper = LeaseKeeper(started.database, leases, started.office.registry, supervisor, faults, clock)
+    started.startup.registry._clock = clock
+    keeper = LeaseKeeper(started.database, leases, started.startup.registry, supervisor, faults, clock)
     keeper.look()
     assert StorageFault.CLOCK in faults.present
     set_by[0] = timedelta(0)  # an operator sets it right

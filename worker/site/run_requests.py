@@ -38,7 +38,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedRun:
+class RunRequest:
     """A run that asked this site to take part.
 
     Attributes:
@@ -117,25 +117,25 @@ class RunsFile:
         with self._file.using() as connection:
             return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
-    def runs(self, beginning: str = "") -> list[AskedRun]:
+    def runs(self, beginning: str = "") -> list[RunRequest]:
         """The runs whose id begins with `beginning` or whose name it is, in the order in which they asked."""
         asked = self._select("ORDER BY asked, run, spec")
         return [run for run in asked if run.run.startswith(beginning) or run.name == beginning]
 
-    def get(self, run: str, spec: str) -> AskedRun | None:
+    def get(self, run: str, spec: str) -> RunRequest | None:
         """The run with this specification; None if it has not asked."""
         return next(iter(self._select("WHERE run = ? AND spec = ?", run, spec)), None)
 
-    def of(self, run: str) -> list[AskedRun]:
+    def of(self, run: str) -> list[RunRequest]:
         """The run with this id, with each specification with which it has asked; an honest coordinator has one."""
         return self._select("WHERE run = ? ORDER BY asked, spec", run)
 
-    def _select(self, clause: str, *values: str) -> list[AskedRun]:
+    def _select(self, clause: str, *values: str) -> list[RunRequest]:
         with self._file.using() as connection:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM runs {clause}", values).fetchall()  # noqa: S608
-        return [AskedRun(**dict(zip(_COLUMNS.split(", "), row, strict=True))) for row in rows]
+        return [RunRequest(**dict(zip(_COLUMNS.split(", "), row, strict=True))) for row in rows]
 
-    def add(self, run: AskedRun) -> None:
+    def add(self, run: RunRequest) -> None:
         """Adds a run that asked; a run that is in the file already stays as it is."""
         values = [getattr(run, name) for name in _COLUMNS.split(", ")]
         with self._file.using() as connection:
@@ -160,7 +160,7 @@ class RunsFile:
                     count, taken = count - 1, taken - length
         return count < MAX_UNDECIDED and taken + size <= MAX_UNDECIDED_BYTES
 
-    def decide(self, run: AskedRun, owner: str, words: str, decided: datetime) -> None:
+    def decide(self, run: RunRequest, owner: str, words: str, decided: datetime) -> None:
         """Records the owner's decision about a run with this specification; `words` is the reason for a refusal."""
         with self._file.using() as connection:
             connection.execute(
@@ -168,7 +168,7 @@ class RunsFile:
                 (owner, words, decided.isoformat(), run.run, run.spec),
             )
 
-    def consent(self, run: AskedRun) -> SignedEnvelope | None:
+    def consent(self, run: RunRequest) -> SignedEnvelope | None:
         """The newest signed answer to a run; None if it got none."""
         with self._file.using() as connection:
             row = connection.execute(
@@ -176,7 +176,7 @@ class RunsFile:
             ).fetchone()
         return SignedEnvelope.FromString(row[0]) if row is not None and row[0] is not None else None
 
-    def keep_consent(self, run: AskedRun, envelope: SignedEnvelope) -> None:
+    def keep_consent(self, run: RunRequest, envelope: SignedEnvelope) -> None:
         """Keeps the newest signed answer to a run."""
         with self._file.using() as connection:
             connection.execute(
