@@ -27,6 +27,7 @@ from coordinator.cluster.registry import Registry
 from coordinator.fault_state import PAUSING, FaultState
 from coordinator.rounds.supervisor import Supervisor
 from federation.directories import DirectoryGone
+from federation.errors import Error
 from storage import audit
 from storage.blobs import BlobStore, BlobStoreUnavailable
 from storage.database import Database, DatabaseBusy
@@ -44,11 +45,11 @@ MAX_PAUSE_SECONDS = 60.0
 LARGEST_STEP, _SMALLEST_STEP = timedelta(minutes=1), timedelta(seconds=1)
 
 
-class LockLost(RuntimeError):
+class LockLost(Error, RuntimeError):
     """Another coordinator has the database."""
 
 
-class ClockBehind(RuntimeError):
+class ClockBehind(Error, RuntimeError):
     """The machine's clock is behind the record; the message says by how much."""
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from cryptography import x509
 from sqlalchemy import func, inspect, select
 
+from federation.errors import Error
 from federation.trust.certificates import fingerprint
 from storage.database import Database
 from storage.models import Certificate, Federation
 
 
-class CoordinatorHomeError(ValueError):
+class CoordinatorHomeError(Error, ValueError):
     """A directory that cannot be used, or settings that are wrong; the message says which and what to do."""
 
 

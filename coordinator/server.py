@@ -48,6 +48,7 @@ from coordinator.services.transfers import LARGEST_WINDOW
 from coordinator.startup import ProcessLock, Startup, check_shares_blobs, forget_ports, lock_database, start_up
 from coordinator.thread_pool import ThreadPool, all_started, share_heap
 from federation.directories import Directories
+from federation.errors import Error
 from federation.transport.channels import Option
 from federation.trust.certificates import pem
 from federation.trust.keys import make_private_directory, private_key_pem
@@ -114,7 +115,7 @@ def _serves_tls12(bind: str, port: int, host: str) -> bool:
         return False
 
 
-class PortTaken(RuntimeError):
+class PortTaken(Error, RuntimeError):
     """The coordinator cannot listen where it should; the message says where and what to do."""
 
 

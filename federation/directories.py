@@ -4,8 +4,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from federation.errors import Error
 
-class DirectoryGone(RuntimeError):
+
+class DirectoryGone(Error, RuntimeError):
     """A directory was unmounted, moved or removed, or cannot be used any more; the message says what to do."""
 
 

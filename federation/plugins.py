@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from federation.digests import digest
+from federation.errors import Error
 from federation.owners_code import described, passes
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ _DIGEST = "__fedpareto_digest__"  # the name of a module's attribute
 _named_by_others: ContextVar[bool] = ContextVar("named_by_others", default=False)
 
 
-class PluginError(ValueError):
+class PluginError(Error, ValueError):
     """A plug-in cannot be used: it was not found, is of another class, or its code raises an exception."""
 
 

@@ -4,11 +4,13 @@ import codecs
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from federation.errors import Error
+
 _MARK = "\ufeff"
 _OTHER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)  # that of UTF-32 LE begins like UTF-16's
 
 
-class EncodingError(ValueError):
+class EncodingError(Error, ValueError):
     """A text is not UTF-8. The message says what it is, and what to do."""
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from federation.aggregation.pre import Stage as Stage
     from federation.attacks.base import Attack as Attack
     from federation.attacks.base import AttackError as AttackError
+    from federation.errors import Error as Error
     from federation.sketches.base import LinearSketch as LinearSketch
     from federation.sketches.base import Sketch as Sketch
     from federation.sketches.base import SketchError as SketchError
@@ -53,6 +54,7 @@ _PLACES = {
         "federation.aggregation.pre": "Stage",
         "federation.aggregation.interface": "Combination HyperparameterError Mixture Rows TooFewUpdatesError",
         "federation.attacks.base": "Attack AttackError",
+        "federation.errors": "Error",
         "federation.spec.task_metrics": "Metric",
         "federation.spec.options": "option",
         "federation.spec.run_spec": "RunSpec",

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from federation.errors import ArgumentError, ArgumentTypeError
 from federation.text_files import read_text
 from fedpareto.progress_line import shown
 
@@ -68,18 +69,18 @@ def simulate(
     from fedpareto.simulation.simulate import Simulation  # noqa: PLC0415 - it imports PyTorch
 
     if not isinstance(spec, (str, bytes, Path)):
-        raise TypeError(f"spec: a TOML text or the path of one is needed, not {type(spec).__name__}")
+        raise ArgumentTypeError(f"spec: a TOML text or the path of one is needed, not {type(spec).__name__}")
     if not isinstance(model, (str, Path, type(None))):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"model: the path of a safetensors file is needed, not {type(model).__name__}: "
             "safetensors.torch.save_file(model.state_dict(), PATH) writes one"
         )
     if resume and home is None:
-        raise ValueError("resume: which simulation? Give its home")
+        raise ArgumentError("resume: which simulation? Give its home")
     if data is not None and members:
-        raise ValueError("data or members: the data of all clients, or of each; not both")
+        raise ArgumentError("data or members: the data of all clients, or of each; not both")
     if threads is not None and threads < 1:
-        raise ValueError(f"threads: at least 1; got {threads}")
+        raise ArgumentError(f"threads: at least 1; got {threads}")
     if isinstance(spec, str) and spec.endswith(".toml"):
         spec = Path(spec)
     if isinstance(spec, Path):

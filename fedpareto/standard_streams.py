@@ -11,6 +11,8 @@ import sys
 from contextvars import ContextVar
 from typing import Any, BinaryIO, TextIO
 
+from federation.errors import Error
+
 READER_GONE = 141  # as shells show a program that SIGPIPE has ended
 _INPUT, _OUTPUT, _ERROR = 0, 1, 2
 _ERRORS = "fedpareto.signs"
@@ -19,7 +21,7 @@ _SIGNS = str.maketrans("–…·×→✓✗•●²─━┄┆░▒▓█", "-
 _documents: ContextVar["_Stream | None"] = ContextVar("documents", default=None)
 
 
-class OutputError(Exception):
+class OutputError(Error):
     """Standard output cannot be written.
 
     Attributes:

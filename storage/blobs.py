@@ -17,10 +17,11 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from federation import digests
+from federation.errors import Error
 from federation.vectors import File
 
 
-class BlobMissing(LookupError):
+class BlobMissing(Error, LookupError):
     """No blob of this digest is stored."""
 
     def __init__(self, digest: str) -> None:
@@ -28,7 +29,7 @@ class BlobMissing(LookupError):
         self.digest = digest
 
 
-class BlobCorrupt(ValueError):
+class BlobCorrupt(Error, ValueError):
     """The bytes have another digest."""
 
     def __init__(self, digest: str, found: str) -> None:
@@ -36,7 +37,7 @@ class BlobCorrupt(ValueError):
         self.digest = digest
 
 
-class BlobStoreUnavailable(OSError):
+class BlobStoreUnavailable(Error, OSError):
     """The store does not answer, or refuses to work; the message says where, what failed, and why."""
 
 

@@ -21,6 +21,7 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLA
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
+from federation.errors import Error
 from federation.process.shared_state import alone
 from storage.revisions import incompatibility, pending_revisions
 from storage.shared_statements import DRIVER, compiled_statements
@@ -45,19 +46,19 @@ class Duty(IntEnum):
     ALERTS = 3
 
 
-class DatabaseBusy(RuntimeError):
+class DatabaseBusy(Error, RuntimeError):
     """Another process (or another `Database` of this one) holds the lock."""
 
 
-class DatabaseMissing(FileNotFoundError):
+class DatabaseMissing(Error, FileNotFoundError):
     """The database does not exist."""
 
 
-class DatabaseIncompatible(RuntimeError):
+class DatabaseIncompatible(Error, RuntimeError):
     """A newer or an unreleased version of this program made the database, and this one cannot upgrade it."""
 
 
-class DatabaseTooOld(RuntimeError):
+class DatabaseTooOld(Error, RuntimeError):
     """The database has not been migrated to the schema of this version."""
 
 

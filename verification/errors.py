@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+from federation.errors import Error
 from federation.text import escaped
 
 
-class VerificationError(Exception):
+class VerificationError(Error):
     """A part of the bundle does not follow from the signed messages. The message, of one line, names it."""
 
     def __init__(self, message: str) -> None:

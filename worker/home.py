@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from federation.errors import Error
 from federation.owners_code import TwoTexts
 from federation.trust.member_files import COORDINATOR_ROTATIONS, OWN_ROTATIONS
 
@@ -17,15 +18,15 @@ MEMBER_FILE = "member.toml"
 MEASURE_SECONDS = 10.0
 
 
-class WorkerHomeError(Exception):
+class WorkerHomeError(Error):
     """A worker's directory that cannot be used; the message says why and what to do."""
 
 
-class DiskFull(OSError):
+class DiskFull(Error, OSError):
     """A file of this worker cannot be written; the message names it and the cause."""
 
 
-class FileLocked(OSError):
+class FileLocked(Error, OSError):
     """Another process has locked a file of this worker; the message says which file and what to do."""
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from federation.errors import Error
 from federation.refusals import Refusal
 from federation.text import escaped
 from federation.trust.envelope import envelope_digest, from_text, to_text
@@ -26,7 +27,7 @@ _ADVICE = "the worker then trusts the next time and rounds that its coordinator 
 EARLIEST = datetime.fromtimestamp(0, UTC)
 
 
-class StatementError(ValueError):
+class StatementError(Error, ValueError):
     """A statement that this coordinator did not sign, or that contradicts an earlier one; the message says why."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from federation.durable_files import sync_directory
+from federation.errors import Error
 from federation.record import bound_fields
 from federation.record.bound_fields import difference, repeated
 from federation.refusals import Refusal
@@ -25,7 +26,7 @@ Occasion = tuple[str, int, int]
 """A run's id, the round and the phase."""
 
 
-class ReceiptsError(ValueError):
+class ReceiptsError(Error, ValueError):
     """A file of receipts that cannot be read; the message names the line."""
 
 

@@ -14,6 +14,7 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from federation.errors import Error
 from federation.refusals import Refusal
 from federation.transport.proxies import RouteError
 from federation.trust.certificates import load_certificate, make_csr
@@ -42,7 +43,7 @@ ROTATE_SECONDS = 60.0
 _REFUSED = frozenset({"rotation", "signing-key", "key-unknown", "key-ended", "signature", "manifest", "run-state"})
 
 
-class RotationError(Exception):
+class RotationError(Error):
     """The new key is not valid, or it is not known if it is; the message says which and what to do."""
 
 

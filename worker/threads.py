@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from federation.errors import Error
 from federation.owners_code import without_exit
 
 LOGGER = logging.getLogger("fedpareto.worker")
@@ -14,7 +15,7 @@ STOP_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 
 
-class WorkerEndedError(Exception):
+class WorkerEndedError(Error):
     """A thread of the worker has ended, and nobody has asked the worker to end."""
 
 

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from federation.errors import Error
 from federation.refusals import Refusal
 from federation.trust.envelope import sign, verify
 from federation.trust.keys import replace_private
@@ -23,7 +24,7 @@ from storage.models import Checkpoint
 NEWEST_FILE = "log-checkpoint.envelope"
 
 
-class LogError(Exception):
+class LogError(Error):
     """The audit log differs from what was signed; the message says how."""
 
 

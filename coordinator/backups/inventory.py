@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from federation.digests import digest
+from federation.errors import Error
 from federation.refusals import Refusal
 from federation.trust.certificates import fingerprint, load_certificate
 from federation.trust.envelope import sign
@@ -36,7 +37,7 @@ LOCK_FILE = "lock"
 BLOBS = "blobs"
 
 
-class BackupError(Exception):
+class BackupError(Error):
     """A backup cannot be made or restored; the message says why and what to do."""
 
 

@@ -19,13 +19,14 @@ from coordinator.services.record_calls import RecordCalls
 from coordinator.services.views.reader import RecordParts
 from coordinator.settings import SQLITE
 from coordinator.thread_pool import ThreadPool
+from federation.errors import Error
 from federation.trust.certificates import load_certificate_file, pem
 from federation.trust.identity import parse_peer
 from federation.trust.key_chain import KeyChain, read_rotations, whole_chain
 from storage.database import Database, DatabaseMissing
 
 
-class ElsewhereError(RuntimeError):
+class ElsewhereError(Error, RuntimeError):
     """The rows of the record are on a database server, and only the coordinator reads them."""
 
 

@@ -20,6 +20,7 @@ from federation.aggregation.interface import HyperparameterError, Rows, TooFewUp
 from federation.aggregation.registry import algorithm
 from federation.aggregation.streaming import Row, one_thread
 from federation.arrays import Numbers, detached, numbers
+from federation.errors import ArgumentError
 from federation.process.shared_state import ordinary_numpy
 from federation.vectors import RowFile
 
@@ -100,13 +101,13 @@ def aggregate(
     rows = _rows(updates)
     m = len(rows)
     if m == 0:
-        raise ValueError("updates has no rows: there is nothing to aggregate")
+        raise ArgumentError("updates has no rows: there is nothing to aggregate")
     counts = np.ones(m) if samples is None else _weights("samples", samples, m)
     lambda0 = counts if prior is None else _weights("prior", prior, m)
     elapsed = np.zeros(m, dtype=np.int64) if ages is None else _per_row("ages", ages, m).astype(np.int64)
     names = [str(i) for i in range(m)] if clients is None else list(clients)
     if len(names) != m:
-        raise ValueError(f"clients has {len(names)} names; one for each of the {m} rows is needed")
+        raise ArgumentError(f"clients has {len(names)} names; one for each of the {m} rows is needed")
     with np.errstate(over="ignore", invalid="ignore"):
         K = gram(rows)
         usable = np.isfinite(np.diag(K))
@@ -121,7 +122,7 @@ def aggregate(
             reports[label][~present] = 0.0
             usable &= np.isfinite(reports[label]) | (not read)
         elif read:
-            raise ValueError(f"{name} needs {label}, one per row")
+            raise ArgumentError(f"{name} needs {label}, one per row")
     dropped = tuple(np.flatnonzero(~usable).tolist())
     coefficients, weights = np.zeros(m), np.zeros(m)
     if not (usable & present).any():
@@ -162,9 +163,9 @@ def _rows(updates: Numbers) -> list[Row]:
         try:
             updates = numbers(updates)
         except ValueError as error:
-            raise ValueError(f"updates: {error}") from error
+            raise ArgumentError(f"updates: {error}") from error
         if updates.ndim != 2:
-            raise ValueError(f"updates has shape {updates.shape}; (m, d) is needed, one row per client")
+            raise ArgumentError(f"updates has shape {updates.shape}; (m, d) is needed, one row per client")
     return [row if isinstance(row, RowFile) else _row(f"updates[{at}]", row) for at, row in enumerate(updates)]
 
 
@@ -175,18 +176,18 @@ def _row(name: str, values: Any) -> Row:
         hint = ""
         if isinstance(values, Mapping | list | tuple):  # as of state_dict() and autograd.grad()
             hint = "; join the parts of an update into one vector, in the same order for all"
-        raise ValueError(f"{name}: an update must be a vector of numbers; {error}{hint}") from error
+        raise ArgumentError(f"{name}: an update must be a vector of numbers; {error}{hint}") from error
     if row.ndim != 1 or row.dtype.kind not in "fiu":
-        raise ValueError(f"{name}: an update must be a vector of numbers; got {row.dtype} of shape {row.shape}")
+        raise ArgumentError(f"{name}: an update must be a vector of numbers; got {row.dtype} of shape {row.shape}")
     if not len(row):
-        raise ValueError(f"{name}: an update must have at least one element")
+        raise ArgumentError(f"{name}: an update must have at least one element")
     return row if row.dtype == np.float32 else row.astype(np.float64, copy=False)
 
 
 def _weights(name: str, values: Numbers, m: int) -> NDArray[np.float64]:
     array = _per_row(name, values, m)
     if not (np.isfinite(array) & (array >= 0)).all() or array.sum() <= 0:
-        raise ValueError(f"{name} must be finite, not negative, and not all zero; got {array.tolist()}"[:300])
+        raise ArgumentError(f"{name} must be finite, not negative, and not all zero; got {array.tolist()}"[:300])
     return array
 
 
@@ -194,7 +195,7 @@ def _per_row(name: str, values: Numbers, m: int) -> NDArray[np.float64]:
     try:
         array = np.array(detached(values), dtype=np.float64)  # None is NaN
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{name}: {m} numbers are needed, one per row: {str(error).partition('.')[0]}") from error
+        raise ArgumentError(f"{name}: {m} numbers are needed, one per row: {str(error).partition('.')[0]}") from error
     if array.shape != (m,):
-        raise ValueError(f"{name} has shape {array.shape}; one for each of the {m} rows is needed: {(m,)}")
+        raise ArgumentError(f"{name} has shape {array.shape}; one for each of the {m} rows is needed: {(m,)}")
     return array

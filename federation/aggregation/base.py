@@ -26,6 +26,7 @@ from federation.aggregation.qp import STATIONARY_TOLERANCE
 from federation.aggregation.secure.private_rule import private_round
 from federation.aggregation.server_optimisers import Optimiser
 from federation.arrays import Numbers, vector
+from federation.errors import ArgumentError
 from federation.owners_code import is_owners_class
 from federation.plugins import CodeOrigin
 from federation.spec.computation import Ability
@@ -207,7 +208,7 @@ def conclude(K: Matrix, coefficients: Numbers, weights: Numbers, **measured: flo
     """
     c, shares = vector("coefficients", coefficients, len(K)), vector("weights", weights)
     if len(shares) > len(K):
-        raise ValueError(f"weights has {len(shares)} numbers; there are {len(K)} rows")
+        raise ArgumentError(f"weights has {len(shares)} numbers; there are {len(K)} rows")
     length = float(np.abs(c) @ np.sqrt(np.diag(K)))
     stationary = bool(c @ K @ c <= STATIONARY_TOLERANCE * length**2)
     if stationary:

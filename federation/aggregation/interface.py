@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.arrays import Numbers, vector
+from federation.errors import ArgumentError, Error
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -16,11 +17,11 @@ Matrix = NDArray[np.float64]
 LOCAL_RATE = 0.1  # the default of train.learning_rate, where no run gives the clients' rate
 
 
-class HyperparameterError(ValueError):
+class HyperparameterError(Error, ValueError):
     """An algorithm, or a hyper-parameter of one, that does not exist or cannot have this value."""
 
 
-class TooFewUpdatesError(ValueError):
+class TooFewUpdatesError(Error, ValueError):
     """Fewer updates arrived than a rule needs; the message has the number that it needs."""
 
 
@@ -70,25 +71,27 @@ class Rows:
     def __post_init__(self) -> None:
         m = len(self.prior)
         if m == 0:
-            raise ValueError("there is nothing to combine: no rows")
+            raise ArgumentError("there is nothing to combine: no rows")
         if self.gram.shape != (m, m):
-            raise ValueError(f"K has shape {self.gram.shape}; {m} rows need {(m, m)}")
+            raise ArgumentError(f"K has shape {self.gram.shape}; {m} rows need {(m, m)}")
         for name in ("prior", "samples", "losses", "accuracies", "ages"):
             values = getattr(self, name)
             if values is not None and values.shape != (m,):
-                raise ValueError(f"{name} has shape {values.shape}; {m} rows need {(m,)}")
+                raise ArgumentError(f"{name} has shape {values.shape}; {m} rows need {(m,)}")
             if values is not None and not np.isfinite(values).all():
-                raise ValueError(f"{name} must be finite")
+                raise ArgumentError(f"{name} must be finite")
         if not np.isfinite(self.gram).all():
-            raise ValueError("K must be finite: leave out updates that are not, or are too large to be squared")
+            raise ArgumentError("K must be finite: leave out updates that are not, or are too large to be squared")
         if (self.prior < 0).any() or abs(self.prior.sum() - 1) > 1e-9:
-            raise ValueError(f"the prior must be a distribution; it sums to {self.prior.sum():g}")
+            raise ArgumentError(f"the prior must be a distribution; it sums to {self.prior.sum():g}")
         if self.clients and (len(self.clients) != m or len(set(self.clients)) != m):
-            raise ValueError(f"clients must be {m} different names, one for each row; got {list(self.clients)}"[:300])
+            raise ArgumentError(
+                f"clients must be {m} different names, one for each row; got {list(self.clients)}"[:300]
+            )
         if self.ages is not None and ((self.ages < 0).any() or (self.ages[: self.current] > 0).any()):
-            raise ValueError(f"ages must not be negative, and rows of earlier rounds come last; got {self.ages}")
+            raise ArgumentError(f"ages must not be negative, and rows of earlier rounds come last; got {self.ages}")
         if self.prior[self.current :].any():
-            raise ValueError("the prior of rows of earlier rounds must be 0")
+            raise ArgumentError("the prior of rows of earlier rounds must be 0")
         for name in ("gram", "prior", "samples", "losses", "accuracies", "ages"):
             if (values := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _read_only(values))
@@ -112,7 +115,7 @@ class Rows:
         """
         values: Vector | None = getattr(self, kind)
         if values is None:
-            raise ValueError(f"{rule} needs {kind}, one per row")
+            raise ArgumentError(f"{rule} needs {kind}, one per row")
         return values
 
     def names(self, rule: str) -> tuple[str, ...]:
@@ -122,7 +125,7 @@ class Rows:
             ValueError: they are not known.
         """
         if not self.clients:
-            raise ValueError(f"{rule} needs the names of the clients, one per row")
+            raise ArgumentError(f"{rule} needs the names of the clients, one per row")
         return self.clients
 
 
@@ -149,7 +152,7 @@ class Coordinates:
 
     def __post_init__(self) -> None:
         if not 0 <= 2 * self.trim < len(self.matrix):
-            raise ValueError(f"of {len(self.matrix)} values, {self.trim} cannot be left out at each end")
+            raise ArgumentError(f"of {len(self.matrix)} values, {self.trim} cannot be left out at each end")
 
 
 @dataclass(frozen=True, kw_only=True)

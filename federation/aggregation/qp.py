@@ -20,6 +20,7 @@ import piqp  # type: ignore[import-untyped]  # it has no stubs
 from numpy.typing import NDArray
 
 from federation.aggregation.interface import Matrix, Vector
+from federation.errors import Error
 
 RESIDUAL_TOLERANCE = 1e-9
 # Of ||d||^2, relative to (sum lambda_i ||u_i||)^2: how far the rows cancel each other. Relative to the largest K_ii,
@@ -34,11 +35,11 @@ _SMALLEST_NORM = 1e-5  # of s_ref; shorter rows are scaled as if they had this n
 _FAR = 1e3
 
 
-class InfeasibleBoxError(ValueError):
+class InfeasibleBoxError(Error, ValueError):
     """No lambda of the simplex lies within the bounds."""
 
 
-class UnsolvedError(ArithmeticError):
+class UnsolvedError(Error, ArithmeticError):
     """The promised residual could not be reached."""
 
 

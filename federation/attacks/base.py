@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from federation.arrays import numbers
 from federation.digests import derived_seed
+from federation.errors import Error
 from federation.plugins import PluginError, plugin_code
 from federation.spec.options import Options
 
@@ -21,7 +22,7 @@ Vector = NDArray[np.float32]
 Matrix = NDArray[np.float32]
 
 
-class AttackError(ValueError):
+class AttackError(Error, ValueError):
     """The description names no attack, or the attack does not fit the task or the client."""
 
 

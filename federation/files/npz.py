@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from federation.errors import Error
 from federation.files.file_kinds import FileKind, file_kind
 
 # What NumPy and its archive raise for damaged files.
 _DAMAGED = (ValueError, EOFError, KeyError, TypeError, SyntaxError, OverflowError, RuntimeError, zipfile.BadZipFile)
 
 
-class NpzError(ValueError):
+class NpzError(Error, ValueError):
     """A file that is no .npz file of plain arrays, or lacks one of them; the message says why, without its path."""
 
 

@@ -18,6 +18,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 
 from federation import digests
+from federation.errors import Error
 from federation.refusals import Refusal
 from federation.text import escaped
 from federation.v1.common_pb2 import KeyRotation
@@ -41,14 +42,14 @@ _PIECE = 1 << 18  # bytes that are hashed at once: a core's own cache holds them
 MessageT = TypeVar("MessageT", bound=Message)
 
 
-class BundleError(Exception):
+class BundleError(Error):
     """The file is not a bundle, or is damaged; the message, of one line, names the entry or the byte."""
 
     def __init__(self, message: str) -> None:
         super().__init__(escaped(message))  # it quotes the file
 
 
-class BlobAbsent(LookupError):
+class BlobAbsent(Error, LookupError):
     """A blob is not in the bundle."""
 
     def __init__(self, digest: str) -> None:

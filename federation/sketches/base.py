@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.arrays import numbers
+from federation.errors import Error
 from federation.owners_code import is_owners_class
 from federation.plugins import PluginError, plugin_code
 
@@ -30,7 +31,7 @@ Matrix = NDArray[np.float64]
 Vector = NDArray[np.float64]
 
 
-class SketchError(ValueError):
+class SketchError(Error, ValueError):
     """A sketch that does not exist or cannot be made, or a message that does not fit it."""
 
 

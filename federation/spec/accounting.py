@@ -13,6 +13,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
+from federation.errors import Error
+
 LEAST_NOISE = 0.3  # a smaller noise multiplier protects nothing, and its PLD takes minutes
 MOST_NOISE = 10_000.0  # that is searched
 DELTA = 1e-5
@@ -27,7 +29,7 @@ _ORDERS = (*range(2, 65), 80, 96, 128, 256, 512)  # of RDP
 INSTALL = "it is not installed here: pip install 'fedpareto[dp]'"
 
 
-class AccountingError(Exception):
+class AccountingError(Error):
     """Epsilon cannot be computed; the message has the remedy."""
 
 

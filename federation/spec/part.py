@@ -3,12 +3,14 @@
 import re
 from dataclasses import dataclass
 
+from federation.errors import Error
+
 _POSITIVE = r"(?=.*[1-9])[0-9]{1,6}(\.[0-9]{1,9})?"
 _SCHEMES = {"iid": None, "natural": None, "shards": r"[1-9][0-9]{0,5}", "dirichlet": _POSITIVE}
 _SIZES = {"equal": None, "lognormal": _POSITIVE}
 
 
-class PartError(ValueError):
+class PartError(Error, ValueError):
     """The part of a data set does not exist."""
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from federation.errors import Error
 from federation.spec.problems import Section, explain
 from federation.spec.run_sections import (
     IDENTIFIER,
@@ -41,7 +42,7 @@ MAX_LINE = 1000
 MAX_PROBLEMS = 20
 
 
-class SpecError(ValueError):
+class SpecError(Error, ValueError):
     """The run specification cannot be used; the message names each wrong key."""
 
 

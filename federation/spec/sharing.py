@@ -7,6 +7,8 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
+from federation.errors import Error
+
 if TYPE_CHECKING:
     from federation.vectors import Layout, Vector
 
@@ -47,7 +49,7 @@ class Unshared:
         return cls(tuple(chosen.personal), tuple(chosen.frozen), chosen.buffers)
 
 
-class SharingError(ValueError):
+class SharingError(Error, ValueError):
     """The patterns do not suit a model; the message names the key and the error."""
 
 

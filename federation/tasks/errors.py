@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from federation.errors import Error
 from federation.owners_code import described, passes
 from federation.spec.part import PartError
 
 
-class TaskError(ValueError):
+class TaskError(Error, ValueError):
     """A task that cannot be used: not found, not a task, or with a model that a flat vector cannot carry."""
 
 
@@ -15,7 +16,7 @@ class TaskAbsent(TaskError):
     """A task that is not on this machine: there is no such name or module, or a module that it imports is missing."""
 
 
-class DataError(Exception):
+class DataError(Error):
     """Data that is missing or malformed; the message names the expected path and where to get it.
 
     `wire` is the text for others than the owner; without it, they are told the class and the line.

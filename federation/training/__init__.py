@@ -6,8 +6,10 @@ worker that died in the middle, or that is asked twice, hands in the same update
 deterministic kernel, the last digits may differ, and replies say so (see `determinism.Kernels`).
 """
 
+from federation.errors import Error
 
-class TrainingDiverged(Exception):
+
+class TrainingDiverged(Error):
     """A loss or a parameter is no longer finite.
 
     `step` counts from 1; it is 0 when the base model itself has no finite loss on this data.

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from federation.errors import Error
 from federation.files.file_kinds import FileKind, no_safetensors
 from federation.refusals import Refusal
 from federation.vectors import (
@@ -31,7 +32,7 @@ _CONVERTING: dict[str, str] = {
 }
 
 
-class GivenModelError(ValueError):
+class GivenModelError(Error, ValueError):
     """A file that cannot be the initial model of a run; the message names it, and says why and what to do."""
 
 

@@ -11,6 +11,8 @@ from ipaddress import ip_address, ip_network
 from typing import Self, TypeAlias
 from urllib.parse import quote, unquote, urlsplit
 
+from federation.errors import Error
+
 DIRECT = "direct"  # in place of a proxy's URL: no proxy
 _FORM = "expected http://HOST:PORT or http://USER:PASSWORD@HOST:PORT"
 _PROXY_VARIABLES = ("https_proxy", "HTTPS_PROXY")
@@ -22,11 +24,11 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
 _OFFERED = re.compile(rb"^proxy-authenticate:\s*([a-z-]+)", re.IGNORECASE | re.MULTILINE)
 
 
-class ProxyError(ValueError):
+class ProxyError(Error, ValueError):
     """The URL of a proxy cannot be used. The message does not repeat it, since it may hold a password."""
 
 
-class RouteError(Exception):
+class RouteError(Error):
     """No connection to the coordinator; the message names the hop that failed and the remedy."""
 
 

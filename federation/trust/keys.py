@@ -19,11 +19,12 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from federation.durable_files import make_directories, rename_durably, sync_directory
+from federation.errors import Error
 
 _REPLACING = "replacing.json"  # the new content of several files, until all are replaced
 
 
-class IdentityError(ValueError):
+class IdentityError(Error, ValueError):
     """A key, a certificate, a join string or a directory cannot be used; the message says why."""
 
 

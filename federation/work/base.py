@@ -11,6 +11,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from federation.errors import Error
 from federation.refusals import Refusal
 from federation.spec.accounting import SamplePrivacy
 from federation.spec.computation import Computation
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 RESIDUAL = "residual/"  # begins the name of the rounding error of a row; no tensor of a model has such a name
 
 
-class WorkError(ValueError):
+class WorkError(Error, ValueError):
     """Work cannot be done as asked; the message says why.
 
     A message with anything of the owner's (the text of an exception, a path, a name or value that own code gave) has a

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from federation.errors import Error
 from fedpareto.standard_streams import print_document
 
 USAGE = 2
@@ -17,7 +18,7 @@ NOT_VERIFIED = 3  # something could not be verified, and nothing is wrong
 INTERRUPTED = 130
 
 
-class CommandFailure(Exception):
+class CommandFailure(Error):
     """Ends the command.
 
     Attributes:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import grpc
 
+from federation.errors import Error
 from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.text import escaped
@@ -37,7 +38,7 @@ FIRST_ROUNDS = 40  # the newest rounds are read before the others, for the first
 FIRST_SECONDS = 8.0  # that the first page waits for the lists
 
 
-class PageError(Exception):
+class PageError(Error):
     """A page that cannot be shown: the HTTP status, and why in words."""
 
     def __init__(self, status: int, message: str) -> None:

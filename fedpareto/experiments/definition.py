@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
+from federation.errors import Error
 from federation.spec.problems import explain
 from federation.spec.run_sections import ServerSpec
 from fedpareto.experiments.kinds import SIMULATION, specification_of
@@ -23,7 +24,7 @@ Overrides = dict[str, Any]
 _PAGE = "docs/research/experiments.md"
 
 
-class ExperimentError(ValueError):
+class ExperimentError(Error, ValueError):
     """An experiment, method or condition does not exist or cannot be used; the message lists what exists."""
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from federation.digests import digest
+from federation.errors import Error
 from federation.spec.problems import explain
 from fedpareto.experiments.definition import Cell, slug
 from storage.records import canonical
@@ -129,7 +130,7 @@ class RunResult:
         return json.dumps(document, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode() + b"\n"
 
 
-class DamagedError(ValueError):
+class DamagedError(Error, ValueError):
     """A line does not hold what was written; the message says what is wrong."""
 
 

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from federation.errors import Error
 from fedpareto.processes.process_federation import ProcessError, serving
 
 MARKER = "made-by.json"
@@ -24,7 +25,7 @@ _STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.05
 
 
-class DirectoryError(Exception):
+class DirectoryError(Error):
     """The directory cannot be used; the message says why and what to do."""
 
 

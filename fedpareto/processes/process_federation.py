@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+from federation.errors import Error
 from fedpareto.processes.forked import Forked, completed
 
 COMMAND = ("-m", "fedpareto")
@@ -21,7 +22,7 @@ _POLL_SECONDS = 0.02
 _TAIL_LINES = 8
 
 
-class ProcessError(Exception):
+class ProcessError(Error):
     """A process failed or took too long; the message ends with the last lines of its output."""
 
 

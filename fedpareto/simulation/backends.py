@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import torch
 
+from federation.errors import ArgumentError
 from federation.spec.computation import LocalSgd
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Task
@@ -63,12 +64,14 @@ def pick_backend(
         return Backend("loop", why, clients)
 
     if name not in BACKENDS:
-        raise ValueError(f"no backend {name!r}: there are {', '.join(BACKENDS)}")
+        raise ArgumentError(f"no backend {name!r}: there are {', '.join(BACKENDS)}")
     if ray_address is not None and name != "ray":
-        raise ValueError(f"an address of a Ray cluster ({ray_address}) goes with the backend ray, not with {name}")
+        raise ArgumentError(f"an address of a Ray cluster ({ray_address}) goes with the backend ray, not with {name}")
     if trainer is not TorchTrainer:
         if name not in ("auto", "loop"):
-            raise ValueError(f"{task.name} cannot be trained by the backend {name}: its trainer is {trainer.__name__}")
+            raise ArgumentError(
+                f"{task.name} cannot be trained by the backend {name}: its trainer is {trainer.__name__}"
+            )
         return loop(f"its trainer is {trainer.__name__}")
     check_suits_device(sgd.precision, torch.device(device))
     why = _reason_for_loop(name, task, population, spec)
@@ -85,14 +88,14 @@ def pick_backend(
         from fedpareto.simulation.compiled import CompiledTrainer, check_compiler, why_not_compiled  # noqa: PLC0415 - seconds
 
         if why := why_not_compiled(task, sgd):
-            raise ValueError(f"{task.name} cannot be trained compiled: {why}; use --backend loop")
+            raise ArgumentError(f"{task.name} cannot be trained compiled: {why}; use --backend loop")
         check_compiler()
         return Backend("compiled", "", Loop(task, splits, device, serves, CompiledTrainer))
     with generators_kept():
         why = why or why_not_stacked(task, splits, device, sgd, strict=name == "stacked")
     if why:
         if name == "stacked":
-            raise ValueError(f"{task.name} cannot be trained stacked: {why}; use --backend loop")
+            raise ArgumentError(f"{task.name} cannot be trained stacked: {why}; use --backend loop")
         return loop(why)
     return Backend("stacked", "", Stacked(task, splits, device, serves))
 
@@ -102,14 +105,14 @@ def _reason_for_loop(name: str, task: Task, population: Population, spec: RunSpe
     reason = ""
     if not spec.parameters.shares_all:
         if name not in ("auto", "loop"):
-            raise ValueError(
+            raise ArgumentError(
                 f"{task.name} cannot be trained by the backend {name} with personal or frozen parameters; use auto or "
                 "loop"
             )
         reason = "the run does not share all parameters"
     if spec.privacy.of_samples is not None:
         if name in ("stacked", "compiled"):
-            raise ValueError(
+            raise ArgumentError(
                 f"{task.name} cannot be trained {name} with noise (privacy.sample_noise); use auto or loop"
             )
         check_suits(flat.build(task), task, next(own.train for own in population.splits.values() if len(own.train)))

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -55,3 +55,23 @@ def test_a_rule_an_attack_and_a_stage_are_defined_without_importing_pytorch() ->
 @pytest.mark.parametrize("name", fedpareto.__all__)
 def test_every_public_name_says_what_it_is(name: str) -> None:
     assert len((getattr(fedpareto, name).__doc__ or "").partition("\n")[0].split()) >= 3, name
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda: fedpareto.task("no-such-task"), ValueError),
+        (lambda: fedpareto.RunSpec.parse("rounds = 0"), ValueError),
+        (lambda: fedpareto.aggregate("no-such-rule", [[0.0, 1.0]]), ValueError),
+        (lambda: fedpareto.aggregate("fedavg", []), ValueError),
+        (lambda: fedpareto.simulate("rounds = 0"), ValueError),
+        (lambda: fedpareto.simulate("", resume=True), ValueError),
+        (lambda: fedpareto.simulate(7), TypeError),  # type: ignore[arg-type]
+    ],
+)
+def test_a_failure_of_the_public_face_is_an_error_of_fedpareto_and_keeps_its_kind(
+    call: Callable[[], object], kind: type[Exception]
+) -> None:
+    with pytest.raises(fedpareto.Error) as raised:
+        call()
+    assert isinstance(raised.value, kind)

@@ -1,6 +1,7 @@
 """The tree, as the architecture page and CONTRIBUTING describe it: rooms of a dozen files, unique names, no circles."""
 
 import ast
+import builtins
 import re
 import tomllib
 from collections import Counter, defaultdict
@@ -83,6 +84,34 @@ def test_two_classes_do_not_share_a_name() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(file))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+# Exceptions that are no failures of a user's command: answers that the caller expects, and signals inside a room.
+ANSWERS = {
+    *("Declined", "Held", "IllegalTransition", "Refusal", "RefusedRequest", "RevokedMeanwhile", "Skipped"),
+    *("TimeRefused", "TrainingStopped", "Voided", "Waiting", "WelcomeRefused"),
+    *("CoordinatorAway", "DownloadFailed", "Malformed", "ModelMismatch", "PipeError", "ReceiptError"),
+    "UnverifiedSession",
+}
+
+
+def test_a_failure_that_users_see_descends_from_error() -> None:
+    builtin = {
+        name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, Exception)
+    }
+    bases = {
+        node.name: {ast.unparse(base) for base in node.bases}
+        for tree in sources(*PACKAGES).values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    }
+
+    def ancestors(name: str) -> set[str]:
+        return {name}.union(*map(ancestors, bases.get(name, ())))
+
+    raised = {name for name in bases if ancestors(name) & builtin}
+    assert {name for name in raised if "Error" not in ancestors(name) and not ancestors(name) & ANSWERS} == set()
+    assert raised >= ANSWERS
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

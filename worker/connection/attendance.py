@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grpc
 
+from federation.errors import Error
 from federation.owners_code import Wire
 from federation.text import escaped
 from federation.transport.addresses import in_own_order, known_addresses
@@ -74,7 +75,7 @@ WRONG_CLOCK_SECONDS = 60.0
 ANSWER_SECONDS = 120.0
 
 
-class AttendanceError(Exception):
+class AttendanceError(Error):
     """The coordinator refuses this worker for good; the message says what to do."""
 
 

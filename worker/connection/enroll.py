@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from federation.digests import digest
 from federation.durable_files import make_directories, rename_durably
+from federation.errors import Error
 from federation.transport.addresses import each_problem, in_own_order, is_address, known_addresses
 from federation.transport.channels import refusal_from_rpc_error, server_verified_channel
 from federation.transport.first_serving import first_serving
@@ -56,7 +57,7 @@ _ADVICE = {
 }
 
 
-class EnrollmentError(Exception):
+class EnrollmentError(Error):
     """Joining failed; the message says why and what to do. New keys are kept only if their outcome is unknown."""
 
 

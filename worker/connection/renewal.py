@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 import grpc
 
+from federation.errors import Error
 from federation.transport.proxies import RouteError
 from federation.trust.certificates import load_certificate, make_csr, renewal_due
 from federation.trust.identity import parse_peer
@@ -24,7 +25,7 @@ LOOK_SECONDS = 600.0  # the longest wait before the clock is read again
 REMINDER = timedelta(days=1)
 
 
-class RenewalError(Exception):
+class RenewalError(Error):
     """The certificate was not renewed, and the membership is unchanged; the message says why and what to do.
 
     Attributes:

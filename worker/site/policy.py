@@ -19,6 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from federation.errors import Error
 from federation.secure.thresholds import BLUR, EVALUATION_NOISE, LARGEST, SMALLEST, Mode
 from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.computation import PrivateSgd
@@ -34,7 +35,7 @@ _ADDRESS = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?)(:[0-9]{1
 _KEYS = "docs/member/your-site.md lists the keys that exist"
 
 
-class PolicyError(ValueError):
+class PolicyError(Error, ValueError):
     """A policy that cannot be used; the message names the file and each key that is wrong."""
 
 

@@ -25,6 +25,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import ValidationError
 
+from federation.errors import Error
 from federation.refusals import Refusal
 from federation.secure.hashing import hash_parts, integer
 from federation.secure.thresholds import SMALLEST
@@ -43,7 +44,7 @@ _GROUPS, _DIGITS = 12, 5
 _KEYS = "an entry has federation_id, client_id and key; that of a new key also what leads there from the old one"
 
 
-class RosterError(ValueError):
+class RosterError(Error, ValueError):
     """A roster that cannot be used; the message says why and what to do."""
 
 

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from federation.digests import DEFAULT_ALGORITHM, digest, file_digest, hasher
 from federation.durable_files import make_directories, sync_directory
+from federation.errors import Error
 from federation.text import counted
 from federation.trust.envelope import sign
 from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SignedEnvelope
@@ -39,7 +40,7 @@ _IN_MEMORY = 2  # replies
 _UNRECORDED = 1000  # receipts
 
 
-class SpoolError(Exception):
+class SpoolError(Error):
     """A spool that cannot be read; the message names the file."""
 
 

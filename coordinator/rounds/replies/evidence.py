@@ -23,6 +23,7 @@ from coordinator.rounds.replies.revoked import REVOKED
 from coordinator.signing_keys import Signing
 from federation import digests
 from federation.aggregation.phases import PhaseReply
+from federation.errors import Error
 from federation.record.exchange import Mismatch, Opened, OpenedExchange, Signers, Unbound, open_exchange, opened
 from federation.refusals import Refusal
 from federation.spec.sharing import BUFFERS
@@ -46,7 +47,7 @@ from storage.states import AssignmentState
 REMEMBERED = 10_000  # envelopes; some 200 bytes each
 
 
-class RecordError(Exception):
+class RecordError(Error):
     """A row of the database differs from the signed envelope that it belongs to; the message names the field."""
 
     def __init__(self, table: str, row: object, field: str, message: str) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from federation.aggregation.interface import HyperparameterError, Matrix, Vector
 from federation.aggregation.qp import min_norm
+from federation.errors import Error
 from federation.sketches.base import clip_to_psd
 
 _LEAST_SHARE = 1e-12  # of lhat, for its logarithm
@@ -23,7 +24,7 @@ _ROUNDING = 1e-14  # relative to the products whose sum is an element of G a
 _TOLERANCE = 1e-7  # of a constraint, relative to its largest coefficient
 
 
-class NoSolutionError(ArithmeticError):
+class NoSolutionError(Error, ArithmeticError):
     """The linear programme has no solution, or all weights are equally good, or its solver failed."""
 
 
