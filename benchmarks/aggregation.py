@@ -26,7 +26,7 @@ from federation.aggregation.direction import Direction
 from federation.aggregation.gram import apply_step, combine, gram
 from federation.aggregation.interface import Matrix, Rows
 from federation.aggregation.registry import ALGORITHMS, algorithm
-from federation.aggregation.server_optimisers import OPTIMISERS, Optimiser
+from federation.aggregation.server_optimizers import OPTIMIZERS, Optimizer
 from federation.aggregation.streaming import Row, one_thread
 from federation.digests import digest
 from federation.transport.payload_check import PayloadCheck
@@ -69,7 +69,7 @@ def measure(sizes: str, m: int, d: int, repeats: int) -> Document:
         progress(f"{len(ALGORITHMS)} algorithms with {m} x {d:,}")
         result["algorithms"] = [by_algorithm(name, rows, K, repeats) for name in ALGORITHMS]
         vector = written(Path(directory) / "vector", np.random.default_rng(2).random(d, dtype=np.float32))
-        steps = {name: by_optimiser(kind(), rows, vector, repeats) for name, kind in OPTIMISERS.items()}
+        steps = {name: by_optimizer(kind(), rows, vector, repeats) for name, kind in OPTIMIZERS.items()}
     return result | {"optimisers, step_ms": steps}
 
 
@@ -139,8 +139,8 @@ def by_algorithm(name: str, rows: list[Row], K: Matrix, repeats: int) -> Documen
     return {"algorithm": name, "rule_ms": rule_ms, "step_ms": step_ms}
 
 
-def by_optimiser(optimiser: Optimiser, rows: list[Row], vector: Row, repeats: int) -> float:
+def by_optimizer(optimizer: Optimizer, rows: list[Row], vector: Row, repeats: int) -> float:
     c = np.full(len(rows), 1.0 / len(rows))
-    before, after = dict.fromkeys(optimiser.slots, vector), dict.fromkeys(optimiser.slots, len)
-    options: dict[str, Any] = {"optimiser": optimiser, "before": before, "after": after}
+    before, after = dict.fromkeys(optimizer.slots, vector), dict.fromkeys(optimizer.slots, len)
+    options: dict[str, Any] = {"optimizer": optimizer, "before": before, "after": after}
     return 1e3 * best(lambda: apply_step(rows[0], 1.0, combine(c, rows), len, **options), repeats)

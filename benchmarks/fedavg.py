@@ -100,11 +100,11 @@ class Client:
         """The state after local SGD, which the next call overwrites."""
         self.model.load_state_dict(state)
         self.model.train()
-        optimiser = torch.optim.SGD(self.model.parameters(), lr=self.case.rate)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=self.case.rate)
         for x, y in islice(self._batches(client, round_), self.case.steps):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             self._task.losses(self.model(x), y)["loss"].backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
+            optimizer.step()
         return self.model.state_dict()
 
     def measure(self, state: State, client: int) -> None:

@@ -13,9 +13,9 @@ from xdist.workermanage import WorkerController
 
 # Files that move with an optimiser of PyTorch, whose first step in a process imports its compiler: 1.4 CPU seconds, or
 # 4 where Python has not compiled that yet. They are dealt to one process.
-OPTIMISERS = frozenset(
+OPTIMIZERS = frozenset(
     {
-        "tests/federation/aggregation/test_server_optimisers.py",
+        "tests/federation/aggregation/test_server_optimizers.py",
         "tests/research/test_leakage.py",
         "tests/research/test_sum_readers.py",
         "tests/federation/tasks/test_celeba.py",
@@ -49,7 +49,7 @@ class Files(LoadFileScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "optimisers" if file in OPTIMISERS else "statistics" if file in STATISTICS else file
+        return "optimizers" if file in OPTIMIZERS else "statistics" if file in STATISTICS else file
 
     def remove_node(self, node: WorkerController) -> Any:
         """The test that the process ran when it died, if it did; the tests after it are dealt again."""

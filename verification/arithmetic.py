@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.aggregation.interface import Coordinates
-from federation.aggregation.server_optimisers import Optimiser
+from federation.aggregation.server_optimizers import Optimizer
 from federation.aggregation.streaming import Source, Space, in_order, widened
 from federation.vectors import RowFile
 from verification.errors import VerificationError
@@ -78,7 +78,7 @@ class StepVectors:
         rows: the combined rows, the noise included.
         coefficients: of the rows; None for a direction that is computed coordinate by coordinate.
         coordinates: describes how such a direction is computed; None otherwise.
-        optimiser: computes the step from the direction.
+        optimizer: computes the step from the direction.
         before: the optimiser's vectors and the mean of models before the step; a missing one has its initial value.
         after: the same vectors after the step.
         average: the name of the mean of models among them.
@@ -91,7 +91,7 @@ class StepVectors:
     rows: Sequence[RowFile]
     coefficients: Matrix | None
     coordinates: Coordinates | None
-    optimiser: Optimiser
+    optimizer: Optimizer
     before: dict[str, RowFile] = field(default_factory=dict)
     after: dict[str, RowFile] = field(default_factory=dict)
     average: str = ""
@@ -107,7 +107,7 @@ def check_follows(signed: StepVectors) -> tuple[int, Matrix]:
     Raises:
         VerificationError: a number differs from the computed one; the message names the vector and the position.
     """
-    slots = signed.optimiser.slots
+    slots = signed.optimizer.slots
     inputs = {**{f"before {name}": row for name, row in signed.before.items()}, "base": signed.base}
     outputs = {f"after {name}": row for name, row in signed.after.items()}
     if signed.result is not None:
@@ -120,10 +120,10 @@ def check_follows(signed: StepVectors) -> tuple[int, Matrix]:
         direction = _direction(signed, updates)
         magnitude = cache(lambda: _magnitude(signed, updates))  # of the sums; needed if a number is not the nearest
         state = {
-            slot: vectors.get(f"before {slot}", np.full(len(direction), signed.optimiser.initial(slot)))
+            slot: vectors.get(f"before {slot}", np.full(len(direction), signed.optimizer.initial(slot)))
             for slot in slots
         }
-        step, state = signed.optimiser.apply(direction, state)
+        step, state = signed.optimizer.apply(direction, state)
         moved = vectors["base"] - signed.rate * step
         model = vectors["base"] if signed.result is None else vectors["result"]
         compared = len(model)
@@ -150,7 +150,7 @@ def check_follows(signed: StepVectors) -> tuple[int, Matrix]:
             compared += len(model)
         return compared, updates @ updates.T
 
-    gain = 1.0 / getattr(signed.optimiser, "tau", 1.0)
+    gain = 1.0 / getattr(signed.optimizer, "tau", 1.0)
     count, K = 0, np.zeros((len(signed.rows), len(signed.rows)))
     for compared, block_gram in panels(compare, [*signed.rows, *inputs.values(), *outputs.values()]):
         count += compared

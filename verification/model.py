@@ -8,7 +8,7 @@ import numpy as np
 
 from federation.aggregation.phases import Step
 from federation.aggregation.qp import STATIONARY_TOLERANCE
-from federation.aggregation.server_optimisers import OPTIMISERS, Optimiser, Sgd
+from federation.aggregation.server_optimizers import OPTIMIZERS, Optimizer, Sgd
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.vectors import RowFile
@@ -83,14 +83,14 @@ def check_makes(
         VerificationError: something does not follow.
     """
     bundle, rule, server, combined = run.bundle, run.rule, run.spec.server, len(rows)
-    optimiser = _optimiser(run)
+    optimizer = _optimizer(run)
     coefficients = np.array(step.coefficients)
     rate, moved = step.rate, not stands_still(made, step, rows)
     if step.noise:
         rows = [*rows, *bundle.rows(step.noise).values()]
         coefficients = np.append(coefficients, step.noise_scale)
     elif not moved:
-        rate, optimiser = 0.0, Sgd()
+        rate, optimizer = 0.0, Sgd()
         if step.result_model != step.base_model:
             raise VerificationError("the replies give no direction, and the step changes the model")
         if step.rate:
@@ -118,7 +118,7 @@ def check_makes(
             rows=rows,
             coefficients=None if made.combination.coordinates else coefficients,
             coordinates=made.combination.coordinates,
-            optimiser=optimiser,
+            optimizer=optimizer,
             before={name: vector(row) for name, row in at.vectors.items() if name in kept},
             after={name: vector(row) for name, row in kept.items()},
             average=AVERAGE,
@@ -139,13 +139,13 @@ def check_keeps(run: BundleRunFacts, moved: bool, at: ReplayState, after: Replay
 
     Raises VerificationError.
     """
-    rule, optimiser = run.rule, _optimiser(run)
+    rule, optimizer = run.rule, _optimizer(run)
     if not moved:
         before, now = ({name: row for name, row in state.vectors.items() if name != AVERAGE} for state in (at, after))
         if now != before:
             raise VerificationError("the step changes nothing, and the state keeps other vectors after it than before")
     kept = {name for name in after.vectors if moved or name == AVERAGE}
-    expected = {*(optimiser.slots if moved else ()), *([AVERAGE] if rule.averages else [])}
+    expected = {*(optimizer.slots if moved else ()), *([AVERAGE] if rule.averages else [])}
     if kept != expected:
         raise VerificationError(f"the state keeps the vectors {sorted(kept)}; expected {sorted(expected)}")
     models, count = after.memory.get("averaged"), at.memory.get("averaged") or 0
@@ -153,10 +153,10 @@ def check_keeps(run: BundleRunFacts, moved: bool, at: ReplayState, after: Replay
         raise VerificationError(f"the mean has {models} models; expected {count + 1 if rule.averages else 'none'}")
 
 
-def _optimiser(run: BundleRunFacts) -> Optimiser:
+def _optimizer(run: BundleRunFacts) -> Optimizer:
     server = run.spec.server
-    kind = OPTIMISERS[server.optimiser]
-    return run.rule.optimiser() or kind(**{option.name: getattr(server, option.name) for option in fields(kind)})
+    kind = OPTIMIZERS[server.optimizer]
+    return run.rule.optimizer() or kind(**{option.name: getattr(server, option.name) for option in fields(kind)})
 
 
 def stands_still(made: Step, step: StepManifest, rows: list[RowFile]) -> bool:

@@ -21,7 +21,7 @@ from federation.aggregation.gram import Average, apply_step, combine
 from federation.aggregation.interface import Vector
 from federation.aggregation.phases import Step
 from federation.aggregation.registry import origins, server_rate
-from federation.aggregation.server_optimisers import OPTIMISERS, Optimiser, Sgd
+from federation.aggregation.server_optimizers import OPTIMIZERS, Optimizer, Sgd
 from federation.aggregation.streaming import Row, one_thread
 from federation.plugins import CodeOrigin
 from federation.spec.run_sections import ServerSpec
@@ -84,7 +84,7 @@ def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) ->
         vectors=memory.vectors,
         averaged=averaged,
         rate=rate,
-        optimiser=algorithm.optimiser() or server_optimiser(server),
+        optimizer=algorithm.optimizer() or server_optimizer(server),
     )
     try:
         files = writer.write(step, direction)
@@ -110,7 +110,7 @@ def _longest(step: Step) -> str:
     longest = int(np.argmax(norms))
     return (
         f"the longest update is {owners[longest]}'s, {norms[longest]:.3g}: bound updates with algorithm.pre = "
-        f'["clip"] or ["normalise"], or lower their learning rate'
+        f'["clip"] or ["normalize"], or lower their learning rate'
     )
 
 
@@ -125,9 +125,9 @@ def recall(blobs: BlobStore, payload: str) -> Row:
     return row
 
 
-def server_optimiser(spec: ServerSpec) -> Optimiser:
+def server_optimizer(spec: ServerSpec) -> Optimizer:
     """The optimiser that a specification names, with its settings."""
-    kind = OPTIMISERS[spec.optimiser]
+    kind = OPTIMIZERS[spec.optimizer]
     return kind(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(kind)})
 
 
@@ -151,7 +151,7 @@ class StepWriter:
     vectors: Mapping[str, str]  # digests before the step, by name
     averaged: int | None  # the number of models in the mean; None where none is kept
     rate: float  # the server's learning rate
-    optimiser: Optimiser  # the server's
+    optimizer: Optimizer  # the server's
 
     def write(self, step: Step, direction: Direction) -> StepFiles:
         """The digests after a step along a direction.
@@ -174,7 +174,7 @@ class StepWriter:
         # Of a direction that is made coordinate by coordinate, `stationary` is known after its last block.
         if not direction.stationary:
             buffers = [reply.buffers for reply in step.replies if reply.buffers is not None]
-            with self._stream(direction, self.optimiser, buffers) as writers:
+            with self._stream(direction, self.optimizer, buffers) as writers:
                 if not direction.stationary:
                     return {name: writer.commit() for name, writer in writers.items()}
         if self.averaged is not None:
@@ -184,13 +184,13 @@ class StepWriter:
 
     @contextmanager
     def _stream(
-        self, direction: Iterable[Vector], optimiser: Optimiser, buffers: Sequence[Row]
+        self, direction: Iterable[Vector], optimizer: Optimizer, buffers: Sequence[Row]
     ) -> Iterator[dict[str, BlobWriter]]:
         """Writes the model and the vectors after a step; writers that the context does not commit are discarded.
 
         Where the model has averaged buffers, they become the mean of `buffers`, and stay as they are if there are none.
         """
-        names = (_MODEL, *optimiser.slots, *([] if self.averaged is None else [AVERAGE]))
+        names = (_MODEL, *optimizer.slots, *([] if self.averaged is None else [AVERAGE]))
         base, header = self._row(self.base_model), model_layout(self.blobs.local(self.base_model)).header
         before = {name: self._row(digest) for name, digest in self.vectors.items() if name in names}
         with ExitStack() as stack:
@@ -200,13 +200,13 @@ class StepWriter:
             average = None
             if self.averaged is not None:
                 average = Average(self.averaged, before.pop(AVERAGE, None), writers[AVERAGE].write)
-            after: dict[str, Callable[[memoryview], object]] = {slot: writers[slot].write for slot in optimiser.slots}
+            after: dict[str, Callable[[memoryview], object]] = {slot: writers[slot].write for slot in optimizer.slots}
             apply_step(
                 base,
                 self.rate,
                 direction,
                 writers[_MODEL].write,
-                optimiser=optimiser,
+                optimizer=optimizer,
                 before=before,
                 after=after,
                 average=average,

@@ -27,13 +27,13 @@ class Network(nn.Module):
         return self.out(nn.functional.max_pool2d(maps, 2).flatten(1))
 
 
-def train_epoch(network, loader, optimiser, device):
+def train_epoch(network, loader, optimizer, device):
     network.train()
     for x, y in loader:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = nn.functional.cross_entropy(network(x.to(device)), y.to(device))
         loss.backward()
-        optimiser.step()
+        optimizer.step()
 
 
 @torch.no_grad()
@@ -67,11 +67,11 @@ class OwnLoop(Trainer):
         data = TensorDataset(self.data.train.x, self.data.train.y)
         # BatchNorm cannot normalise a last minibatch of one sample.
         loader = DataLoader(data, batch_size=size, shuffle=True, drop_last=plan.samples % size == 1)
-        optimiser = torch.optim.AdamW(self.network.parameters(), lr=plan.sgd.learning_rate)
+        optimizer = torch.optim.AdamW(self.network.parameters(), lr=plan.sgd.learning_rate)
         epochs = plan.sgd.epochs or math.ceil(plan.sgd.steps * size / plan.samples)
         for epoch in range(epochs):
             plan.progress(epoch / epochs)  # ends the training if its result is no longer wanted
-            train_epoch(self.network, loader, optimiser, self.device)
+            train_epoch(self.network, loader, optimizer, self.device)
         return self.module_vector(self.network)  # parameters and buffers
 
     def evaluate(self, model, plan):

@@ -24,7 +24,7 @@ from federation.aggregation.phases import Replies, RoundContext, RoundGenerator,
 from federation.aggregation.pre import Stage, apply
 from federation.aggregation.qp import STATIONARY_TOLERANCE
 from federation.aggregation.secure.private_rule import private_round
-from federation.aggregation.server_optimisers import Optimiser
+from federation.aggregation.server_optimizers import Optimizer
 from federation.arrays import Numbers, vector
 from federation.errors import ArgumentError
 from federation.owners_code import is_owners_class
@@ -112,7 +112,7 @@ class Algorithm(Options, ABC):
         """Further plug-ins that make its steps, such as a sketch."""
         return ()
 
-    def optimiser(self) -> Optimiser | None:
+    def optimizer(self) -> Optimizer | None:
         """The server's optimiser, where that is part of the algorithm."""
         return None
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.aggregation.interface import Matrix
-from federation.aggregation.server_optimisers import Optimiser, Sgd
+from federation.aggregation.server_optimizers import Optimizer, Sgd
 from federation.aggregation.streaming import BLOCK, Row, Source, Space, in_order, widened
 
 Write = Callable[[memoryview], object]
@@ -121,7 +121,7 @@ def apply_step(
     direction: Iterable[Matrix],
     write: Write,
     *,
-    optimiser: Optimiser | None = None,
+    optimizer: Optimizer | None = None,
     before: Mapping[str, Row] = MappingProxyType({}),
     after: Mapping[str, Write] = MappingProxyType({}),
     average: Average | None = None,
@@ -133,7 +133,7 @@ def apply_step(
         rate: eta_t, the server's learning rate.
         direction: blocks of float64, d elements altogether; see `combine` and `trimmed_mean`.
         write: takes the next piece of the new model; the piece is valid during the call only.
-        optimiser: makes the step from the direction; None takes the direction as it is.
+        optimizer: makes the step from the direction; None takes the direction as it is.
         before: the optimiser's state vectors, each of d elements; a missing one has its initial values.
         after: takes the next piece of each of them after the step.
         average: the running mean of the models, where one is kept.
@@ -146,8 +146,8 @@ def apply_step(
         FloatingPointError: the new model, or a state vector, would not be finite in float32. Some pieces have been
             written by then.
     """
-    optimiser = optimiser or Sgd()
-    known = [slot for slot in optimiser.slots if slot in before]
+    optimizer = optimizer or Sgd()
+    known = [slot for slot in optimizer.slots if slot in before]
     means = [average.row] if average is not None and average.row is not None else []
     squares, position, space = 0.0, 0, Space()
     with Source.opened([base, *(before[slot] for slot in known), *means]) as source:
@@ -158,10 +158,10 @@ def apply_step(
             parts = (block[start : start + BLOCK] for start in range(0, len(block), BLOCK))
             squares += sum(float(np.dot(part, part)) for part in parts)
             values = source.read(panel, space).astype(np.float64)
-            slots = {slot: np.full(len(block), optimiser.initial(slot)) for slot in optimiser.slots}
+            slots = {slot: np.full(len(block), optimizer.initial(slot)) for slot in optimizer.slots}
             slots |= dict(zip(known, values[1:], strict=False))
             with np.errstate(over="ignore", invalid="ignore"):
-                step, slots = optimiser.apply(block, slots)
+                step, slots = optimizer.apply(block, slots)
                 moved = values[0] - rate * step
             model = _narrow("the model", moved, panel)
             write(model.data.cast("B"))

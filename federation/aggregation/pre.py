@@ -93,10 +93,10 @@ def _mixed(stage: Stage, rows: Rows) -> Mixture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normalise(Stage):
+class Normalize(Stage):
     """Every update to norm 1; a zero update stays zero."""
 
-    name = "normalise"
+    name = "normalize"
     compares = False
 
     def mix(self, rows: Rows) -> Mixture:
@@ -187,5 +187,5 @@ class Bucket(Stage):
 
 
 STAGES: Mapping[str, type[Stage]] = MappingProxyType(
-    {stage.name: stage for stage in (Normalise, Clip, Arc, Nnm, Bucket)}
+    {stage.name: stage for stage in (Normalize, Clip, Arc, Nnm, Bucket)}
 )

@@ -15,7 +15,7 @@ from federation.spec.schedules import Schedule
 from federation.vectors import Vector
 
 SPLITS = ("train", "validation", "test")
-OPTIMISERS = ("sgd", "adam", "adamw")
+OPTIMIZERS = ("sgd", "adam", "adamw")
 PRECISIONS = ("float32", "bf16", "fp16")
 
 
@@ -24,7 +24,7 @@ class Ability(StrEnum):
 
     WEIGHTS = "weights"  # train on a weighted sum of objectives, or on a loss with a weight other than 1
     GRADIENTS = "gradients"  # give the gradient of each objective, and make the first step of training from them
-    OPTIMISERS = "optimisers"  # do more than plain SGD: momentum, Adam, weight decay, clip_norm, other rates by step
+    OPTIMIZERS = "optimizers"  # do more than plain SGD: momentum, Adam, weight decay, clip_norm, other rates by step
     PROXIMAL = "proximal"  # add the term of FedProx to the loss (train.proximal_mu)
     FROZEN = "frozen"  # leave some parameters as they are (parameters.frozen)
     NOISE = "noise"  # add noise to the gradient of each sample (DP-SGD)
@@ -34,7 +34,7 @@ class Ability(StrEnum):
 CANNOT: Mapping[Ability, str] = {
     Ability.WEIGHTS: "cannot train on a weighted sum of objectives",
     Ability.GRADIENTS: "cannot give gradients",
-    Ability.OPTIMISERS: "cannot train with more than plain SGD (train.optimiser, momentum, weight_decay, clip_norm, "
+    Ability.OPTIMIZERS: "cannot train with more than plain SGD (train.optimizer, momentum, weight_decay, clip_norm, "
     "step_schedule)",
     Ability.PROXIMAL: "cannot add a proximal term (train.proximal_mu)",
     Ability.FROZEN: "cannot leave some parameters as they are (parameters.frozen)",
@@ -55,7 +55,7 @@ class LocalSgd:
         micro_batch: samples of a minibatch that are in memory at a time; 0 is all of them. It changes nothing but
             rounding, where a loss is a mean over samples.
         learning_rate: eta_l, of this round.
-        optimiser: "sgd", "adam" (Kingma and Ba, 2015) or "adamw" (Loshchilov and Hutter, 2019). It starts afresh in
+        optimizer: "sgd", "adam" (Kingma and Ba, 2015) or "adamw" (Loshchilov and Hutter, 2019). It starts afresh in
             each training.
         proximal_mu: mu of the term mu/2 |w - w_t|^2 (FedProx).
         momentum: of heavy-ball SGD; its buffer starts at zero.
@@ -74,7 +74,7 @@ class LocalSgd:
     batch_size: int = 0
     micro_batch: int = 0
     learning_rate: float
-    optimiser: str = "sgd"
+    optimizer: str = "sgd"
     proximal_mu: float = 0.0
     momentum: float = 0.0
     beta1: float = 0.9
@@ -101,7 +101,7 @@ class LocalSgd:
             )
         if not 0 < self.epsilon < inf:
             raise ValueError(f"epsilon = {self.epsilon:g} is out of range")
-        for name, choices in ((self.optimiser, OPTIMISERS), (self.precision, PRECISIONS)):
+        for name, choices in ((self.optimizer, OPTIMIZERS), (self.precision, PRECISIONS)):
             if name not in choices:
                 raise ValueError(f"no {name!r}: there are {', '.join(choices)}")
         self.schedule  # noqa: B018 - its errors
@@ -124,7 +124,7 @@ class LocalSgd:
     @property
     def plain(self) -> bool:
         """True if each step goes the same rate along a gradient: SGD with a constant rate."""
-        return self.optimiser == "sgd" and self.schedule.flat
+        return self.optimizer == "sgd" and self.schedule.flat
 
     @property
     def bare(self) -> bool:
@@ -225,7 +225,7 @@ class Descend:
         conditions = {
             Ability.WEIGHTS: not alone,
             Ability.GRADIENTS: self.from_jacobian,
-            Ability.OPTIMISERS: not self.sgd.bare,
+            Ability.OPTIMIZERS: not self.sgd.bare,
             Ability.PROXIMAL: self.sgd.proximal_mu > 0,
             Ability.FROZEN: bool(self.frozen),
             Ability.NOISE: self.private is not None,

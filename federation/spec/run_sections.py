@@ -94,9 +94,9 @@ class ServerSpec(Section):
     """The server's step: w <- w - learning_rate_t * step, which the optimiser makes from the direction."""
 
     takers = {  # noqa: RUF012 - a ClassVar of the base
-        "beta1": ("optimiser", ("momentum", "adam", "yogi", "adagrad")),
-        "beta2": ("optimiser", ("adam", "yogi")),
-        "tau": ("optimiser", ("adam", "yogi", "adagrad")),
+        "beta1": ("optimizer", ("momentum", "adam", "yogi", "adagrad")),
+        "beta2": ("optimizer", ("adam", "yogi")),
+        "tau": ("optimizer", ("adam", "yogi", "adagrad")),
     }
 
     learning_rate: Positive = Field(1.0, description="eta_0, the rate of the first round")
@@ -107,7 +107,7 @@ class ServerSpec(Section):
         description="eta_t = eta_0 * decay^(P/T * floor(t/P)) (FedMGDA+ section 6.1.5); 0 means no decay",
     )
     decay_every: Count = Field(100, description="P, the rounds between two reductions of the rate; for decay > 0")
-    optimiser: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
+    optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
         "sgd", description="sgd steps along the direction; the others keep state (Reddi et al., 2021)"
     )
     beta1: BelowOne = Field(0.9, description="the share of the momentum that is kept in each round")

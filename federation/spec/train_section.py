@@ -8,7 +8,7 @@ from federation.spec.problems import Section
 from federation.spec.run_sections import BelowOne, Count, Natural, NotNegative, Positive, Seconds
 from federation.spec.schedules import Schedule, Shape
 
-_ADAM = ("optimiser", ("adam", "adamw"))
+_ADAM = ("optimizer", ("adam", "adamw"))
 _DECAY = Field(0.1, gt=0, le=1, description="the factor of each reduction")
 _WARM_UP = "in which the learning rate rises linearly at first"
 
@@ -17,7 +17,7 @@ class TrainSpec(Section):
     """Local training at each selected client."""
 
     takers = {  # noqa: RUF012 - a ClassVar of the base
-        "momentum": ("optimiser", ("sgd",)),
+        "momentum": ("optimizer", ("sgd",)),
         "beta1": _ADAM,
         "beta2": _ADAM,
         "epsilon": _ADAM,
@@ -32,7 +32,7 @@ class TrainSpec(Section):
     batch_size: Natural = Field(10, description="samples in a minibatch; 0 is the whole split")
     micro_batch: Natural = Field(0, description="samples of one pass (gradient accumulation); 0 is the whole minibatch")
     learning_rate: Positive = 0.1
-    optimiser: Literal["sgd", "adam", "adamw"] = Field(
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
         "sgd", description="the optimiser; its state is not kept between trainings"
     )
     momentum: BelowOne = 0.0

@@ -52,7 +52,7 @@ class Precision:
         check_suits(name, device)
         self._kind, self._type = device.type, _TYPES.get(name)
         self._scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
-        self._optimiser = _Step(gradient, step) if name == "fp16" else None
+        self._optimizer = _Step(gradient, step) if name == "fp16" else None
         self._step = step
 
     def forward(self) -> AbstractContextManager[Any]:
@@ -66,9 +66,9 @@ class Precision:
 
     def step(self) -> None:
         """The step along the gradients that were added up."""
-        if self._scaler is None or self._optimiser is None:
+        if self._scaler is None or self._optimizer is None:
             self._step()
             return
-        self._scaler.unscale_(self._optimiser)
-        self._scaler.step(self._optimiser)
+        self._scaler.unscale_(self._optimizer)
+        self._scaler.step(self._optimizer)
         self._scaler.update()

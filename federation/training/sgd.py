@@ -45,7 +45,7 @@ class Descent:
     @classmethod
     def fresh(cls, work: LocalSgd, values: Tensors, start: Tensors, total: int, frozen: Tensors = ()) -> Self:
         """A descent that has made none of its steps."""
-        adam = work.optimiser != "sgd"
+        adam = work.optimizer != "sgd"
         means = [torch.zeros_like(part) for part in values] if work.momentum or adam else []
         squares = [torch.zeros_like(part) for part in values] if adam else []
         return cls(work, values, start, means, squares, frozen, total)
@@ -56,14 +56,14 @@ class Descent:
         if not work.plain:
             rate *= work.schedule.factor(self.made, self.total)
             self.made += 1
-        if work.optimiser == "adamw":
+        if work.optimizer == "adamw":
             torch._foreach_mul_(self.values, 1 - rate * work.weight_decay)
         elif work.weight_decay:
             torch._foreach_add_(gradients, self.values, alpha=work.weight_decay)
         if work.proximal_mu:
             torch._foreach_add_(gradients, self.values, alpha=work.proximal_mu)
             torch._foreach_sub_(gradients, self.start, alpha=work.proximal_mu)
-        if work.optimiser == "sgd":
+        if work.optimizer == "sgd":
             if self.means:
                 torch._foreach_mul_(self.means, work.momentum)
                 torch._foreach_add_(self.means, gradients)

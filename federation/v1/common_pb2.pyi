@@ -324,7 +324,7 @@ class TrainWork(_message.Message):
     UNMEASURED_FIELD_NUMBER: _builtins.int
     SAMPLE_NOISE_FIELD_NUMBER: _builtins.int
     SAMPLE_CLIP_FIELD_NUMBER: _builtins.int
-    OPTIMISER_FIELD_NUMBER: _builtins.int
+    OPTIMIZER_FIELD_NUMBER: _builtins.int
     BETA1_FIELD_NUMBER: _builtins.int
     BETA2_FIELD_NUMBER: _builtins.int
     EPSILON_FIELD_NUMBER: _builtins.int
@@ -360,7 +360,7 @@ class TrainWork(_message.Message):
     """
     sample_clip: _builtins.float
     """The norm to which the gradient of each sample is clipped; for training with noise."""
-    optimiser: _builtins.str
+    optimizer: _builtins.str
     """"sgd", "adam" or "adamw", which start afresh in every round; empty means "sgd"."""
     beta1: _builtins.float
     """Of Adam: what is left of the mean gradient after a step; 0.9 if it is not there."""
@@ -405,7 +405,7 @@ class TrainWork(_message.Message):
         unmeasured: _builtins.bool = ...,
         sample_noise: _builtins.float = ...,
         sample_clip: _builtins.float = ...,
-        optimiser: _builtins.str = ...,
+        optimizer: _builtins.str = ...,
         beta1: _builtins.float | None = ...,
         beta2: _builtins.float | None = ...,
         epsilon: _builtins.float = ...,
@@ -420,7 +420,7 @@ class TrainWork(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_beta1", b"_beta1", "_beta2", b"_beta2", "beta1", b"beta1", "beta2", b"beta2"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta1", b"_beta1", "_beta2", b"_beta2", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "clip_norm", b"clip_norm", "dtype", b"dtype", "epochs", b"epochs", "epsilon", b"epsilon", "from_jacobian", b"from_jacobian", "learning_rate", b"learning_rate", "micro_batch", b"micro_batch", "momentum", b"momentum", "optimiser", b"optimiser", "precision", b"precision", "proximal_mu", b"proximal_mu", "sample_clip", b"sample_clip", "sample_noise", b"sample_noise", "step_decay", b"step_decay", "step_decay_every", b"step_decay_every", "step_schedule", b"step_schedule", "step_warm_up", b"step_warm_up", "steps", b"steps", "targets", b"targets", "unmeasured", b"unmeasured", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta1", b"_beta1", "_beta2", b"_beta2", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "clip_norm", b"clip_norm", "dtype", b"dtype", "epochs", b"epochs", "epsilon", b"epsilon", "from_jacobian", b"from_jacobian", "learning_rate", b"learning_rate", "micro_batch", b"micro_batch", "momentum", b"momentum", "optimizer", b"optimizer", "precision", b"precision", "proximal_mu", b"proximal_mu", "sample_clip", b"sample_clip", "sample_noise", b"sample_noise", "step_decay", b"step_decay", "step_decay_every", b"step_decay_every", "step_schedule", b"step_schedule", "step_warm_up", b"step_warm_up", "steps", b"steps", "targets", b"targets", "unmeasured", b"unmeasured", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beta1: _TypeAlias = _typing.Literal["beta1"]  # noqa: Y015
     _WhichOneofArgType__beta1: _TypeAlias = _typing.Literal["_beta1", b"_beta1"]  # noqa: Y015

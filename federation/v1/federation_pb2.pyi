@@ -349,7 +349,7 @@ class TaskOffer(_message.Message):
 
     @_builtins.property
     def abilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What its trainer can do, besides training on one loss and evaluating: "weights", "gradients", "optimisers",
+        """What its trainer can do, besides training on one loss and evaluating: "weights", "gradients", "optimizers",
         "proximal", "frozen", "noise", "repeatable". Unknown ones are ignored.
         """
 

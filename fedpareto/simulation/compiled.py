@@ -69,7 +69,7 @@ def why_not_compiled(task: Task, sgd: LocalSgd) -> str:
     """The reason why the training of a task cannot be compiled, or would draw other random numbers; empty if it can."""
     if not sgd.plain or sgd.clip_norm or sgd.micro_batch or sgd.precision != "float32":
         return (
-            "only plain SGD can be (train.optimiser, step_schedule, step_warm_up, clip_norm, micro_batch and precision)"
+            "only plain SGD can be (train.optimizer, step_schedule, step_warm_up, clip_norm, micro_batch and precision)"
         )
     if len(task.objectives) > 1:
         return "it has several objectives"

@@ -13,6 +13,6 @@ lost, the member that it attacks, and the t members that collude, whose vectors 
 | `target` | the cosine of what is left of the sums with the member's update, by formula |
 | `reading` | the cosine of signs that are decoded from sums of blurred vectors |
 | `failures` | whether a sum tells that a member's computation has failed |
-| `optimiser` | the search: random ascents from extremal plans, and ascents along the gradient |
+| `optimizer` | the search: random ascents from extremal plans, and ascents along the gradient |
 | `laboratory` | one run: its measures |
 """

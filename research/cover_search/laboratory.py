@@ -8,7 +8,7 @@ import numpy as np
 
 from cover_search.failures import told
 from cover_search.members import SearchMembers
-from cover_search.optimiser import PlanSearch
+from cover_search.optimizer import PlanSearch
 from cover_search.plan import Plan, crafted
 from cover_search.reading import SumReader, blurred_vector
 from cover_search.specification import SearchSpecification

@@ -63,11 +63,11 @@ def inverted(
         return misfit(x, y, seen) + _VARIATION * _total_variation(x)
 
     slope = vmap(grad(loss))
-    optimiser = torch.optim.Adam([images], lr=_RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, iterations)
+    optimizer = torch.optim.Adam([images], lr=_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, iterations)
     for _ in range(iterations):
         images.grad = slope(images, labels, observed)
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         images.clamp_(0, 1)
     best = vmap(misfit)(images, labels, observed).view(restarts, -1).argmin(0)

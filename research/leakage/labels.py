@@ -119,11 +119,11 @@ def fitted(rounds: Sequence[OpenedSession], members: int, start: tuple[Reals, Re
     if start is not None:
         logits = torch.log(torch.from_numpy(start[0]) + 1e-3)[None]
     logits.requires_grad_()
-    optimiser = torch.optim.Adam([logits], lr=0.1)
+    optimizer = torch.optim.Adam([logits], lr=0.1)
     for _ in range(_ITERATIONS):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         _misfit(logits, rounds, start).backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        optimizer.step()
     return np.asarray(torch.softmax(logits.detach(), 2).mean(0).numpy())
 
 

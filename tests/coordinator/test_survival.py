@@ -46,7 +46,7 @@ def test_a_killed_coordinator_goes_on_where_it_was(scene: Scene, undisturbed: st
     scene.completes(scene.survives(point, pool="attending"), undisturbed)
 
 
-SERVER = 'server = { optimiser = "yogi", learning_rate = 0.02 }\n'
+SERVER = 'server = { optimizer = "yogi", learning_rate = 0.02 }\n'
 REMEMBERING = SPEC.replace('name = "fedmgda+", epsilon = 0.2', 'name = "afl"') + SERVER
 
 

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cover_search.members import SearchMembers
-from cover_search.optimiser import PlanSearch
+from cover_search.optimizer import PlanSearch
 from cover_search.plan import Plan, extremal, within
 from cover_search.target import CosineTarget, individual_parts
 from federation.aggregation.secure import session

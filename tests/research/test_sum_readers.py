@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cover_search.laboratory import measure
 from cover_search.members import SearchMembers
-from cover_search.optimiser import PlanSearch
+from cover_search.optimizer import PlanSearch
 from cover_search.plan import crafted
 from cover_search.reading import SumReader, blurred_vector, signs
 from cover_search.specification import SearchSpecification

@@ -130,7 +130,7 @@ def plans() -> Mapping[str, Plan]:
             _THREE,
             {"ann": 1e16, "ben": -1e16, "cleo": 1.0},
         ),
-        Plan("pareto", 2, 'algorithm.name = "fedmgda+"\nserver = { optimiser = "adam", learning_rate = 0.1 }', _THREE),
+        Plan("pareto", 2, 'algorithm.name = "fedmgda+"\nserver = { optimizer = "adam", learning_rate = 0.1 }', _THREE),
         Plan(
             "objectives",
             1,

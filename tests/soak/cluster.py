@@ -45,7 +45,7 @@ seed = 3
 name = "fedmgda+"
 epsilon = 0.5
 [server]
-optimiser = "adam"
+optimizer = "adam"
 learning_rate = 0.1
 [train]
 deadline_seconds = 3600

@@ -1,6 +1,6 @@
 """A verifier that was written from docs/reference/verify.md: NumPy, `cryptography`, BLAKE3, and stubs made from proto/.
 
-It imports nothing else of fedpareto. It knows the algorithm `fedavg`, the optimiser `sgd` and open rounds; of other
+It imports nothing else of fedpareto. It knows the algorithm `fedavg`, the optimizer `sgd` and open rounds; of other
 runs it says what it did not verify.
 """
 
@@ -177,7 +177,7 @@ class Log:
         for one in signed:
             must(self.root(0, one.size) == one.root, f"the root of {one.size} entries")
         places = [(node.start, node.stop) for node in record.nodes]
-        needed = {place for size in sizes for place in self.context(set(numbers), 0, size)}
+        needed = {place for size in sizes for place in self.around(set(numbers), 0, size)}
         must(places == sorted(needed), "the nodes")
         self.entries = list(record.entries)
         self.told: set[int] = set()
@@ -209,7 +209,7 @@ class Log:
         if stop - start == 1:
             return set()
         half = start + (1 << (stop - start - 1).bit_length() - 1)
-        return self.context(shown, start, half) | self.context(shown, half, stop)
+        return self.around(shown, start, half) | self.around(shown, half, stop)
 
     def find(
         self, action: str, subject: str, digest: str, *, by: str = "", outcome: str = "", place: bool = False
@@ -410,7 +410,7 @@ class Run:
         U = np.array([row for payload in payloads for row in payload or ()])
         K, lengths = np.load(io.BytesIO(gram), allow_pickle=False), np.linalg.norm(U, axis=1)
         must(K.shape == (len(U), len(U)) and (abs(K - U @ U.T) <= 1e-10 * np.outer(lengths, lengths)).all(), "K")
-        if server.get("optimiser", "sgd") != "sgd" or run.get("parameters"):
+        if server.get("optimizer", "sgd") != "sgd" or run.get("parameters"):
             return [*missing, "the model: the optimiser is not known here"]
         before, after = np.concatenate(base), np.concatenate(result)
         value = before - step.rate * (c @ U)

@@ -57,7 +57,7 @@ def interrupted(made: Stage) -> str:
 
 def multi_gradient(made: Stage) -> str:
     """Two rounds of FedMGDA+ with momentum. Its bundle has no payloads."""
-    more = "server = { optimiser = 'momentum', learning_rate = 0.5 }\nselection.minimum = 3\nevaluate.every = 0"
+    more = "server = { optimizer = 'momentum', learning_rate = 0.5 }\nselection.minimum = 3\nevaluate.every = 0"
     run, players = made.begin(*NAMES, name="multi-gradient", rounds=2, more=more)
     made.complete(run, *players)
     return run

@@ -173,7 +173,7 @@ def played_eventfully(stage: Stage, path: Path) -> Recorded:
     ann, ben, cleo, dan, eve = players = stage.cast(task, *(f"{name}-{stage.count}" for name in "abcde"))
     for player in (ann, ben):
         player.stream = attends(player, task)
-    more = "server = { optimiser = 'momentum', learning_rate = 0.5 }\nselection = { minimum = 5, quorum = 0.5 }"
+    more = "server = { optimizer = 'momentum', learning_rate = 0.5 }\nselection = { minimum = 5, quorum = 0.5 }"
     run = stage.submit(spec(f"eventful-{stage.count}", task, 2, more=more))
     for player in (ann, ben):
         assert player.stream is not None

@@ -41,10 +41,10 @@ RULES = {
     "norm-clipping": "",
 }
 SERVERS = {
-    "momentum": "server = { optimiser = 'momentum', learning_rate = 0.5 }",
-    "adam": "server = { optimiser = 'adam', learning_rate = 0.01 }",
-    "yogi": "server = { optimiser = 'yogi', learning_rate = 0.01 }",
-    "adagrad": "server = { optimiser = 'adagrad', learning_rate = 0.01 }",
+    "momentum": "server = { optimizer = 'momentum', learning_rate = 0.5 }",
+    "adam": "server = { optimizer = 'adam', learning_rate = 0.01 }",
+    "yogi": "server = { optimizer = 'yogi', learning_rate = 0.01 }",
+    "adagrad": "server = { optimizer = 'adagrad', learning_rate = 0.01 }",
     "decay": "server = { learning_rate = 0.7, decay = 0.5, decay_every = 1 }",
 }
 FORMS = {

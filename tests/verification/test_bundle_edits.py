@@ -32,7 +32,7 @@ def record(_module_stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Ed
     stage = _module_stage
     played(stage, "fedavg", "", rounds=1)  # entries of another run, which the bundle does not show
     task, players = stage.crew(*NAMES)
-    more = f"server = {{ optimiser = 'momentum', learning_rate = 0.5 }}\nselection.minimum = {len(NAMES)}"
+    more = f"server = {{ optimizer = 'momentum', learning_rate = 0.5 }}\nselection.minimum = {len(NAMES)}"
     run = stage.submit(spec("edited", task, 2, more=more))
     stage.play(run, *players, until=lambda: len(stage.rounds(run)) == 2)
     stage.served.coordinator._sequencer.sequence(show=True)  # a checkpoint for each step

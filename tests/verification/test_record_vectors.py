@@ -16,12 +16,12 @@ from tests.few import every, few
 from tests.stage import Stage
 from tests.verification import record_vectors
 from tests.verification.every_value import is_map, opened
-from tests.verification.independent_verifier import VerificationError as AlsoWrong
+from tests.verification.independent_verifier import Wrong as AlsoWrong
 from tests.verification.independent_verifier import verify as verify_independently
 from tests.verification.record_vectors import OUTCOMES, at, change, put, vector
 from tests.verification.scene import Edited
 from verification.errors import VerificationError
-from verification.own_replies import fates
+from verification.own_replies import reply_outcomes
 from verification.run import OpenedRun
 
 VECTORS = record_vectors.DIRECTORY
@@ -106,7 +106,7 @@ def test_a_member_that_looks_for_its_replies_is_told_of_a_message_that_cannot_be
         BundleReader(bundle.write(tmp_path / "edited")) as reader,
         pytest.raises(BundleError, match="round 0 has a message that cannot be read"),
     ):
-        list(fates(reader, "ann", []))
+        list(reply_outcomes(reader, "ann", []))
 
 
 # --- whether the bundles are those that this version writes

@@ -226,7 +226,7 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
     numbers = session.execute(
         select(Round.number, Round.metrics, Round.started, Round.ended).where(*conditions).order_by(Round.number)
     )
-    along = spec.server.optimiser == "sgd" and not spec.privacy.client_noise  # no norm is shown of protected clients
+    along = spec.server.optimizer == "sgd" and not spec.privacy.client_noise  # no norm is shown of protected clients
     return [
         EndedRound(
             number,

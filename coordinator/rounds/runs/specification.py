@@ -42,9 +42,9 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
         _check_client_noise(spec, rule)
     _check_training(spec, rule)
     with _named(), rule_code(rule, "asking it for an optimiser"):
-        optimiser = rule.optimiser()
-    if optimiser is not None and spec.server.optimiser != "sgd":
-        raise SpecError(f"server.optimiser: {rule.name} brings its own; leave it out")
+        optimizer = rule.optimizer()
+    if optimizer is not None and spec.server.optimizer != "sgd":
+        raise SpecError(f"server.optimizer: {rule.name} brings its own; leave it out")
     if spec.privacy.secure != "off":
         check_suits_private_rounds(spec, rule)
         if spec.train.wire_dtype != "float32":
@@ -101,7 +101,7 @@ def check_suits_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
         rule.private == "sum" or mode != "sum",
         f'secure = "sum": {rule.name} needs the Gram matrix: use "private" or "verified"',
     )
-    mixing = [stage.name for stage in rule.stages if stage.name not in ("normalise", "clip")]
+    mixing = [stage.name for stage in rule.stages if stage.name not in ("normalize", "clip")]
     require(
         not (rule.stages and rule.private == "sum"),
         f"secure: algorithm.pre: {rule.name} sums updates of length 1 in a private round; "
@@ -130,7 +130,7 @@ def check_suits_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
     require(
         not needs_norms or "norm" in privacy.disclose,
         f'disclose: {rule.name} needs "norm", the lengths of the updates'
-        + (', or the stage "normalise"' if rule.name == "fedfv" else ""),
+        + (', or the stage "normalize"' if rule.name == "fedfv" else ""),
     )
     require(not spec.objectives.serve, "secure: objectives.serve: members of a private round serve all objectives")
 
@@ -158,7 +158,7 @@ def _check_training(spec: RunSpec, rule: Algorithm) -> None:
     if spec.privacy.sample_noise and (why := sgd.without_noise()):
         raise SpecError(f"train.{why} (privacy.sample_noise)")
     if rule.divides_by_rate and not sgd.plain:
-        key = "optimiser" if sgd.optimiser != "sgd" else "step_schedule" if sgd.step_warm_up == 0 else "step_warm_up"
+        key = "optimizer" if sgd.optimizer != "sgd" else "step_schedule" if sgd.step_warm_up == 0 else "step_warm_up"
         raise SpecError(
             f"train.{key}: {rule.name} as it is set up divides updates by train.learning_rate and takes the result for "
             "gradients: use plain SGD with one rate in each round, or a rule that does not, such as fedmgda+"
@@ -198,7 +198,7 @@ def needed_abilities(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]
         needed = rule.needs(objectives)
     conditions = {
         Ability.NOISE: spec.privacy.of_samples is not None,
-        Ability.OPTIMISERS: not LocalSgd.of(spec.train).bare,
+        Ability.OPTIMIZERS: not LocalSgd.of(spec.train).bare,
         Ability.PROXIMAL: spec.train.proximal_mu > 0,
         Ability.FROZEN: bool(spec.parameters.frozen) or spec.parameters.buffers == "frozen",
     }
@@ -212,9 +212,9 @@ def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
         warnings = (given,) if isinstance(given, str) else tuple(map(str, given))  # a plug-in may return one
     if spec.privacy.secure != "off":
         warnings += private_cautions(spec, rule)
-    if spec.train.optimiser != "sgd" and spec.train.learning_rate >= _LARGE_FOR_ADAM:
+    if spec.train.optimizer != "sgd" and spec.train.learning_rate >= _LARGE_FOR_ADAM:
         warnings += (
-            f"train.learning_rate = {spec.train.learning_rate:g} is large for {spec.train.optimiser}, which moves each "
+            f"train.learning_rate = {spec.train.learning_rate:g} is large for {spec.train.optimizer}, which moves each "
             "parameter by about the rate in each step; 0.001 is usual",
         )
     if spec.train.precision == "fp16":

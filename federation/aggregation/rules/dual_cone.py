@@ -24,7 +24,7 @@ class DualCone(Remembering):
     g0 = sum lambda0_i u_i. The dual is min ||g0 + sum mu_i u_i||^2 over mu >= 0, and c = lambda0 + mu. Without
     conflicts this is FedAvg. With conflicts, the clients that FedAvg would hurt get more weight. The result opposes no
     update, and depends on no order and no reported loss; a sequence of projections promises neither. It is zero only at
-    a Pareto stationary point. Long updates dominate g0; `pre = ["normalise"]` makes all equal. (As a projection:
+    a Pareto stationary point. Long updates dominate g0; `pre = ["normalize"]` makes all equal. (As a projection:
     Lopez-Paz and Ranzato, 2017, eq. 11.)
 
     With `tau`, the step must not oppose the last updates of absent clients either; these have no weight in g0. FedFV's

@@ -23,7 +23,7 @@ from federation.spec.options import option
 class Remembering(Rule, ABC):
     """An algorithm that also reads the last updates of absent clients, at most `tau` rounds back.
 
-    Its `combine` finds them as the last rows, with their `ages`; the stages `normalise` and `clip` treat them like the
+    Its `combine` finds them as the last rows, with their `ages`; the stages `normalize` and `clip` treat them like the
     others. Stages that compare or mix the updates of one round are refused: earlier updates are not of that round.
     """
 

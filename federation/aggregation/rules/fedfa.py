@@ -7,7 +7,7 @@ import numpy as np
 
 from federation.aggregation.base import Rule, conclude
 from federation.aggregation.interface import Combination, Rows, Vector
-from federation.aggregation.server_optimisers import FedFaMomentum, Optimiser
+from federation.aggregation.server_optimizers import FedFaMomentum, Optimizer
 from federation.spec.options import option
 
 
@@ -42,7 +42,7 @@ class FedFa(Rule):
             "fedmgda+ reads neither losses nor accuracies",
         )
 
-    def optimiser(self) -> Optimiser:
+    def optimizer(self) -> Optimizer:
         return FedFaMomentum(gamma=self.gamma, eta=self.eta, sign=self.sign)
 
     def staged(self, rows: Rows) -> Combination:
@@ -52,8 +52,8 @@ class FedFa(Rule):
         before: dict[str, int] = dict(rows.state.get("counts", {}))
         counts = before | {client: before.get(client, 0) + 1 for client in rows.names(self.name)}
         frequencies = np.array([counts[client] for client in rows.clients], dtype=np.float64)
-        rare = _normalised(-np.log2(accuracies / (accuracies.sum() or 1.0) + 1e-6))
-        often = _normalised(-np.log2(1.0 - frequencies / frequencies.sum() + 1e-5))
+        rare = _normalized(-np.log2(accuracies / (accuracies.sum() or 1.0) + 1e-6))
+        often = _normalized(-np.log2(1.0 - frequencies / frequencies.sum() + 1e-5))
         answer = super().staged(replace(rows, prior=self.alpha * rare + (1.0 - self.alpha) * often))
         return replace(answer, state={"counts": counts})
 
@@ -61,7 +61,7 @@ class FedFa(Rule):
         return conclude(rows.gram, rows.prior, rows.prior)  # `staged` has made p the prior
 
 
-def _normalised(information: Vector) -> Vector:
+def _normalized(information: Vector) -> Vector:
     """Scaled to a sum of 1; uniform where all are 0. Where only one client is right about anything, its value is 0."""
     positive = np.maximum(information, 0.0)
     total = float(positive.sum())

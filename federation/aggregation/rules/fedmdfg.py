@@ -15,7 +15,7 @@ from federation.aggregation.phases import Replies, RoundContext, RoundGenerator
 from federation.aggregation.qp import min_norm
 from federation.aggregation.rules.earlier_updates import Remembering
 from federation.aggregation.rules.fedmgda import standstill
-from federation.aggregation.server_optimisers import Optimiser, Sgd
+from federation.aggregation.server_optimizers import Optimizer, Sgd
 from federation.spec.objective_names import JOINT
 from federation.spec.options import option
 from federation.work.search.work import step_metric
@@ -57,7 +57,7 @@ class FedMDFG(Remembering):
             "lowers this limit",
         )
 
-    def optimiser(self) -> Optimiser:
+    def optimizer(self) -> Optimizer:
         """The step along the direction itself, as the clients tried it."""
         return Sgd()
 

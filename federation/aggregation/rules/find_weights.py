@@ -60,5 +60,5 @@ def find_weights(
         if np.array_equal(moved, weights):
             break
         weights = moved
-    normalised: Vector = weights / weights.sum()
-    return normalised
+    normalized: Vector = weights / weights.sum()
+    return normalized

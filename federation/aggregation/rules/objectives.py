@@ -64,13 +64,13 @@ class ObjectiveRule(MeasuredRule, ABC):
 
     weights: str = option("exact", WEIGHTS)
     scope: Literal["all", "encoder"] = option("all", SCOPE)
-    normalise: bool = option(
+    normalize: bool = option(
         False, "make the gradients of all objectives equally long, here and in the step: no loss counts by its scale"
     )
-    bound: Literal["clip", "normalise", "none"] = option(
+    bound: Literal["clip", "normalize", "none"] = option(
         "clip",
         'what bounds each client\'s gradients and updates: "clip" shortens those longer than bound_norm medians of '
-        'their objective, "normalise" gives all the median norm, "none" leaves them as they are (the papers)',
+        'their objective, "normalize" gives all the median norm, "none" leaves them as they are (the papers)',
     )
     bound_norm: float = option(2.0, "the bound of clip in median norms, at least 1", "[1, inf)")
     beta: float = option(0.001, "the step of pgd", "[0, inf)")
@@ -82,8 +82,8 @@ class ObjectiveRule(MeasuredRule, ABC):
             torchjd.rule(self.weights)
         elif self.weights not in ("exact", "pgd", RAW):
             raise HyperparameterError(f"weights must be one of exact, pgd, {RAW}, torchjd:NAME; got {self.weights!r}")
-        if self.normalise and self.weights == RAW:
-            raise HyperparameterError(f'normalise: "{RAW}" takes the matrix as it was estimated')
+        if self.normalize and self.weights == RAW:
+            raise HyperparameterError(f'normalize: "{RAW}" takes the matrix as it was estimated')
 
     def cautions(self) -> tuple[str, ...]:
         if self.bound != "none":
@@ -120,7 +120,7 @@ class ObjectiveRule(MeasuredRule, ABC):
         """Lambda, shape (M,), from the Gram matrix of the objectives and the weights of the last round."""
         if self.weights == RAW:
             return find_weights(G, before, beta=self.beta, steps=self.steps, raw=True)
-        if self.normalise:
+        if self.normalize:
             lengths = np.sqrt(np.diag(G))
             inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
             G = G * np.outer(inverse, inverse)
@@ -136,11 +136,11 @@ class ObjectiveRule(MeasuredRule, ABC):
         return shares
 
     def scales(self, G: Matrix) -> Vector:
-        """The factor of each objective besides its weight, shape (M,): 1, or with `normalise` mean length / own length.
+        """The factor of each objective besides its weight, shape (M,): 1, or with `normalize` mean length / own length.
 
         The mean length leaves the step about as long as without.
         """
-        if not self.normalise or not (np.diag(G) > 0).all():
+        if not self.normalize or not (np.diag(G) > 0).all():
             return np.ones(len(G))
         lengths = np.sqrt(np.diag(G))
         scales: Vector = lengths.mean() / lengths

@@ -23,7 +23,7 @@ NAMES = ("ann", "ben", "cleo", "dan", "eve")
 ROUNDS = 5
 SPECS = {
     "fedfv": "algorithm.alpha = 0.3\nalgorithm.tau = 2",
-    "dual-cone": 'algorithm.tau = 2\nalgorithm.pre = ["normalise"]',
+    "dual-cone": 'algorithm.tau = 2\nalgorithm.pre = ["normalize"]',
 }
 
 
@@ -70,7 +70,7 @@ def test_steps_are_made_and_recorded_with_the_absent_of_the_last_rounds(stage: S
         rows = [*U.values(), *(latest[name][1] for _, name in absent)]
         losses = [updates[name].losses["loss"] for name in names] + [0.0] * len(absent)
         ages = [0] * len(names) + [t - r for r, _ in absent]
-        keys: dict[str, Any] = {"alpha": 0.3} if rule == "fedfv" else {"pre": ["normalise"]}
+        keys: dict[str, Any] = {"alpha": 0.3} if rule == "fedfv" else {"pre": ["normalize"]}
         expected = coefficients_of(aggregate(rule, rows, losses=losses, ages=ages, tau=2, **keys))
         manifest = stage.step(run, t)
         np.testing.assert_allclose(manifest.coefficients, expected, rtol=1e-12, atol=1e-15)

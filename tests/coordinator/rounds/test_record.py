@@ -200,11 +200,11 @@ def test_the_longest_update_is_named_also_if_it_is_of_an_earlier_round() -> None
 
 
 @few("adam")
-@pytest.mark.parametrize("optimiser", ["adam", "yogi", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["adam", "yogi", "adagrad"])
 def test_a_second_moment_beyond_float32_skips_the_round_names_the_client_and_leaves_no_trace(
-    stage: Stage, optimiser: str
+    stage: Stage, optimizer: str
 ) -> None:
-    more = f'selection.minimum = 2\nserver = {{ optimiser = "{optimiser}", learning_rate = 0.01 }}\nlimits.norm = 1e40'
+    more = f'selection.minimum = 2\nserver = {{ optimizer = "{optimizer}", learning_rate = 0.01 }}\nlimits.norm = 1e40'
     run, (ann, ben) = stage.begin("ann", "ben", algorithm="fedavg", more=more)
     ann.answer()
     ben.reply(ben.order(), np.full(LAYOUT.size, 1e30, np.float32))
@@ -216,7 +216,7 @@ def test_a_second_moment_beyond_float32_skips_the_round_names_the_client_and_lea
 
 
 def test_what_would_overflow_the_second_moment_is_taken_once_updates_are_bounded(stage: Stage) -> None:
-    more = 'algorithm.pre = ["normalise"]\nserver = { optimiser = "adam", learning_rate = 0.01 }\nlimits.norm = 1e40'
+    more = 'algorithm.pre = ["normalize"]\nserver = { optimizer = "adam", learning_rate = 0.01 }\nlimits.norm = 1e40'
     run, (ben,) = stage.begin("ben", algorithm="fedavg", more=more)
     ben.reply(ben.order(), np.full(LAYOUT.size, 1e30, np.float32))
     stage.play(run, ben)

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from federation.aggregation.interface import Rows
-from federation.aggregation.server_optimisers import FedAdam
+from federation.aggregation.server_optimizers import FedAdam
 from federation.digests import digest
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest
@@ -70,17 +70,17 @@ def exported(stage: Stage, run: str, number: int | None = None) -> str:
 
 
 def test_an_optimisers_vectors_are_kept_committed_to_and_collected_when_they_are_left(stage: Stage) -> None:
-    server = 'server = { optimiser = "adam", learning_rate = 0.05, beta1 = 0.8, tau = 0.01 }'
+    server = 'server = { optimizer = "adam", learning_rate = 0.05, beta1 = 0.8, tau = 0.01 }'
     run, players = begin(stage, "fedavg", more=server)
     stage.play(run, *players)
-    optimiser = FedAdam(beta1=0.8, tau=0.01)
+    optimizer = FedAdam(beta1=0.8, tau=0.01)
     model = BASE
-    slots = {slot: np.full(LAYOUT.size, optimiser.initial(slot)) for slot in optimiser.slots}
+    slots = {slot: np.full(LAYOUT.size, optimizer.initial(slot)) for slot in optimizer.slots}
     state: dict[str, Any] = {}
     states: list[dict[str, Any]] = [{}]
     for round_ in stage.rounds(run):
         direction = np.full(3, 1 / 3) @ sent(stage, run, round_.number)
-        step, after = optimiser.apply(direction, slots)
+        step, after = optimizer.apply(direction, slots)
         model = narrow(model - 0.05 * step)
         slots = {slot: narrow(values).astype(np.float64) for slot, values in after.items()}
         assert round_.result_model == digest(to_bytes(LAYOUT, model))
@@ -97,7 +97,7 @@ def test_an_optimisers_vectors_are_kept_committed_to_and_collected_when_they_are
 
 
 def test_a_stationary_round_changes_nothing_and_says_so(stage: Stage) -> None:
-    before, after, last = cancelling(stage, "fedmgda", 'server.optimiser = "momentum"', (1, -1, 1))
+    before, after, last = cancelling(stage, "fedmgda", 'server.optimizer = "momentum"', (1, -1, 1))
     assert set(before.state_data["vectors"]) == {"momentum"}
     assert (last.reason, last.metrics["stationary"], stage.step(last.run_id, 1).rate) == ("stationary", 1.0, 0.0)
     assert (after.model, after.state_data) == (before.model, before.state_data)
@@ -175,7 +175,7 @@ def test_a_median_has_no_coefficients_but_cosines(stage: Stage) -> None:
 
 
 def test_updates_whose_median_is_zero_are_no_step(stage: Stage) -> None:
-    run, players = begin(stage, "median", rounds=1, more='server.optimiser = "yogi"')
+    run, players = begin(stage, "median", rounds=1, more='server.optimizer = "yogi"')
     for i, player in enumerate(players):
         player.reply(player.order(), (np.arange(LAYOUT.size) % 3 == i).astype(np.float32))  # no two agree anywhere
     stage.play(run, *players)

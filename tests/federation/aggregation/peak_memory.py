@@ -10,7 +10,7 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from federation.aggregation.gram import apply_step, combine, gram, trimmed_mean
-from federation.aggregation.server_optimisers import FedAdam
+from federation.aggregation.server_optimizers import FedAdam
 from federation.vectors import RowFile
 
 def peak():

@@ -92,7 +92,7 @@ def test_a_direction_of_zero_is_stationary() -> None:
     assert result.diagnostics["direction_norm"] == 0
 
 
-@pytest.mark.parametrize("more", [{}, {"pre": ["normalise"]}])
+@pytest.mark.parametrize("more", [{}, {"pre": ["normalize"]}])
 @pytest.mark.parametrize("name", ["median", "trimmed-mean"])
 def test_one_huge_update_does_not_make_the_direction_of_the_others_look_like_zero(
     name: str, more: dict[str, Any]
@@ -116,7 +116,7 @@ def test_a_row_that_is_not_finite_is_dropped_and_the_rest_is_counted_anew() -> N
 
 
 @pytest.mark.parametrize(
-    "pre", [["normalise"], ["clip"], ["nnm"], ["bucket"], ["normalise", "nnm"], ["clip", "bucket"]]
+    "pre", [["normalize"], ["clip"], ["nnm"], ["bucket"], ["normalize", "nnm"], ["clip", "bucket"]]
 )
 def test_stages_come_first(pre: list[str]) -> None:
     U = drawn(9, 400, seed=3).astype(np.float64) * np.arange(1, 10)[:, None]
@@ -147,7 +147,7 @@ def test_files_and_arrays_give_the_same_bytes_on_any_number_of_threads(tmp_path:
 COMPUTATION = """
 blocks = (block for block, _ in trimmed_mean(np.eye(m), 2, rows))
 slots = {"first": rows[0], "second": rows[1]}
-apply_step(rows[0], 1.0, blocks, len, optimiser=FedAdam(), before=slots, after={"first": len, "second": len})
+apply_step(rows[0], 1.0, blocks, len, optimizer=FedAdam(), before=slots, after={"first": len, "second": len})
 """
 
 

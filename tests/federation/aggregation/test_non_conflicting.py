@@ -95,4 +95,4 @@ def test_a_short_update_is_opposed_by_upgrad_of_torchjd_and_by_no_rule_of_ours()
     assert not any(opposed.values()), opposed
     for name in ("torchjd:upgrad", "torchjd:dualproj"):
         assert (U @ (coefficients(name)(U) @ U))[2] < 0
-        assert (U @ (coefficients(name, pre=["normalise"])(U) @ U)).min() >= -1e-3
+        assert (U @ (coefficients(name, pre=["normalize"])(U) @ U)).min() >= -1e-3

@@ -24,7 +24,7 @@ from tests.federation.aggregation import scene
 NAMES = tuple(name for name in ALGORITHMS if name not in {"median", "trimmed-mean", "fsmgda"})
 OVER_OBJECTIVES = {"scalarised", "fedcmoo", "fedcmoo-pref"}  # whose rounds are in test_objective_rules
 SEARCHING = {"fedmdfg"}  # whose rounds have a phase more, and are in test_fedmdfg
-chains = st.lists(st.sampled_from(["normalise", "clip", "arc", "nnm", "bucket"]), unique=True)
+chains = st.lists(st.sampled_from(["normalize", "clip", "arc", "nnm", "bucket"]), unique=True)
 
 
 def rows(U: scene.Matrix, *, t: int = 0) -> Rows:
@@ -34,7 +34,7 @@ def rows(U: scene.Matrix, *, t: int = 0) -> Rows:
 def on_the_updates(stage: str, U: scene.Matrix) -> scene.Matrix:
     """The stages as their papers write them."""
     match stage:
-        case "normalise":
+        case "normalize":
             return U / scene.norms(U)[:, None]
         case "clip":
             return U * np.minimum(1, np.median(scene.norms(U)) / scene.norms(U))[:, None]
@@ -85,7 +85,7 @@ def test_any_rule_behind_any_stages_answers_in_terms_of_the_updates(U: scene.Mat
 @given(scene.zoo)
 def test_known_rules_are_stages_before_fedavg(U: scene.Matrix) -> None:
     size = max(1.0, float(scene.norms(U).max()))
-    for rule, stage in (("fedavg-n", "normalise"), ("norm-clipping", "clip")):
+    for rule, stage in (("fedavg-n", "normalize"), ("norm-clipping", "clip")):
         one, other = aggregate(rule, U), aggregate("fedavg", U, pre=[stage])
         np.testing.assert_allclose(other.direction, one.direction, atol=1e-9 * size)
         np.testing.assert_allclose(other.weights, one.weights)
@@ -110,7 +110,7 @@ def test_the_order_of_the_clients_does_not_matter_to_mixing(m: int, seed: int, r
     U = scene.matrix("random", m, 6, seed)
     order = list(range(m))
     random.shuffle(order)
-    one, other = (aggregate("fedmgda+", V, pre=["normalise", "nnm"], byzantine=2) for V in (U, U[order]))
+    one, other = (aggregate("fedmgda+", V, pre=["normalize", "nnm"], byzantine=2) for V in (U, U[order]))
     np.testing.assert_allclose(other.direction, one.direction, atol=1e-6)
 
 
@@ -172,7 +172,7 @@ def test_a_sign_flip_stops_fedmgda_plus_and_mixing_in_front_of_it_undoes_that() 
         return float(direction @ honest / length) if length else 0.0
 
     bare = aggregate("fedmgda+", U, epsilon=1.0)
-    mixed = aggregate("fedmgda+", U, epsilon=1.0, pre=["normalise", "nnm"], byzantine=2)
+    mixed = aggregate("fedmgda+", U, epsilon=1.0, pre=["normalize", "nnm"], byzantine=2)
     assert bare.diagnostics["stationary"] or np.linalg.norm(bare.direction) < 0.05
     assert cosine(mixed.direction) > 0.95
     assert np.linalg.norm(mixed.direction) > 0.5
@@ -192,7 +192,7 @@ def test_a_round_goes_through_the_stages(name: str) -> None:
     told = [{"losses": {"loss": 1.0 + i}, "metrics": {"train/accuracy": 0.1 * i}} for i in range(9)]
     replies = Replies([scene.reply(f"c{i}", u, **told[i]) for i, u in enumerate(U)])
     context = RoundContext(number=3, total=5)
-    rule = algorithm(name, {"pre": ["normalise", "nnm"], "byzantine": 2})
+    rule = algorithm(name, {"pre": ["normalize", "nnm"], "byzantine": 2})
     assert isinstance(rule, Rule)
     decided = scene.stepped(rule.round(context), replies).combination
     np.testing.assert_array_equal(decided.coefficients, rule.decide(replies.rows(context)).coefficients)

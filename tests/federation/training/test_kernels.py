@@ -19,7 +19,7 @@ from tests.owners_code.unpooled_task import Undetermined
 from tests.trained import ASKED, jacobian, train
 
 ERROR, WARN = 2, 1  # PyTorch's numbers of its modes
-ADAM = LocalSgd(epochs=2, batch_size=10, learning_rate=0.1, optimiser="adam")
+ADAM = LocalSgd(epochs=2, batch_size=10, learning_rate=0.1, optimizer="adam")
 
 
 @pytest.fixture(autouse=True)

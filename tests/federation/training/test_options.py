@@ -74,7 +74,7 @@ def sgd(**changed: Any) -> LocalSgd:
 
 def by_hand(
     work: LocalSgd,
-    optimiser: Callable[..., torch.optim.Optimizer],
+    optimizer: Callable[..., torch.optim.Optimizer],
     schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
     device: str = "cpu",
 ) -> Vector:
@@ -84,7 +84,7 @@ def by_hand(
     model = flat.build(learned).to(device)
     vector_to_parameters(torch.from_numpy(base.copy()).to(device), model.parameters())
     data = learned.load(DataSource()).train
-    moves = optimiser(model.parameters(), lr=work.learning_rate)
+    moves = optimizer(model.parameters(), lr=work.learning_rate)
     rates = schedule(moves) if schedule else None
     batches = minibatches(data, work.batch_size, training_seed(0, 0, "a"), work.count(len(data)))
     scaler = torch.amp.GradScaler(device, enabled=work.precision == "fp16")
@@ -138,21 +138,21 @@ def test_an_optimiser_makes_the_steps_of_torchs(name: str, made: Any, options: d
         found: torch.optim.Optimizer = made(parameters, lr=lr, **({"weight_decay": 0.0} | given))
         return found
 
-    work = sgd(optimiser=name, **options)
+    work = sgd(optimizer=name, **options)
     same(trained(work, device), by_hand(work, of_torch, device=device))
 
 
 def test_adam_starts_afresh_in_every_training() -> None:
     _, base, trainer = curve()
-    first, second = (train(trainer, base, sgd(optimiser="adam")).rows["loss"].tobytes() for _ in range(2))
+    first, second = (train(trainer, base, sgd(optimizer="adam")).rows["loss"].tobytes() for _ in range(2))
     assert first == second
 
 
 def test_adam_adds_the_proximal_term_and_leaves_frozen_columns_alone() -> None:
     _, base, trainer = curve()
-    free, near = (trained(sgd(optimiser="adam", proximal_mu=mu)) for mu in (0.0, 100.0))
+    free, near = (trained(sgd(optimizer="adam", proximal_mu=mu)) for mu in (0.0, 100.0))
     assert np.linalg.norm(near - base) < np.linalg.norm(free - base) / 1.5
-    work = sgd(optimiser="adamw", weight_decay=0.1)
+    work = sgd(optimizer="adamw", weight_decay=0.1)
     update = train(trainer, base, work, frozen=(slice(0, 96),)).rows["loss"]
     assert not update[:96].any()
     assert update[96:].all()
@@ -171,11 +171,11 @@ def test_adam_adds_the_proximal_term_and_leaves_frozen_columns_alone() -> None:
 )
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_a_schedule_over_the_steps_is_that_of_torch(options: dict[str, Any], of_torch: Any, name: str) -> None:
-    work = sgd(optimiser=name, **options)
+    work = sgd(optimizer=name, **options)
     assert work.count(23) == 9
-    optimiser = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name]
-    same(trained(work), by_hand(work, optimiser, of_torch))
-    assert np.abs(trained(work) - trained(sgd(optimiser=name))).max() > 1e-3
+    optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name]
+    same(trained(work), by_hand(work, optimizer, of_torch))
+    assert np.abs(trained(work) - trained(sgd(optimizer=name))).max() > 1e-3
 
 
 def test_a_warm_up_comes_before_the_rest_of_a_schedule() -> None:
@@ -226,7 +226,7 @@ def test_micro_batches_change_nothing_but_memory_and_rounding() -> None:
 
 def test_a_first_step_made_of_gradients_is_a_step_of_adam_too() -> None:
     _, base, trainer = curve()
-    work = sgd(optimiser="adam", clip_norm=0.05, step_schedule="cosine")
+    work = sgd(optimizer="adam", clip_norm=0.05, step_schedule="cosine")
     plain = train(trainer, base, work).rows["loss"]
     jacobian(trainer, base, work.batch_size)
     np.testing.assert_allclose(train(trainer, base, work, from_jacobian=True).rows["loss"], plain, rtol=0, atol=1e-6)
@@ -238,7 +238,7 @@ def test_a_first_step_made_of_gradients_is_a_step_of_adam_too() -> None:
 def test_an_option_travels_and_one_that_is_not_there_keeps_its_default() -> None:
     shape = Shape(initial_model(Curve(), 0)[0], ("loss",), ("loss",))
     full = sgd(
-        optimiser="adam", beta1=0.0, beta2=0.5, epsilon=1e-4, clip_norm=2.0, micro_batch=2, precision="bf16",
+        optimizer="adam", beta1=0.0, beta2=0.5, epsilon=1e-4, clip_norm=2.0, micro_batch=2, precision="bf16",
         step_schedule="decay", step_warm_up=3, step_decay=0.7, step_decay_every=4,
     )  # fmt: skip
     for work in (sgd(), full):
@@ -247,7 +247,7 @@ def test_an_option_travels_and_one_that_is_not_there_keeps_its_default() -> None
         assert wire.from_proto(message, shape).sgd == work
     bare = TrainWork(epochs=3, batch_size=10, learning_rate=0.05)
     assert wire.from_proto(bare, shape).sgd == sgd()
-    for key, value in (("optimiser", "lamb"), ("precision", "int8"), ("step_schedule", "zigzag"), ("step_decay", 2.0)):
+    for key, value in (("optimizer", "lamb"), ("precision", "int8"), ("step_schedule", "zigzag"), ("step_decay", 2.0)):
         with pytest.raises(WorkError, match=str(value) if isinstance(value, str) else "decay = 2"):
             wire.from_proto(TrainWork(epochs=3, learning_rate=0.05, **dict[str, Any]({key: value})), shape)
 
@@ -270,10 +270,10 @@ def test_updates_shrink_with_the_rate_of_their_round() -> None:
 # ---- in simulations
 
 
-@few("optimiser = 'adamw', step_schedule = 'cosine', step_warm_up = 2")
+@few("optimizer = 'adamw', step_schedule = 'cosine', step_warm_up = 2")
 @pytest.mark.parametrize(
     "options",
-    ["optimiser = 'adam', weight_decay = 0.01", "optimiser = 'adamw', step_schedule = 'cosine', step_warm_up = 2"],
+    ["optimizer = 'adam', weight_decay = 0.01", "optimizer = 'adamw', step_schedule = 'cosine', step_warm_up = 2"],
 )
 def test_stacked_clients_train_with_these_options_as_single_ones_do(options: str) -> None:
     text = f"{RUN}train = {{ batch_size = 40, learning_rate = 0.002, {options} }}\n"
@@ -287,7 +287,7 @@ def test_stacked_clients_train_with_these_options_as_single_ones_do(options: str
         ("clip_norm = 1.0", False),
         ("micro_batch = 5", False),
         ("precision = 'bf16'", False),
-        ("optimiser = 'adam'", True),
+        ("optimizer = 'adam'", True),
         ("step_schedule = 'cosine'", True),
     ],
 )
@@ -322,13 +322,13 @@ def test_fp16_without_a_gpu_is_refused_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("train.optimiser = 'lamb'", "train.optimiser: Input should be 'sgd', 'adam' or 'adamw'; got 'lamb'"),
+        ("train.optimizer = 'lamb'", "train.optimizer: Input should be 'sgd', 'adam' or 'adamw'; got 'lamb'"),
         ("train.precision = 'fp8'", "train.precision: Input should be 'float32', 'bf16' or 'fp16'; got 'fp8'"),
         ("train.clip_norm = -1.0", "train.clip_norm: Input should be greater than or equal to 0; got -1.0"),
         ("train.micro_batch = -1", "train.micro_batch: Input should be greater than or equal to 0; got -1"),
-        ("train.beta1 = 0.9", 'train: beta1 is for optimiser = adam or adamw, not for "sgd"'),
-        ("train = { optimiser = 'adam', momentum = 0.9 }", 'train: momentum is for optimiser = sgd, not for "adam"'),
-        ("train = { optimiser = 'adam', epsilon = 0 }", "train.epsilon: Input should be greater than 0; got 0"),
+        ("train.beta1 = 0.9", 'train: beta1 is for optimizer = adam or adamw, not for "sgd"'),
+        ("train = { optimizer = 'adam', momentum = 0.9 }", 'train: momentum is for optimizer = sgd, not for "adam"'),
+        ("train = { optimizer = 'adam', epsilon = 0 }", "train.epsilon: Input should be greater than 0; got 0"),
         ("train.step_decay = 0.5", 'train: step_decay is for step_schedule = decay, not for "constant"'),
         ("train = { round_schedule = 'decay', round_decay = 0 }", "train.round_decay: Input should be greater than 0"),
         ("train.round_schedule = 'linear'", "train.round_schedule: Input should be 'constant', 'decay' or 'cosine'"),
@@ -339,8 +339,8 @@ def test_fp16_without_a_gpu_is_refused_with_the_reason() -> None:
         ("train.micro_batch = 1\nprivacy.sample_noise = 1.0", "train.micro_batch: gradients are made sample by sample"),
         ("train.precision = 'bf16'\nprivacy.sample_noise = 1.0", 'gradients that get noise are made in "float32"'),
         (
-            "train.optimiser = 'adam'\nalgorithm.name = 'q-fedavg'",
-            "train.optimiser: q-fedavg as it is set up divides updates by train.learning_rate",
+            "train.optimizer = 'adam'\nalgorithm.name = 'q-fedavg'",
+            "train.optimizer: q-fedavg as it is set up divides updates by train.learning_rate",
         ),
         ("train.step_warm_up = 2\nalgorithm = { name = 'fsmgda', sums = true }", "train.step_warm_up: fsmgda as it is"),
         ("train.step_schedule = 'cosine'\nalgorithm.name = 'fedmdfg'", "train.step_schedule: fedmdfg as it is set up"),
@@ -354,9 +354,9 @@ def test_what_cannot_work_is_refused_with_the_reason(keys: str, message: str) ->
 @pytest.mark.parametrize(
     "keys",
     [
-        "train.optimiser = 'adam'\nalgorithm = { name = 'q-fedavg', lipschitz = 10.0 }",
-        "train.optimiser = 'adam'\nalgorithm.name = 'fsmgda'",
-        "train = { optimiser = 'adam', step_schedule = 'cosine' }\nprivacy.sample_noise = 1.0",
+        "train.optimizer = 'adam'\nalgorithm = { name = 'q-fedavg', lipschitz = 10.0 }",
+        "train.optimizer = 'adam'\nalgorithm.name = 'fsmgda'",
+        "train = { optimizer = 'adam', step_schedule = 'cosine' }\nprivacy.sample_noise = 1.0",
         "train.round_schedule = 'cosine'\nalgorithm.name = 'fedmdfg'",
     ],
 )
@@ -365,8 +365,8 @@ def test_what_can_work_is_accepted(keys: str) -> None:
 
 
 def test_a_large_rate_for_adam_is_pointed_out() -> None:
-    assert any("large for adam" in words for words in cautions(*parse_run(f"{RUN}train.optimiser = 'adam'\n")))
-    text = f"{RUN}train = {{ optimiser = 'adam', learning_rate = 0.001 }}\n"
+    assert any("large for adam" in words for words in cautions(*parse_run(f"{RUN}train.optimizer = 'adam'\n")))
+    text = f"{RUN}train = {{ optimizer = 'adam', learning_rate = 0.001 }}\n"
     assert not any("large" in words for words in cautions(*parse_run(text)))
 
 
@@ -375,7 +375,7 @@ def test_private_training_takes_steps_of_adam() -> None:
     digits = task("digits")
     trainer = TorchTrainer(digits, digits.load(DataSource()), "cpu", 1)
     base = initial_model(digits, 0)[1]
-    work = LocalSgd(steps=1, batch_size=50, learning_rate=0.01, optimiser="adam")
+    work = LocalSgd(steps=1, batch_size=50, learning_rate=0.01, optimizer="adam")
     rows = train(trainer, base, work, private=PrivateSgd(noise=1.0, clip=1.0), measure=False).rows
     moved = np.abs(rows["loss"])
     assert moved.max() == pytest.approx(0.01, rel=1e-3)  # the first step of Adam: the rate in each coordinate

@@ -88,7 +88,7 @@ def test_two_processes_come_to_the_result_of_one(two: ExternalTrainer, alone: Tr
     [
         LocalSgd(steps=3, batch_size=1, learning_rate=0.1),  # nothing is left for the second process
         LocalSgd(
-            steps=3, batch_size=0, learning_rate=0.01, optimiser="adam", epsilon=1e-2, clip_norm=0.1, micro_batch=10
+            steps=3, batch_size=0, learning_rate=0.01, optimizer="adam", epsilon=1e-2, clip_norm=0.1, micro_batch=10
         ),
     ],
 )
@@ -104,7 +104,7 @@ def test_schedules_decay_and_frozen_parameters_hold_in_two_processes(
     two: ExternalTrainer, alone: Trainer, base: Vector, precision: str, close: float
 ) -> None:
     sgd = LocalSgd(
-        steps=6, batch_size=25, learning_rate=0.01, optimiser="adamw", epsilon=1e-2, weight_decay=0.1, proximal_mu=0.5,
+        steps=6, batch_size=25, learning_rate=0.01, optimizer="adamw", epsilon=1e-2, weight_decay=0.1, proximal_mu=0.5,
         step_schedule="cosine", step_warm_up=2, precision=precision,
     )  # fmt: skip
     frozen = (slice(4096, 4160),)  # hidden.bias

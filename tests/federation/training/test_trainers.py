@@ -257,11 +257,11 @@ def test_work_that_a_trainer_cannot_do_is_not_begun_and_the_reason_names_the_abi
     assert reason(halving(), Descend(sgd=proximal, targets=one)) == "ability:proximal"
     assert reason(halving(), Descend(sgd=SGD, targets=one, frozen=(slice(1),))) == "ability:frozen"
     for more in (
-        {"optimiser": "adam"}, {"momentum": 0.5}, {"weight_decay": 0.1}, {"clip_norm": 1.0}, {"step_warm_up": 1},
+        {"optimizer": "adam"}, {"momentum": 0.5}, {"weight_decay": 0.1}, {"clip_norm": 1.0}, {"step_warm_up": 1},
         {"step_schedule": "cosine"},
     ):  # fmt: skip
         sgd = LocalSgd(steps=3, learning_rate=1.0, **more)
-        assert reason(halving(), Descend(sgd=sgd, targets=one)) == "ability:optimisers"
+        assert reason(halving(), Descend(sgd=sgd, targets=one)) == "ability:optimizers"
     assert reason(halving(), Differentiate(batch_size=0)) == "ability:gradients"
 
     class Gradients(Halving):
@@ -295,7 +295,7 @@ def test_a_trainer_cannot_claim_an_ability_that_does_not_exist() -> None:
     class Boasting(Halving):
         abilities = frozenset({"telepathy"})
 
-    with pytest.raises(TaskError, match="the ability 'telepathy': there are weights, gradients, optimisers, proximal"):
+    with pytest.raises(TaskError, match="the ability 'telepathy': there are weights, gradients, optimizers, proximal"):
         halving(Boasting)
 
 
@@ -542,7 +542,7 @@ def test_a_run_that_needs_more_than_the_trainers_can_do_is_declined_and_submit_w
         'train.momentum = 0.5\nparameters.frozen = ["intercept"]\nprivacy.sample_noise = 1.0\n'
     )
     dry = running.admin("submit", str(path), "--dry-run", code=None)
-    inability = ", and ".join(CANNOT[ability] for ability in (Ability.FROZEN, Ability.NOISE, Ability.OPTIMISERS))
+    inability = ", and ".join(CANNOT[ability] for ability in (Ability.FROZEN, Ability.NOISE, Ability.OPTIMIZERS))
     (said,) = (other["message"] for other in dry["others"] if other["client_id"] == "ann")
     assert said == f"the trainer of this worker {inability}"
     assert "0 of the 4 members that could be asked would take part" in dry["obstacle"]

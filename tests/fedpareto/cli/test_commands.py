@@ -104,7 +104,7 @@ def test_bad_usage_ends_with_exit_code_2(arguments: tuple[str, ...]) -> None:
         (SPEC + "[train]\nepoch = 1", "train.epoch: no such key"),
         (SPEC + "[train]\nepochs = 1\nsteps = 5", "train: give either epochs or steps"),
         (SPEC + '[selection]\nmethod = "some"', "selection.method"),
-        (SPEC + "[server]\ntau = 1.0", 'server: tau is for optimiser = adam or yogi or adagrad, not for "sgd"'),
+        (SPEC + "[server]\ntau = 1.0", 'server: tau is for optimizer = adam or yogi or adagrad, not for "sgd"'),
         (SPEC + '[simulation]\npartition = "slices"', "simulation.partition: unknown scheme 'slices': use iid"),
         (SPEC + '[simulation]\nsizes = "big"', "simulation.sizes: unknown sizes 'big': use equal or lognormal:SIGMA"),
         (

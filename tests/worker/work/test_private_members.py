@@ -86,7 +86,7 @@ def same(mode: Mode, name: str, near: float = 1.0, *, clip: float = 0.0, **value
 def of_units(mode: Mode, name: str, near: float, disclose: tuple[str, ...] = (), **values: Any) -> Case:
     """A rule that sees updates of length 1."""
     algorithm = {"name": name, **values}
-    pre = list(dict.fromkeys(["normalise", *values.get("pre", [])]))
+    pre = list(dict.fromkeys(["normalize", *values.get("pre", [])]))
     return Case(mode, algorithm, {**algorithm, "pre": pre}, near, disclose)
 
 
@@ -126,14 +126,14 @@ MORE = {
     "multi-krum": of_units(VERIFIED, "multi-krum", 0.9),
     "nash-mtl": of_units(PRIVATE, "nash-mtl", 0.95),
     "torchjd:upgrad": of_units(PRIVATE, "torchjd:upgrad", 0.95),
-    "normalise": of_units(PRIVATE, "geometric-median", 0.95, pre=["normalise"]),
+    "normalize": of_units(PRIVATE, "geometric-median", 0.95, pre=["normalize"]),
     # after one step, updates are so alike that its coefficients break the share rule: see the test below
     "adafed": replace(of_units(PRIVATE, "adafed", 0.98, ("loss",)), sgd=HUNDRED_STEPS),
     "clip": of_units(PRIVATE, "geometric-median", 0.95, pre=["clip"]),
     "nnm": of_units(VERIFIED, "geometric-median", 0.95, pre=["nnm"]),
     "bucket": of_units(PRIVATE, "geometric-median", 0.9, pre=["bucket"]),
     "fedfv": Case(PRIVATE, {"name": "fedfv"}, {"name": "fedfv"}, 0.9, ("loss", "norm")),
-    "fedfv, normalise": of_units(PRIVATE, "fedfv", 0.9, ("loss",), pre=["normalise"]),
+    "fedfv, normalize": of_units(PRIVATE, "fedfv", 0.9, ("loss",), pre=["normalize"]),
 }
 
 

@@ -31,7 +31,7 @@ def receipt_of(stage: Stage, client: str) -> ReceiptManifest:
 
 
 def test_a_row_beyond_the_limit_is_refused_for_good_and_adam_goes_on_without_it(stage: Stage) -> None:
-    more = 'selection.minimum = 3\nserver = { optimiser = "adam", learning_rate = 0.01 }'
+    more = 'selection.minimum = 3\nserver = { optimizer = "adam", learning_rate = 0.01 }'
     run, (ann, ben, cleo) = stage.begin("ann", "ben", "cleo", algorithm="fedavg", more=more)
     largest = np.full(LAYOUT.size, np.finfo(np.float32).max)
     with refused("RESOURCE_EXHAUSTED", "limit:norm") as messages:

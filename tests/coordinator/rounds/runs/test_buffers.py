@@ -313,7 +313,7 @@ def test_local_buffers_outlive_their_worker_and_a_simulation_makes_the_same(scen
 
 @pytest.mark.full
 def test_averaged_buffers_are_the_mean_of_the_replies_and_k_does_not_see_them(scene: Scene, tmp_path: Path) -> None:
-    document = text("averaged").replace('"fedavg"', '"fedmgda+"') + 'server = { optimiser = "momentum" }\n'
+    document = text("averaged").replace('"fedavg"', '"fedmgda+"') + 'server = { optimizer = "momentum" }\n'
     simulated = simulate(('name = "averaged"\n' + document).encode(), home=tmp_path / "home", threads=1)
     if CLIENTS[0] not in scene.fed.workers:
         scene.work(CLIENTS[0])

@@ -55,7 +55,7 @@ def test_rules_over_the_gram_matrix_are_accepted(name: str, secure: str) -> None
         (spec("afl", "sum"), 'privacy.disclose: afl needs "loss"'),
         (spec("fedfa", "sum", privacy='disclose = ["loss"]'), 'fedfa needs "accuracy"'),
         (spec("q-fedavg", "sum", privacy='disclose = ["loss"]'), 'q-fedavg needs "norm"'),
-        (spec("fedfv", "private", privacy='disclose = ["loss"]'), 'fedfv needs "norm".*or the stage "normalise"'),
+        (spec("fedfv", "private", privacy='disclose = ["loss"]'), 'fedfv needs "norm".*or the stage "normalize"'),
         (spec("fedmgda+", "sometimes"), "privacy.secure"),
         (spec("fedmgda+", "private", privacy='disclose = ["data"]'), "privacy.disclose"),
         (RUN + "[privacy]\nclip = 1.0\n", 'secure is "off"'),

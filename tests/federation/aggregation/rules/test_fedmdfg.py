@@ -93,7 +93,7 @@ def test_where_losses_are_equal_fairness_is_no_row_and_short_updates_are_not_wea
     U = matrix("random", 4, 20, 3)
     found = aggregate("fedmdfg", U, losses=np.full(4, 2.0))
     assert (found.diagnostics["guided"], found.diagnostics["angle"]) == (0.0, 0.0)
-    shortest = aggregate("fedmgda", U, pre=["normalise"]).direction
+    shortest = aggregate("fedmgda", U, pre=["normalize"]).direction
     np.testing.assert_allclose(unit(found.direction), unit(shortest), atol=1e-9)
     U[0] *= 0.01
     weaker = aggregate("fedmdfg", U, losses=np.full(4, 2.0)).direction
@@ -156,7 +156,7 @@ def test_the_steps_go_down_with_a_direction_that_was_lengthened_and_not_up_for_t
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ('server.optimiser = "adam"', "server.optimiser: fedmdfg brings its own"),
+        ('server.optimizer = "adam"', "server.optimizer: fedmdfg brings its own"),
         ("train.measure = false", "train.measure: fedmdfg needs what clients measure"),
         ('algorithm.pre = ["nnm"]\nalgorithm.tau = 1', 'algorithm.tau: not together with the stage "nnm"'),
     ],

@@ -29,8 +29,8 @@ def test_the_weights_stay_in_the_simplex_and_never_lengthen_the_direction(U: Mat
     assert (after >= 0).all()
     assert abs(after.sum() - 1) <= 1e-12
     scale = np.diag(K).max()
-    normalised = K / np.sqrt(np.diag(K)).mean() ** 2 if scale > 0 else K
-    if beta * np.linalg.eigvalsh(normalised)[-1] <= 1:  # a step that is not too long
+    normalized = K / np.sqrt(np.diag(K)).mean() ** 2 if scale > 0 else K
+    if beta * np.linalg.eigvalsh(normalized)[-1] <= 1:  # a step that is not too long
         assert after @ K @ after <= before @ K @ before + 1e-9 * scale
 
 

@@ -163,10 +163,10 @@ def test_fedfa_is_that_of_the_reference() -> None:
         np.testing.assert_allclose(result.weights, expected["weights"], atol=1e-9, err_msg=case["id"])
         assert list(result.state["counts"].values()) == case["frequency"]
         for sign, key in (("minus", "w_next_author_sign_minus"), ("plus", "w_next_plus_sign")):
-            optimiser = algorithm("fedfa", {**rule, "sign": sign}).optimiser()
-            assert optimiser is not None
+            optimizer = algorithm("fedfa", {**rule, "sign": sign}).optimizer()
+            assert optimizer is not None
             # The reference's momentum is of changes of the model, ours of directions.
-            step, after = optimiser.apply(result.direction, {"momentum": -np.array(case["momentum"])})
+            step, after = optimizer.apply(result.direction, {"momentum": -np.array(case["momentum"])})
             np.testing.assert_allclose(w - step, expected[key], atol=1e-9, err_msg=case["id"])
             np.testing.assert_allclose(-after["momentum"], expected["momentum_next"], atol=1e-9, err_msg=case["id"])
 
@@ -352,6 +352,6 @@ def test_an_update_that_was_not_stored_is_an_error() -> None:
 def test_earlier_updates_are_normalised_like_the_others() -> None:
     U = np.array([[1.0, 0.0], [-1.0, 1.0], [-1.0, -0.5]])
     ages = [0, 1, 1]
-    one = aggregate("fedfv", U, losses=[1.0, 0, 0], ages=ages, tau=1, pre=["normalise"])
-    scaled = aggregate("fedfv", U * [[1], [1], [1000]], losses=[1.0, 0, 0], ages=ages, tau=1, pre=["normalise"])
+    one = aggregate("fedfv", U, losses=[1.0, 0, 0], ages=ages, tau=1, pre=["normalize"])
+    scaled = aggregate("fedfv", U * [[1], [1], [1000]], losses=[1.0, 0, 0], ages=ages, tau=1, pre=["normalize"])
     np.testing.assert_allclose(scaled.direction, one.direction, atol=1e-12)

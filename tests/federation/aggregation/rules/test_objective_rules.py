@@ -104,11 +104,11 @@ def test_fedcmoo_steps_along_the_weighted_sum_whoever_serves_what(
 def test_the_average_of_the_updates_goes_through_the_stages() -> None:
     clients = Clients(ALL)
     clients.gradients["cleo", "left"] *= 1e3
-    keys = ({"sketch": "exact", "pre": pre, "bound": "none"} for pre in ([], ["normalise"]))
+    keys = ({"sketch": "exact", "pre": pre, "bound": "none"} for pre in ([], ["normalize"]))
     steps = [clients.play(algorithm("fedcmoo", own).round(context(ALL))) for own in keys]
-    plain, normalised = (np.linalg.norm(direction(step)) for step in steps)
+    plain, normalized = (np.linalg.norm(direction(step)) for step in steps)
     assert plain > 100
-    assert normalised <= 1 + 1e-6
+    assert normalized <= 1 + 1e-6
 
 
 # --- bounds
@@ -128,7 +128,7 @@ def stepped(name: str, keys: Mapping[str, Any], clients: Clients) -> Step:
     return clients.play(algorithm(name, keys).round(context(CROWD)))
 
 
-@pytest.mark.parametrize("bound", ["clip", "normalise"])
+@pytest.mark.parametrize("bound", ["clip", "normalize"])
 @pytest.mark.parametrize(("name", "keys"), BOUNDED)
 def test_a_client_that_scales_its_gradients_moves_the_step_by_no_more_than_its_bounded_part(
     name: str, keys: Mapping[str, Any], bound: str
@@ -284,8 +284,8 @@ def test_without_losses_a_preference_cannot_be_followed() -> None:
 
 
 @pytest.mark.parametrize("weights", ["exact", "pgd", "torchjd:upgrad"])
-@pytest.mark.parametrize("normalise", [False, True])
-def test_weights_are_a_distribution_whatever_the_scale_of_the_losses(weights: str, normalise: bool) -> None:
+@pytest.mark.parametrize("normalize", [False, True])
+def test_weights_are_a_distribution_whatever_the_scale_of_the_losses(weights: str, normalize: bool) -> None:
     if weights.startswith("torchjd"):
         pytest.importorskip("torchjd", reason="TorchJD is not installed")
     found = []
@@ -293,13 +293,13 @@ def test_weights_are_a_distribution_whatever_the_scale_of_the_losses(weights: st
         clients = Clients(ALL)
         for client in ALL:
             clients.gradients[client, "right"] *= scale
-        rule = algorithm("fsmgda", {"weights": weights, "normalise": normalise})
+        rule = algorithm("fsmgda", {"weights": weights, "normalize": normalize})
         step = clients.play(rule.round(context(ALL)))
         lam = objectives_of(step).weights
         assert (lam >= 0).all()
         assert lam.sum() == pytest.approx(1.0)
         found.append(direction(step) / np.linalg.norm(direction(step)))
-    if normalise:  # where the model moves is the same
+    if normalize:  # where the model moves is the same
         np.testing.assert_allclose(found[0], found[1], atol=1e-4)
     else:
         assert np.linalg.norm(found[0] - found[1]) > 0.1
@@ -309,7 +309,7 @@ def test_normalised_objectives_are_trained_for_equally_whatever_their_scale() ->
     clients = Clients(ALL)
     for client in ALL:
         clients.gradients[client, "right"] *= 1e-3
-    conversation = algorithm("fedcmoo", {"sketch": "exact", "normalise": True}).round(context(ALL))
+    conversation = algorithm("fedcmoo", {"sketch": "exact", "normalize": True}).round(context(ALL))
     phase = clients.begin(conversation)
     assert phase.weights is not None
     assert 300 < phase.weights["right"] / phase.weights["left"] < 3000

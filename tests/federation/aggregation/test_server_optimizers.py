@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from coordinator.rounds.runs.specification import parse_run
-from coordinator.rounds.step import server_optimiser
-from federation.aggregation import server_optimisers
+from coordinator.rounds.step import server_optimizer
+from federation.aggregation import server_optimizers
 from federation.aggregation.gram import Average, apply_step
 from federation.aggregation.interface import HyperparameterError
-from federation.aggregation.server_optimisers import FedAdagrad, FedAdam, FedFaMomentum, FedYogi, Momentum, Optimiser
+from federation.aggregation.server_optimizers import FedAdagrad, FedAdam, FedFaMomentum, FedYogi, Momentum, Optimizer
 from federation.aggregation.streaming import Row
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.vectors import RowFile
@@ -30,13 +30,13 @@ def directions(rounds: int = 6, d: int = 40) -> list[Vector]:
     return [rng.standard_normal(d) * rng.choice([1e-3, 1.0, 30.0], d) for _ in range(rounds)]
 
 
-def steps(optimiser: Optimiser, given: list[Vector]) -> list[Vector]:
+def steps(optimizer: Optimizer, given: list[Vector]) -> list[Vector]:
     """The step of each round, state in float64."""
-    slots = {slot: np.full(len(given[0]), optimiser.initial(slot)) for slot in optimiser.slots}
+    slots = {slot: np.full(len(given[0]), optimizer.initial(slot)) for slot in optimizer.slots}
     found = []
     for direction in given:
-        step, slots = optimiser.apply(direction, slots)
-        assert slots.keys() == set(optimiser.slots)
+        step, slots = optimizer.apply(direction, slots)
+        assert slots.keys() == set(optimizer.slots)
         found.append(step)
     return found
 
@@ -58,7 +58,7 @@ def transcribed(kind: str, deltas: list[Vector], beta1: float, beta2: float, tau
 
 
 @pytest.mark.parametrize(("kind", "made"), [("adam", FedAdam), ("yogi", FedYogi), ("adagrad", FedAdagrad)])
-def test_the_adaptive_ones_are_algorithm_2_with_the_sign_turned(kind: str, made: type[Optimiser]) -> None:
+def test_the_adaptive_ones_are_algorithm_2_with_the_sign_turned(kind: str, made: type[Optimizer]) -> None:
     settings = {"beta1": 0.8, "beta2": 0.95, "tau": 0.01}
     kept = {key: value for key, value in settings.items() if key in {field.name for field in dataclasses.fields(made)}}
     added = transcribed(kind, [-direction for direction in directions()], **settings)
@@ -66,15 +66,15 @@ def test_the_adaptive_ones_are_algorithm_2_with_the_sign_turned(kind: str, made:
         np.testing.assert_allclose(step, -expected, rtol=1e-12)
 
 
-def moved(torch_optimiser: Callable[[list[torch.Tensor]], torch.optim.Optimizer], given: list[Vector]) -> list[Vector]:
+def moved(torch_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer], given: list[Vector]) -> list[Vector]:
     """How far a torch optimiser goes against each gradient."""
     w = torch.zeros(len(given[0]), dtype=torch.float64, requires_grad=True)
-    optimiser = torch_optimiser([w])
+    optimizer = torch_optimizer([w])
     found = []
     for direction in given:
         before = w.detach().numpy().copy()
         w.grad = torch.from_numpy(direction)
-        optimiser.step()
+        optimizer.step()
         found.append(before - w.detach().numpy())
     return found
 
@@ -115,7 +115,7 @@ def test_fedfas_momentum_brakes_or_accelerates_in_the_long_run() -> None:
         (lambda: FedYogi(tau=0.0), r"tau must lie in \(0, inf\); got 0.0"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(make: Callable[[], Optimiser], message: str) -> None:
+def test_settings_that_make_no_sense_are_named(make: Callable[[], Optimizer], message: str) -> None:
     with pytest.raises(HyperparameterError, match=message):
         make()
 
@@ -131,8 +131,8 @@ class Files:
         self.rows: dict[str, Row] = {"model": base}
         self.rounds = 0
 
-    def step(self, optimiser: Optimiser, direction: Vector, *, cut: int, average: bool = False) -> float:
-        names = ["model", *optimiser.slots, *(["average"] if average else [])]
+    def step(self, optimizer: Optimizer, direction: Vector, *, cut: int, average: bool = False) -> float:
+        names = ["model", *optimizer.slots, *(["average"] if average else [])]
         pieces: dict[str, list[bytes]] = {name: [] for name in names}
 
         def sink(name: str) -> Callable[[Any], object]:
@@ -140,11 +140,11 @@ class Files:
 
         cuts = (direction[start : start + cut] for start in range(0, len(direction), cut))
         slots: dict[str, Any] = {
-            "before": {slot: self.rows[slot] for slot in optimiser.slots if slot in self.rows},
-            "after": {slot: sink(slot) for slot in optimiser.slots},
+            "before": {slot: self.rows[slot] for slot in optimizer.slots if slot in self.rows},
+            "after": {slot: sink(slot) for slot in optimizer.slots},
             "average": Average(self.rounds, self.rows.get("average"), sink("average")) if average else None,
         }
-        norm = apply_step(self.rows["model"], 0.1, cuts, sink("model"), optimiser=optimiser, **slots)
+        norm = apply_step(self.rows["model"], 0.1, cuts, sink("model"), optimizer=optimizer, **slots)
         self.rounds += 1
         for name, parts in pieces.items():
             path = self.directory / f"{name}-{self.rounds}"
@@ -157,12 +157,12 @@ class Files:
         return row.read() if isinstance(row, RowFile) else row.astype(np.float32)
 
 
-ALL = [server_optimisers.Sgd(), Momentum(), FedAdam(), FedYogi(), FedAdagrad(), FedFaMomentum()]
+ALL = [server_optimizers.Sgd(), Momentum(), FedAdam(), FedYogi(), FedAdagrad(), FedFaMomentum()]
 
 
-@pytest.mark.parametrize("optimiser", ALL)
+@pytest.mark.parametrize("optimizer", ALL)
 def test_vectors_in_float32_files_give_what_float64_gives_however_the_direction_is_cut(
-    tmp_path: Path, optimiser: Optimiser
+    tmp_path: Path, optimizer: Optimizer
 ) -> None:
     base = np.random.default_rng(1).standard_normal(D).astype(np.float32)
     given = directions(3, D)
@@ -172,10 +172,10 @@ def test_vectors_in_float32_files_give_what_float64_gives_however_the_direction_
         directory.mkdir()
         files = Files(directory, base)
         for direction in given:
-            assert files.step(optimiser, direction, cut=cut) == pytest.approx(np.linalg.norm(direction), rel=1e-12)
-        results.append({name: files.read(name).tobytes() for name in ("model", *optimiser.slots)})
+            assert files.step(optimizer, direction, cut=cut) == pytest.approx(np.linalg.norm(direction), rel=1e-12)
+        results.append({name: files.read(name).tobytes() for name in ("model", *optimizer.slots)})
     assert results[0] == results[1] == results[2]
-    exact = base - 0.1 * np.sum(steps(optimiser, given), axis=0)
+    exact = base - 0.1 * np.sum(steps(optimizer, given), axis=0)
     np.testing.assert_allclose(np.frombuffer(results[0]["model"], dtype="<f4"), exact, rtol=1e-5, atol=1e-5)
 
 
@@ -192,35 +192,35 @@ def test_a_vector_out_of_the_range_of_float32_is_an_error() -> None:
     huge = np.full(10, 1e25)
     sinks = {"first": len, "second": len}
     with pytest.raises(FloatingPointError, match="second leaves the range of float32 between elements 0 and 10"):
-        apply_step(np.zeros(10, np.float32), 1.0, [huge], len, optimiser=FedAdam(), after=sinks)
+        apply_step(np.zeros(10, np.float32), 1.0, [huge], len, optimizer=FedAdam(), after=sinks)
 
 
 # --- named
 
 
 def test_a_run_names_its_optimiser_and_the_settings_that_it_has() -> None:
-    kinds = get_args(RunSpec.model_fields["server"].annotation.model_fields["optimiser"].annotation)  # type: ignore[union-attr]
-    assert set(kinds) == set(server_optimisers.OPTIMISERS)
+    kinds = get_args(RunSpec.model_fields["server"].annotation.model_fields["optimizer"].annotation)  # type: ignore[union-attr]
+    assert set(kinds) == set(server_optimizers.OPTIMIZERS)
     values = {"beta1": 0.5, "beta2": 0.6, "tau": 0.25}
-    for kind, made in server_optimisers.OPTIMISERS.items():
+    for kind, made in server_optimizers.OPTIMIZERS.items():
         own = {field.name for field in dataclasses.fields(made)}
-        text = SPEC + f'[server]\noptimiser = "{kind}"\n'
-        assert server_optimiser(RunSpec.parse(text).server) == made()
+        text = SPEC + f'[server]\noptimizer = "{kind}"\n'
+        assert server_optimizer(RunSpec.parse(text).server) == made()
         for key, value in values.items():
             if key in own:
                 text += f"{key} = {value}\n"
             else:
-                with pytest.raises(SpecError, match=rf'server: {key} is for optimiser = .*, not for "{kind}"'):
+                with pytest.raises(SpecError, match=rf'server: {key} is for optimizer = .*, not for "{kind}"'):
                     RunSpec.parse(f"{text}{key} = {value}\n")
-        assert server_optimiser(RunSpec.parse(text).server) == made(**{key: values[key] for key in own})
+        assert server_optimizer(RunSpec.parse(text).server) == made(**{key: values[key] for key in own})
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ('optimiser = "rmsprop"', "server.optimiser"),
-        ('optimiser = "adam"\nbeta1 = 1.0', "server.beta1"),
-        ('optimiser = "adam"\ntau = 0', "server.tau"),
+        ('optimizer = "rmsprop"', "server.optimizer"),
+        ('optimizer = "adam"\nbeta1 = 1.0', "server.beta1"),
+        ('optimizer = "adam"\ntau = 0', "server.tau"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_by_its_path(keys: str, message: str) -> None:
@@ -229,6 +229,6 @@ def test_a_setting_that_cannot_be_is_refused_by_its_path(keys: str, message: str
 
 
 def test_an_algorithm_with_an_optimiser_of_its_own_takes_no_other() -> None:
-    text = SPEC.replace("fedavg", "fedfa") + '[server]\noptimiser = "adam"\n'
-    with pytest.raises(SpecError, match=r"server.optimiser: fedfa brings its own; leave it out"):
+    text = SPEC.replace("fedavg", "fedfa") + '[server]\noptimizer = "adam"\n'
+    with pytest.raises(SpecError, match=r"server.optimizer: fedfa brings its own; leave it out"):
         parse_run(text)

@@ -18,7 +18,7 @@ from federation.spec.options import Options, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimiser(Options, ABC):
+class Optimizer(Options, ABC):
     """Works element by element, on float64 blocks of the direction and of its state vectors (d,), float32 on disk.
 
     Attributes:
@@ -38,7 +38,7 @@ class Optimiser(Options, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sgd(Optimiser):
+class Sgd(Optimizer):
     """The step is the direction."""
 
     def apply(self, direction: Vector, slots: Mapping[str, Vector]) -> tuple[Vector, dict[str, Vector]]:
@@ -46,7 +46,7 @@ class Sgd(Optimiser):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Momentum(Optimiser):
+class Momentum(Optimizer):
     """Heavy ball (FedAvgM; Hsu et al., 2019): v <- beta1 v + g, and the step is v."""
 
     slots = ("momentum",)
@@ -59,7 +59,7 @@ class Momentum(Optimiser):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adaptive(Optimiser):
+class Adaptive(Optimizer):
     """m <- beta1 m + (1 - beta1) g, and the step is m / (sqrt(v) + tau); subclasses define v.
 
     Without bias correction: m begins at 0 and v at tau^2, as in Algorithm 2.
@@ -111,7 +111,7 @@ class FedYogi(FedAdam):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedFaMomentum(Optimiser):
+class FedFaMomentum(Optimizer):
     """The momentum of FedFa (Huang et al., 2020): v <- gamma v + (1 - gamma) g, and the step is g +- eta v.
 
     The public implementations do "minus", w' - eta v with v a mean of changes of the model: it brakes, in the long run
@@ -130,6 +130,6 @@ class FedFaMomentum(Optimiser):
         return direction + rate * momentum, {"momentum": momentum}
 
 
-OPTIMISERS: Mapping[str, type[Optimiser]] = MappingProxyType(
+OPTIMIZERS: Mapping[str, type[Optimizer]] = MappingProxyType(
     {"sgd": Sgd, "momentum": Momentum, "adam": FedAdam, "yogi": FedYogi, "adagrad": FedAdagrad}
 )
