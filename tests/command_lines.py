@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -75,8 +76,10 @@ def problem(line: str, *, complete: bool = True) -> str | None:
     return None
 
 
-def at_a_terminal(*arguments: str, answer: str) -> tuple[int, str, str]:
+def at_a_terminal(*arguments: str, answer: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[int, str, str]:
     """Runs the command with a terminal as its standard input, and types an answer once it asks.
+
+    `meanwhile` is called between the question and the answer.
 
     Returns:
         The exit code, what it wrote, and what the terminal showed of the answer.
@@ -95,6 +98,7 @@ def at_a_terminal(*arguments: str, answer: str) -> tuple[int, str, str]:
     written = b""
     while not re.search(rb"(: |\]: )$", written) and (piece := os.read(process.stdout.fileno(), 1000)):
         written += piece
+    meanwhile()
     os.write(terminal, f"{answer}\n".encode())
     written += process.stdout.read()
     code = process.wait()

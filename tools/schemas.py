@@ -134,7 +134,9 @@ DOCUMENTS: dict[str, Any] = {
         **dict.fromkeys(("federation_id", "source", "home", "settings", "ca_fingerprint"), str), "hosts": [str]
     },
     "coordinator rotate-key": {"federation_id": str, "key": str, "rotations": int},
-    "worker join": {**JOINED, "addresses": [str], "home": str, "certificate_expires": str, "approval_pending": bool},
+    "worker join": {**JOINED, "addresses": [str], "home": str, "certificate_expires": str, "approval_pending": bool,
+        "key_id": str,
+    },
     "worker run": Either((Open(event=str, time=str, message=str), TrialRound)),
     "worker restored": {
         "pending": Either((None, {"restored": str, "runs": Mapping[str, list[int]]})), "accepted": bool

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from federation.text import counted
+from federation.trust.identity import Action
 from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import ClientState, RunState
@@ -131,16 +132,15 @@ class FederationState:
     def _needs(self) -> Iterator[Need]:
         """Who is connected is only known while the coordinator runs."""
         lists = self.lists
-        waiting = {alert.client_id for alert in lists.alerts if alert.kind == v1.AlertKind.ALERT_KIND_MEMBER_PENDING}
-        for client in lists.clients:
-            if client.state == ClientState.CLIENT_STATE_PENDING and client.client_id not in waiting:
-                yield Need(f"{client.client_id} waits for approval", f"approve {client.client_id}")
-        for request in self._open_requests():
-            if request.officer != self.administrator:
-                sentence = (
-                    f"{request.officer} asks to {request.phrase}: request {request.name}, {_until(request)}, waits for"
-                )
-                yield Need(f"{sentence} another security officer", f"consent {request.name}")
+        yield from self._pending()
+        asked = [request for request in self._open_requests() if request.officer != self.administrator]
+        if len(asked) > wording.NAMED:
+            told = wording.some([f"{request.officer} asks to {request.phrase}" for request in asked])
+            yield Need(f"{len(asked)} requests wait for another security officer: {told}", "consent --all")
+        else:
+            for request in asked:
+                told = f"{request.officer} asks to {request.phrase}: request {request.name}, {_until(request)}"
+                yield Need(f"{told}, waits for another security officer", f"consent {request.name}")
         alerted = {alert.run_id for alert in lists.alerts if alert.kind == v1.AlertKind.ALERT_KIND_RUN_PAUSED}
         for run in self.open_runs:
             if run.state == RunState.RUN_STATE_PAUSED and run.run_id not in alerted:
@@ -154,6 +154,17 @@ class FederationState:
             sentence = f"{of_all}{wording.some(away)}" if of_all else f"{away[0]} is not connected"
             yield Need(sentence, f"client {away[0]}" if len(away) == 1 else "clients")
 
+    def _pending(self) -> Iterator[Need]:
+        """The members that wait for approval, if no alert says so and no officer has asked for it."""
+        known = {alert.client_id for alert in self.lists.alerts if alert.kind == v1.AlertKind.ALERT_KIND_MEMBER_PENDING}
+        known |= {request.subject for request in self._open_requests() if request.action == Action.APPROVE}
+        waiting = (item for item in self.lists.clients if item.state == ClientState.CLIENT_STATE_PENDING)
+        names = sorted((item.client_id for item in waiting if item.client_id not in known), key=natural)
+        if len(names) > wording.NAMED:
+            yield Need(f"{len(names)} members wait for approval: {wording.some(names)}", "approve --all-pending")
+        else:
+            yield from (Need(f"{name} waits for approval", f"approve {name}") for name in names)
+
     def _open_requests(self) -> Iterator[OfficerRequest]:
         """What officers have asked for, and another one has not decided."""
         for request in self.lists.requests:
@@ -163,14 +174,19 @@ class FederationState:
     @property
     def own_requests(self) -> list[Need]:
         """What the operator has asked for, and another officer has to decide."""
+        own = [request for request in self._open_requests() if request.officer == self.administrator]
+        if len(own) > wording.NAMED:
+            told = wording.some([request.phrase for request in own])
+            return [
+                Need(f"You made {len(own)} requests, to {told}: another security officer has to consent", "requests")
+            ]
         return [
             Need(
                 f"You asked to {request.phrase}: another security officer has to consent to request {request.name}, "
                 f"{_until(request)}",
                 f"withdraw {request.name}",
             )
-            for request in self._open_requests()
-            if request.officer == self.administrator
+            for request in own
         ]
 
 

@@ -36,7 +36,7 @@ from federation.v1.federation_pb2_grpc import FederationStub
 from storage import audit
 from storage.models import ActionRequest
 from storage.states import ClientState
-from tests.coordinator.members.scene import Officer, client
+from tests.coordinator.members.scene import Officer, client, key_of
 from tests.running import SECONDS, Clock, Running, made_home, refused, running, wait_for
 
 RULE: dict[str, Any] = {"approval": True, "two_officers": ["approve", "revoke", "forget", "revoke-admin"]}
@@ -75,10 +75,10 @@ def entries(served: Running, subject: str) -> list[tuple[str, str, str]]:
 
 def test_by_commands_one_officer_asks_and_another_consents(served: Running, cast: Cast, member: str) -> None:
     ada, bea, _ = cast
-    name = ada.command("approve", member).partition("this is request ")[2].partition(" ")[0]
+    name = ada.command("approve", member, "--yes").partition("this is request ")[2].partition(" ")[0]
     assert state(served, member) is ClientState.PENDING
     assert name in bea.command("requests")
-    done = bea.document("consent", name, "--yes")["request"]
+    done = bea.document("consent", name, "--yes")["results"][0]["request"]
     assert (done["state"], done["request"]["decoded"]["subject"]) == ("DONE", member)
     assert done["decision"]["decoded"]["officer"] == "bea"
     assert state(served, member) is ClientState.ACTIVE
@@ -247,7 +247,7 @@ def test_of_two_consents_at_the_same_time_one_counts(served: Running, cast: Cast
 def test_a_request_is_withdrawn_by_its_officer_and_refused_by_others(served: Running, cast: Cast, member: str) -> None:
     ada, bea, _ = cast
     assert ada.decide(ada.ask(Action.APPROVE, member), consent=False).state == messages.REQUEST_STATE_WITHDRAWN
-    name = ada.document("approve", member)["request"]["request_id"][7:]
+    name = ada.document("approve", member, "--yes")["results"][0]["request"]["request_id"][7:]
     done = bea.command("withdraw", name[:8], "--reason", "not known", "--yes")
     assert done == f"approve {member}, asked by ada: refused\n"
     request = bea.requests()[0]
@@ -355,7 +355,8 @@ def test_only_the_settings_and_a_restart_end_the_rule_which_the_log_tells(tmp_pa
             name = f"m-{secrets.token_hex(4)}"
             served.enroll(name)
             with AdminFiles.load(home.admin_dir).channel() as channel:
-                approve, request = AdminStub(channel).ApproveClient, messages.ApproveClientRequest(client_id=name)
+                approve = AdminStub(channel).ApproveClient
+                request = messages.ApproveClientRequest(client_id=name, key_id=key_of(served, name))
                 with refused("FAILED_PRECONDITION", reason) if reason else nullcontext():
                     approve(request, timeout=SECONDS)
             told = [entry.detail for entry in served.entries(action=audit.CONFIGURED, subject=TWO_OFFICERS)]

@@ -1,7 +1,7 @@
 """Makes join strings: one on the screen, or one for each name in a file, each in a file of its own."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 
@@ -59,10 +59,15 @@ def make_all(
     Raises:
         CommandFailure: a name cannot be used, and nothing was made; or a join string could not be made or written.
     """
-    names = read_names(names_file)
+    listed = read_names(names_file)
+    names = list(listed.lines)
     there = {name for name in names if (directory / f"{name}.join").exists()}
     with connected(context, home) as stub:
-        _must_fit([name for name in names if name not in there], stub, again=request.again, names_file=names_file)
+        asked = {line: name for name, line in listed.lines.items() if name not in there}
+        if wrong := {**listed.wrong, **dict(_unfit(asked, stub, again=request.again))}:
+            problems = [f"line {line}: {why}" for line, why in sorted(wrong.items())]
+            head = f"{names_file}: no join string was made, because of these lines:"
+            raise CommandFailure("\n  ".join([head, *problems]), code=USAGE)
         with failing(OSError):
             if not directory.is_dir():
                 make_private_directory(directory)
@@ -80,24 +85,22 @@ def make_all(
         report(one_by_one(names, act), key="client_id", as_json=as_json, closing=closing, directory=str(directory))
 
 
-def _must_fit(names: Sequence[str], stub: AdminStub, *, again: bool, names_file: Path) -> None:
-    """Raises a CommandFailure that lists the names that are members; of those that join again, the others."""
+def _unfit(asked: Mapping[int, str], stub: AdminStub, *, again: bool) -> Iterator[tuple[int, str]]:
+    """The lines, of the names `asked` for, whose names are members; of those that join again, the others."""
     members = {item.client_id: item for item in whole(stub.ListClients, ListClientsRequest()).clients}
-    wrong = [f"{name}: {why}" for name in names if (why := _unfit(members.get(name), again=again))]
-    if wrong:
-        raise CommandFailure(
-            "\n  ".join([f"{names_file}: no join string was made, because of these names:", *wrong]), code=USAGE
-        )
+    for line, name in asked.items():
+        if why := _why_not(members.get(name), again=again):
+            yield line, f"{name} {why}"
 
 
-def _unfit(member: Client | None, *, again: bool) -> str:
+def _why_not(member: Client | None, *, again: bool) -> str:
     """Why there can be no join string for a name; empty if there can be."""
     if not again:
-        return "" if member is None else "it is a member already, and a name is never given twice"
+        return "" if member is None else "is a member already, and a name is never given twice"
     if member is None:
-        return "it is no member, so that it cannot join again"
+        return "is no member, so that it cannot join again"
     revoked = member.state == ClientState.CLIENT_STATE_REVOKED
-    return "it was revoked, and cannot join again" if revoked else ""
+    return "was revoked, and cannot join again" if revoked else ""
 
 
 def _left(name: str, file: Path) -> ItemResult:

@@ -1,6 +1,7 @@
 """The file of names of `fedpareto admin join-string --names`."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from federation.text_files import EncodingError, decoded
@@ -12,12 +13,19 @@ MOST = 1000  # names: the coordinator lets an administrator make 2000 join strin
 _MAX_BYTES = 1 << 20
 
 
-def read_names(path: Path) -> list[str]:
-    """The names in a file, in order: one a line. Empty lines are left out, and so is what follows a #.
+@dataclass(frozen=True)
+class ListedNames:
+    """The names in a file, each with the number of its line, in order; and what is wrong with which line."""
+
+    lines: Mapping[str, int]
+    wrong: Mapping[int, str]
+
+
+def read_names(path: Path) -> ListedNames:
+    """Reads a file with one name a line. Empty lines are left out, and so is what follows a #.
 
     Raises:
-        CommandFailure: the file cannot be read, has no name or too many; a name is no name for a member, or is there
-            twice. The message has each such line.
+        CommandFailure: the file cannot be read, or has nothing but empty lines, or too many names.
     """
     with failing(OSError, EncodingError, code=USAGE, what=f"cannot read the names in {path}"):
         with path.open("rb") as file:
@@ -25,21 +33,7 @@ def read_names(path: Path) -> list[str]:
         if len(data) > _MAX_BYTES:
             raise CommandFailure(f"{path} has more than {_MAX_BYTES >> 20} MiB: a file of names is smaller", code=USAGE)
         text = decoded(data)
-    lines = dict[str, int]()
-    wrong = list(_read(text, lines))
-    if wrong:
-        raise CommandFailure(
-            "\n  ".join([f"{path}: no join string was made, because of these lines:", *wrong]), code=USAGE
-        )
-    if not lines:
-        raise CommandFailure(f"{path} has no name: write one on each line", code=USAGE)
-    if len(lines) > MOST:
-        raise CommandFailure(f"{path} has {len(lines)} names; give at most {MOST} at once", code=USAGE)
-    return list(lines)
-
-
-def _read(text: str, lines: dict[str, int]) -> Iterator[str]:
-    """Notes the line of each name, and yields what is wrong."""
+    lines, wrong = dict[str, int](), dict[int, str]()
     for number, line in enumerate(text.splitlines(), start=1):
         name = line.partition("#")[0].strip()
         if not name:
@@ -47,8 +41,13 @@ def _read(text: str, lines: dict[str, int]) -> Iterator[str]:
         try:
             check_name(name, "name")
         except IdentityError as error:
-            yield f"line {number}: {error}"
+            wrong[number] = str(error)
             continue
         if name in lines:
-            yield f"line {number}: {name} is on line {lines[name]} already"
+            wrong[number] = f"{name} is on line {lines[name]} already"
         lines.setdefault(name, number)
+    if not lines and not wrong:
+        raise CommandFailure(f"{path} has no name: write one on each line", code=USAGE)
+    if len(lines) > MOST:
+        raise CommandFailure(f"{path} has {len(lines)} names; give at most {MOST} at once", code=USAGE)
+    return ListedNames(lines, wrong)
