@@ -28,6 +28,7 @@ from federation.line.channels import refusal_from_rpc_error
 from federation.trust.admin_files import AdminFiles
 from federation.trust.envelope import envelope_digest, key_id, seal
 from federation.trust.identity import Action
+from federation.trust.join_string import JoinStringFields
 from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import DecisionManifest
@@ -36,7 +37,9 @@ from federation.v1.federation_pb2_grpc import FederationStub
 from storage import audit
 from storage.models import ActionRequest
 from storage.states import ClientState
-from tests.coordinator.members.scene import Officer, client, key_of
+from tests.command_lines import failure
+from tests.coordinator.members.scene import Change, Officer, client, key_of
+from tests.harness import Member
 from tests.running import SECONDS, Clock, Running, made_home, refused, running, wait_for
 
 RULE: dict[str, Any] = {"approval": True, "two_officers": ["approve", "revoke", "forget", "revoke-admin"]}
@@ -58,6 +61,12 @@ def member(served: Running) -> str:
     name = f"m-{secrets.token_hex(4)}"
     served.enroll(name)
     return name
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[Running]:
+    with running(tmp_path / "home", **RULE) as made:
+        yield made
 
 
 def state(served: Running, name: str) -> ClientState:
@@ -110,6 +119,61 @@ def test_what_was_asked_for_already_is_named_and_gets_no_second_request(
     bea.ask(Action.APPROVE, member)  # another action is another request
     ada.command("withdraw", made, "--yes")  # the whole id is a name, too
     assert bea.document("revoke", member, "--yes")["request"]["request_id"] != made
+
+
+def test_eight_members_are_admitted_by_three_commands_of_two_officers(apart: Running, tmp_path: Path) -> None:
+    served, dan, eve = apart, Officer(apart, "dan"), Officer(apart, "eve")
+    names = [f"many-{number}" for number in range(8)]
+    (tmp_path / "names").write_text("\n".join(names))
+    dan.command("join-string", "--names", str(tmp_path / "names"), "--out", str(tmp_path))
+    for name in names:
+        Member.enroll(JoinStringFields.decode((tmp_path / f"{name}.join").read_text())).channel.close()
+    asked = dan.document("approve", *names, "--yes")["results"]
+    assert [(item["client_id"], item["outcome"]) for item in asked] == [(name, "requested") for name in names]
+    assert {item["request"]["request"]["decoded"]["key_id"] for item in asked} == {key_of(served, n) for n in names}
+    assert {item["outcome"] for item in dan.document("approve", *names, "--yes")["results"]} == {"open"}
+    assert {state(served, name) for name in names} == {ClientState.PENDING}
+    eve.command("consent", "--all", "--yes")
+    assert {state(served, name) for name in names} == {ClientState.ACTIVE}
+    assert eve.document("consent", "--all") == {"results": []}
+    assert problems(served) == []
+
+
+def test_a_key_that_changes_after_the_request_or_after_the_list_is_not_approved(
+    served: Running, cast: Cast, tmp_path: Path
+) -> None:
+    ada, bea, _ = cast
+    changed, same = Member(served.joined(tmp_path / "a", "changed", ago=timedelta())), "same"
+    served.enroll(same)
+    before = key_of(served, "changed")
+    with refused("FAILED_PRECONDITION", "client-key"):
+        ada.ask(Action.APPROVE, "changed", key_id=key_of(served, same))
+    asked = ada.document("approve", "changed", same, "--yes")["results"]
+    Change(changed).done().channel.close()
+    changed.channel.close()
+    ids = [item["request"]["request_id"] for item in asked]
+    failed = failure("admin", "--home", str(bea.home), "consent", *ids, "--yes")
+    assert failed.message == f"1 of 2 failed: {ids[0]}"
+    assert [state(served, name) for name in ("changed", same)] == [ClientState.PENDING, ClientState.ACTIVE]
+    told = failure("admin", "--home", str(ada.home), "approve", "changed", "--yes").message
+    assert f"its key is {key_of(served, 'changed')} now, and request {ids[0][7:19]} of ada names another one" in told
+    assert before != key_of(served, "changed")
+    ada.command("withdraw", ids[0], "--yes")
+    assert ada.document("approve", "changed", "--yes")["results"][0]["outcome"] == "requested"
+
+
+def test_consent_to_several_requests_names_each_wrong_id_and_does_the_others(
+    served: Running, cast: Cast, member: str
+) -> None:
+    ada, bea, _ = cast
+    own, of_ada = bea.ask(Action.FORGET, member), ada.ask(Action.APPROVE, member)
+    line = ("admin", "--home", str(bea.home), "consent", "--yes")
+    wrong = failure(*line, of_ada.request_id, "xyz", "uvw")
+    assert wrong.message.startswith("no request has an id that begins with 'xyz'; no request has an id that begins wi")
+    assert state(served, member) is ClientState.PENDING
+    assert failure(*line, own.request_id, of_ada.request_id).message == f"1 of 2 failed: {own.request_id}"
+    assert state(served, member) is ClientState.ACTIVE
+    assert "give --all" in failure(*line).message
 
 
 def test_a_call_of_one_officer_alone_does_nothing(served: Running, cast: Cast, member: str) -> None:
@@ -314,12 +378,6 @@ EDITS = {
     f"delete from audit_log {OF_APPROVAL}": "the log does not tell that it was done",
     "delete from audit_log where action = 'request.consented'": "no entry of the log tells of this decision",
 }
-
-
-@pytest.fixture
-def apart(tmp_path: Path) -> Iterator[Running]:
-    with running(tmp_path / "home", **RULE) as made:
-        yield made
 
 
 def test_what_was_edited_afterwards_is_found(apart: Running) -> None:
