@@ -37,7 +37,7 @@ from federation.v1.federation_pb2_grpc import FederationStub
 from storage import audit
 from storage.models import ActionRequest
 from storage.states import ClientState
-from tests.command_lines import failure
+from tests.command_lines import completed, failure
 from tests.coordinator.members.scene import Change, Officer, client, key_of
 from tests.harness import Member
 from tests.running import SECONDS, Clock, Running, made_home, refused, running, wait_for
@@ -133,6 +133,7 @@ def test_eight_members_are_admitted_by_three_commands_of_two_officers(apart: Run
     assert {item["request"]["request"]["decoded"]["key_id"] for item in asked} == {key_of(served, n) for n in names}
     assert {item["outcome"] for item in dan.document("approve", *names, "--yes")["results"]} == {"open"}
     assert {state(served, name) for name in names} == {ClientState.PENDING}
+    assert completed(eve.home, "admin consent ") == [item["request"]["request_id"][7:19] for item in asked][::-1]
     eve.command("consent", "--all", "--yes")
     assert {state(served, name) for name in names} == {ClientState.ACTIVE}
     assert eve.document("consent", "--all") == {"results": []}

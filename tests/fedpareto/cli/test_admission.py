@@ -15,7 +15,7 @@ from federation.v1.admin_pb2 import ApproveClientRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.failure import USAGE
 from storage.states import ClientState
-from tests.command_lines import at_a_terminal, failure
+from tests.command_lines import at_a_terminal, completed, failure
 from tests.coordinator.members.scene import Change, client, key_of
 from tests.harness import Member
 from tests.running import SECONDS, Running, refused
@@ -112,7 +112,10 @@ def test_without_a_terminal_an_approval_needs_the_option_that_says_yes(served: R
         served.command("approve", "ida", "--yes").split()
     )
     assert "give --all-pending" in failure(*admin(served, "approve")).message
+    served.enroll("ivan")
+    assert "ivan" in completed(served.home.admin_dir, "admin approve iv")
     served.command("approve", "--all-pending", "--yes")
+    assert completed(served.home.admin_dir, "admin approve ") == []
     assert served.document("approve", "--all-pending") == {"results": []}
 
 

@@ -15,9 +15,7 @@ def approve(
     context: typer.Context,
     members: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[MEMBER]...", help="The members.", autocompletion=completion.pending, show_default=False
-        ),
+        typer.Argument(metavar="MEMBER", help="The members.", autocompletion=completion.pending, show_default=False),
     ] = None,
     every: Annotated[bool, typer.Option("--all-pending", help="All members that wait for approval.")] = False,
     yes: Yes = False,

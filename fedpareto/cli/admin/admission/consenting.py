@@ -16,7 +16,7 @@ def consent(
     requests: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[ID]...",
+            metavar="ID",
             help="The requests' ids, or the beginnings of them.",
             autocompletion=completion.open_requests,
             show_default=False,

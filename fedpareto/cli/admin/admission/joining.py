@@ -19,7 +19,7 @@ def join_string(
     context: typer.Context,
     client: Annotated[
         str | None,
-        typer.Argument(metavar="[MEMBER]", help="Name of the new member, such as hospital-a.", show_default=False),
+        typer.Argument(metavar="MEMBER", help="Name of the new member, such as hospital-a.", show_default=False),
     ] = None,
     names: Annotated[
         Path | None,
