@@ -6,8 +6,9 @@ coordinator does not answer at once, Tab completes nothing and says nothing.
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -57,6 +58,22 @@ open_runs = _of_federation("open_runs")
 members = _of_federation("members")
 pending = _of_federation("pending")
 open_requests = _of_federation("open_requests")
+
+
+def asked_runs(context: typer.Context, incomplete: str) -> list[Offer]:
+    """Runs that have asked the site of a worker: the file of its home has them."""
+
+    def read() -> list[Offer]:
+        path = import_module("worker.home").WorkerHome(Path(_given(context, "home"))).runs
+        if not path.exists():
+            return []
+        with closing(import_module("worker.site.asked_runs").RunsFile(path)) as file:
+            asked = {run.run: run.name for run in file.runs()}
+        names = Counter(asked.values())
+        offers = [(name, run) if names[name] == 1 else (run, name) for run, name in asked.items()]
+        return [offer for offer in offers if offer[0].startswith(incomplete)]
+
+    return _in_time(read)
 
 
 def _read(kind: str, context: typer.Context, incomplete: str) -> list[Offer]:
