@@ -128,12 +128,17 @@ def test_eight_members_are_admitted_by_three_commands_of_two_officers(apart: Run
     dan.command("join-string", "--names", str(tmp_path / "names"), "--out", str(tmp_path))
     for name in names:
         Member.enroll(JoinStringFields.decode((tmp_path / f"{name}.join").read_text())).channel.close()
+    assert [need["command"] for need in dan.document("status")["needs"]] == ["approve --all-pending"]
     asked = dan.document("approve", *names, "--yes")["results"]
     assert [(item["client_id"], item["outcome"]) for item in asked] == [(name, "requested") for name in names]
     assert {item["request"]["request"]["decoded"]["key_id"] for item in asked} == {key_of(served, n) for n in names}
     assert {item["outcome"] for item in dan.document("approve", *names, "--yes")["results"]} == {"open"}
     assert {state(served, name) for name in names} == {ClientState.PENDING}
     assert completed(eve.home, "admin consent ") == [item["request"]["request_id"][7:19] for item in asked][::-1]
+    assert dan.document("consent", "--all") == {"results": []}, "nobody consents to a request of its own"
+    [needed], [own] = eve.document("status")["needs"], dan.document("status")["own_requests"]
+    assert needed["sentence"].startswith("8 requests wait for another security officer: dan asks to approve many-")
+    assert (needed["command"], own["command"]) == ("consent --all", "requests")
     eve.command("consent", "--all", "--yes")
     assert {state(served, name) for name in names} == {ClientState.ACTIVE}
     assert eve.document("consent", "--all") == {"results": []}

@@ -17,7 +17,7 @@ from fedpareto.cli.failure import USAGE
 from storage.states import ClientState
 from tests.command_lines import at_a_terminal, completed, failure
 from tests.coordinator.members.scene import Change, client, key_of
-from tests.harness import Member
+from tests.harness import Member, here
 from tests.running import SECONDS, Running, refused
 
 SETTINGS: dict[str, Any] = {"approval": True}
@@ -61,12 +61,19 @@ def test_after_an_interruption_the_same_command_makes_the_rest_and_overwrites_no
     before = (out / "cleo.join").read_text()
     Member.enroll(JoinStringFields.decode(before)).channel.close()
     (out / "dora.join").touch()  # the interruption came before the join string was written
-    names = names_file(tmp_path, b"cleo\ndora\nemil\n")
-    failed = failure(*admin(served, "join-string", "--names", names, "--out", out))
-    assert failed.message == "1 of 3 failed: dora"
+    (out / "emil.join").symlink_to(tmp_path / "elsewhere")  # no file is written through a link
+    names = names_file(tmp_path, b"cleo\ndora\nemil\ngil\n")
+    done = here(*admin(served, "join-string", "--names", names, "--out", out), cwd=tmp_path)
+    assert done.returncode == 1
+    assert "dora.join is there, and has no whole join string of dora" in done.stderr
+    assert "emil.join cannot be written: File exists" in done.stderr
+    assert "gil: not tried, because emil has failed" in done.stderr
+    assert done.stderr.endswith("3 of 4 failed: dora, emil, gil\n")
+    assert not (tmp_path / "elsewhere").exists()
     (out / "dora.join").unlink()
+    (out / "emil.join").unlink()
     again = served.document("join-string", "--names", names, "--out", out)["results"]
-    assert [item["outcome"] for item in again] == ["exists", "made", "exists"]
+    assert [item["outcome"] for item in again] == ["exists", "made", "made", "made"]
     assert (out / "cleo.join").read_text() == before
 
 
