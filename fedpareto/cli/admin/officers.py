@@ -85,7 +85,7 @@ class Officer:
         """Signs a manifest as this officer, with the present time."""
         manifest.federation_id, manifest.officer = self.account.federation_id, self.account.name
         manifest.created.FromDatetime(datetime.now(UTC))
-        return envelope.seal(manifest, self._key)
+        return envelope.sign(manifest, self._key)
 
     def act(self, call: Callable[[Any], Message], request: Message, manifest: common.RequestManifest) -> Acted:
         """Makes a call. If the action takes two officers, sends a signed request for it instead.
