@@ -9,7 +9,7 @@ from rich.text import Text
 
 from federation.text import counted, did_you_mean
 from federation.trust.identity import Action
-from federation.v1.admin_pb2 import ApproveClientRequest, Client, ListClientsRequest
+from federation.v1.admin_pb2 import ApproveClientRequest, Client, ListClientsRequest, ListRequestsRequest
 from federation.v1.common_pb2 import ClientState, RequestManifest
 from fedpareto.admin_messages import name_of, whole
 from fedpareto.cli.admin.admission.outcomes import ItemResult, one_by_one, report
@@ -20,7 +20,7 @@ from fedpareto.formatting import natural
 from fedpareto.officer_requests import OfficerRequest
 
 _WHY = "compare the fingerprint of each key with the member's owner before you approve it"
-_NEXT = "Another security officer consents to them: fedpareto admin consent --all"
+_NEXT = "Another security officer consents: fedpareto admin consent --all"
 
 
 def approve(
@@ -34,12 +34,16 @@ def approve(
     with officer(context, home) as approver:
         clients = {item.client_id: item for item in whole(approver.stub.ListClients, ListClientsRequest()).clients}
         if every:
-            names = sorted((name for name, client in clients.items() if _pending(client)), key=natural)
+            waiting = sorted((name for name, client in clients.items() if _pending(client)), key=natural)
+            requested = _requested(approver)
+            names = [name for name in waiting if (name, clients[name].key_id) not in requested]
+            if (left := len(waiting) - len(names)) and not as_json:
+                console().print(Text(f"{counted(left, 'member')} left out, with an open request. {_NEXT}"))
         listed = {name: clients[name] for name in names if name in clients and _pending(clients[name])}
         if listed:
             confirm(yes, partial(_question, listed), why=_WHY)
         elif every and not as_json:
-            console().print(Text("no member waits for approval"))
+            console().print(Text("no other member waits for approval" if left else "no member waits for approval"))
         asked = list[str]()
 
         def act(name: str) -> ItemResult:
@@ -58,6 +62,13 @@ def approve(
 
 def _pending(client: Client) -> bool:
     return client.state == ClientState.CLIENT_STATE_PENDING
+
+
+def _requested(approver: Officer) -> set[tuple[str, str]]:
+    """The members, with their keys, for whose approval a request is open."""
+    requests = whole(approver.stub.ListRequests, ListRequestsRequest()).requests
+    asked = map(OfficerRequest.of, requests)
+    return {(request.subject, request.key_id) for request in asked if request.action == Action.APPROVE}
 
 
 def _question(listed: Mapping[str, Client]) -> str:
