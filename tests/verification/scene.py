@@ -24,6 +24,7 @@ from federation.v1.common_pb2 import CheckpointManifest, SignedEnvelope
 from federation.v1.record_pb2 import Bundle, LoggedEntry, LogRecord, RoundRecord
 from fedpareto.cli.main import app
 from tests.stage import MODEL, Stage
+from tests.verification import independent_metrics
 from verification.errors import VerificationError, Verified
 from verification.run import verify
 
@@ -171,8 +172,10 @@ def exported(stage: Stage, run: str, path: Path, *, payloads: bool = True) -> Pa
 
 
 def verified(stage: Stage, run: str, path: Path) -> list[Verified]:
-    """What was verified of each round; everything was."""
-    with BundleReader(exported(stage, run, path / "run.fedpareto")) as bundle:
+    """What was verified of each round; everything was. The metrics are those of the page, too."""
+    file = exported(stage, run, path / "run.fedpareto")
+    with BundleReader(file) as bundle:
         found = list(verify(bundle))
+    independent_metrics.check(file)
     assert [(*one.missing, *one.absent) for one in found] == [()] * len(found)
     return found

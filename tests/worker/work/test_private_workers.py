@@ -32,6 +32,7 @@ from federation.work.site import SessionEntry
 from tests.compared_metrics import check_exact, watched
 from tests.few import few_of
 from tests.harness import Federation, federation, wait_for
+from tests.verification import independent_metrics
 from tests.verification.recorded import Recorded, check_listed, first_of
 from tests.verification.scene import Edited, signed_again
 from tests.worker.work.scene import STAGES, Members
@@ -320,6 +321,15 @@ def test_each_owner_sees_the_same_digest_and_the_sessions_that_count(scene: Memb
 
 # --- the record, verified
 
+OF_PRIVATE_ROUNDS = {
+    "private/members",
+    "private/blur",
+    "direction_norm",
+    "accuracy/mean",
+    "loss/train",
+    "evaluation/noise",
+}
+
 
 @dataclass(frozen=True)
 class Record:
@@ -366,6 +376,7 @@ def test_an_outsider_verifies_the_record_of_a_run_and_finds_each_edit(
             assert record.verify() == [model]
         assert {"private/members", "loss/train", "evaluated"} <= compared[0][1].keys()
         check_exact(compared)
+        assert independent_metrics.check(record.path) >= OF_PRIVATE_ROUNDS, "from the sums, and from nothing of ours"
     keys = {client: MemberFiles.load(scene.fed.directory / client).signing_key for client in CLIENTS}
     home = CoordinatorHome.load(scene.fed.home)
     recorded = Recorded(record.bundle, {**keys, "coordinator": home.signing_key, "log": home.log_key.key})
