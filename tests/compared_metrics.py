@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import select
 
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
-from coordinator.services.checks.metrics_check import MetricsCheck
+from coordinator.services.checks.verified_rounds import RoundsCheck
 from federation.aggregation.metrics.expected_metrics import Expected
 from federation.record.metric_definitions import DEFINITIONS
 from storage.models import Round
@@ -52,10 +52,10 @@ def check_exact(compared: Iterable[Compared]) -> None:
 
 
 def differences(stage: Stage, run: str) -> list[str]:
-    """What a coordinator finds of the metrics of a run's rounds."""
+    """What a coordinator finds in the opened rounds of a run."""
     home = stage.served.home
     checks = EnvelopeChecks(home.federation_id, home.signing.chain)
     with stage.served.database.read() as session:
-        check = MetricsCheck(session, checks, stage.blobs)
+        check = RoundsCheck(session, checks, stage.blobs)
         rows = session.scalars(select(Round).where(Round.run_id == run).order_by(Round.number)).all()
-        return [problem for row in rows if (problem := check.problem(row, checks.of_round(session, row)))]
+        return [problem for row in rows for problem in check.problems(row, checks.of_round(session, row).opened)]

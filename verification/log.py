@@ -44,6 +44,7 @@ from federation.v1.common_pb2 import (
 from federation.v1.record_pb2 import Bundle, LoggedEntry
 from verification.errors import VerificationError
 from verification.keys import Keys, verify_known
+from verification.signed import SignedRound
 
 COORDINATOR = "coordinator"  # the actor of its own entries
 REVOKED = "client.revoked"
@@ -106,7 +107,19 @@ class RunLog:
         """Those of these clients that an administrator had forgotten: their payloads were removed."""
         return [name for name in sorted(clients) if ("client.forgotten", name) in self._by]
 
-    def revoked_after(self, accepted: Mapping[str, str], asked: Iterable[str]) -> list[str]:
+    def left_out(self, signed: SignedRound) -> list[list[str]]:
+        """The sets of members that may have been left out of the measurements of a new model, the empty one first.
+
+        The log tells when a member was revoked, and not when an evaluation ended.
+        """
+        replies = signed.evaluations.values()
+        accepted = {reply.manifest.client_id: reply.order.assignment_id for reply in replies}
+        first = min((reply.order.phase for reply in replies), default=0)
+        asked = (order.assignment_id for order in signed.orders if order.phase >= first)
+        gone = self._revoked_after(accepted, asked)
+        return [gone[:count] for count in range(len(gone) + 1)]
+
+    def _revoked_after(self, accepted: Mapping[str, str], asked: Iterable[str]) -> list[str]:
         """The clients that were revoked after a reply of theirs, before the run went on or ended, in the log's order.
 
         Args:

@@ -1,5 +1,6 @@
 """Verifies the new model of a step: recomputes it from the rows and vectors that the step combines."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -9,11 +10,13 @@ import numpy as np
 from federation.aggregation.phases import Step
 from federation.aggregation.qp import STATIONARY_TOLERANCE
 from federation.aggregation.server_optimizers import OPTIMIZERS, Optimizer, Sgd
+from federation.digests import digest
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.vectors import RowFile
 from verification.arithmetic import Matrix, StepVectors, check_average, check_follows, gram, panels
 from verification.errors import VerificationError
+from verification.recorded_run import RecordedRun
 from verification.replay import BundleRunFacts
 from verification.signed import SignedRound
 
@@ -41,7 +44,18 @@ class ReplayState:
         return vectors
 
 
-def combined_rows(run: BundleRunFacts, signed: SignedRound, step: StepManifest, at: ReplayState) -> list[RowFile]:
+def canonical(value: Any) -> bytes:
+    """JSON in the one form from which digests are made."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def check_begins(step: StepManifest, at: ReplayState) -> None:
+    """Checks that a step begins from the state after the step before. Raises VerificationError."""
+    if step.state_before != digest(canonical(at.memory)):
+        raise VerificationError("the step begins from another state than the step before has left")
+
+
+def combined_rows(run: RecordedRun, signed: SignedRound, step: StepManifest, at: ReplayState) -> list[RowFile]:
     """The combined rows, in the order of K: of replies, then of earlier rounds; or the combined vector.
 
     Raises:
@@ -49,7 +63,7 @@ def combined_rows(run: BundleRunFacts, signed: SignedRound, step: StepManifest, 
         VerificationError: the step names an update that is not on record.
     """
     if step.combined:
-        return list(run.bundle.rows(step.combined).values())
+        return list(run.blobs.rows(step.combined).values())
     entries = at.memory.get("rule", {}).get("history", {})
     earlier = {entry["envelope"]: entry["payload"] for entry in entries.values()}
     rows: list[RowFile] = []
@@ -58,7 +72,7 @@ def combined_rows(run: BundleRunFacts, signed: SignedRound, step: StepManifest, 
         payload = earlier.get(name, "") if reply is None else reply.manifest.payload
         if not payload:
             raise VerificationError(f"the update {name} of the step is not on record")
-        rows += (row for name, row in run.bundle.rows(payload).items() if name != BUFFERS)
+        rows += (row for name, row in run.blobs.rows(payload).items() if name != BUFFERS)
     return rows
 
 

@@ -1,6 +1,6 @@
 """Private rounds: the conversation with the members' shares and masked vectors is repeated."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from federation.aggregation.secure.repetition import (
     verify_secure_step,
 )
 from federation.record.bundle import BlobAbsent, has_unknown_fields
+from federation.record.rounds import OpenedRound
+from federation.spec.run_spec import RunSpec
 from federation.spec.sharing import Unshared
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import SecureSession, StepManifest
@@ -23,18 +25,30 @@ from federation.v1.secure_pb2 import SecureTerms
 from federation.work.base import Origin, Shape, Work, WorkError
 from federation.work.evaluate.work import Evaluate
 from federation.work.registry import STAGES, decode, encode
+from federation.work.secure.orders import order_problems
 from federation.work.secure.ready import Ready
 from federation.work.secure.stage import CIPHERTEXTS
 from federation.work.secure.terms import SessionTerms
 from federation.work.secure.wire import read_terms
 from verification.errors import VerificationError
-from verification.replay import BundleRunFacts, recorded_reply, round_context
+from verification.recorded_run import RecordedRun
+from verification.replay import recorded_reply, round_context
 from verification.signed import SignedReply, SignedRound
 
 
-def private_step(run: BundleRunFacts, signed: SignedRound, step: StepManifest, state: Mapping[str, Any]) -> Step:
+def refusable_orders(spec: RunSpec, opened: OpenedRound) -> Iterator[str]:
+    """Describes orders of a private round that its members should have refused, in any attempt; none of open rounds."""
+    if spec.privacy.secure == "off":
+        return
+    exchanges = list(opened.exchanges)
+    orders = [exchange.assignment.manifest for exchange in exchanges if exchange.assignment.is_signed]
+    answers = [answer.reply for exchange in exchanges for answer in exchange.accepted]
+    yield from order_problems(spec, orders, [reply.manifest for reply in answers if reply.is_signed])
+
+
+def private_step(run: RecordedRun, signed: SignedRound, step: StepManifest, state: Mapping[str, Any]) -> Step:
     """The step of a private round; arguments and errors are those of `open_step`."""
-    rows = list(run.bundle.rows(step.combined).values())
+    rows = list(run.blobs.rows(step.combined).values())
     if len(rows) != 1 or rows[0].dtype != "F32":
         raise VerificationError("the signed step names no combined vector of one row")
     for order in signed.asked.values():
@@ -42,9 +56,10 @@ def private_step(run: BundleRunFacts, signed: SignedRound, step: StepManifest, s
             raise VerificationError(f"{order.client_id} was asked, and does not serve all objectives")
     named = {*step.replies, *step.consulted}
     entered = [reply for reply in signed.replies.values() if reply.envelope in named]
-    replies, asked = _stages(run, entered)
+    shape = _shape(run, step.base_model)
+    replies, asked = _stages(run, entered, shape)
     try:
-        sessions = [read_session(session, run) for session in step.secure]
+        sessions = [read_session(session, shape) for session in step.secure]
     except ValueError as error:  # a WorkError is one
         raise VerificationError(f"a session of the signed step: {error}") from error
     evidence = SecureEvidence(
@@ -57,7 +72,7 @@ def private_step(run: BundleRunFacts, signed: SignedRound, step: StepManifest, s
         raise VerificationError(str(error)) from error
 
 
-def private_means(run: BundleRunFacts, signed: SignedRound, number: int, model: str) -> Means:
+def private_means(run: RecordedRun, signed: SignedRound, number: int, model: str) -> Means:
     """The means over the members of a private evaluation.
 
     Args:
@@ -67,11 +82,11 @@ def private_means(run: BundleRunFacts, signed: SignedRound, number: int, model: 
         model: the digest of the evaluated model.
 
     Raises:
-        BlobAbsent: the bundle has no payloads.
+        BlobAbsent: the payloads, or the model, are not kept.
         VerificationError: no means follow from the replies.
     """
     accepted = list(signed.evaluations.values())
-    replies, asked = _stages(run, accepted)
+    replies, asked = _stages(run, accepted, _shape(run, model))
     context = _context(run, number, model, {}, [work.agreed for work in asked.values() if isinstance(work, Ready)])
     evaluation = Evaluate(splits=run.spec.evaluated, metrics=run.kinds)
     try:
@@ -81,36 +96,36 @@ def private_means(run: BundleRunFacts, signed: SignedRound, number: int, model: 
 
 
 def _context(
-    run: BundleRunFacts, number: int, model: str, state: Mapping[str, Any], terms: Iterable[SessionTerms]
+    run: RecordedRun, number: int, model: str, state: Mapping[str, Any], terms: Iterable[SessionTerms]
 ) -> RoundContext:
     """The facts on which a private conversation about a model may depend. Raises BlobAbsent without the model."""
-    run.bundle.size(model)
-    return replace(round_context(run, number, model, state), private=_private(run, model, terms))
+    layout = run.blobs.layout(model)
+    return replace(round_context(run, number, layout, state), private=_private(run, model, terms))
 
 
-def _invited(chain: KeyChain, key_id: bytes | None) -> bytes:
+def _invited(chain: KeyChain, key_id: bytes) -> bytes:
     """The id of the key with which a member was invited, if it is one of its keys; else that of its present key."""
     ids = [blake3(key).digest() for key in chain.raw]
-    return key_id if key_id is not None and key_id in ids else ids[-1]
+    return key_id if key_id in ids else ids[-1]
 
 
-def _private(run: BundleRunFacts, model: str, terms: Iterable[SessionTerms]) -> PrivateSetting:
+def _private(run: RecordedRun, model: str, terms: Iterable[SessionTerms]) -> PrivateSetting:
     """The setting of a private round, for work on a model, in sessions with these terms."""
     invited = {member.client_id: member.key_id for agreed in terms for member in agreed.invited}
-    about = run.bundle.about
+    chains = {name: run.chain(name) for name in invited}
     return PrivateSetting(
         spec=run.spec,
-        document=run.bundle.specification,
+        document=run.document,
         origin=Origin(
-            federation_id=about.federation_id,
-            run_id=about.run_id,
+            federation_id=run.federation_id,
+            run_id=run.run_id,
             task=run.spec.task,
             spec=run.spec_digest,
             base_model=model,
             seed=run.spec.seed,
             unshared=Unshared.of(run.spec.parameters),
         ),
-        keys={name: _invited(chain, invited.get(name)) for name, chain in run.clients.items()},
+        keys={name: _invited(chain, invited[name]) for name, chain in chains.items() if chain is not None},
         named=frozenset(),
         blind=0,
         settle=_unsettled,
@@ -121,11 +136,11 @@ def _unsettled(purpose: str, terms: object) -> Any:
     raise LookupError(f"no session can be settled for {purpose!r}")
 
 
-def _stages(run: BundleRunFacts, signed: Sequence[SignedReply]) -> tuple[list[PhaseReply], dict[str, Work]]:
+def _stages(run: RecordedRun, signed: Sequence[SignedReply], shape: Shape) -> tuple[list[PhaseReply], dict[str, Work]]:
     """The replies to the stages of private rounds; and the work of their assignments, by reply.
 
     Raises:
-        BlobAbsent: the bundle has no payloads.
+        BlobAbsent: the payloads are not kept.
         VerificationError: work is malformed.
     """
     replies: list[PhaseReply] = []
@@ -142,7 +157,7 @@ def _stages(run: BundleRunFacts, signed: Sequence[SignedReply]) -> tuple[list[Ph
                 f"{recorded.client_id} was asked for {reply.order.kind}, which is no stage of a private round"
             )
         try:
-            work = decode(reply.order.kind, reply.order.work, _shape(run))
+            work = decode(reply.order.kind, reply.order.work, shape)
             if encode(work) != reply.order.work:
                 raise WorkError("the work has a field that this release does not know")
         except WorkError as error:
@@ -156,15 +171,14 @@ def _inputs(replies: Iterable[SignedReply]) -> dict[str, dict[str, tuple[str, in
     return {reply.envelope: {part.name: (part.digest, part.size) for part in reply.order.inputs} for reply in replies}
 
 
-def _shape(run: BundleRunFacts) -> Shape:
-    """The shape for a member of private rounds, which serves all objectives."""
-    layout, _ = run.bundle.model(run.bundle.about.initial_model)
-    return Shape(layout, run.objectives, run.objectives)
+def _shape(run: RecordedRun, model: str) -> Shape:
+    """The shape for a member of private rounds on a model, which serves all objectives. Raises BlobAbsent."""
+    return Shape(run.blobs.layout(model), run.objectives, run.objectives)
 
 
-def read_session(message: SecureSession, run: BundleRunFacts) -> Record:
+def read_session(message: SecureSession, shape: Shape) -> Record:
     """The record of a session in a signed step. Raises WorkError if its terms are malformed."""
-    agreed = read_terms(message.terms, _shape(run))
+    agreed = read_terms(message.terms, shape)
     if has_unknown_fields(SecureTerms.FromString(message.terms)):
         raise WorkError("its terms have a field that this release does not know")
     return Record(

@@ -1,35 +1,36 @@
 """The metrics of rounds: recomputed from what was signed, and compared with those on record."""
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from federation.aggregation.diagnostics import measure
 from federation.aggregation.metrics.expected_metrics import Expected, RunMetrics, StepFacts
-from federation.aggregation.phases import PhaseReply, Replies, Step
+from federation.aggregation.phases import Replies, Step
 from federation.record.bundle import BlobAbsent
 from federation.record.results import not_finite
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
-from federation.v1.record_pb2 import RoundRecord
 from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
 from verification.arithmetic import Matrix, panels
 from verification.errors import VerificationError
-from verification.log import RunLog
 from verification.model import AVERAGE, ReplayState, combined_rows, stands_still
 from verification.private import private_means
-from verification.replay import BundleRunFacts, read_gram
-from verification.signed import SignedReply, SignedRound
+from verification.recorded_run import RecordedRun
+from verification.replay import read_gram, recorded_reply
+from verification.signed import SignedRound
 
-_CUT_SHORT = ("STOPPED", "FAILED")  # states of a run whose last round may have ended before its bytes were counted
+LeftOut = Callable[[], Sequence[Collection[str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricFindings:
     """The metrics of one round by name: verified, measured by the coordinator alone, and not computable here.
 
-    `unmeasured` is True if members should have been asked to measure the model, and none was.
+    `problem` is the first difference, as text; empty if there is none. `unmeasured` is True if members should have been
+    asked to measure the model, and none was.
     """
 
     verified: tuple[str, ...]
@@ -37,34 +38,93 @@ class MetricFindings:
     unchecked: tuple[str, ...]
     why: str  # they could not be computed
     unmeasured: bool
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRound:
+    """A round with its metrics.
+
+    Attributes:
+        number: of the round.
+        recorded: its metrics on record.
+        signed: its signed content.
+        made: the step that the rule gives; None without a step, or if the rule could not be evaluated.
+        at: the state of the run before the round.
+        after: the state after it.
+        cut_short: True if the round has not ended, or the run has ended within it: the metrics are those of its step.
+        left_out: gives the sets of members, revoked after they had measured the model, of which one was left out.
+    """
+
+    number: int
+    recorded: Mapping[str, float]
+    signed: SignedRound
+    made: Step | None
+    at: ReplayState
+    after: ReplayState
+    cut_short: bool
+    left_out: LeftOut
 
 
 @dataclass
 class RecordedMetrics:
     """Verifies the metrics of the rounds of a run, in their order."""
 
-    run: BundleRunFacts
-    log: RunLog
+    run: RecordedRun
     _computed: RunMetrics = field(init=False)
 
     def __post_init__(self) -> None:
         run = self.run
         self._computed = RunMetrics(spec=run.spec, rule=run.rule, objectives=run.objectives, kinds=run.kinds)
 
-    def verify(
-        self, record: RoundRecord, signed: SignedRound, made: Step | None, at: ReplayState, after: ReplayState
-    ) -> MetricFindings:
-        """Compares the metrics on record with those that follow from what was signed.
+    @property
+    def is_private(self) -> bool:
+        """True if updates are summed under masks."""
+        return self._computed.private
 
-        Args:
-            record: of the round.
-            signed: the same, opened.
-            made: the step that the rule gives; None without a step, or if the rule could not be evaluated.
-            at: the state of the run before the round.
-            after: the state after it.
+    @property
+    def evaluates_privately(self) -> bool:
+        """True if members show no measurement of their own."""
+        return self._computed.evaluates_privately
+
+    def compare(self, measured: MeasuredRound) -> MetricFindings:
+        """Compares the metrics of a round with those that follow from what was signed.
 
         Raises:
-            VerificationError: a metric differs, is missing, or follows from nothing.
+            VerificationError: none follow.
+        """
+        signed, recorded = measured.signed, measured.recorded
+        self._check_asked(signed)
+        model = measured.after.vectors.get(AVERAGE, measured.after.model)
+        absent: list[str] = []
+        expected = Expected()
+        unmeasured = False
+        if signed.step is not None:
+            expected = self._of_step(measured, signed.step, absent)
+        possible = [expected]
+        if not measured.cut_short:
+            if signed.step is not None and not signed.evaluation_orders:
+                unmeasured = self._computed.is_measured(measured.number, model)
+            expected |= self._computed.of_traffic(sum(signed.sent), signed.sent[1])
+            found = [self._computed.of_skipped()] if signed.step is None else self._of_model(measured, model, absent)
+            possible = [expected | one for one in found]
+        problems = [one.problem(recorded) for one in possible]
+        fitting = possible[problems.index("")] if "" in problems else possible[0]
+        self._computed.ended(model, recorded)
+        verified, only_measured, hidden = fitting.named(recorded)
+        return MetricFindings(
+            verified=verified,
+            measured=only_measured if absent else (*only_measured, *hidden),
+            unchecked=hidden if absent else (),
+            why=absent[0] if absent else "",
+            unmeasured=unmeasured,
+            problem="" if "" in problems else problems[0],
+        )
+
+    def _check_asked(self, signed: SignedRound) -> None:
+        """Checks that members were asked for the task's objectives and measurements, and replied with numbers.
+
+        Raises VerificationError.
         """
         for reply in signed.answers:
             if problem := not_finite(reply):
@@ -72,53 +132,26 @@ class RecordedMetrics:
         for order in signed.orders:
             if unknown := {*order.objectives} - {*self.run.objectives}:
                 raise VerificationError(
-                    f"{order.client_id} was asked for {min(unknown)}, which the bundle does not name"
+                    f"{order.client_id} was asked for {min(unknown)}, which the {self.run.source} does not name"
                 )
-        recorded, about = dict(record.metrics), self.run.bundle.about
-        model = after.vectors.get(AVERAGE, after.model)
-        absent: list[str] = []
-        expected = Expected()
-        if signed.step is not None:
-            expected = self._of_step(signed, signed.step, made, at, absent)
-        last = record.number == about.rounds - 1 and about.state in _CUT_SHORT
-        unmeasured = False
-        if record.state == "OPEN" or (last and "bytes/up" not in recorded):
-            possible = [expected]
-        else:
-            if signed.step is not None and not signed.measured:
-                unmeasured = self._computed.is_measured(record.number, model)
-            expected |= self._computed.of_traffic(sum(signed.sent), signed.sent[1])
-            if signed.step is None:
-                possible = [expected | self._computed.of_skipped()]
-            else:
-                found = self._of_model(record, signed, model, absent)
-                possible = [expected | one for one in found]
-        problems = [one.problem(recorded) for one in possible]
-        if all(problems):
-            raise VerificationError(problems[0])
-        fitting = possible[problems.index("")]
-        self._computed.ended(model, recorded)
-        verified, measured, hidden = fitting.named(recorded)
-        return MetricFindings(
-            verified=verified,
-            measured=measured if absent else (*measured, *hidden),
-            unchecked=hidden if absent else (),
-            why=absent[0] if absent else "",
-            unmeasured=unmeasured,
-        )
+        if self._computed.evaluates_privately:
+            return
+        work = encode(self._computed.evaluation)
+        for order in signed.evaluation_orders:
+            if (order.kind, order.work) != (Evaluate.name, work):
+                raise VerificationError(f"{order.client_id} was asked for other measurements than those of the run")
 
-    def _of_step(
-        self, signed: SignedRound, step: StepManifest, made: Step | None, at: ReplayState, absent: list[str]
-    ) -> Expected:
+    def _of_step(self, measured: MeasuredRound, step: StepManifest, absent: list[str]) -> Expected:
         """The metrics of a step; adds to `absent` why some cannot be computed."""
+        signed, made = measured.signed, measured.made
         if made is None:
             absent.append("the rule was not evaluated")
         K: Matrix | None = None
-        measured: dict[str, float] | None = None
+        direction: dict[str, float] | None = None
         try:
-            K = read_gram(self.run.bundle, step.gram)
-            if made is not None and made.combination.coordinates is not None:
-                measured = self._measured(signed, step, made, K, at)
+            K = read_gram(self.run.blobs, step.gram)
+            if made is not None and made.combination.coordinates is not None and self.run.reads_updates:
+                direction = self._measured(signed, step, made, K, measured.at)
         except BlobAbsent as error:
             absent.append(str(error))
         rows = [
@@ -137,7 +170,7 @@ class RecordedMetrics:
             weights={part.objective: part.weight for part in step.weights},
             updates=len(rows),
             made=made,
-            measured=measured,
+            measured=direction,
             epsilons=[epsilon for epsilon in epsilons if epsilon],
         )
         try:
@@ -167,50 +200,32 @@ class RecordedMetrics:
         found = measure(K, np.array(products) * (not still), norm, made.combination.weights)
         return found | {"stationary": float(still)}
 
-    def _of_model(self, record: RoundRecord, signed: SignedRound, model: str, absent: list[str]) -> list[Expected]:
+    def _of_model(self, measured: MeasuredRound, model: str, absent: list[str]) -> list[Expected]:
         """The metrics of the new model; several where a member was revoked, and may have been left out or not."""
-        computed = self._computed
+        computed, signed = self._computed, measured.signed
         if not signed.measures:
-            return [computed.of_same_model(record.number, model)]
-        replies = {reply.manifest.client_id: reply for reply in signed.evaluations.values()}
-        accepted = {name: reply.order.assignment_id for name, reply in replies.items()}
-        first = min((reply.order.phase for reply in replies.values()), default=0)
-        asked = (order.assignment_id for order in signed.orders if order.phase >= first)
-        gone = self.log.revoked_after(accepted, asked)
-        if not computed.evaluates_privately:
-            work = encode(computed.evaluation)
-            for name, reply in replies.items():
-                if reply.manifest.base_model != model:
-                    raise VerificationError(f"{name} evaluated another model than the round has made")
-                if (reply.order.kind, reply.order.work) != (Evaluate.name, work):
-                    raise VerificationError(
-                        f"{name} was asked for other measurements than the specification and the bundle name"
-                    )
-            told = {name: _told(reply) for name, reply in replies.items()}
-            before = [(reply.manifest.client_id, reply.manifest.metrics) for reply in signed.replies.values()]
-            counted = (
-                Replies([told[name] for name in told if name not in gone[:left]]) for left in range(len(gone) + 1)
-            )
-            return [computed.of_model(one, before) for one in counted]
+            return [computed.of_same_model(measured.number, model)]
+        if computed.evaluates_privately:
+            return self._of_means(measured, model, absent)
+        for reply in signed.evaluations.values():
+            if reply.manifest.base_model != model:
+                raise VerificationError(f"{reply.manifest.client_id} evaluated another model than the round has made")
+        told = [recorded_reply(self.run, reply, reads=False) for reply in signed.evaluations.values()]
+        before = [(reply.manifest.client_id, reply.manifest.metrics) for reply in signed.replies.values()]
+        return [
+            computed.of_model(Replies([reply for reply in told if reply.client_id not in gone]), before)
+            for gone in measured.left_out()
+        ]
+
+    def _of_means(self, measured: MeasuredRound, model: str, absent: list[str]) -> list[Expected]:
+        """The metrics of a model that members have measured privately; none if the evaluation failed."""
         try:
-            found = [computed.of_means(private_means(self.run, signed, record.number, model))]
+            means = private_means(self.run, measured.signed, measured.number, model)
         except BlobAbsent as error:
             absent.append(str(error))
-            return [computed.of_hidden_model()]
+            return [self._computed.of_hidden_model()]
         except VerificationError:
-            if "evaluated" in record.metrics:
+            if "evaluated" in measured.recorded:
                 raise
-            return [Expected()]  # the evaluation failed
-        return [*found, *([Expected()] if gone else [])]
-
-
-def _told(reply: SignedReply) -> PhaseReply:
-    """A reply that has measurements alone."""
-    manifest = reply.manifest
-    return PhaseReply(
-        client_id=manifest.client_id,
-        samples=manifest.samples,
-        losses=dict(manifest.losses),
-        metrics=dict(manifest.metrics),
-        objectives=tuple(reply.order.objectives),
-    )
+            return [Expected()]
+        return [self._computed.of_means(means), *([Expected()] if any(measured.left_out()) else [])]

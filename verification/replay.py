@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.aggregation.base import Algorithm
 from federation.aggregation.metrics.replayed_step import Absent, replayed_step
 from federation.aggregation.phases import (
     AlgorithmPhase,
@@ -24,19 +23,19 @@ from federation.aggregation.phases import (
     Voided,
 )
 from federation.aggregation.registry import server_rate
+from federation.aggregation.streaming import Row
 from federation.digests import digest
 from federation.record.bundle import BlobAbsent, BundleReader
 from federation.spec.objective_names import encoder_columns
-from federation.spec.run_spec import RunSpec
 from federation.spec.sharing import BUFFERS
-from federation.spec.task_metrics import MetricKind
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import AssignmentManifest, StepManifest
-from federation.vectors import RowFile
+from federation.vectors import Layout, RowFile
 from federation.work.base import WorkError
 from federation.work.registry import decode_statement, encode
 from verification.assignments import Crowd
 from verification.errors import VerificationError
+from verification.recorded_run import RecordedBlobs, RecordedRun
 from verification.signed import SignedReply, SignedRound
 
 _GRAM_BYTES = 1 << 28  # of a Gram matrix, 5,700 rows
@@ -44,34 +43,21 @@ Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BundleRunFacts:
-    """The facts of the run of a bundle that never change."""
+class BundleRunFacts(RecordedRun):
+    """The facts of the run of a bundle; `clients` are the keys of those that have certificates."""
 
     bundle: BundleReader
-    spec: RunSpec
-    spec_digest: str
-    rule: Algorithm
     clients: Mapping[str, KeyChain]
 
-    @property
-    def objectives(self) -> tuple[str, ...]:
-        """The objectives of the task, in its order."""
-        return tuple(self.bundle.about.objectives)
 
-    @property
-    def kinds(self) -> tuple[MetricKind, ...]:
-        """The metrics of the task, beside loss and accuracy."""
-        return tuple(MetricKind(metric.name, metric.better, metric.largest) for metric in self.bundle.about.metrics)
-
-
-def read_gram(bundle: BundleReader, digest: str) -> Matrix:
-    """A Gram matrix of a bundle, float64.
+def read_gram(blobs: RecordedBlobs, digest: str) -> Matrix:
+    """A Gram matrix of a record, float64.
 
     Raises:
-        BlobAbsent: the bundle does not have it.
+        BlobAbsent: it is not kept.
         VerificationError: it is not a square matrix of float64.
     """
-    return parse_gram(bundle.blob(digest, _GRAM_BYTES))
+    return parse_gram(blobs.blob(digest, _GRAM_BYTES))
 
 
 def parse_gram(data: bytes) -> Matrix:
@@ -97,7 +83,7 @@ def parse_gram(data: bytes) -> Matrix:
 
 
 def open_step(
-    run: BundleRunFacts, signed: SignedRound, step: StepManifest, state: Mapping[str, Any], *, asked: bool = True
+    run: RecordedRun, signed: SignedRound, step: StepManifest, state: Mapping[str, Any], *, asked: bool = True
 ) -> Step:
     """The step that follows from the replies of a round whose updates were sent in the clear.
 
@@ -110,26 +96,70 @@ def open_step(
             replies as long as the kind of work is the same.
 
     Raises:
-        BlobAbsent: the rule reads rows that the bundle does not have.
+        BlobAbsent: the rule reads rows that are not there.
         VerificationError: no step follows, or not from these replies.
     """
-    K = read_gram(run.bundle, step.gram) if run.bundle.has(step.gram) else None
-    context = round_context(run, step.round, step.base_model, state)
+    return _evaluated(run, signed, step, state, _replies(run, signed, step), asked=asked)
+
+
+def step_from_numbers(
+    run: RecordedRun, signed: SignedRound, step: StepManifest, state: Mapping[str, Any]
+) -> Step | None:
+    """The step that the rule gives on K and signed numbers; None if it reads updates, or if none follows.
+
+    Raises VerificationError if a statement of a reply is malformed.
+    """
+    replies = _replies(run, signed, step)
     try:
-        return _conversation(run, signed, step, context, K, asked=asked)
+        return _evaluated(run, signed, step, state, replies, asked=False)
+    except (BlobAbsent, VerificationError):
+        return None
+
+
+def _replies(run: RecordedRun, signed: SignedRound, step: StepManifest) -> dict[int, list[PhaseReply]]:
+    """The replies that a step names, by phase."""
+    named = {*step.replies, *step.consulted}
+    phases: dict[int, list[PhaseReply]] = {number: [] for number in signed.phases}
+    for reply in signed.replies.values():
+        if reply.envelope in named:
+            phases[reply.order.phase].append(recorded_reply(run, reply, reads=run.reads_updates))
+    return phases
+
+
+def _evaluated(
+    run: RecordedRun,
+    signed: SignedRound,
+    step: StepManifest,
+    state: Mapping[str, Any],
+    phases: Mapping[int, Sequence[PhaseReply]],
+    *,
+    asked: bool,
+) -> Step:
+    try:
+        K = read_gram(run.blobs, step.gram)
+    except BlobAbsent:
+        K = None
+    layout = run.blobs.layout(step.base_model) if run.reads_updates and run.blobs.has(step.base_model) else None
+    context = round_context(run, step.round, layout, state)
+    try:
+        return _conversation(run, signed, step, context, K, phases, asked=asked)
     except BlobAbsent:
         raise
     except (Voided, ArithmeticError, LookupError, ValueError) as error:  # the last are those of hostile replies, too
         raise VerificationError(f"no step follows from the replies: {error}") from error
 
 
-def round_context(run: BundleRunFacts, number: int, model: str, state: Mapping[str, Any]) -> RoundContext:
-    """The context of the conversation of a round, as far as it follows from the bundle."""
-    spec, server, bundle = run.spec, run.spec.server, run.bundle
-    layout = bundle.model(model)[0] if bundle.has(model) else None
+def round_context(run: RecordedRun, number: int, layout: Layout | None, state: Mapping[str, Any]) -> RoundContext:
+    """The context of the conversation of a round, as far as it follows from the record.
 
-    def recall(payload: str) -> RowFile:
-        (row,) = bundle.rows(payload).values()
+    `layout` is that of the model that the round starts from; None where it is not known.
+    """
+    spec, server = run.spec, run.spec.server
+
+    def recall(payload: str) -> Row:
+        if not run.reads_updates:
+            return np.zeros(0, np.float32)  # its products with the others are in K
+        (row,) = run.blobs.rows(payload).values()
         return row
 
     return RoundContext(
@@ -148,24 +178,20 @@ def round_context(run: BundleRunFacts, number: int, model: str, state: Mapping[s
 
 
 def _conversation(
-    run: BundleRunFacts,
+    run: RecordedRun,
     signed: SignedRound,
     step: StepManifest,
     context: RoundContext,
     K: Matrix | None,
+    phases: Mapping[int, Sequence[PhaseReply]],
     *,
     asked: bool,
 ) -> Step:
-    named = {*step.replies, *step.consulted}
-    phases: dict[int, list[PhaseReply]] = {number: [] for number in signed.phases}
-    for reply in signed.replies.values():
-        if reply.envelope in named:
-            phases[reply.order.phase].append(recorded_reply(run, reply))
     samples = {reply.manifest.client_id: reply.manifest.samples for reply in signed.replies.values()}
     selected = {
         name: Selected(samples.get(name, 0), tuple(order.objectives)) for (_, name), order in signed.asked.items()
     }
-    if not context.parameters:  # the bundle has no model; the rows of updates are as long
+    if not context.parameters:  # the model is not known; the rows of updates are as long
         lengths = [row.length for order in signed.asked.values() for row in order.rows if row.name != BUFFERS]
         size = max(lengths, default=0)
         context = replace(context, parameters=size, encoder=(slice(0, size),))
@@ -199,7 +225,7 @@ def _conversation(
     return made
 
 
-def _check_asks(run: BundleRunFacts, phase: AlgorithmPhase, orders: Sequence[AssignmentManifest]) -> None:
+def _check_asks(run: RecordedRun, phase: AlgorithmPhase, orders: Sequence[AssignmentManifest]) -> None:
     """Checks that the assignments of a phase ask for the work of the rule and the specification.
 
     Raises VerificationError.
@@ -215,15 +241,18 @@ def _check_asks(run: BundleRunFacts, phase: AlgorithmPhase, orders: Sequence[Ass
             raise VerificationError(f"{name} has other inputs than the rule gives")
 
 
-def recorded_reply(run: BundleRunFacts, reply: SignedReply) -> PhaseReply:
-    """A signed reply as the rule reads it. Raises VerificationError if its statement is malformed."""
+def recorded_reply(run: RecordedRun, reply: SignedReply, *, reads: bool = True) -> PhaseReply:
+    """A signed reply as the rule reads it; with `reads`, with the rows of its payload, if they are kept.
+
+    Raises VerificationError if its statement is malformed.
+    """
     manifest, order = reply.manifest, reply.order
     rows: Sequence[RowFile] = ()
     names = tuple(row.name for row in manifest.rows if row.name != BUFFERS)
     if manifest.payload:
         rows = Absent(BlobAbsent(manifest.payload), len(names))
-        if run.bundle.has(manifest.payload):
-            rows = tuple(row for name, row in run.bundle.rows(manifest.payload).items() if name != BUFFERS)
+        if reads and run.blobs.has(manifest.payload):
+            rows = tuple(row for name, row in run.blobs.rows(manifest.payload).items() if name != BUFFERS)
     try:
         statement = decode_statement(order.kind, manifest.statement)
     except WorkError as error:

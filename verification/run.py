@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import numpy as np
@@ -21,7 +21,6 @@ from federation.spec.run_facts import run_facts
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.v1.common_pb2 import StepManifest
 from federation.v1.record_pb2 import RoundRecord
-from federation.work.secure.orders import order_problems
 from verification.arithmetic import Matrix, check_gram, gram
 from verification.assignments import (
     RunCourse,
@@ -30,18 +29,29 @@ from verification.assignments import (
     check_asks_for_evaluation,
     check_description,
     check_in_order,
+    metrics_of,
     watched,
 )
 from verification.errors import VerificationError, Verified
 from verification.keys import Keys, read_keys
 from verification.log import RunLog, read_log
-from verification.model import AVERAGE, ReplayState, check_keeps, check_makes, combined_rows, stands_still
+from verification.model import (
+    AVERAGE,
+    ReplayState,
+    canonical,
+    check_begins,
+    check_keeps,
+    check_makes,
+    combined_rows,
+    stands_still,
+)
 from verification.noise_size import CHOSEN, check_noise_length
-from verification.private import private_step
-from verification.recorded_metrics import RecordedMetrics
+from verification.private import private_step, refusable_orders
+from verification.recorded_metrics import MeasuredRound, MetricFindings, RecordedMetrics
 from verification.replay import BundleRunFacts, open_step, read_gram
 from verification.signed import SignedRound
 
+_CUT_SHORT = ("STOPPED", "FAILED")  # states of a run whose last round may have ended before its bytes were counted
 _COEFFICIENTS = 1e-9  # the largest distance of two directions, relative to the longest row
 
 
@@ -97,7 +107,7 @@ class OpenedRun:
         """
         about, log = self.facts.bundle.about, self.log
         at = ReplayState(model=about.initial_model)
-        bundle, spec, metrics = self.facts.bundle, self.facts.spec, RecordedMetrics(self.facts, log)
+        bundle, spec, metrics = self.facts.bundle, self.facts.spec, RecordedMetrics(self.facts)
         course, named, grams = RunCourse(spec), {about.initial_model}, set[str]()
         log.check_keys_logged(self.keys)
         for record in bundle.rounds():
@@ -105,7 +115,7 @@ class OpenedRun:
                 check_in_order(record, spec)
                 opened = self.reader.read(record, at.model, at.previous_step)
                 signed = SignedRound.of(opened, log.gone(opened))
-                verified, at = _round(self.facts, record, signed, at, metrics)
+                verified, at = self._round(record, opened, signed, at, metrics)
                 self._check_fits(opened, signed)
                 log.check_logged(opened, record.reason)
                 model = at.vectors.get(AVERAGE, at.model)
@@ -145,6 +155,120 @@ class OpenedRun:
         bundle.verify_blobs(bundle.blobs)
 
     @names_of_others()
+    def _round(
+        self,
+        record: RoundRecord,
+        opened: OpenedRound,
+        signed: SignedRound,
+        at: ReplayState,
+        metrics: RecordedMetrics,
+    ) -> tuple[Verified, ReplayState]:
+        """Verifies one round. Returns the findings and the state of the run after it. Raises VerificationError."""
+        run = self.facts
+        count = f"{signed.envelopes} signatures"
+        for problem in refusable_orders(run.spec, opened):
+            raise VerificationError(problem)
+        if signed.step is None:
+            reason = f": {record.reason}" if record.reason else ""
+            measured = self._compared(metrics, record, signed, None, at, at).measured
+            return Verified(
+                number=record.number, words=f"{record.state.lower()}{reason}; {count}", measured=measured
+            ), at
+        step = signed.step
+        _check_suits(run, step)
+        if run.bundle.has(at.model):
+            size = run.bundle.size(at.model)
+            for order in signed.asked.values():
+                if order.base_model_bytes != size:
+                    raise VerificationError(
+                        f"the model has {size} bytes; {order.client_id} was told {order.base_model_bytes}"
+                    )
+        payloads = (reply.manifest.payload for reply in signed.replies.values())
+        run.bundle.verify_blobs([*payloads, step.base_model, step.result_model, step.combined, step.noise])
+        missing: list[str] = []
+        memory = _memory(record, step, at)
+        after = ReplayState(model=step.result_model, memory=memory, previous_step=signed.step_digest)
+        checks = [count]
+        made: Step | None = None
+        try:
+            replayed = open_step if run.spec.privacy.secure == "off" else private_step
+            made = replayed(run, signed, step, at.memory.get("rule", {}))
+            _check_step(run, made, step, at, after)
+            longest = float(np.sqrt(max(np.diagonal(made.gram).max(initial=0.0), 0.0)))
+            if run.spec.privacy.secure == "off" and longest > run.spec.limits.norm * (1 + _COEFFICIENTS):
+                raise VerificationError(
+                    f"an update of the length {longest:.6g} entered the step; limits.norm refuses it"
+                )
+            checks.append(f"the rule's {len(step.coefficients)} coefficients" if step.coefficients else "the rule")
+        except BlobAbsent as error:
+            missing.append(f"the coefficients: {error}")
+        if step.noise:
+            try:
+                check_noise_length(run.bundle, step.noise)
+                checks.append("the length and the extremes of the noise")
+            except BlobAbsent as error:
+                missing.append(f"the noise: {error}")
+        try:
+            rows = combined_rows(run, signed, step, at)
+            K: Matrix | None = None
+            try:
+                if made is None:
+                    missing.append("the model: the rule was not evaluated")
+                else:
+                    compared, K = check_makes(run, step, made, rows, at, after)
+                    checks.append(f"the model{' from its noise' if step.noise else ''}, {compared:,} numbers")
+            except BlobAbsent as error:
+                missing.append(f"the model: {error}")
+            check_gram(read_gram(run.blobs, step.gram), gram(rows) if K is None else K)
+            checks.append("K")
+        except BlobAbsent as error:
+            missing.append(f"K and the model: {error}")
+        found = self._compared(metrics, record, signed, made, at, after)
+        checks.append(f"{len(found.verified)} metrics")
+        if found.unchecked:
+            missing.append(f"metrics: {', '.join(found.unchecked)}: {found.why}")
+        verified = f"{len(step.replies)} updates; verified: {', '.join(checks)}"
+        reason = f", which says: {record.reason}" if record.reason else ""
+        lacks = f"an evaluation of its model, for which evaluate.every = {run.spec.evaluate.every} asks{reason}"
+        findings = Verified(
+            number=record.number,
+            words=verified,
+            missing=tuple(missing),
+            absent=(lacks,) if found.unmeasured else (),
+            measured=found.measured,
+            unchecked=found.unchecked,
+        )
+        return findings, after
+
+    def _compared(
+        self,
+        metrics: RecordedMetrics,
+        record: RoundRecord,
+        signed: SignedRound,
+        made: Step | None,
+        at: ReplayState,
+        after: ReplayState,
+    ) -> MetricFindings:
+        """Compares the metrics of a round. Raises VerificationError for the first difference."""
+        recorded, about = dict(record.metrics), self.facts.bundle.about
+        last = record.number == about.rounds - 1 and about.state in _CUT_SHORT
+        found = metrics.compare(
+            MeasuredRound(
+                number=record.number,
+                recorded=recorded,
+                signed=signed,
+                made=made,
+                at=at,
+                after=after,
+                cut_short=record.state == "OPEN" or (last and "bytes/up" not in recorded),
+                left_out=partial(self.log.left_out, signed),
+            )
+        )
+        if found.problem:
+            raise VerificationError(found.problem)
+        return found
+
+    @names_of_others()
     def _check_fits(self, opened: OpenedRound, signed: SignedRound) -> None:
         """Checks the parts of a round on which its step does not depend. Raises VerificationError."""
         check_admitted(self.facts.spec, self.facts.objectives, self.facts.clients, signed.orders)
@@ -168,87 +292,22 @@ def _facts(bundle: BundleReader, keys: Keys) -> BundleRunFacts:
     except (SpecError, HyperparameterError, LookupError) as error:
         raise VerificationError(f"the specification: {error}") from error
     check_description(bundle.about, spec)
+    about = bundle.about
     return BundleRunFacts(
-        bundle=bundle, spec=spec, spec_digest=digest(bundle.specification), rule=rule, clients=keys.clients
+        source="bundle",
+        blobs=bundle,
+        bundle=bundle,
+        federation_id=about.federation_id,
+        run_id=about.run_id,
+        document=bundle.specification,
+        spec=spec,
+        spec_digest=digest(bundle.specification),
+        rule=rule,
+        objectives=tuple(about.objectives),
+        kinds=metrics_of(about),
+        chain=keys.clients.get,
+        clients=keys.clients,
     )
-
-
-@names_of_others()
-def _round(
-    run: BundleRunFacts, record: RoundRecord, signed: SignedRound, at: ReplayState, metrics: RecordedMetrics
-) -> tuple[Verified, ReplayState]:
-    """Verifies one round. Returns the findings and the state of the run after it. Raises VerificationError."""
-    count = f"{signed.envelopes} signatures"
-    if run.spec.privacy.secure != "off":
-        for problem in order_problems(run.spec, signed.orders, signed.answers):
-            raise VerificationError(problem)
-    if signed.step is None:
-        reason = f": {record.reason}" if record.reason else ""
-        measured = metrics.verify(record, signed, None, at, at).measured
-        return Verified(number=record.number, words=f"{record.state.lower()}{reason}; {count}", measured=measured), at
-    step = signed.step
-    _check_suits(run, step)
-    if run.bundle.has(at.model):
-        size = run.bundle.size(at.model)
-        for order in signed.asked.values():
-            if order.base_model_bytes != size:
-                raise VerificationError(
-                    f"the model has {size} bytes; {order.client_id} was told {order.base_model_bytes}"
-                )
-    payloads = (reply.manifest.payload for reply in signed.replies.values())
-    run.bundle.verify_blobs([*payloads, step.base_model, step.result_model, step.combined, step.noise])
-    missing: list[str] = []
-    memory = _memory(record, step, at)
-    after = ReplayState(model=step.result_model, memory=memory, previous_step=signed.step_digest)
-    checks = [count]
-    made: Step | None = None
-    try:
-        replayed = open_step if run.spec.privacy.secure == "off" else private_step
-        made = replayed(run, signed, step, at.memory.get("rule", {}))
-        _check_step(run, made, step, at, after)
-        longest = float(np.sqrt(max(np.diagonal(made.gram).max(initial=0.0), 0.0)))
-        if run.spec.privacy.secure == "off" and longest > run.spec.limits.norm * (1 + _COEFFICIENTS):
-            raise VerificationError(f"an update of the length {longest:.6g} entered the step; limits.norm refuses it")
-        checks.append(f"the rule's {len(step.coefficients)} coefficients" if step.coefficients else "the rule")
-    except BlobAbsent as error:
-        missing.append(f"the coefficients: {error}")
-    if step.noise:
-        try:
-            check_noise_length(run.bundle, step.noise)
-            checks.append("the length and the extremes of the noise")
-        except BlobAbsent as error:
-            missing.append(f"the noise: {error}")
-    try:
-        rows = combined_rows(run, signed, step, at)
-        K: Matrix | None = None
-        try:
-            if made is None:
-                missing.append("the model: the rule was not evaluated")
-            else:
-                compared, K = check_makes(run, step, made, rows, at, after)
-                checks.append(f"the model{' from its noise' if step.noise else ''}, {compared:,} numbers")
-        except BlobAbsent as error:
-            missing.append(f"the model: {error}")
-        check_gram(read_gram(run.bundle, step.gram), gram(rows) if K is None else K)
-        checks.append("K")
-    except BlobAbsent as error:
-        missing.append(f"K and the model: {error}")
-    found = metrics.verify(record, signed, made, at, after)
-    checks.append(f"{len(found.verified)} metrics")
-    if found.unchecked:
-        missing.append(f"metrics: {', '.join(found.unchecked)}: {found.why}")
-    verified = f"{len(step.replies)} updates; verified: {', '.join(checks)}"
-    reason = f", which says: {record.reason}" if record.reason else ""
-    lacks = f"an evaluation of its model, for which evaluate.every = {run.spec.evaluate.every} asks{reason}"
-    findings = Verified(
-        number=record.number,
-        words=verified,
-        missing=tuple(missing),
-        absent=(lacks,) if found.unmeasured else (),
-        measured=found.measured,
-        unchecked=found.unchecked,
-    )
-    return findings, after
 
 
 def _check_suits(run: BundleRunFacts, step: StepManifest) -> None:
@@ -279,11 +338,10 @@ def _check_suits(run: BundleRunFacts, step: StepManifest) -> None:
 
 def _memory(record: RoundRecord, step: StepManifest, at: ReplayState) -> dict[str, Any]:
     """The remembered state of the run after a step, whose digest is signed. Raises VerificationError."""
-    if step.state_before != digest(_canonical(at.memory)):
-        raise VerificationError("the step begins from another state than the step before has left")
+    check_begins(step, at)
     try:
         memory = json.loads(record.state_after)
-        data = _canonical(memory)
+        data = canonical(memory)
     except (ValueError, RecursionError) as error:
         raise VerificationError(f"the state after the step is not JSON: {str(error)[:100]}") from error
     if not isinstance(memory, dict) or data != record.state_after.encode() or digest(data) != step.state_after:
@@ -302,10 +360,6 @@ def _is_digest(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _check_step(run: BundleRunFacts, made: Step, step: StepManifest, at: ReplayState, after: ReplayState) -> None:
@@ -327,7 +381,7 @@ def _check_step(run: BundleRunFacts, made: Step, step: StepManifest, at: ReplayS
     weights = made.combination.objectives
     facts: dict[str, Any] = {
         "algorithm": spec.algorithm.name,
-        "hyperparameters": _canonical(spec.algorithm.hyperparameters).decode(),
+        "hyperparameters": canonical(spec.algorithm.hyperparameters).decode(),
         "replies": [part.envelope for part in (*made.replies, *made.history)],
         "consulted": [reply.envelope for reply in made.consulted],
         "forgotten": list(made.forgotten),

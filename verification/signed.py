@@ -39,9 +39,9 @@ class SignedRound:
         envelopes: the number of verified signatures.
         orders: the assignments of all attempts and of evaluations.
         answers: the accepted replies to them.
+        evaluation_orders: the assignments that measure the new model, with or without a reply.
         sent: the bytes of accepted and of refused payloads, as the replies declare them.
         measures: True if there is a phase that measures the new model.
-        measured: True if a client was asked in such a phase.
         gone: the number of clients that were revoked after the round before and before the last attempt at this one.
     """
 
@@ -54,9 +54,9 @@ class SignedRound:
     envelopes: int
     orders: Sequence[AssignmentManifest]
     answers: Sequence[ReplyManifest]
+    evaluation_orders: Sequence[AssignmentManifest]
     sent: tuple[int, int]
     measures: bool
-    measured: bool
     gone: int = 0
 
     @classmethod
@@ -85,9 +85,14 @@ class SignedRound:
             envelopes=len(envelopes),
             orders=orders,
             answers=[answer.reply.manifest for exchange in opened.exchanges for answer in exchange.accepted],
+            evaluation_orders=[
+                exchange.assignment.manifest
+                for phase in opened.phases
+                if phase.evaluates
+                for exchange in phase.exchanges
+            ],
             sent=opened.sent,
             measures=any(phase.evaluates for phase in opened.phases),
-            measured=any(phase.evaluates and phase.exchanges for phase in opened.phases),
             gone=gone,
         )
 

@@ -1,20 +1,19 @@
 """A round's conversation: the algorithm's generator yields phases, the fleet answers, until there is a step."""
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import func, select
 
 from coordinator.rounds import selection
-from coordinator.rounds.fleets.base import Fleet, RunFacts, Skipped
+from coordinator.rounds.fleets.base import Fleet, Skipped
 from coordinator.rounds.replies.revoked import revoked_clients
 from coordinator.rounds.runs.private import private_facts
 from coordinator.rounds.step import recall
 from federation.aggregation.base import Algorithm
 from federation.aggregation.interface import TooFewUpdatesError
-from federation.aggregation.phases import AlgorithmPhase, PrivateSetting, Replies, RoundContext, Selected, Step
+from federation.aggregation.phases import AlgorithmPhase, Replies, RoundContext, Selected, Step
 from federation.aggregation.qp import UnsolvedError
 from federation.aggregation.registry import server_rate
 from federation.aggregation.secure.evaluation import Means, evaluation
@@ -22,7 +21,7 @@ from federation.aggregation.streaming import one_thread
 from federation.sketches.base import SketchError
 from federation.spec.objective_names import encoder_columns
 from federation.spec.run_sections import replies_needed
-from federation.vectors import Layout, model_layout
+from federation.vectors import model_layout
 from federation.work.base import Shows
 from federation.work.train.work import Train
 from storage import models
@@ -178,37 +177,27 @@ def _context(
             state = fleet.memory(session, current.number, current.base_model).rule
         gone = revoked_clients(session) if not facts.keys else frozenset()
         private = private_facts(session, fleet, current, model, facts.keys)
-    layout = model_layout(context.blobs.local(current.base_model))
-    return replace(
-        bare_context(fleet.run, layout, current.number, state, private),
+    spec, server = fleet.run.spec, fleet.run.spec.server
+    layout = spec.parameters.parameters_of(model_layout(context.blobs.local(current.base_model)))
+    return RoundContext(
+        number=current.number,
         attempt=current.attempt,
+        total=spec.rounds,
+        prior=spec.algorithm.prior,
+        state=state,
         device=context.device,
         recall=partial(recall, context.blobs),
+        objectives=fleet.run.objectives,
+        parameters=layout.size,
+        encoder=encoder_columns(layout),
+        seed=spec.seed,
+        local_rate=spec.train.rate(current.number, spec.rounds),
+        server_rate=server_rate(server.learning_rate, server.decay, current.number, spec.rounds, server.decay_every),
         selected={
             name: Selected(*facts.clients[name]) for name in current.selected if name in facts.clients.keys() - gone
         },
         draw=partial(_draw, fleet, current),
         revoked=partial(_revoked, fleet),
-    )
-
-
-def bare_context(
-    run: RunFacts, layout: Layout, number: int, state: Mapping[str, Any], private: PrivateSetting | None
-) -> RoundContext:
-    """The context of a round as far as it follows from the run's facts, its state, and the model's layout."""
-    spec, server = run.spec, run.spec.server
-    layout = spec.parameters.parameters_of(layout)
-    return RoundContext(
-        number=number,
-        total=spec.rounds,
-        prior=spec.algorithm.prior,
-        state=state,
-        objectives=run.objectives,
-        parameters=layout.size,
-        encoder=encoder_columns(layout),
-        seed=spec.seed,
-        local_rate=spec.train.rate(number, spec.rounds),
-        server_rate=server_rate(server.learning_rate, server.decay, number, spec.rounds, server.decay_every),
         private=private,
     )
 

@@ -190,6 +190,10 @@ class BundleReader:
             offset += tensor.bytes
         return rows
 
+    def layout(self, digest: str) -> Layout:
+        """The layout of a model. Errors are those of `blob`."""
+        return self._layout(digest, {"F32"})[0]
+
     def model(self, digest: str) -> tuple[Layout, RowFile]:
         """The layout of a model and its flat vector, read in place. Errors are those of `blob`."""
         layout, offset = self._layout(digest, {"F32"})

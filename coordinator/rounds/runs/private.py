@@ -8,7 +8,7 @@ from functools import partial
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.fleets.base import Fleet, RunFacts
+from coordinator.rounds.fleets.base import Fleet
 from federation.aggregation.phases import PrivateSetting, Setting
 from federation.secure import hashing
 from federation.secure.derivation import taus
@@ -45,10 +45,11 @@ def private_facts(
     if run.spec.privacy.secure == "off":
         return None
     rounds = session.scalars(select(Round).where(Round.run_id == run.run_id)).all()
-    return replace(
-        bare_private(
-            run, fleet.context.federation_id, base_model, {name: bytes.fromhex(key) for name, key in keys.items()}
-        ),
+    return PrivateSetting(
+        spec=run.spec,
+        document=run.document,
+        origin=run.origin(fleet.context.federation_id, base_model),
+        keys={name: bytes.fromhex(key) for name, key in keys.items()},
         named=frozenset(
             name
             for round_ in rounds
@@ -75,23 +76,6 @@ def _coefficients(session: Session, current: Round) -> dict[bytes, tuple[int, ..
         )
     )
     return asked_coefficients(rows)
-
-
-def bare_private(run: RunFacts, federation_id: str, base_model: str, keys: Mapping[str, bytes]) -> PrivateSetting:
-    """The facts that follow from a run with private rounds, its model, and the ids of the members' keys."""
-    return PrivateSetting(
-        spec=run.spec,
-        document=run.document,
-        origin=run.origin(federation_id, base_model),
-        keys=keys,
-        named=frozenset(),
-        blind=0,
-        settle=_unsettled,
-    )
-
-
-def _unsettled(purpose: str, terms: SessionTerms) -> Setting:
-    raise LookupError(f"no session can be settled for {purpose!r}")
 
 
 def _settle(

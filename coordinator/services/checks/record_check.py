@@ -13,19 +13,17 @@ from coordinator.rounds.export import parsed
 from coordinator.rounds.transitions import RUN_ENDED, SIMULATOR
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.checks.logged_facts import LoggedFacts, read_facts
-from coordinator.services.checks.metrics_check import MetricsCheck
 from coordinator.services.checks.officers_check import request_problems
+from coordinator.services.checks.verified_rounds import RoundsCheck
 from federation.digests import digest
 from federation.record import log_entries
 from federation.record.log_entries import Fact
 from federation.record.rounds import OpenedRound
 from federation.refusals import Refusal
 from federation.spec.noise_rows import noise_defect
-from federation.spec.run_spec import RunSpec, SpecError
 from federation.trust.envelope import envelope_digest
 from federation.trust.proofs import UNSIGNED
 from federation.vectors import update_rows
-from federation.work.secure.orders import order_problems
 from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
 from storage.models import (
@@ -120,7 +118,7 @@ def record_problems(session: Session, checks: EnvelopeChecks, key: bytes, blobs:
     yield from request_problems(session)
     yield from _runs(session)
     yield from _consents(session, checks)
-    log, metrics = _LoggedRounds(session), MetricsCheck(session, checks, blobs)
+    log, verified = _LoggedRounds(session), RoundsCheck(session, checks, blobs)
     rounds = select(Round.round_id).join(Run).where(Run.submitted_by != SIMULATOR).order_by(Round.run_id, Round.number)
     for count, round_id in enumerate(session.scalars(rounds).all(), 1):
         row = session.get_one(Round, round_id)
@@ -133,29 +131,11 @@ def record_problems(session: Session, checks: EnvelopeChecks, key: bytes, blobs:
                 subject = f"the {envelope.check.kind} of {envelope.client_id} in phase {envelope.check.phase}"
                 yield f"round {round_name}: {subject}: {envelope.check.reason}: {envelope.check.message}"
         yield from log.problems(round_name, checked.opened)
-        yield from _private(row.run, round_name, checked.opened)
-        if problem := metrics.problem(row, checked):
+        for problem in verified.problems(row, checked.opened):
             yield f"round {round_name}: {problem}"
         yield count
         session.expunge_all()
     yield from log.further()
-
-
-def _private(run: Run, round_name: str, opened: OpenedRound) -> Iterator[str]:
-    """Describes orders of a private round that its members should have refused, in any attempt."""
-    try:
-        spec = RunSpec.parse(run.spec)
-    except SpecError as error:
-        yield f"round {round_name}: the specification of its run: {error}"
-        return
-    if spec.privacy.secure == "off":
-        return
-    orders = [exchange.assignment.manifest for exchange in opened.exchanges if exchange.assignment.is_signed]
-    replies = [
-        answer.reply.manifest for exchange in opened.exchanges for answer in exchange.accepted if answer.reply.is_signed
-    ]
-    for problem in order_problems(spec, orders, replies):
-        yield f"round {round_name}: {problem}"
 
 
 def _runs(session: Session) -> Iterator[str]:

@@ -136,7 +136,7 @@ OF_THE_RECORD: dict[str, tuple[Sequence[Edit], str]] = {
     "specification": ([other_spec], "run .*: its specification is not the one"),
     "objectives of the run": (
         ["""update runs set objectives = '["another"]' where run_id = 'RUN'"""],
-        "round .*/0: ann was asked for objectives that are not those of the run",
+        "round .*/0: ann was asked for loss, which the record does not name",
     ),
     "metrics of the run": (
         ["""update runs set metrics = '[{"name": "auc", "better": "lower", "largest": 1}]' where run_id = 'RUN'"""],

@@ -1,0 +1,63 @@
+"""The facts of a run that never change, as a verifier reads them from a bundle or from a coordinator's database."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from federation.aggregation.base import Algorithm
+from federation.spec.run_spec import RunSpec
+from federation.spec.task_metrics import MetricKind
+from federation.trust.key_chain import KeyChain
+from federation.vectors import Layout, RowFile
+
+
+class RecordedBlobs(Protocol):
+    """The blobs that the messages of a run name, as far as they are kept.
+
+    Each method but `has` raises BlobAbsent for one that is not there.
+    """
+
+    def has(self, digest: str, /) -> bool:
+        """True if a blob is there."""
+
+    def blob(self, digest: str, limit: int, /) -> bytes:
+        """The bytes of a blob of at most `limit` bytes."""
+
+    def rows(self, digest: str, /) -> Mapping[str, RowFile]:
+        """The rows of a payload, by name."""
+
+    def layout(self, digest: str, /) -> Layout:
+        """The layout of a model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """The facts of a run.
+
+    Attributes:
+        source: what names them, for messages: "bundle" or "record".
+        blobs: of its messages.
+        federation_id: the federation.
+        run_id: the run.
+        document: its specification, as it was submitted.
+        spec: the same, parsed.
+        spec_digest: its digest.
+        rule: its algorithm.
+        objectives: of the task, in its order.
+        kinds: the metrics of the task, beside loss and accuracy.
+        chain: gives the signing keys of a client; None for an unknown client.
+        reads_updates: False if rules are evaluated on K and on signed numbers alone, and never read an update.
+    """
+
+    source: str
+    blobs: RecordedBlobs
+    federation_id: str
+    run_id: str
+    document: bytes
+    spec: RunSpec
+    spec_digest: str
+    rule: Algorithm
+    objectives: tuple[str, ...]
+    kinds: tuple[MetricKind, ...]
+    chain: Callable[[str], KeyChain | None]
+    reads_updates: bool = True
