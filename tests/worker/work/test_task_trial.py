@@ -171,7 +171,8 @@ def test_the_precision_of_a_run_is_tried_by_a_rehearsal_with_its_specification(t
     )
     named = ["--task", "trial_tasks:Mixed", "--device", "cpu", "--spec", str(tmp_path / "run.toml")]
     result = failure("worker", "run", "--rehearse", *named)
-    assert "the rehearsed round failed: RuntimeError: not implemented for BFloat16" in result.message
+    trial = "a training pass on 7 samples, the smallest minibatch of the run"
+    assert f"{trial}, failed: RuntimeError: not implemented for BFloat16" in result.message
     assert "trial_tasks.py, line 48, in losses" in result.message
 
 
