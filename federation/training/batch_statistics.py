@@ -3,6 +3,7 @@
 The minibatches of such a model are evened out, as `Cut` says. All other models get the minibatches of `torch.split`.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -53,7 +54,7 @@ def needs_two(task: Task, model: nn.Module, objectives: Sequence[str], x: Tensor
 
     The features and labels are those of the two. They, the buffers and the gradients stay as they are.
     """
-    with buffers_kept(model):
+    with buffers_kept(model), warnings.catch_warnings(action="ignore"):  # such as those of std() of one sample
         alone = any(_trains(task, model, objectives, x[at : at + 1], y[at : at + 1]) for at in range(TRIED))
         return not alone and _trains(task, model, objectives, x, y)
 
@@ -72,12 +73,14 @@ def _trains(task: Task, model: nn.Module, objectives: Sequence[str], x: Tensor, 
 
 
 def _refusal(forming: Forming) -> str:
-    sizes = [f"train.batch_size = {forming.batch_size}"]
+    alone = forming.smallest_minibatch(even=True) == 1
+    key = "train.batch_size" if alone else "train.micro_batch"
+    remedy = "use" if forming.samples == 1 else f"use another {key},"
+    facts = [counted(forming.samples, "training sample"), f"train.batch_size = {forming.batch_size}"]
     if forming.micro_batch:
-        sizes.append(f"train.micro_batch = {forming.micro_batch}")
-    key = "batch_size" if forming.smallest_minibatch(even=True) == 1 else "micro_batch"
+        facts.append(f"train.micro_batch = {forming.micro_batch}")
     return (
-        f"a single one of {counted(forming.samples, 'training sample')} would pass through the model at a time "
-        f"({', '.join(sizes)}), and it trains on two or more only, since it normalises with the statistics of a "
-        f"minibatch, as BatchNorm does: use another train.{key}, more samples, or a model with GroupNorm or LayerNorm"
+        f"a {'minibatch' if alone else 'part of a minibatch'} would have one sample ({', '.join(facts)}), and the "
+        "model trains on two or more only, because it normalises with the statistics of a minibatch, as BatchNorm "
+        f"does: {remedy} more samples, or a model with GroupNorm or LayerNorm"
     )
