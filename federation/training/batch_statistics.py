@@ -20,6 +20,7 @@ from federation.work.base import WorkError
 from federation.work.minibatch_sizes import Forming
 
 TRIED = 2  # samples
+WHY_TWO = "the model trains on two or more only, as models with BatchNorm do"
 
 
 def must_even(forming: Forming, *, layers: bool, needs_two: Callable[[], bool]) -> bool:
@@ -79,8 +80,8 @@ def _refusal(forming: Forming) -> str:
     facts = [counted(forming.samples, "training sample"), f"train.batch_size = {forming.batch_size}"]
     if forming.micro_batch:
         facts.append(f"train.micro_batch = {forming.micro_batch}")
+    noun = "minibatch" if alone else "part of a minibatch"
     return (
-        f"a {'minibatch' if alone else 'part of a minibatch'} would have one sample ({', '.join(facts)}), and the "
-        "model trains on two or more only, because it normalises with the statistics of a minibatch, as BatchNorm "
-        f"does: {remedy} more samples, or a model with GroupNorm or LayerNorm"
+        f"a {noun} would have one sample ({', '.join(facts)}), and {WHY_TWO}: {remedy} more samples, or a model with "
+        "GroupNorm or LayerNorm"
     )

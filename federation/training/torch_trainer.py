@@ -19,7 +19,7 @@ from federation.tasks import Dataset, DataSource, Splits, Task, TaskError, initi
 from federation.tasks import parameters as flat
 from federation.text import counted
 from federation.training import TrainingDiverged, TrainingStopped, precision
-from federation.training.batch_statistics import TRIED, must_even, needs_two, normalises
+from federation.training.batch_statistics import TRIED, WHY_TWO, must_even, needs_two, normalises
 from federation.training.buffers import ModelState, ParameterBuffers, buffers_kept
 from federation.training.data_trial import DataTrial
 from federation.training.determinism import Kernels, describe_device, pick_device, seed_torch
@@ -148,8 +148,11 @@ class TorchTrainer(Trainer):
     def try_out(self) -> None:
         """Evaluates and trains the initial model on a batch of each split that a round evaluates or trains on.
 
-        Raises as `DataTrial`.
+        Raises as `DataTrial`, and TaskError also for a single training sample where the model needs two.
         """
+        if self.samples == 1 and self._needs_two(()):
+            remedy = "use more samples, or a model with GroupNorm or LayerNorm"
+            raise TaskError(f"task {self.task.name!r}: the train split has one sample, and {WHY_TWO}: {remedy}")
         self.try_on({f"the {name} split": getattr(self.data, name) for name in SPLITS}, ["the train split"])
 
     def try_on(self, data: Mapping[str, Dataset | StoredSamples], trained: Collection[str]) -> None:

@@ -242,10 +242,15 @@ def test_a_trainer_of_ones_own_gets_even_minibatches_if_it_asks() -> None:
     [
         (Normed, 1, {}, "a minibatch would have one sample (1 training sample, train.batch_size = 10),"),
         (Normed, 3, {"batch_size": 2}, "a minibatch would have one sample (3 training samples, train.batch_size = 2),"),
-        (Standardised, 5, {"batch_size": 1}, "and the model trains on two or more only, because it normalises with"),
+        (
+            Standardised,
+            5,
+            {"batch_size": 1},
+            "and the model trains on two or more only, as models with BatchNorm do: use",
+        ),
         (Functional, 12, {"micro_batch": 1}, "part of a minibatch would have one sample (12 training samples, train."),
-        (Functional, 12, {"micro_batch": 1}, "does: use another train.micro_batch, more samples, or a model with"),
-        (Normed, 1, {}, "does: use more samples, or a model with GroupNorm or LayerNorm"),
+        (Functional, 12, {"micro_batch": 1}, "do: use another train.micro_batch, more samples, or a model with"),
+        (Normed, 1, {}, "do: use more samples, or a model with GroupNorm or LayerNorm"),
     ],
 )
 def test_where_a_single_sample_is_left_the_decline_names_the_remedy(

@@ -155,7 +155,7 @@ def test_data_show_tries_what_rounds_do_with_a_trainer_of_the_task(caplog: pytes
     assert census(Small(6), DataSource(), part, tried=True).sizes.sum() == 6
     census(task("tests.owners_code.unpooled_task:Undecided"), DataSource(), part, tried=True)
     assert [record.name for record in caplog.records] == ["fedpareto.training"]
-    with pytest.raises(TaskError, match=r"^client 1: task 'small': a training pass on the train split \(labels"):
+    with pytest.raises(TaskError, match=r"^client 1: task 'small': the train split has one sample, and the model"):
         census(SmallAlone(6), DataSource(), part, tried=True)
 
 
