@@ -2,8 +2,8 @@
 
 Each process holds the model and the data, and makes the gradient of its part of every minibatch. The gradients are
 added up, so that every process makes the same step. The result is that of one process up to rounding; where the model
-draws random numbers, as dropout does, each process draws its own. BatchNorm normalises each process's part, and the
-first process's statistics count.
+draws random numbers, as dropout does, each process draws its own. BatchNorm normalises each process's part, which has
+two samples or more if the minibatch has, and the first process's statistics count.
 
 Where one process meets an operation without a deterministic kernel, the work begins again in all of them, also in those
 whose part of the minibatch is empty and which never meet it. Process 0 evaluates alone, so its orders begin with the

@@ -26,7 +26,7 @@ from federation.work.base import WorkError
 from simulation import SimulationError
 from simulation.local import Loop, Turn
 from simulation.population import populate, try_smallest
-from simulation.stacked import Stacked
+from simulation.stacked import Stacked, why_not_stacked
 from tests.command_lines import failure
 from tests.trained import jacobian, train
 from worker.service import prepare_offers
@@ -209,6 +209,17 @@ def test_stacked_clients_have_the_minibatches_of_workers() -> None:
         np.testing.assert_allclose(found.rows["loss"], expected.rows["loss"], rtol=0, atol=1e-6)
 
 
+def test_clients_whose_evaluation_would_mix_their_samples_are_not_stacked() -> None:
+    class Unkept(Normed):
+        def norm(self) -> nn.Module:
+            return nn.BatchNorm1d(8, track_running_stats=False)
+
+    why = why_not_stacked(Unkept(), {"ann": splits(51), "ben": splits(51)}, "cpu", SGD)
+    assert why == "its BatchNorm would mix the samples of clients that are evaluated together"
+    trainer, base = made(Unkept)
+    assert formed(trainer, base) == [10, 10, 10, 10, 6, 5]
+
+
 def test_looking_for_batch_statistics_changes_no_random_number_and_no_buffer() -> None:
     trainer, base = made(Normed)
 
@@ -246,7 +257,7 @@ def test_a_trainer_of_ones_own_gets_even_minibatches_if_it_asks() -> None:
             Standardised,
             5,
             {"batch_size": 1},
-            "and the model trains on two or more only, as models with BatchNorm do: use",
+            "and the model trains on two or more only, as models with BatchNorm do: ",
         ),
         (Functional, 12, {"micro_batch": 1}, "part of a minibatch would have one sample (12 training samples, train."),
         (Functional, 12, {"micro_batch": 1}, "do: use another train.micro_batch, more samples, or a model with"),
