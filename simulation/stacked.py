@@ -259,7 +259,7 @@ class Stacked(LocalWork):
         """
         data = [self._splits[name]["train"] for name in members]
         count = len(data[0])
-        even = self._evens(data[0], size, steps)
+        even = self._evens(members[0], size, steps)
         if self._whole(members, size):
             whole = self._joined(members, "train")
             while True:
@@ -275,18 +275,19 @@ class Stacked(LocalWork):
                 y = torch.stack([part.y.index_select(0, index) for part, index in pairs])
                 yield from zip(torch.split(x, sizes, dim=1), torch.split(y, sizes, dim=1), strict=True)
 
-    def _evens(self, data: Dataset, size: int, steps: int) -> bool:
-        """Whether clients with as many samples even their minibatches out, as their workers would."""
-        forming = Forming(samples=len(data), batch_size=size, steps=steps)
+    def _evens(self, name: str, size: int, steps: int) -> bool:
+        """Whether a client and those with as many samples even their minibatches out, as their workers would."""
+        forming = Forming(samples=len(self._splits[name]["train"]), batch_size=size, steps=steps)
         self._model.train()
-        return must_even(forming, layers=normalises(self._model), needs_two=lambda: self._needs_two(data))
+        return must_even(forming, layers=normalises(self._model), needs_two=lambda: self._needs_two(name))
 
-    def _needs_two(self, data: Dataset) -> bool:
+    def _needs_two(self, name: str) -> bool:
         """`needs_two` of the initial model, which is found once."""
         if self._two is None:
+            data = self._splits[name]["train"]
             x, y = (part[torch.arange(TRIED) % len(part)] for part in (data.x, data.y))
             with generators_kept():
-                self._two = needs_two(self._task, self._model, self._task.objectives, x, y)
+                self._two = needs_two(self._task, self._model, self._serves[name], x, y)
         return self._two
 
     def _whole(self, members: list[str], size: int) -> bool:
