@@ -31,6 +31,7 @@ from tests.command_lines import failure
 from tests.trained import jacobian, train
 from worker.service import prepare_offers
 
+pytestmark = pytest.mark.filterwarnings(r"ignore:std\(\)")  # of one sample, by `Standard`
 SGD = LocalSgd(epochs=1, batch_size=10, learning_rate=0.1)
 NOTHING = Dataset(torch.empty(0, 6), torch.empty(0, dtype=torch.int64))
 
