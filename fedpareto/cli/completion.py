@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from importlib import import_module
 
-from federation.tasks import available
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation.tasks import available
 
 
 def _names_of(module: str) -> Callable[[str], list[str]]:

@@ -5,18 +5,23 @@ finalizers that PyTorch's import registers would remove its kernels from tables 
 """
 
 import gc
+import sys
 from weakref import finalize
 
 from sqlalchemy.orm import configure_mappers
 
 from fedpareto.cli.commands import NEEDS, TABLE, load
 from fedpareto.cli.main import program
+from fedpareto.on_first_use import what_waits
 
 configure_mappers()
 program()
 for target, _ in (row for rows in TABLE.values() for row in rows.values()):
     if target not in NEEDS:  # those train by themselves, for long
         load(target)
+for module in [module for name, module in sys.modules.items() if name.startswith("fedpareto.cli.")]:
+    for value in vars(module).values():
+        what_waits(value)
 gc.freeze()
 for finalizer in list(finalize._registry):  # type: ignore[attr-defined]
     finalizer.atexit = False

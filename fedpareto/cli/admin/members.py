@@ -6,19 +6,22 @@ from typing import Annotated
 import typer
 
 from federation.text import counted, did_you_mean
-from federation.trust import admin_files, identity, keys
-from federation.v1 import admin_pb2 as v1
-from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto import admin_messages, formatting
-from fedpareto.cli import document
-from fedpareto.cli.admin import client
 from fedpareto.cli.admin.app import Answer, ClientName, Home, command, connected
 from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing, not_served
 from fedpareto.cli.secret_input import passphrase_for
 from fedpareto.cli.shared_options import JsonOption
-from fedpareto.cli.show import alert_lines, member_tables
-from fedpareto.run_names import RunNames
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
+
+with on_first_use():
+    from federation.trust import admin_files, identity, keys
+    from federation.v1 import admin_pb2 as v1
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto import admin_messages, formatting
+    from fedpareto.cli import document
+    from fedpareto.cli.admin import client
+    from fedpareto.cli.show import alert_lines, member_tables
+    from fedpareto.run_names import RunNames
 
 
 def login(context: typer.Context, home: Home = None, as_json: JsonOption = False) -> None:
@@ -81,7 +84,7 @@ def join_string(
 
 @command
 def join_strings(
-    stub: AdminStub,
+    stub: "AdminStub",
     every: Annotated[bool, typer.Option("--all", help="Also list used, cancelled and expired join strings.")] = False,
 ) -> Answer:
     """List the join strings that can still be used. Their secrets are not kept."""
@@ -90,14 +93,14 @@ def join_strings(
 
 
 @command
-def cancel_join_string(stub: AdminStub, client: ClientName) -> Answer:
+def cancel_join_string(stub: "AdminStub", client: ClientName) -> Answer:
     """Cancel the unused join strings for a name."""
     response = stub.CancelJoinStrings(v1.CancelJoinStringsRequest(client_id=client))
     return response, f"join strings of {client} that were cancelled: {len(response.join_strings)}"
 
 
 @command
-def clients(stub: AdminStub) -> Answer:
+def clients(stub: "AdminStub") -> Answer:
     """List the members, and what is wrong with each."""
     response = admin_messages.whole(stub.ListClients, v1.ListClientsRequest())
     names = RunNames.read(stub) if any(client.undecided for client in response.clients) else RunNames()
@@ -105,7 +108,7 @@ def clients(stub: AdminStub) -> Answer:
 
 
 @command
-def show_client(stub: AdminStub, client: ClientName) -> Answer:
+def show_client(stub: "AdminStub", client: ClientName) -> Answer:
     """Show a member.
 
     That is: its state, its key and its machine, and for each task its samples, quotas and abilities.
@@ -121,7 +124,7 @@ def show_client(stub: AdminStub, client: ClientName) -> Answer:
 
 @command
 def tag(
-    stub: AdminStub,
+    stub: "AdminStub",
     client: ClientName,
     tags: Annotated[
         list[str] | None,
@@ -149,7 +152,7 @@ def tag(
 
 @command
 def alerts(
-    stub: AdminStub,
+    stub: "AdminStub",
     every: Annotated[bool, typer.Option("--all", help="Also list alerts that have ended.")] = False,
     run: Annotated[
         str, typer.Option(metavar="RUN", help="Only those about a run: its id or its name.", show_default=False)
@@ -167,7 +170,7 @@ def alerts(
 
 
 @command
-def coordinators(stub: AdminStub) -> Answer:
+def coordinators(stub: "AdminStub") -> Answer:
     """List the coordinators, and the runs that each conducts.
 
     A coordinator without a sign of life for `lease_seconds` is dead; another one then takes its runs.
@@ -178,7 +181,7 @@ def coordinators(stub: AdminStub) -> Answer:
 
 
 @command
-def admins(stub: AdminStub) -> Answer:
+def admins(stub: "AdminStub") -> Answer:
     """List the administrators."""
     response = stub.ListAdministrators(v1.ListAdministratorsRequest())
     return response, lambda: member_tables.administrators(response.administrators)

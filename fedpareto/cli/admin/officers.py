@@ -6,23 +6,28 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
-import grpc
 import typer
-from google.protobuf.message import Message
 
-from federation.line import channels
-from federation.trust import admin_files, envelope, identity, keys
-from federation.v1 import admin_pb2 as v1
-from federation.v1 import common_pb2 as common
-from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto import admin_messages, formatting
-from fedpareto.cli.admin import client
 from fedpareto.cli.admin.app import Answer, ClientName, Home, Reason, Yes, command, confirm, connected, show
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.secret_input import passphrase_for
 from fedpareto.cli.shared_options import JsonOption
-from fedpareto.cli.show import member_tables
-from fedpareto.officer_requests import OfficerRequest
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    import grpc
+    from google.protobuf.message import Message
+
+    from federation.line import channels
+    from federation.trust import admin_files, envelope, identity, keys
+    from federation.v1 import admin_pb2 as v1
+    from federation.v1 import common_pb2 as common
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto import admin_messages, formatting
+    from fedpareto.cli.admin import client
+    from fedpareto.cli.show import member_tables
+    from fedpareto.officer_requests import OfficerRequest
+
 
 RequestName = Annotated[str, typer.Argument(metavar="ID", help="The request's id, or the beginning of it.")]
 
@@ -30,12 +35,12 @@ RequestName = Annotated[str, typer.Argument(metavar="ID", help="The request's id
 class Officer:
     """A security officer at the Admin service, who can sign."""
 
-    def __init__(self, stub: AdminStub, home: Path, passphrase_file: Path | None) -> None:
+    def __init__(self, stub: "AdminStub", home: Path, passphrase_file: Path | None) -> None:
         self.stub = stub
         self._home = home
         self._passphrase_file = passphrase_file
 
-    def sign(self, manifest: common.RequestManifest | common.DecisionManifest) -> common.SignedEnvelope:
+    def sign(self, manifest: "common.RequestManifest | common.DecisionManifest") -> "common.SignedEnvelope":
         """Signs a manifest as this officer, with the present time."""
         with failing(keys.IdentityError, code=USAGE):
             account = admin_files.Account.load(self._home)
@@ -45,7 +50,7 @@ class Officer:
         manifest.created.FromDatetime(datetime.now(UTC))
         return envelope.seal(manifest, key)
 
-    def act(self, call: Callable[[Any], Message], request: Message, manifest: common.RequestManifest) -> Answer:
+    def act(self, call: "Callable[[Any], Message]", request: "Message", manifest: "common.RequestManifest") -> Answer:
         """Makes a call. If the action takes two officers, sends a signed request for it instead.
 
         If a request for this action and subject is open, it stays the only one, and the answer has it.
@@ -72,12 +77,12 @@ class Officer:
             f"Another security officer consents: fedpareto admin consent {made.name}"
         )
 
-    def _named_in(self, message: str) -> v1.ActionRequest | None:
+    def _named_in(self, message: str) -> "v1.ActionRequest | None":
         """The open request that a message names; None if it names none."""
         listed = admin_messages.whole(self.stub.ListRequests, v1.ListRequestsRequest()).requests
         return next((item for item in listed if OfficerRequest.of(item).name in message), None)
 
-    def _open(self, present: OfficerRequest) -> str:
+    def _open(self, present: "OfficerRequest") -> str:
         """Says that a request is open already, and what can be done with it."""
         until = formatting.UNKNOWN if present.expires is None else formatting.local(present.expires)
         with failing(keys.IdentityError, code=USAGE):
@@ -172,7 +177,7 @@ def revoke_admin(
 
 @command
 def requests(
-    stub: AdminStub,
+    stub: "AdminStub",
     every: Annotated[bool, typer.Option("--all", help="Also list decided and expired requests.")] = False,
 ) -> Answer:
     """List the requests that wait for another officer."""
@@ -206,7 +211,7 @@ def _decide(
     context: typer.Context,
     home: Path | None,
     name: str,
-    decision: common.DecisionManifest,
+    decision: "common.DecisionManifest",
     *,
     yes: bool,
     as_json: bool,

@@ -7,17 +7,20 @@ from typing import Annotated
 
 import typer
 
-from experiments.provenance import session
-from experiments.results import Store
-from experiments.runner import RunnerSettings
 from federation.text import counted
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure
-from fedpareto.cli.research import experiment_results as results
-from fedpareto.cli.research import experiment_runs as runs
 from fedpareto.cli.research.experiment import Data, Name, Out, QuickForm, Rounds
 from fedpareto.cli.shared_options import CodeOption, ProgressJsonOption
-from fedpareto.cli.show.tables import console as make_console
-from fedpareto.formatting import span
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from experiments.provenance import session
+    from experiments.results import Store
+    from experiments.runner import RunnerSettings
+    from fedpareto.cli.research import experiment_results as results
+    from fedpareto.cli.research import experiment_runs as runs
+    from fedpareto.cli.show.tables import console as make_console
+    from fedpareto.formatting import span
 
 
 def run_command(
