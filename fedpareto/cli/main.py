@@ -13,10 +13,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+import fedpareto
 from federation.line.tls import require_tls13
 from federation.owners_code import described, owners_frame
 from federation.text import escaped_lines
-from fedpareto import __version__
 from fedpareto.cli.commands import TableGroup
 from fedpareto.cli.failure import INTERRUPTED, CommandFailure
 from fedpareto.cli.shared_options import DEFAULT_ADMIN_HOME, AdminHome, AdminPassphraseOption, ProxyOption
@@ -102,7 +102,7 @@ app.add_typer(_group("Show which samples each client would hold."), name="data")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"fedpareto {__version__}")
+        typer.echo(f"fedpareto {fedpareto.__version__}")
         raise typer.Exit
 
 

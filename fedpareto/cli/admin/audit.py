@@ -12,6 +12,7 @@ import typer
 from federation.record.log_kinds import KINDS
 from federation.text import counted
 from fedpareto.cli.admin.app import Home, connected
+from fedpareto.cli.commands import QuickHelpGroup
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.shared_options import JsonOption
 from fedpareto.on_first_use import on_first_use
@@ -29,6 +30,7 @@ with on_first_use():
 
 
 audit = typer.Typer(
+    cls=QuickHelpGroup,
     help="Show the audit log; `audit verify` verifies it.",
     invoke_without_command=True,
     add_completion=False,

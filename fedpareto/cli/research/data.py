@@ -69,6 +69,7 @@ def show(
     The same words go into a specification, [simulation] partition = "shards:2", and to a worker:
     --part 3/8 --partition shards:2.
     """
+    require("a task's data is read with", "torch")
     if plot is not None:
         require("--plot draws with", "matplotlib", extra="experiments")
     with failing(ValueError, code=USAGE), failing(DataError):  # of the task, the trainer, the partition

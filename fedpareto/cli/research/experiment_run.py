@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from federation.text import counted
-from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure
+from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, require
 from fedpareto.cli.research.experiment import Data, Name, Out, QuickForm, Rounds
 from fedpareto.cli.shared_options import CodeOption, ProgressJsonOption
 from fedpareto.on_first_use import on_first_use
@@ -50,6 +50,7 @@ def run_command(
 
     Finished runs are kept; another call makes only the missing runs. Tables and figures contain all finished runs.
     """
+    require("experiments need", "torch", "matplotlib", extra="torch,experiments")
     experiment = results.load(name, quick, rounds)
     runs.must_have_data(experiment, data)
     wanted = results.jobs(experiment, runs.seeds(seeds) or experiment.seeds, methods or [], conditions or [])

@@ -14,7 +14,7 @@ import typer
 
 from federation.owners_code import described, owners_frame
 from federation.text import counted
-from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, failing
+from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, failing, require
 from fedpareto.cli.research.member_option import MemberOption, members_of
 from fedpareto.cli.shared_options import (
     CodeOption,
@@ -109,6 +109,7 @@ def simulate_command(
 
     A federation of real workers takes the same file and ignores [simulation].
     """
+    require("simulated clients train with", "torch")
     members = members_of(member)
     if data is not None and members:
         raise CommandFailure("--data or --member: the data of all clients, or of each; not both", code=USAGE)
