@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coordinator.aggregation import Aggregate as Aggregate
-    from coordinator.aggregation import aggregate as aggregate
+    from coordinator.aggregation.offline import Aggregate as Aggregate
+    from coordinator.aggregation.offline import aggregate as aggregate
     from coordinator.aggregation.base import Rule as Rule
     from coordinator.aggregation.base import conclude as conclude
     from coordinator.aggregation.interface import Combination as Combination
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _PLACES = {
     name: module
     for module, names in {
-        "coordinator.aggregation": "Aggregate aggregate",
+        "coordinator.aggregation.offline": "Aggregate aggregate",
         "coordinator.aggregation.base": "Rule conclude",
         "coordinator.aggregation.pre": "Stage",
         "coordinator.aggregation.interface": "Combination HyperparameterError Mixture Rows TooFewUpdatesError",

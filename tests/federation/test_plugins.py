@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import pytest
 
-from coordinator.aggregation import HyperparameterError, aggregate
+from coordinator.aggregation.offline import HyperparameterError, aggregate
 from coordinator.aggregation.registry import algorithm, origins
 from coordinator.rounds.runs.specification import parse_run
 from experiments.definition import ExperimentError

@@ -19,7 +19,7 @@ from byzfl import (
     TrMean,
 )
 
-from coordinator.aggregation import aggregate
+from coordinator.aggregation.offline import aggregate
 from coordinator.aggregation.interface import Rows
 from coordinator.aggregation.pre import apply
 from coordinator.aggregation.registry import algorithm

@@ -6,7 +6,7 @@ import torch
 from torchjd._linalg import QuadprogProjector
 from torchjd.aggregation import IMTLG, MGDA, Aggregator, AlignedMTL, DualProj, Krum, Mean, NashMTL, TrimmedMean, UPGrad
 
-from coordinator.aggregation import aggregate
+from coordinator.aggregation.offline import aggregate
 from coordinator.aggregation.qp import UnsolvedError
 from tests.peers.scene import Matrix, Round, Vector, rounds
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.aggregation import HyperparameterError, aggregate
+from coordinator.aggregation.offline import HyperparameterError, aggregate
 from federation.record.bundle import BundleReader
 from federation.vectors import Layout, Tensor, to_bytes, update_rows
 from storage.states import RunState

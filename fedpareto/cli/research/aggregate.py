@@ -18,8 +18,8 @@ with on_first_use():
     import numpy as np
     from numpy.typing import NDArray
 
-    from coordinator import aggregation
-    from coordinator.aggregation import Aggregate, aggregate
+    from coordinator.aggregation import interface
+    from coordinator.aggregation.offline import Aggregate, aggregate
     from coordinator.aggregation.hyperparameters import Hyperparameter
     from coordinator.aggregation.registry import ListedRule, common_hyperparameters, listed, listed_stages
     from coordinator.aggregation.rules import torchjd
@@ -78,7 +78,7 @@ def aggregate_command(
     state, parameters = _state(file, arrays), parameters_of(param or [])
     try:
         result = aggregate(name, arrays["updates"], **per_row, state=state, **parameters)
-    except aggregation.HyperparameterError as error:
+    except interface.HyperparameterError as error:
         raise CommandFailure(str(error), code=USAGE) from None
     except plugins.PluginError as error:
         raise CommandFailure(str(error)) from None

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coordinator.aggregation import Aggregate
+from coordinator.aggregation.offline import Aggregate
 from coordinator.aggregation.base import Rule
 from coordinator.aggregation.interface import Objectives, Rows
 from coordinator.aggregation.phases import PhaseReply, Replies, RoundGenerator, Step

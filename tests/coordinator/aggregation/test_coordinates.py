@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coordinator.aggregation import TooFewUpdatesError, aggregate
+from coordinator.aggregation.offline import TooFewUpdatesError, aggregate
 from coordinator.aggregation.gram import trimmed_mean
 from coordinator.aggregation.interface import Coordinates
 from coordinator.aggregation.pre import STAGES, apply

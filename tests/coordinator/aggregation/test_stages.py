@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from coordinator.aggregation import aggregate
+from coordinator.aggregation.offline import aggregate
 from coordinator.aggregation.base import Rule
 from coordinator.aggregation.interface import Rows
 from coordinator.aggregation.phases import Replies, RoundContext

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation import aggregate
+from coordinator.aggregation.offline import aggregate
 from federation.digests import digest
 from storage.records import canonical
 from storage.retention import collect

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation import aggregate
+from coordinator.aggregation.offline import aggregate
 from coordinator.aggregation.gram import apply_step, combine, gram
 from coordinator.aggregation.interface import Combination
 from coordinator.aggregation.phases import Past, PhaseReply, Replies, Step

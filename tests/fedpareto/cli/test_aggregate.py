@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation import aggregate
+from coordinator.aggregation.offline import aggregate
 from coordinator.aggregation.registry import ALGORITHMS, common_hyperparameters
 from tests.few import few
 from tests.harness import fedpareto

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select, text
 
 import fedpareto
-from coordinator.aggregation import aggregate
+from coordinator.aggregation.offline import aggregate
 from coordinator.aggregation.rules.fedmdfg import choose, step_sizes, unfairness
 from coordinator.rounds.runs.specification import cautions, parse_run
 from federation.spec.computation import MeasureAlong

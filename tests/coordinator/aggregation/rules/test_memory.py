@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from coordinator.aggregation import TooFewUpdatesError, aggregate
+from coordinator.aggregation.offline import TooFewUpdatesError, aggregate
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.phases import Replies, RoundContext, Step
 from coordinator.aggregation.registry import algorithm

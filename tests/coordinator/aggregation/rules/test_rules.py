@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.aggregation import HyperparameterError, aggregate
+from coordinator.aggregation.offline import HyperparameterError, aggregate
 from coordinator.aggregation.interface import Rows
 from coordinator.aggregation.phase_kinds import TrainingPhase
 from coordinator.aggregation.phases import Replies, RoundContext

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation import HyperparameterError, TooFewUpdatesError, aggregate
+from coordinator.aggregation.offline import HyperparameterError, TooFewUpdatesError, aggregate
 from coordinator.aggregation.hyperparameters import hyperparameters
 from coordinator.aggregation.phases import Replies, RoundContext
 from coordinator.aggregation.qp import UnsolvedError

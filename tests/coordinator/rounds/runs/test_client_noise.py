@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation import aggregate
+from coordinator.aggregation.offline import aggregate
 from coordinator.aggregation.registry import algorithm
 from coordinator.rounds.runs.client_noise import affordable, spent
 from coordinator.rounds.runs.specification import cautions, parse_run
