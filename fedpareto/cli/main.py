@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 the work failed, 2 bad usage, 130 interrupted, 141 the reader of the output has ended.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -144,6 +145,7 @@ def main() -> None:
             program()()
         finally:
             sys.stdout.flush()
+            gc.freeze()  # Python would look for cycles in all that was imported before it ends: 0.2 CPU seconds
     except (CommandFailure, OutputError) as failure:
         _fail(failure)
     except KeyboardInterrupt:
