@@ -12,7 +12,7 @@ from coordinator.lookup import must_be_client
 from coordinator.rounds.transitions import move_client
 from federation.refusals import Refusal
 from federation.spec.run_sections import IDENTIFIER
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import RevocationManifest
 from storage import audit
 from storage.models import Certificate, Client
@@ -140,4 +140,4 @@ def revoked(federation_id: str, key: Ed25519PrivateKey, client: Client, certific
     ended = client.revoked if is_revoked else certificate.revoked if certificate is not None else None
     if ended is not None:
         manifest.revoked.FromDatetime(ended)
-    return Refusal("certificate-revoked", REVOKED, signed=seal(manifest, key).SerializeToString())
+    return Refusal("certificate-revoked", REVOKED, signed=sign(manifest, key).SerializeToString())

@@ -48,7 +48,7 @@ class Officer:
             key = admin_files.load_admin_key(self._home, passphrase)
         manifest.federation_id, manifest.officer = account.federation_id, account.name
         manifest.created.FromDatetime(datetime.now(UTC))
-        return envelope.seal(manifest, key)
+        return envelope.sign(manifest, key)
 
     def act(self, call: "Callable[[Any], Message]", request: "Message", manifest: "common.RequestManifest") -> Answer:
         """Makes a call. If the action takes two officers, sends a signed request for it instead.

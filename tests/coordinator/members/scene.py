@@ -17,7 +17,7 @@ from coordinator.members.access.call_limits import RATES, Buckets, Rate
 from federation.line.channels import refusal_from_rpc_error
 from federation.trust.admin_files import load_admin_key
 from federation.trust.certificates import make_csr
-from federation.trust.envelope import key_id, seal
+from federation.trust.envelope import key_id, sign
 from federation.trust.identity import Role
 from federation.trust.key_chain import rotate
 from federation.trust.keys import new_tls_key
@@ -75,7 +75,7 @@ class Officer:
         return manifest
 
     def login(self, manifest: LoginManifest | None = None) -> bytes:
-        return login(self.served, seal(manifest or self.asks_login(), self.key))
+        return login(self.served, sign(manifest or self.asks_login(), self.key))
 
     # With two officers.
 
@@ -90,7 +90,7 @@ class Officer:
         return manifest
 
     def ask(self, action: str, subject: str, **changed: Any) -> messages.ActionRequest:
-        return self.hand_in(seal(self.request(action, subject, **changed), self.key))
+        return self.hand_in(sign(self.request(action, subject, **changed), self.key))
 
     def hand_in(self, envelope: SignedEnvelope) -> messages.ActionRequest:
         return self.stub.RequestAction(messages.RequestActionRequest(request=envelope), timeout=SECONDS).request
@@ -100,7 +100,7 @@ class Officer:
         age = changed.pop("age", timedelta())
         manifest = DecisionManifest(**{**values, **changed})
         manifest.created.FromDatetime(self.served.clock() - age)
-        return seal(manifest, self.key)
+        return sign(manifest, self.key)
 
     def decide(self, asked: messages.ActionRequest, **changed: Any) -> messages.ActionRequest:
         return self.say(self.decision(asked, **changed))

@@ -26,7 +26,7 @@ from coordinator.settings import Settings
 from federation.findings import CheckOutcome
 from federation.line.channels import refusal_from_rpc_error
 from federation.trust.admin_files import AdminFiles
-from federation.trust.envelope import envelope_digest, key_id, seal
+from federation.trust.envelope import envelope_digest, key_id, sign
 from federation.trust.identity import Action
 from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
@@ -152,13 +152,13 @@ def test_nobody_consents_to_a_request_of_its_own_also_not_with_another_certifica
         bea.say(forged)
     stranger = Ed25519PrivateKey.generate()
     with refused("UNAUTHENTICATED", "key-unknown"):
-        bea.say(seal(DecisionManifest.FromString(bea.decision(request).manifest), stranger))
+        bea.say(sign(DecisionManifest.FromString(bea.decision(request).manifest), stranger))
     assert state(served, member) is ClientState.PENDING
 
 
 def test_a_request_that_was_changed_on_record_is_not_done(served: Running, cast: Cast, member: str) -> None:
     ada, bea, _ = cast
-    request, other = ada.ask(Action.APPROVE, member), seal(ada.request(Action.REVOKE, member), ada.key)
+    request, other = ada.ask(Action.APPROVE, member), sign(ada.request(Action.REVOKE, member), ada.key)
     with served.database.begin() as session:
         mine = update(ActionRequest).where(ActionRequest.request_id == request.request_id)
         session.execute(mine.values(envelope=other.SerializeToString()))
