@@ -11,8 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coordinator.aggregation.offline import Aggregate as Aggregate
-    from coordinator.aggregation.offline import aggregate as aggregate
     from coordinator.aggregation.base import Rule as Rule
     from coordinator.aggregation.base import conclude as conclude
     from coordinator.aggregation.interface import Combination as Combination
@@ -20,6 +18,8 @@ if TYPE_CHECKING:
     from coordinator.aggregation.interface import Mixture as Mixture
     from coordinator.aggregation.interface import Rows as Rows
     from coordinator.aggregation.interface import TooFewUpdatesError as TooFewUpdatesError
+    from coordinator.aggregation.offline import Aggregate as Aggregate
+    from coordinator.aggregation.offline import aggregate as aggregate
     from coordinator.aggregation.pre import Stage as Stage
     from federation.attacks.base import Attack as Attack
     from federation.attacks.base import AttackError as AttackError

@@ -19,8 +19,8 @@ from byzfl import (
     TrMean,
 )
 
-from coordinator.aggregation.offline import aggregate
 from coordinator.aggregation.interface import Rows
+from coordinator.aggregation.offline import aggregate
 from coordinator.aggregation.pre import apply
 from coordinator.aggregation.registry import algorithm
 from tests.peers.scene import Matrix, Round, Vector, rounds

@@ -19,8 +19,8 @@ with on_first_use():
     from numpy.typing import NDArray
 
     from coordinator.aggregation import interface
-    from coordinator.aggregation.offline import Aggregate, aggregate
     from coordinator.aggregation.hyperparameters import Hyperparameter
+    from coordinator.aggregation.offline import Aggregate, aggregate
     from coordinator.aggregation.registry import ListedRule, common_hyperparameters, listed, listed_stages
     from coordinator.aggregation.rules import torchjd
     from federation import plugins

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coordinator.aggregation.offline import Aggregate
 from coordinator.aggregation.base import Rule
 from coordinator.aggregation.interface import Objectives, Rows
+from coordinator.aggregation.offline import Aggregate
 from coordinator.aggregation.phases import PhaseReply, Replies, RoundGenerator, Step
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.secure.settled import Cohort

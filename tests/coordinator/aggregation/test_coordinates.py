@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coordinator.aggregation.offline import TooFewUpdatesError, aggregate
 from coordinator.aggregation.gram import trimmed_mean
 from coordinator.aggregation.interface import Coordinates
+from coordinator.aggregation.offline import TooFewUpdatesError, aggregate
 from coordinator.aggregation.pre import STAGES, apply
 from coordinator.aggregation.streaming import Row
 from tests.coordinator.aggregation.peak_memory import must_not_grow

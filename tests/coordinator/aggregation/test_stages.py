@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from coordinator.aggregation.offline import aggregate
 from coordinator.aggregation.base import Rule
 from coordinator.aggregation.interface import Rows
+from coordinator.aggregation.offline import aggregate
 from coordinator.aggregation.phases import Replies, RoundContext
 from coordinator.aggregation.pre import STAGES, Arc, Bucket, Clip, Nnm, apply
 from coordinator.aggregation.registry import ALGORITHMS, algorithm

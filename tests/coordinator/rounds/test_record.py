@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation.offline import aggregate
 from coordinator.aggregation.gram import apply_step, combine, gram
 from coordinator.aggregation.interface import Combination
+from coordinator.aggregation.offline import aggregate
 from coordinator.aggregation.phases import Past, PhaseReply, Replies, Step
 from coordinator.aggregation.registry import server_rate
 from coordinator.rounds.step import _longest

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from coordinator.aggregation.offline import TooFewUpdatesError, aggregate
 from coordinator.aggregation.geometry import coordinates
+from coordinator.aggregation.offline import TooFewUpdatesError, aggregate
 from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext
 from coordinator.aggregation.pre import STAGES
 from coordinator.aggregation.registry import ALGORITHMS, algorithm

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from coordinator.aggregation.offline import TooFewUpdatesError, aggregate
 from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.offline import TooFewUpdatesError, aggregate
 from coordinator.aggregation.phases import Replies, RoundContext, Step
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules.afl import onto_simplex

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.aggregation.offline import HyperparameterError, aggregate
 from coordinator.aggregation.interface import Rows
+from coordinator.aggregation.offline import HyperparameterError, aggregate
 from coordinator.aggregation.phase_kinds import TrainingPhase
 from coordinator.aggregation.phases import Replies, RoundContext
 from coordinator.aggregation.registry import ALGORITHMS, algorithm, server_rate

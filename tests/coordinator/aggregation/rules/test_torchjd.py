@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation.offline import HyperparameterError, TooFewUpdatesError, aggregate
 from coordinator.aggregation.hyperparameters import hyperparameters
+from coordinator.aggregation.offline import HyperparameterError, TooFewUpdatesError, aggregate
 from coordinator.aggregation.phases import Replies, RoundContext
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import algorithm
