@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from coordinator.aggregation.interface import Mixture as Mixture
     from coordinator.aggregation.interface import Rows as Rows
     from coordinator.aggregation.interface import TooFewUpdatesError as TooFewUpdatesError
-    from coordinator.aggregation.offline import Aggregate as Aggregate
-    from coordinator.aggregation.offline import aggregate as aggregate
     from coordinator.aggregation.pre import Stage as Stage
     from federation.attacks.base import Attack as Attack
     from federation.attacks.base import AttackError as AttackError
@@ -42,13 +40,15 @@ if TYPE_CHECKING:
     from federation.training.plans import TrainingPlan as TrainingPlan
     from federation.training.trainer import Trainer as Trainer
     from fedpareto.notebook import simulate as simulate
+    from fedpareto.offline_aggregation import Aggregate as Aggregate
+    from fedpareto.offline_aggregation import aggregate as aggregate
     from simulation.history import History as History
 
 # The module of each name.
 _PLACES = {
     name: module
     for module, names in {
-        "coordinator.aggregation.offline": "Aggregate aggregate",
+        "fedpareto.offline_aggregation": "Aggregate aggregate",
         "coordinator.aggregation.base": "Rule conclude",
         "coordinator.aggregation.pre": "Stage",
         "coordinator.aggregation.interface": "Combination HyperparameterError Mixture Rows TooFewUpdatesError",

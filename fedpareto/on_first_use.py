@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 
-class Waiting:
+class WaitingImport:
     """Stands for a module, or for a function or class in a module, which is imported when this is called or read."""
 
     def __init__(self, module: str, name: str = "") -> None:
@@ -58,7 +58,11 @@ def on_first_use() -> Iterator[None]:
     ) -> Any:
         if globals is not here:  # another thread imports something
             return importing(name, globals, locals, fromlist or (), level)
-        return SimpleNamespace(**{each: Waiting(name, each) for each in fromlist}) if fromlist else Waiting(name)
+        return (
+            SimpleNamespace(**{each: WaitingImport(name, each) for each in fromlist})
+            if fromlist
+            else WaitingImport(name)
+        )
 
     builtins.__import__ = waiting
     try:
@@ -69,4 +73,4 @@ def on_first_use() -> Iterator[None]:
 
 def what_waits(value: Any) -> Any:
     """What this stands for if it is the name of an import that waits, else the value itself."""
-    return value.imported() if isinstance(value, Waiting) else value
+    return value.imported() if isinstance(value, WaitingImport) else value

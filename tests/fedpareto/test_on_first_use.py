@@ -72,7 +72,7 @@ def test_imports_after_the_block_and_of_other_modules_do_not_wait(command: Any) 
 
 def test_a_module_that_does_not_exist_is_named_when_it_is_used() -> None:
     with on_first_use():
-        import no_such_module  # type: ignore[import-not-found]
+        from fedpareto import no_such_module
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         no_such_module.name()
 

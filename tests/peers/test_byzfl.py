@@ -20,9 +20,9 @@ from byzfl import (
 )
 
 from coordinator.aggregation.interface import Rows
-from coordinator.aggregation.offline import aggregate
 from coordinator.aggregation.pre import apply
 from coordinator.aggregation.registry import algorithm
+from fedpareto.offline_aggregation import aggregate
 from tests.peers.scene import Matrix, Round, Vector, rounds
 
 ALL = tuple(rounds())

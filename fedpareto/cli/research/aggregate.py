@@ -20,12 +20,12 @@ with on_first_use():
 
     from coordinator.aggregation import interface
     from coordinator.aggregation.hyperparameters import Hyperparameter
-    from coordinator.aggregation.offline import Aggregate, aggregate
     from coordinator.aggregation.registry import ListedRule, common_hyperparameters, listed, listed_stages
     from coordinator.aggregation.rules import torchjd
     from federation import plugins
     from federation.files.npz import NpzError, read_npz
     from fedpareto.cli.show.tables import console, new_table
+    from fedpareto.offline_aggregation import Aggregate, aggregate
 
 
 _PER_ROW = ("losses", "accuracies", "samples", "prior", "ages")

@@ -9,7 +9,6 @@ import pytest
 
 from coordinator.aggregation.gram import apply_step, combine, gram
 from coordinator.aggregation.interface import Combination
-from coordinator.aggregation.offline import aggregate
 from coordinator.aggregation.phases import Past, PhaseReply, Replies, Step
 from coordinator.aggregation.registry import server_rate
 from coordinator.rounds.step import _longest
@@ -17,6 +16,7 @@ from federation.digests import digest
 from federation.trust.envelope import envelope_digest, verify
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.vectors import model_row, to_bytes, update_layout, update_rows
+from fedpareto.offline_aggregation import aggregate
 from storage.states import RoundState
 from tests.coordinator.aggregation.scene import coefficients_of
 from tests.few import few, few_of
