@@ -27,7 +27,7 @@ from federation.spec.computation import Ability
 from federation.text import escaped_lines
 from federation.trust.admin_files import AdminFiles
 from federation.trust.certificates import make_csr
-from federation.trust.envelope import sign
+from federation.trust.envelope import key_id, sign
 from federation.trust.join_string import JoinStringFields, fetch_ca
 from federation.trust.key_chain import CoordinatorKeys
 from federation.trust.keys import new_tls_key
@@ -363,6 +363,11 @@ class Member:
         self.files = files
         self.channel = files.channel()
         self.stub = FederationStub(self.channel)
+
+    @property
+    def key_id(self) -> str:
+        """The id of its signing key, by which an officer approves it."""
+        return key_id(self.files.signing_key.public_key()).hex()
 
     @classmethod
     def enroll(cls, join: JoinStringFields) -> "Member":

@@ -342,7 +342,8 @@ class Stage:
         self._admin.StopRun(admin.StopRunRequest(run=run, reason=reason), timeout=SECONDS)
 
     def approve(self, client: str) -> None:
-        self._admin.ApproveClient(admin.ApproveClientRequest(client_id=client), timeout=SECONDS)
+        key = self.look(lambda session: session.get_one(Client, client).key_id)
+        self._admin.ApproveClient(admin.ApproveClientRequest(client_id=client, key_id=key), timeout=SECONDS)
 
     def revoke(self, client: str, reason: str = "") -> None:
         self._admin.RevokeClient(admin.RevokeClientRequest(client_id=client, reason=reason), timeout=SECONDS)

@@ -28,14 +28,23 @@ CLIENT_REVOKED = "client.revoked"
 FORGOTTEN = "client.forgotten"
 
 
-def approve(session: Session, client_id: str, *, by: str, now: datetime, consent: str = "") -> None:
+def approve(session: Session, client_id: str, key_id: str, *, by: str, now: datetime, consent: str = "") -> None:
     """Lets a pending client work. `consent` is the digest of a second officer's signed decision.
 
+    `key_id` names the signing key that the officer has seen: the client may have replaced it since.
+
     Raises:
-        Refusal: `client-unknown`, `client-state`.
+        Refusal: `client-unknown`, `client-state`; `client-key`: the client has another key.
     """
     client = _get(session, client_id)
     move_client(client, ClientState.ACTIVE)
+    if client.key_id != key_id:
+        given = f"not the one that was to be approved, {key_id[:64]!r}" if key_id else "and the call names none"
+        raise Refusal(
+            "client-key",
+            f"{client_id} has the signing key {client.key_id}, {given}: ask its owner which key is right, and approve "
+            "it with `fedpareto admin approve`, which shows the key",
+        )
     audit.record(session, at=now, actor=by, action=APPROVED, subject=client_id, digest=consent)
 
 

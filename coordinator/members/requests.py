@@ -245,7 +245,7 @@ def _time(stamp: Timestamp, now: datetime) -> datetime:
 def _perform(session: Session, requested: RequestManifest, *, by: str, now: datetime, consent: str) -> Client | None:
     match Action(requested.action):
         case Action.APPROVE:
-            approve(session, requested.subject, by=by, now=now, consent=consent)
+            approve(session, requested.subject, requested.key_id, by=by, now=now, consent=consent)
         case Action.REVOKE:
             return revoke(session, requested.subject, requested.reason, by=by, now=now, consent=consent)
         case Action.FORGET:

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 import typer
 
+from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, CommandFailure, failing, require
 from fedpareto.cli.shared_options import (
     DEFAULT_ADMIN_HOME,
@@ -45,6 +46,7 @@ def console_command(
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
+            autocompletion=completion.runs,
             help="The page to open: of one run, or the comparison of two to six. Default: the federation.",
             show_default=False,
         ),
