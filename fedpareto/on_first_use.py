@@ -45,7 +45,7 @@ def on_first_use() -> Iterator[None]:
     The block is at the top of a file, where readers, type checkers and the import rules find it. Its names can be
     called, or asked for an attribute (`RunNames.read(stub)`), inside functions; `failing` and `partial` take them, too.
     For all else, the block imports the module: `except keys.IdentityError`. Annotations with its names are in quotes.
-    `tests/project/test_lint.py` checks this.
+    `tests/fedpareto/test_on_first_use.py` checks this.
     """
     here, importing = sys._getframe(2).f_globals, builtins.__import__
 

@@ -112,6 +112,11 @@ def test_no_help_imports_the_work_of_a_command() -> None:
     assert {words: names for words, names in work.items() if names} == {}
 
 
+def test_a_word_that_reads_like_a_wish_for_help_can_be_the_value_of_an_option() -> None:
+    stopped = failure("admin", "stop", "RUN", "--yes", "--reason", "--help", "--home", "nowhere")
+    assert "nowhere is not an administrator's directory" in stopped.message
+
+
 def test_the_version_is_that_of_the_distribution() -> None:
     assert fedpareto("--version").stdout == f"fedpareto {version('fedpareto')}\n"
 
