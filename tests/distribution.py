@@ -4,6 +4,11 @@ With the scheduler of pytest-xdist the run hangs after a death: it deals the tes
 for them.
 """
 
+import fcntl
+import sys
+from collections.abc import Generator
+from importlib.util import cache_from_source
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +30,27 @@ OPTIMISERS = frozenset(
         "tests/federation/training/test_options.py",
     }
 )
+
+
+LAST = Path(__file__).parent / "worker" / "__init__.py"  # of the room whose tests are collected last
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """In a new clone, one process collects first: it compiles the modules, which the others then load.
+
+    Otherwise each of the processes compiles all of them, at 9 CPU seconds.
+    """
+    compiled = sys.dont_write_bytecode or Path(cache_from_source(str(LAST))).exists()
+    if compiled or not hasattr(session.config, "workerinput"):
+        return (yield)
+    with Path(__file__).open() as turn:
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another one collects
+            fcntl.flock(turn, fcntl.LOCK_SH)
+            fcntl.flock(turn, fcntl.LOCK_UN)
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)
