@@ -28,8 +28,8 @@ from federation.secure.cover import cover
 from federation.secure.masks import masked, reals
 from federation.secure.thresholds import Mode, Thresholds, truncated
 from federation.work.secure.journal import Journal
-from tests.few import few_of
 from tests.federation.work.scene import cast, play, setting
+from tests.few import few_of
 
 SIZES = few_of([5, 10, 20, 50], 5, 20)
 EQUAL = Bounds(kind=BoundKind.FIXED)
