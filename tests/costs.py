@@ -71,7 +71,7 @@ def over_budget(spent: float, samples: list[float]) -> str | None:
         return None
     return (
         f"The tests cost {spent / slowness:.0f} CPU seconds ({spent:.0f} here, where work takes {slowness:.2f} times "
-        f"as long as where the budget was set); {BUDGET} is the budget, and {LIMIT} the limit. See CONTRIBUTING.md, "
+        f"as long as where the budget was set); {BUDGET} is the budget, and {LIMIT} the limit. See tests/README.md, "
         "What tests may cost."
     )
 

@@ -22,7 +22,7 @@ LARGEST_ROOM = 15
 CATALOGUES = {"federation/aggregation/rules", "federation/secure", "federation/tasks", "federation/training"}
 # Folders of tests that are named like no package.
 NO_PACKAGES = {"owners_code", "owners_code/lottery", "peers", "programs", "project", "research", "simulated", "soak"}
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+ARCHITECTURE = (ROOT / "docs/reference/architecture.md").read_text()
 
 
 def files_of(*packages: str) -> list[Path]:
@@ -50,7 +50,7 @@ def names_in_several_rooms() -> dict[str, set[str]]:
 
 
 def listed_names() -> set[str]:
-    section = CONTRIBUTING.split("### Names that two files share", 1)[1].split("\n## ", 1)[0]
+    section = ARCHITECTURE.split("### Names that two files share", 1)[1].split("\n### ", 1)[0]
     return {name for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
 
 
