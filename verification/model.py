@@ -9,6 +9,7 @@ import numpy as np
 from coordinator.aggregation.phases import Step
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
 from coordinator.aggregation.server_optimisers import OPTIMISERS, Optimiser, Sgd
+from federation.spec.run_sections import AUTO
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.vectors import RowFile
@@ -95,7 +96,7 @@ def must_make(
             raise Wrong("the replies give no direction, and the step changes the model")
         if step.rate:
             raise Wrong(f"the learning rate is {step.rate!r}; the replies give no direction, so it is 0")
-    if moved and step.rate == 0.0 and server.learning_rate:
+    if moved and step.rate == 0.0 and server.learning_rate != AUTO:
         raise Wrong("the step says that there is no direction; the replies give one")
     layout = bundle.model(step.base_model)[0]
     parameters = slice(0, run.spec.parameters.parameters_of(layout).size)

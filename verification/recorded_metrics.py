@@ -6,6 +6,7 @@ import numpy as np
 
 from coordinator.aggregation.diagnostics import measure
 from coordinator.aggregation.measures.expected_metrics import Expected, RunMetrics, StepFacts
+from coordinator.aggregation.measures.step_rate import step_lengths
 from coordinator.aggregation.phases import PhaseReply, Replies, Step
 from federation.record.bundle import BlobAbsent
 from federation.record.results import not_finite
@@ -134,6 +135,7 @@ class RecordedMetrics:
             rate=step.rate,
             weights={part.objective: part.weight for part in step.weights},
             updates=len(rows),
+            lengths=None if made is None else step_lengths(made, K),
             made=made,
             measured=measured,
             epsilons=[epsilon for epsilon in epsilons if epsilon],

@@ -9,9 +9,9 @@ from sqlalchemy import func, select
 
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.interface import TooFewUpdatesError
+from coordinator.aggregation.measures.step_rate import scheduled_rate
 from coordinator.aggregation.phases import AlgorithmPhase, PrivateSetting, Replies, RoundContext, Selected, Step
 from coordinator.aggregation.qp import UnsolvedError
-from coordinator.aggregation.registry import server_rate
 from coordinator.aggregation.secure.evaluation import Means, evaluation
 from coordinator.aggregation.streaming import one_thread
 from coordinator.rounds import selection
@@ -196,7 +196,7 @@ def bare_context(
     run: RunFacts, layout: Layout, number: int, state: Mapping[str, Any], private: PrivateSetting | None
 ) -> RoundContext:
     """The context of a round as far as it follows from the run's facts, its state, and the model's layout."""
-    spec, server = run.spec, run.spec.server
+    spec = run.spec
     layout = spec.parameters.parameters_of(layout)
     return RoundContext(
         number=number,
@@ -208,7 +208,7 @@ def bare_context(
         encoder=encoder_columns(layout),
         seed=spec.seed,
         local_rate=spec.train.rate(number, spec.rounds),
-        server_rate=server_rate(server.learning_rate, server.decay, number, spec.rounds, server.decay_every),
+        server_rate=scheduled_rate(spec, number),
         private=private,
     )
 

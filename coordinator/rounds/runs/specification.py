@@ -8,12 +8,14 @@ from coordinator.aggregation.interface import HyperparameterError
 from coordinator.aggregation.registry import algorithm, rule_code
 from coordinator.aggregation.rules.objectives import ObjectiveRule
 from coordinator.aggregation.rules.scalarised import Scalarised
+from coordinator.aggregation.server_optimisers import Optimiser
 from coordinator.rounds.runs.client_noise import affordable
 from federation.attacks import AttackError, must_exist
 from federation.secure.evaluation import deviation_of_mean
 from federation.secure.thresholds import Mode, Thresholds
 from federation.spec.computation import Ability, LocalSgd
 from federation.spec.objective_names import JOINT
+from federation.spec.run_sections import AUTO
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.task_metrics import BUILT_IN, MetricKind, must_be_metrics
 
@@ -45,6 +47,8 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
         optimiser = rule.optimiser()
     if optimiser is not None and spec.server.optimiser != "sgd":
         raise SpecError(f"server.optimiser: {rule.name} brings its own; leave it out")
+    if spec.server.learning_rate == AUTO:
+        _must_bound_steps(spec, rule, optimiser)
     if spec.privacy.secure != "off":
         must_suit_private_rounds(spec, rule)
         if spec.train.wire_dtype != "float32":
@@ -55,6 +59,34 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
     if spec.parameters.buffers == "averaged":
         _must_show_buffers(spec)
     return spec, rule
+
+
+def _must_bound_steps(spec: RunSpec, rule: Algorithm, optimiser: Optimiser | None) -> None:
+    """Raises SpecError if the server's rate cannot be "auto", with the reason and the remedy."""
+    key, number = f'server.learning_rate = "{AUTO}"', "a number, such as 1"
+    if spec.server.optimiser != "sgd":
+        raise SpecError(
+            f'{key}: it bounds a step along the direction, and server.optimiser = "{spec.server.optimiser}" makes '
+            'another step from what it remembers; use "sgd", or give a number, such as 0.1'
+        )
+    if optimiser is not None and optimiser.slots:
+        raise SpecError(
+            f"{key}: it bounds a step along the direction, and {rule.name} adds momentum to that; give {number}"
+        )
+    if rule.no_auto:
+        raise SpecError(f"{key}: for {rule.name}, {rule.no_auto}; give {number}")
+    if spec.privacy.client_noise:
+        raise SpecError(
+            f"{key}: it takes the lengths of the updates as they are, and privacy.client_noise protects no number "
+            f"that depends on them; give {number}"
+        )
+    if spec.privacy.clip:
+        raise SpecError(f"{key}: no step is longer than privacy.clip in any case; leave it out")
+    if spec.privacy.secure != "off" and "norm" not in spec.privacy.disclose:
+        raise SpecError(
+            f'{key}: it needs the lengths of the updates, which a private round hides; give {number}, or add "norm" to '
+            "privacy.disclose, which the members' owners must allow"
+        )
 
 
 def _must_name_an_attack(description: str) -> None:

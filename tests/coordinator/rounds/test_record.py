@@ -10,8 +10,8 @@ import pytest
 from coordinator.aggregation import aggregate
 from coordinator.aggregation.gram import apply_step, combine, gram
 from coordinator.aggregation.interface import Combination
+from coordinator.aggregation.measures.step_rate import server_rate
 from coordinator.aggregation.phases import Past, PhaseReply, Replies, Step
-from coordinator.aggregation.registry import server_rate
 from coordinator.rounds.step import _longest
 from federation.digests import digest
 from federation.trust.envelope import envelope_digest, unseal

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.aggregation.registry import server_rate
+from coordinator.aggregation.measures.step_rate import server_rate
 from coordinator.rounds.runs.specification import cautions, parse_run
 from experiments import tables
 from experiments.definition import Cell, Experiment, parse
