@@ -22,8 +22,8 @@ def derived(experiment: Experiment, results: Sequence[RunResult]) -> list[RunRes
     the first objective counts most; `front/tau`, Kendall's tau-b of the two ranks, the same for all methods and NaN
     for a single one; `front/divergence`, mu of the last losses and the preference; `front/spread`, the largest r_k F_k
     divided by the smallest. For each group of clients, by their numbers from 0: `group/NAME`, the mean of their
-    accuracies (%); it needs `client/...`, so there are at most ten clients. After each number of rounds in `after`, if the
-    models were evaluated then: `after/NUMBER/...`, the measures of that round.
+    accuracies (%); it needs `client/...`, so there are at most ten clients. After each number of rounds in `after`, if
+    the models were evaluated then: `after/NUMBER/...`, the measures of that round.
     """
     wanted = experiment.derived
     extended = []

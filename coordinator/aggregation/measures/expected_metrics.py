@@ -189,12 +189,16 @@ class RunMetrics:
         return expected | Expected(spans=spans)
 
     def _rate(self, facts: StepFacts) -> Span:
-        """The rate: with "auto" to the bit, where K and the members' lengths are known."""
-        rate = scheduled_rate(self.spec, facts.number) * (1.0 if facts.made is None else facts.made.size)
-        if self.spec.server.learning_rate == AUTO and facts.lengths and facts.K is not None:
-            rate *= bound(facts.lengths, direction_length(facts.K, facts.coefficients))
-            return Span(rate, rate, rate)
-        return Span.of(facts.rate if facts.made is None and facts.rate else rate)
+        """The rate; with "auto" to the bit. Where it cannot be computed, the signed one, which is 0 without a step."""
+        rate, unknown = scheduled_rate(self.spec, facts.number), facts.made is None
+        if facts.made is not None:
+            rate *= facts.made.size
+        if self.spec.server.learning_rate == AUTO:
+            if facts.lengths and facts.K is not None:
+                rate *= bound(facts.lengths, direction_length(facts.K, facts.coefficients))
+                return Span(rate, rate, rate)
+            unknown = True
+        return Span.of(facts.rate if unknown and facts.rate else rate)
 
     def _of_rule(self, facts: StepFacts, made: Step) -> Expected:
         """The diagnostics of the rule, and the metrics of the objectives that it has weighed."""
