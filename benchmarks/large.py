@@ -22,7 +22,7 @@ from measuring import Document, cpu_seconds, lone_coordinator, peak_memory, prog
 
 from federation.digests import DEFAULT_ALGORITHM, hasher
 from federation.line.channels import CHUNK_BYTES
-from federation.trust.envelope import unseal
+from federation.trust.envelope import verify
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Heartbeat, SubmitRequest, Window
@@ -74,7 +74,7 @@ def upload(member: Member, order: AssignmentManifest, seed: int) -> None:
     windows: queue.SimpleQueue[Window] = queue.SimpleQueue()
 
     def requests() -> Iterator[SubmitRequest]:
-        yield SubmitRequest(reply=member.seal(manifest))
+        yield SubmitRequest(reply=member.sign(manifest))
         place, limit = 0, windows.get().limit
         for piece in pieces(layout, seed):
             while place + len(piece) > limit:
@@ -85,7 +85,7 @@ def upload(member: Member, order: AssignmentManifest, seed: int) -> None:
     for answer in member.stub.Submit(requests(), timeout=LONGEST_SECONDS):
         if answer.WhichOneof("message") == "window":
             windows.put(answer.window)
-        elif unseal(answer.receipt, ReceiptManifest, member.files.coordinator.chain.present).accepted:
+        elif verify(answer.receipt, ReceiptManifest, member.files.coordinator.chain.present).accepted:
             return
     raise RuntimeError("the update was not accepted")
 

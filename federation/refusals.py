@@ -82,6 +82,7 @@ REASONS: dict[str, Status] = {
     "client-unknown": "NOT_FOUND",
     "client-exists": "ALREADY_EXISTS",
     "client-state": "FAILED_PRECONDITION",
+    "client-key": "FAILED_PRECONDITION",
     "join-string-unknown": "NOT_FOUND",
     "administrator-unknown": "NOT_FOUND",
     "administrator-state": "FAILED_PRECONDITION",

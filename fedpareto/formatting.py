@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Container, Mapping
-from datetime import UTC
+from datetime import UTC, datetime
 
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -111,6 +111,12 @@ def local(timestamp: Timestamp) -> str:
         return timestamp.ToDatetime(UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
     except (ValueError, OverflowError):
         return "not a time"
+
+
+def moment(time: Timestamp | datetime) -> str:
+    """A time in the local zone: of today "12:03", of another day "2026-11-04 12:03"."""
+    at = (time.ToDatetime(UTC) if isinstance(time, Timestamp) else time).astimezone()
+    return at.strftime("%H:%M" if at.date() == datetime.now(UTC).astimezone().date() else "%Y-%m-%d %H:%M")
 
 
 def when(message: Message, field: str) -> str:

@@ -12,7 +12,7 @@ from federation.trust.identity import Action
 from federation.v1.admin_pb2 import ActionRequest
 from federation.v1.common_pb2 import RequestManifest, SignedEnvelope
 from fedpareto.escaping import make_safe
-from fedpareto.formatting import short
+from fedpareto.formatting import UNKNOWN, local, short
 
 M = TypeVar("M", bound=Message)
 _PHRASES: Mapping[str, str] = {Action.FORGET: "remove the updates of", Action.REVOKE_ADMIN: "revoke the administrator"}
@@ -29,6 +29,7 @@ class OfficerRequest:
         reason: in the officer's words; may be empty.
         officer: who asks.
         expires: when the request ends; None if the officer signed no time.
+        key_id: of an approval, the id of the member's signing key, hexadecimal; otherwise empty.
     """
 
     request_id: str
@@ -37,13 +38,21 @@ class OfficerRequest:
     reason: str
     officer: str
     expires: Timestamp | None
+    key_id: str = ""
 
     @classmethod
     def of(cls, item: ActionRequest) -> "OfficerRequest":
         """The request in a message; its texts are empty if what was signed cannot be read."""
         signed = signed_manifest(item.request, RequestManifest())
         expires = signed.expires if signed.HasField("expires") else None
-        return cls(item.request_id, signed.action, signed.subject, signed.reason, signed.officer, expires)
+        return cls(
+            item.request_id, signed.action, signed.subject, signed.reason, signed.officer, expires, signed.key_id
+        )
+
+    @property
+    def until(self) -> str:
+        """When it ends, in the local zone; a dash if that is not known."""
+        return UNKNOWN if self.expires is None else local(self.expires)
 
     @property
     def name(self) -> str:

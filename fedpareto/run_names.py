@@ -36,6 +36,10 @@ class RunNames:
         origin = self.origin(run_id, name)
         return f"{name} ({origin})" if origin else name
 
+    def argument(self, run: Run) -> str:
+        """A run as an argument of a command: its name, or its id if the name could mean another run, or an option."""
+        return run.run_id if run.name.startswith("-") or self.origin(run.run_id, run.name) else run.name
+
     def of_open(self, name: str) -> str:
         """The name of a run that has not ended, as `named`: only one such run has the name."""
         runs = (run for run in self._runs.values() if run.name == name and run.state not in ENDED)

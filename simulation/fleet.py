@@ -33,7 +33,7 @@ from federation.spec.computation import SPLITS, Computation, Descend, Measure, M
 from federation.spec.sharing import BUFFERS
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.contract import no_share_in_words, no_shares
-from federation.trust.envelope import envelope_digest, seal
+from federation.trust.envelope import envelope_digest, sign
 from federation.trust.proofs import UNSIGNED
 from federation.v1.common_pb2 import AssignmentManifest, Row, SignedEnvelope
 from federation.vectors import model_row, payload_bytes, widen
@@ -355,7 +355,7 @@ class SimulatedFleet(Fleet):
                     writer.write(piece)
                 writer.commit(payload)
         if manifest.statement:  # other members verify it
-            envelope = seal(manifest, self._members.keys[name])
+            envelope = sign(manifest, self._members.keys[name])
         else:
             envelope = SignedEnvelope(manifest=manifest.SerializeToString(deterministic=True))
         signed = Signed(envelope, envelope_digest(envelope), manifest)

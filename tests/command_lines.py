@@ -7,12 +7,16 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import pytest
 import typer.main
 from typer.testing import CliRunner
 
+from fedpareto.cli import completion
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.main import app
 
@@ -28,6 +32,24 @@ def failure(*arguments: str) -> CommandFailure:
     done = CliRunner().invoke(app, [*arguments])
     assert isinstance(done.exception, CommandFailure), done.output
     return done.exception
+
+
+def completed(home: Path, line: str, *, wait: float = 60.0) -> list[str]:
+    """What Tab offers at the end of a command line, for the administrator whose directory is given.
+
+    `wait` is how long it waits for the coordinator, in seconds.
+    """
+    environment = {
+        "_FEDPARETO_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"fedpareto {line}",
+        "COMP_CWORD": str(line.count(" ") + 1),
+        "FEDPARETO_ADMIN": str(home),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(completion, "WAIT_SECONDS", wait)
+        done = CliRunner().invoke(app, [], env=environment, prog_name="fedpareto")
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    return done.stdout.split()
 
 
 def command_paths(command: Any = None, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -75,8 +97,10 @@ def problem(line: str, *, complete: bool = True) -> str | None:
     return None
 
 
-def at_a_terminal(*arguments: str, answer: str) -> tuple[int, str, str]:
+def at_a_terminal(*arguments: str, answer: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[int, str, str]:
     """Runs the command with a terminal as its standard input, and types an answer once it asks.
+
+    `meanwhile` is called between the question and the answer.
 
     Returns:
         The exit code, what it wrote, and what the terminal showed of the answer.
@@ -95,6 +119,7 @@ def at_a_terminal(*arguments: str, answer: str) -> tuple[int, str, str]:
     written = b""
     while not re.search(rb"(: |\]: )$", written) and (piece := os.read(process.stdout.fileno(), 1000)):
         written += piece
+    meanwhile()
     os.write(terminal, f"{answer}\n".encode())
     written += process.stdout.read()
     code = process.wait()

@@ -27,7 +27,7 @@ from federation.spec.computation import Ability
 from federation.text import escaped_lines
 from federation.trust.admin_files import AdminFiles
 from federation.trust.certificates import make_csr
-from federation.trust.envelope import seal
+from federation.trust.envelope import key_id, sign
 from federation.trust.join_string import JoinStringFields, fetch_ca
 from federation.trust.key_chain import CoordinatorKeys
 from federation.trust.keys import new_tls_key
@@ -364,6 +364,11 @@ class Member:
         self.channel = files.channel()
         self.stub = FederationStub(self.channel)
 
+    @property
+    def key_id(self) -> str:
+        """The id of its signing key, by which an officer approves it."""
+        return key_id(self.files.signing_key.public_key()).hex()
+
     @classmethod
     def enroll(cls, join: JoinStringFields) -> "Member":
         ca = fetch_ca(join.address, join.ca_fingerprint, timeout=10)
@@ -374,7 +379,7 @@ class Member:
         return Attending(self, tasks)
 
     def open(self, envelope: SignedEnvelope) -> AssignmentManifest:
-        return self.files.coordinator.unseal(envelope, AssignmentManifest)
+        return self.files.coordinator.verify(envelope, AssignmentManifest)
 
     def payload(self, order: AssignmentManifest, seed: int = 0) -> bytes:
         """A well-formed update of random numbers."""
@@ -388,8 +393,8 @@ class Member:
         told: dict[str, Any] = {"samples": 10, "losses": {"loss": 2.0}, "metrics": metrics, "software": "test"}
         return ReplyManifest(payload=digest(payload) if payload else "", payload_bytes=len(payload), **repeated, **told)
 
-    def seal(self, manifest: ReplyManifest) -> SignedEnvelope:
-        return seal(manifest, self.files.signing_key)
+    def sign(self, manifest: ReplyManifest) -> SignedEnvelope:
+        return sign(manifest, self.files.signing_key)
 
     def declined(self, assignment_id: str, reason: str, message: str = "", **changes: str) -> SignedEnvelope:
         """A signed decline of an assignment."""
@@ -397,7 +402,7 @@ class Member:
         said.federation_id, said.client_id = self.files.federation_id, self.files.client_id
         for name, value in changes.items():
             setattr(said, name, value)
-        return seal(said, self.files.signing_key)
+        return sign(said, self.files.signing_key)
 
     def submit(self, envelope: SignedEnvelope, *parts: bytes, chunk_bytes: int = 1 << 20) -> ReceiptManifest:
         """Hands in, from the first window's offset on, in chunks; the receipt is verified.
@@ -424,7 +429,7 @@ class Member:
         try:
             for answer in self.stub.Submit(requests(), timeout=SECONDS):
                 if answer.WhichOneof("message") == "receipt":
-                    return self.files.coordinator.unseal(answer.receipt, ReceiptManifest)
+                    return self.files.coordinator.verify(answer.receipt, ReceiptManifest)
                 windows.put(answer.window)
         finally:
             windows.put(None)
@@ -433,7 +438,7 @@ class Member:
     def signed(self, order: AssignmentManifest, seed: int = 0) -> tuple[SignedEnvelope, bytes]:
         """The reply that an honest worker would sign, and its payload."""
         payload = self.payload(order, seed) if order.rows else b""
-        return self.seal(self.manifest(order, payload)), payload
+        return self.sign(self.manifest(order, payload)), payload
 
     def answer(self, envelope: SignedEnvelope, seed: int = 0) -> ReceiptManifest:
         """Does an assignment as an honest worker would."""

@@ -22,7 +22,7 @@ from federation.line.channels import STATUS_KEY
 from federation.record.merkle import Tree, leaf_hash
 from federation.refusals import Refusal
 from federation.trust.certificates import csr_public_key, fingerprint, issue_certificate, make_ca, pem
-from federation.trust.envelope import envelope_digest, seal, unseal
+from federation.trust.envelope import envelope_digest, sign, verify
 from federation.trust.identity import client_uri, coordinator_uri
 from federation.trust.join_string import JoinStringFields
 from federation.trust.key_chain import CoordinatorKeys
@@ -217,7 +217,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     def assign(
         self, manifest: common.AssignmentManifest, key: Ed25519PrivateKey | None = None
     ) -> common.SignedEnvelope:
-        envelope = seal(manifest, key or self.signing_key)
+        envelope = sign(manifest, key or self.signing_key)
         self.give(envelope)
         return envelope
 
@@ -231,7 +231,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         fields: dict[str, Any] = {"federation_id": FEDERATION, "name": "trial", "task": "digits"}
         fields |= {"initial_model": self.initial_model, "submitted_by": "alice", **changes}
         manifest = common.RunManifest(run_id=run_id, spec=digest(document), **fields)
-        self._say(wire.AttendResponse(run=seal(manifest, self.signing_key)))
+        self._say(wire.AttendResponse(run=sign(manifest, self.signing_key)))
         return manifest
 
     def cancel(self, assignment_id: str, *, key: Ed25519PrivateKey | None = None, **changes: str) -> None:
@@ -239,7 +239,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         manifest = common.CancelManifest(assignment_id=assignment_id, **fields)
         if key is None and not changes.keys() - {"reason"}:
             self.open.clear()
-        self._say(wire.AttendResponse(cancel=seal(manifest, key or self.signing_key)))
+        self._say(wire.AttendResponse(cancel=sign(manifest, key or self.signing_key)))
 
     def end_stream(self, refusal: Refusal) -> None:
         wait_for(lambda: bool(self._outboxes), "an attendance")
@@ -257,7 +257,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         manifest = common.TimeManifest(federation_id=FEDERATION, client_id=CLIENT, nonce=hello.nonce)
         manifest.now.FromDatetime(self.now())
         changed = self.change_time(manifest) if self.change_time else None
-        return seal(manifest, self.signing_key) if changed is None else changed
+        return sign(manifest, self.signing_key) if changed is None else changed
 
     # the services
 
@@ -349,14 +349,14 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
                 context.abort(grpc.StatusCode.UNAVAILABLE, "hung up")
             _abort(context, refusal)
         receipt = self.honest_receipt(submission)
-        sealed = self.receipt(submission, receipt) if self.receipt else seal(receipt, self.signing_key)
+        signed = self.receipt(submission, receipt) if self.receipt else sign(receipt, self.signing_key)
         self.open = [
             other
             for other in self.open
             if common.AssignmentManifest.FromString(other.manifest).assignment_id != submission.manifest.assignment_id
         ]
         log = self.receipt_log(first.log_size) if self.receipt_log else None
-        yield wire.SubmitResponse(receipt=sealed, log=log)
+        yield wire.SubmitResponse(receipt=signed, log=log)
 
     def honest_receipt(self, submission: Submission) -> common.ReceiptManifest:
         manifest = submission.manifest
@@ -382,7 +382,7 @@ def scripted() -> Iterator[ScriptedCoordinator]:
 
 def opened(submission: Submission, member: MemberFiles) -> common.ReplyManifest:
     """The manifest, verified with the member's key."""
-    return unseal(submission.envelope, common.ReplyManifest, member.signing_key.public_key())
+    return verify(submission.envelope, common.ReplyManifest, member.signing_key.public_key())
 
 
 def files_in(directory: Path) -> list[str]:

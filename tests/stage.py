@@ -21,7 +21,7 @@ from coordinator.cluster.leases import time_of
 from coordinator.rounds.supervisor import Supervisor
 from federation.digests import digest
 from federation.line.channels import MAX_CHUNK_BYTES
-from federation.trust.envelope import unseal
+from federation.trust.envelope import verify
 from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2 import SubmitRunRequest
@@ -120,7 +120,7 @@ class Player:
                 break
             if message.WhichOneof("message") == "cancel":
                 key = self.member.files.coordinator.chain.present
-                self.cancelled.append(unseal(message.cancel, CancelManifest, key))
+                self.cancelled.append(verify(message.cancel, CancelManifest, key))
             elif message.WhichOneof("message") == "assignment":
                 order = self.member.open(message.assignment)
                 if order.assignment_id not in self._seen:
@@ -157,7 +157,7 @@ class Player:
                 getattr(manifest, name).CopyFrom(value)
             else:
                 setattr(manifest, name, value)
-        return self.member.submit(self.member.seal(manifest), payload)
+        return self.member.submit(self.member.sign(manifest), payload)
 
     def say(self, **message: Any) -> None:
         """Says something on its stream."""
@@ -342,7 +342,8 @@ class Stage:
         self._admin.StopRun(admin.StopRunRequest(run=run, reason=reason), timeout=SECONDS)
 
     def approve(self, client: str) -> None:
-        self._admin.ApproveClient(admin.ApproveClientRequest(client_id=client), timeout=SECONDS)
+        key = self.look(lambda session: session.get_one(Client, client).key_id)
+        self._admin.ApproveClient(admin.ApproveClientRequest(client_id=client, key_id=key), timeout=SECONDS)
 
     def revoke(self, client: str, reason: str = "") -> None:
         self._admin.RevokeClient(admin.RevokeClientRequest(client_id=client, reason=reason), timeout=SECONDS)
@@ -361,7 +362,7 @@ class Stage:
     def step(self, run: str, number: int = 0) -> StepManifest:
         """What the coordinator has signed of a round's step."""
         envelope = SignedEnvelope.FromString(self.rounds(run)[number].step or b"")
-        return unseal(envelope, StepManifest, self.served.home.signing_key.public_key())
+        return verify(envelope, StepManifest, self.served.home.signing_key.public_key())
 
     def run(self, run: str) -> Run:
         return self.look(lambda session: session.get_one(Run, run))

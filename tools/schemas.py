@@ -79,6 +79,8 @@ BACKUP = {name: kind for name, kind in get_type_hints(Content).items() if name n
 BACKUP |= {"ca_fingerprint": str}
 SQUARE = list[list[float]]
 TWO_OFFICERS = v1.RequestActionResponse
+RESULT = {"outcome": str, "reason": str, "message": str}  # of one of several members or requests
+NEED = {"sentence": str, "command": str}
 
 # The document of each command that has --json; of a command that prints several, each of them.
 DOCUMENTS: dict[str, Any] = {
@@ -132,7 +134,9 @@ DOCUMENTS: dict[str, Any] = {
         **dict.fromkeys(("federation_id", "source", "home", "settings", "ca_fingerprint"), str), "hosts": [str]
     },
     "coordinator rotate-key": {"federation_id": str, "key": str, "rotations": int},
-    "worker join": {**JOINED, "addresses": [str], "home": str, "certificate_expires": str, "approval_pending": bool},
+    "worker join": {**JOINED, "addresses": [str], "home": str, "certificate_expires": str, "approval_pending": bool,
+        "key_id": str,
+    },
     "worker run": Either((Open(event=str, time=str, message=str), TrialRound)),
     "worker restored": {
         "pending": Either((None, {"restored": str, "runs": Mapping[str, list[int]]})), "accepted": bool
@@ -158,9 +162,24 @@ DOCUMENTS: dict[str, Any] = {
     "worker roster card": {**JOINED, "key": str, "card": str},
     "worker roster pin": {**ROSTER, "changes": Changes},
     "worker roster show": {"roster": Either((None, ROSTER)), "tasks": {str: SESSIONS}},
+    "admin status": {
+        "federation_id": str, "live": bool, "sentence": str, "counts": str, "alerts": [v1.Alert], "needs": [NEED],
+        "own_requests": [NEED],
+        "running": [{
+            **dict.fromkeys(("run_id", "name", "state", "progress", "left", "waits", "verdict"), str),
+            "rounds_done": int, "rounds_total": int,
+        }],
+        "members": [{"client_id": str, "state": str, "since": str}], "ended": [v1.Run], "notices": [v1.Alert],
+    },
     "admin alerts": v1.ListAlertsResponse,
     "admin login": {"name": str, "federation_id": str, "roles": [str], "certificate_expires": str},
-    "admin join-string": v1.CreateJoinStringResponse,
+    "admin join-string": Either((
+        v1.CreateJoinStringResponse,
+        {
+            "directory": str,
+            "results": [{"client_id": str, **RESULT, "file?": str, "expires?": str, "replaced?": int}],
+        },
+    )),
     "admin join-strings": v1.ListJoinStringsResponse,
     "admin cancel-join-string": v1.CancelJoinStringsResponse,
     "admin clients": v1.ListClientsResponse,
@@ -168,12 +187,16 @@ DOCUMENTS: dict[str, Any] = {
     "admin tag": v1.TagClientResponse,
     "admin coordinators": v1.ListCoordinatorsResponse,
     "admin admins": v1.ListAdministratorsResponse,
-    "admin approve": Either((v1.ApproveClientResponse, TWO_OFFICERS)),
+    "admin approve": {
+        "results": [
+            {"client_id": str, **RESULT, "key_id?": str, "client?": v1.Client, "request?": v1.ActionRequest}
+        ],
+    },
     "admin revoke": Either((v1.RevokeClientResponse, TWO_OFFICERS)),
     "admin forget": Either((v1.ForgetClientResponse, TWO_OFFICERS)),
     "admin revoke-admin": Either((v1.RevokeAdministratorResponse, TWO_OFFICERS)),
     "admin requests": v1.ListRequestsResponse,
-    "admin consent": v1.DecideRequestResponse,
+    "admin consent": {"results": [{"request_id": str, **RESULT, "request?": v1.ActionRequest}]},
     "admin withdraw": v1.DecideRequestResponse,
     "admin disk": v1.GetDiskResponse,
     "admin submit": Either((v1.SubmitRunResponse, v1.WatchRunResponse, [Key])),

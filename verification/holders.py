@@ -14,7 +14,7 @@ from federation.record.bundle import BundleReader, certificate_entry, has_unknow
 from federation.record.exchange import Signers
 from federation.refusals import Refusal
 from federation.trust.certificates import load_certificate
-from federation.trust.envelope import ManifestT, unseal
+from federation.trust.envelope import ManifestT, verify
 from federation.trust.identity import PeerIdentity, parse_peer
 from federation.trust.key_chain import KeyChain, whole_chain
 from federation.trust.keys import IdentityError
@@ -40,7 +40,7 @@ class Keys:
     @property
     def signers(self) -> Signers:
         """The signers of the record's messages."""
-        return Signers(coordinator=self.coordinator, client=self._client, unseal=unseal_known)
+        return Signers(coordinator=self.coordinator, client=self._client, verify=verify_known)
 
     def _client(self, client_id: str, envelope: SignedEnvelope) -> KeyChain:
         keys = self.clients.get(client_id)
@@ -49,13 +49,13 @@ class Keys:
         return keys
 
 
-def unseal_known(envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey) -> ManifestT:
+def verify_known(envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey) -> ManifestT:
     """The manifest in an envelope that a key has signed, all of whose fields are known here.
 
     Raises:
-        Refusal: as of `federation.trust.envelope.unseal`; or `manifest` for a field that this release does not know.
+        Refusal: as of `federation.trust.envelope.verify`; or `manifest` for a field that this release does not know.
     """
-    manifest = unseal(envelope, kind, key)
+    manifest = verify(envelope, kind, key)
     if has_unknown_fields(manifest):
         raise Refusal("manifest", "it has a field that this release does not know: use the release that wrote it")
     return manifest

@@ -43,7 +43,7 @@ from federation.v1.common_pb2 import (
 )
 from federation.v1.record_pb2 import Bundle, LoggedEntry
 from verification.errors import Wrong
-from verification.holders import Keys, unseal_known
+from verification.holders import Keys, verify_known
 
 COORDINATOR = "coordinator"  # the actor of its own entries
 REVOKED = "client.revoked"
@@ -370,7 +370,7 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
 
 def _checkpoint(envelope: SignedEnvelope, key: Ed25519PublicKey, number: int) -> CheckpointManifest:
     try:
-        return unseal_known(envelope, CheckpointManifest, key)
+        return verify_known(envelope, CheckpointManifest, key)
     except Refusal as error:
         raise Wrong(f"checkpoint {number} of the audit log: {error.message}") from error
 

@@ -210,7 +210,7 @@ def open_restore(envelope: SignedEnvelope, member: MemberFiles) -> RestoreManife
         StatementError: it is not signed by the coordinator, or is of another federation.
     """
     try:
-        manifest = member.coordinator.unseal(envelope, RestoreManifest)
+        manifest = member.coordinator.verify(envelope, RestoreManifest)
     except Refusal as refusal:
         raise StatementError(f"a restore that this federation's coordinator did not sign ({refusal.message})") from None
     if manifest.federation_id != member.federation_id:

@@ -133,8 +133,8 @@ def disagreements(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> list[tu
 
 
 def _verified(line: Mapping[str, Any], coordinator: KeyChain) -> Receipt:
-    assignment = coordinator.unseal(from_text(line["assignment"]), AssignmentManifest)
-    receipt = coordinator.unseal(from_text(line["receipt"]), ReceiptManifest)
+    assignment = coordinator.verify(from_text(line["assignment"]), AssignmentManifest)
+    receipt = coordinator.verify(from_text(line["receipt"]), ReceiptManifest)
     if field := difference(assignment, receipt, bound_fields.PLACE):
         raise ValueError(f"its assignment and its receipt differ in {field}")
     return Receipt(

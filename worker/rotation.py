@@ -171,7 +171,7 @@ def _receipt(member: MemberFiles, rotation: KeyRotation, answer: RotateKeyRespon
     """The receipt, after checks that find a coordinator's mistakes early."""
     try:
         member.coordinator.learn(answer.rotations)
-        receipt = member.coordinator.unseal(answer.receipt, RotationReceiptManifest)
+        receipt = member.coordinator.verify(answer.receipt, RotationReceiptManifest)
         holder = parse_peer(answer.certificate)
         fits = load_certificate(answer.certificate).public_key() == member.tls_key.public_key()
     except (Refusal, IdentityError) as error:

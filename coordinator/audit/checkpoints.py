@@ -15,7 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from federation.refusals import Refusal
-from federation.trust.envelope import seal, unseal
+from federation.trust.envelope import sign, verify
 from federation.trust.keys import replace_private
 from federation.v1.common_pb2 import CheckpointManifest, LogKeyManifest, SignedEnvelope
 from storage.models import Checkpoint
@@ -47,13 +47,13 @@ class LogKey:
     def certified(self, signing_key: Ed25519PrivateKey) -> SignedEnvelope:
         """The coordinator's signed statement that this key signs its log."""
         raw = self.public.public_bytes_raw()
-        return seal(LogKeyManifest(federation_id=self.federation_id, key=raw), signing_key)
+        return sign(LogKeyManifest(federation_id=self.federation_id, key=raw), signing_key)
 
     def sign(self, size: int, root: bytes, now: datetime) -> SignedEnvelope:
         """A checkpoint of the log with this many entries, whose tree has this root."""
         manifest = CheckpointManifest(federation_id=self.federation_id, size=size, root=root)
         manifest.created.FromDatetime(now)
-        return seal(manifest, self.key)
+        return sign(manifest, self.key)
 
     def open(self, envelope: bytes) -> CheckpointManifest:
         """The checkpoint in a serialized envelope that this key has signed.
@@ -62,7 +62,7 @@ class LogKey:
             LogError: it is none.
         """
         try:
-            manifest = unseal(SignedEnvelope.FromString(envelope), CheckpointManifest, self.public)
+            manifest = verify(SignedEnvelope.FromString(envelope), CheckpointManifest, self.public)
         except (DecodeError, Refusal) as error:
             why = error.message if isinstance(error, Refusal) else "it is no signed envelope"
             raise LogError(f"a checkpoint is not signed by the log's key: {why}") from None

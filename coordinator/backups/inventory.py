@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from federation.digests import digest
 from federation.refusals import Refusal
 from federation.trust.certificates import fingerprint, load_certificate
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.trust.identity import parse_peer
 from federation.trust.key_chain import KeyChain
 from federation.trust.keys import IdentityError, replace_private
@@ -84,7 +84,7 @@ class Content(BaseModel):
         raw = self.model_dump_json(indent=2).encode() + b"\n"
         manifest = BackupManifest(federation_id=self.federation_id, inventory=digest(raw))
         manifest.made.FromDatetime(self.made)
-        replace_private(directory / self.signature, seal(manifest, key).SerializeToString(deterministic=True))
+        replace_private(directory / self.signature, sign(manifest, key).SerializeToString(deterministic=True))
         replace_private(directory / CONTENT_FILE, raw)
 
     @classmethod
@@ -110,7 +110,7 @@ class Content(BaseModel):
         path = directory / content.signature
         try:
             envelope = SignedEnvelope.FromString(path.read_bytes())
-            manifest = (chain or KeyChain(_certified_key(content))).unseal(envelope, BackupManifest)
+            manifest = (chain or KeyChain(_certified_key(content))).verify(envelope, BackupManifest)
         except FileNotFoundError:
             raise BackupError(f"the backup in {directory} is not signed: {content.signature} is missing") from None
         except DecodeError:

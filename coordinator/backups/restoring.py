@@ -233,7 +233,7 @@ def _newest_statement(home: CoordinatorHome, content: Content) -> SignedEnvelope
     for data in (kept_statement(home.directory), base64.b64decode(content.restored)):
         with suppress(Refusal, DecodeError):
             envelope = SignedEnvelope.FromString(data)
-            manifest = home.signing.chain.unseal(envelope, RestoreManifest)
+            manifest = home.signing.chain.verify(envelope, RestoreManifest)
             statements.append((manifest.restored.ToDatetime().timestamp(), envelope))
     return max(statements, key=lambda statement: statement[0])[1] if statements else None
 

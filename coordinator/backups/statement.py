@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from coordinator.audit.checkpoints import newest_signed, note
 from coordinator.home import CoordinatorHome
 from coordinator.rounds.transitions import RUN_ENDED
-from federation.trust.envelope import envelope_digest, seal
+from federation.trust.envelope import envelope_digest, sign
 from federation.trust.keys import replace_private
 from federation.v1.common_pb2 import KeptLog, KeptRun, RestoreManifest, SignedEnvelope
 from storage import audit
@@ -52,7 +52,7 @@ def state_restore(
         log = KeptLog(size=audit.size(session))
         log.restored.FromDatetime(now)
         manifest.logs.append(log)
-        envelope = seal(manifest, home.signing_key)
+        envelope = sign(manifest, home.signing_key)
         for gone in (CoordinatorProcess, AttendanceRow, BlobClaim):  # of the time of the backup
             session.execute(delete(gone))
         session.execute(update(Run).values(conductor="", epoch=0, lease_until=None))

@@ -13,7 +13,7 @@ from coordinator.members.logged_rights import LoggedRights
 from federation.digests import digest
 from federation.refusals import Refusal
 from federation.trust.certificates import csr_public_key
-from federation.trust.envelope import key_id, unseal
+from federation.trust.envelope import key_id, verify
 from federation.trust.identity import admin_uris
 from federation.trust.keys import IdentityError
 from federation.v1.common_pb2 import LoginManifest, SignedEnvelope
@@ -42,7 +42,7 @@ def prove_login(
     key = Ed25519PublicKey.from_public_bytes(administrator.signing_key) if administrator and known else _NOBODY
     named = SignedEnvelope(manifest=envelope.manifest, key_id=key_id(key), signature=envelope.signature)
     try:
-        manifest = unseal(named, LoginManifest, key)
+        manifest = verify(named, LoginManifest, key)
     except Refusal as refusal:
         if refusal.reason != "signature":
             raise

@@ -12,7 +12,7 @@ from coordinator.lookup import must_be_client
 from coordinator.rounds.transitions import move_client
 from federation.refusals import Refusal
 from federation.spec.run_sections import IDENTIFIER
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import RevocationManifest
 from storage import audit
 from storage.models import Certificate, Client
@@ -28,14 +28,23 @@ CLIENT_REVOKED = "client.revoked"
 FORGOTTEN = "client.forgotten"
 
 
-def approve(session: Session, client_id: str, *, by: str, now: datetime, consent: str = "") -> None:
+def approve(session: Session, client_id: str, key_id: str, *, by: str, now: datetime, consent: str = "") -> None:
     """Lets a pending client work. `consent` is the digest of a second officer's signed decision.
 
+    `key_id` names the signing key that the officer has seen: the client may have replaced it since.
+
     Raises:
-        Refusal: `client-unknown`, `client-state`.
+        Refusal: `client-unknown`, `client-state`; `client-key`: the client has another key.
     """
     client = _get(session, client_id)
     move_client(client, ClientState.ACTIVE)
+    if client.key_id != key_id:
+        given = f"not the one that was to be approved, {key_id[:64]!r}" if key_id else "and the call names none"
+        raise Refusal(
+            "client-key",
+            f"{client_id} has the signing key {client.key_id}, {given}: ask its owner which key is right, and approve "
+            "it with `fedpareto admin approve`, which shows the key",
+        )
     audit.record(session, at=now, actor=by, action=APPROVED, subject=client_id, digest=consent)
 
 
@@ -140,4 +149,4 @@ def revoked(federation_id: str, key: Ed25519PrivateKey, client: Client, certific
     ended = client.revoked if is_revoked else certificate.revoked if certificate is not None else None
     if ended is not None:
         manifest.revoked.FromDatetime(ended)
-    return Refusal("certificate-revoked", REVOKED, signed=seal(manifest, key).SerializeToString())
+    return Refusal("certificate-revoked", REVOKED, signed=sign(manifest, key).SerializeToString())

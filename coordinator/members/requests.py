@@ -19,7 +19,7 @@ from coordinator.members.logged_rights import DECIDED, LoggedRights
 from coordinator.members.membership import approve, forget, revoke
 from coordinator.settings import Settings
 from federation.refusals import Refusal
-from federation.trust.envelope import envelope_digest, unseal
+from federation.trust.envelope import envelope_digest, verify
 from federation.trust.identity import Action, Role
 from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
 from storage import audit
@@ -196,7 +196,7 @@ def open_request(row: ActionRequest, officer: Administrator) -> RequestManifest:
     envelope = SignedEnvelope.FromString(row.envelope)
     if envelope_digest(envelope) != row.request_id:
         raise Refusal("signature", "the request on record is not the one that was signed")
-    return unseal(envelope, RequestManifest, Ed25519PublicKey.from_public_bytes(officer.signing_key))
+    return verify(envelope, RequestManifest, Ed25519PublicKey.from_public_bytes(officer.signing_key))
 
 
 def requests(session: Session, *, every: bool, now: datetime, start: int, count: int) -> Sequence[ActionRequest]:
@@ -218,7 +218,7 @@ def _signed(
     officer = session.get(Administrator, envelope.key_id.hex()[:64])
     if officer is None or officer.name != name or not _counts(officer):
         raise Refusal("key-unknown", f"this is not signed by the present signing key of the security officer {name}")
-    manifest = unseal(envelope, kind, Ed25519PublicKey.from_public_bytes(officer.signing_key))
+    manifest = verify(envelope, kind, Ed25519PublicKey.from_public_bytes(officer.signing_key))
     for field, expected in (("federation_id", federation_id), ("officer", name)):
         if (signed_value := getattr(manifest, field)) != expected:
             raise Refusal(f"mismatch:{field}", f"what was signed is for {signed_value[:63]!r}, not for {expected!r}")
@@ -245,7 +245,7 @@ def _time(stamp: Timestamp, now: datetime) -> datetime:
 def _perform(session: Session, requested: RequestManifest, *, by: str, now: datetime, consent: str) -> Client | None:
     match Action(requested.action):
         case Action.APPROVE:
-            approve(session, requested.subject, by=by, now=now, consent=consent)
+            approve(session, requested.subject, requested.key_id, by=by, now=now, consent=consent)
         case Action.REVOKE:
             return revoke(session, requested.subject, requested.reason, by=by, now=now, consent=consent)
         case Action.FORGET:

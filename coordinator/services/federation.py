@@ -27,7 +27,7 @@ from federation.digests import parse
 from federation.line.channels import CHUNK_BYTES
 from federation.line.chunks import fetched
 from federation.refusals import Refusal
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.trust.identity import Action, PeerIdentity
 from federation.v1 import federation_pb2 as messages
 from federation.v1 import federation_pb2_grpc
@@ -180,7 +180,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             assignment_id=message.assignment_id,
             reason=message.reason,
         )
-        return messages.AttendResponse(cancel=seal(manifest, self._home.signing_key))
+        return messages.AttendResponse(cancel=sign(manifest, self._home.signing_key))
 
     def _welcome(
         self, hello: messages.Hello, client_id: str, addresses: Sequence[str], pending: messages.Pending | None
@@ -191,7 +191,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         welcome = messages.Welcome(
             federation_id=federation_id,
             heartbeat_seconds=self._settings.heartbeat_seconds,
-            time=seal(manifest, self._home.signing_key),
+            time=sign(manifest, self._home.signing_key),
             restored=newest_restore(self._home.directory),
             log_key=self._home.log_key.certified(self._home.signing_key),
             log=self._sequencer.head(hello.log_size),

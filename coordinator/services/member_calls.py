@@ -71,7 +71,7 @@ class MemberCalls(Service):
     ) -> messages.ApproveClientResponse:
         """Lets a pending client work."""
         requests.must_not_take_two(self._settings, Action.APPROVE)
-        await self._act(membership.approve, request.client_id)
+        await self._act(membership.approve, request.client_id, request.key_id)
         await self._begin_client(request.client_id)
         return messages.ApproveClientResponse(client=await self._changed(request.client_id))
 

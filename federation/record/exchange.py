@@ -18,7 +18,7 @@ from federation.record.bound_fields import repeated
 from federation.record.log_entries import ACCEPTED, DECLINED, EQUIVOCATED, ISSUED, REFUSED, Fact
 from federation.refusals import Refusal
 from federation.trust.envelope import ManifestT, envelope_digest
-from federation.trust.envelope import unseal as verify_signature
+from federation.trust.envelope import verify as verify_signature
 from federation.trust.key_chain import KeyChain, moment
 from federation.v1.common_pb2 import (
     AssignmentManifest,
@@ -58,8 +58,8 @@ class Mismatch(Unbound):
         self.expected = expected
 
 
-class Unseal(Protocol):
-    """Verifies a signature, and parses what was signed. Raises Refusal, as `federation.trust.envelope.unseal`."""
+class Verify(Protocol):
+    """Verifies a signature, and parses what was signed. Raises Refusal, as `federation.trust.envelope.verify`."""
 
     def __call__(self, envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey, /) -> ManifestT:
         """The manifest in an envelope that the key has signed."""
@@ -72,22 +72,22 @@ class Signers:
     Attributes:
         coordinator: the keys of assignments, receipts and steps.
         client: returns the keys of a client for an envelope; raises Refusal if they are unknown.
-        unseal: verifies one signature; a coordinator remembers the signatures that it has verified before.
+        verify: verifies one signature; a coordinator remembers the signatures that it has verified before.
     """
 
     coordinator: KeyChain
     client: Callable[[str, SignedEnvelope], KeyChain]
-    unseal: Unseal = verify_signature
+    verify: Verify = verify_signature
 
     def of_coordinator(self, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
         """The manifest in an envelope of the coordinator. Raises Refusal."""
-        manifest = self.unseal(envelope, kind, self.coordinator.signer(envelope))
+        manifest = self.verify(envelope, kind, self.coordinator.signer(envelope))
         self.coordinator.must_have_made(envelope, manifest)
         return manifest
 
     def of_client(self, client_id: str, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
         """The manifest in an envelope of a client, whose key may have ended meanwhile. Raises Refusal."""
-        return self.unseal(envelope, kind, self.client(client_id, envelope).signer(envelope))
+        return self.verify(envelope, kind, self.client(client_id, envelope).signer(envelope))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,10 +267,10 @@ class _AnswerReader:
         return receipt.but(*problems, self._unverified())
 
     def _opened(self, kind: str, envelope: SignedEnvelope, message: type[ManifestT]) -> Opened[ManifestT]:
-        def unseal(envelope: SignedEnvelope, message: type[ManifestT]) -> ManifestT:
+        def verify(envelope: SignedEnvelope, message: type[ManifestT]) -> ManifestT:
             return self.signers.of_client(self.client_id, envelope, message)
 
-        return opened(kind, f"the {kind} {self.place}", envelope, message, unseal)
+        return opened(kind, f"the {kind} {self.place}", envelope, message, verify)
 
     def _difference(self, answer: Opened[Any], expected: Mapping[str, object]) -> Mismatch | None:
         """The first field in which an answer differs; an assignment without a valid signature is not compared."""
@@ -314,13 +314,13 @@ def open_consent(
         answered: the time of its reception; None if only the audit log can tell whether the key still counted.
     """
 
-    def unseal(envelope: SignedEnvelope, kind: type[ConsentManifest]) -> ConsentManifest:
+    def verify(envelope: SignedEnvelope, kind: type[ConsentManifest]) -> ConsentManifest:
         answer = signers.of_client(client_id, envelope, kind)
         if answered is not None:
             signers.client(client_id, envelope).must_count(envelope, answered, answered)
         return answer
 
-    consent = opened("consent", f"the answer of {client_id!r} to the run", envelope, ConsentManifest, unseal)
+    consent = opened("consent", f"the answer of {client_id!r} to the run", envelope, ConsentManifest, verify)
     answer = consent.manifest
     action, subject = f"consent.{answer.answer}", f"{answer.run_id}/{client_id}"
     return consent.but(mismatch(answer, {**expected, "client_id": client_id}), action=action, subject=subject)
@@ -340,11 +340,11 @@ def opened(
     name: str,
     envelope: SignedEnvelope,
     message: type[ManifestT],
-    unseal: Callable[[SignedEnvelope, type[ManifestT]], ManifestT],
+    verify: Callable[[SignedEnvelope, type[ManifestT]], ManifestT],
 ) -> Opened[ManifestT]:
-    """Opens an envelope with `unseal`, which raises Refusal unless a key that may sign it has signed it."""
+    """Opens an envelope with `verify`, which raises Refusal unless a key that may sign it has signed it."""
     try:
-        manifest = unseal(envelope, message)
+        manifest = verify(envelope, message)
     except Refusal as refusal:
         return Opened(kind=kind, name=name, envelope=envelope, manifest=message(), is_signed=False, problem=refusal)
     return Opened(kind=kind, name=name, envelope=envelope, manifest=manifest, is_signed=True)

@@ -14,7 +14,7 @@ shares that the coordinator has received.
 | module | section |
 |---|---|
 | `hashing`, `derivation`, `errors` | 2a: digests, views, keys; the errors |
-| `streams`, `wire`, `payloads`, `sealing` | 2a: streams, words, payloads, ciphertexts |
+| `streams`, `wire`, `payloads`, `encryption` | 2a: streams, words, payloads, ciphertexts |
 | `fields`, `shamir`, `berlekamp_welch` | 1, 2: arithmetic mod p and q, shares, correction |
 | `sketch`, `openings` | 2.3, 2.4: sketches, the Gram matrix |
 | `member_keys`, `dealing`, `blocks`, `masks`, `unmasking` | 2.2, 2.3, 2.5, 2.6: keys, shares, masked updates, sums |

@@ -7,10 +7,10 @@ In mode `sum` there is no sketch: k = 0.
 from dataclasses import dataclass
 
 from federation.secure.derivation import Purpose, own
+from federation.secure.encryption import TAG
 from federation.secure.fields import F_P, F_Q, Elements
 from federation.secure.hashing import exactly
 from federation.secure.member_keys import SIGMA, SIGMA_BYTES, MemberKeys
-from federation.secure.sealing import TAG
 from federation.secure.shamir import share
 from federation.secure.streams import Stream
 from federation.secure.thresholds import Thresholds

@@ -9,7 +9,7 @@ class Fault(StrEnum):
     LENGTH = "wrong-length"
     ELEMENT = "not-an-element"
     ORDER = "not-sorted"
-    SEAL = "not-authentic"
+    NOT_AUTHENTIC = "not-authentic"
     KEY_ZERO = "low-order-key"
     KEY_FORM = "non-canonical-key"
     KEY_REPEATED = "repeated-key"

@@ -33,9 +33,9 @@ import numpy as np
 from federation.secure.berlekamp_welch import Decoded, decode_columns, safe_errors
 from federation.secure.checks import Check, Failure
 from federation.secure.derivation import Purpose, challenge_key, own
+from federation.secure.encryption import TAG
 from federation.secure.fields import F_Q, Elements, Reals
 from federation.secure.payloads import CheckAnswers
-from federation.secure.sealing import TAG
 from federation.secure.shamir import share
 from federation.secure.streams import Stream
 from federation.secure.thresholds import (

@@ -69,7 +69,7 @@ def key_id(key: Ed25519PublicKey) -> bytes:
     return bytes.fromhex(state.hexdigest())
 
 
-def seal(manifest: ManifestT, key: Ed25519PrivateKey) -> SignedEnvelope:
+def sign(manifest: ManifestT, key: Ed25519PrivateKey) -> SignedEnvelope:
     """Serialises and signs `manifest`."""
     data = manifest.SerializeToString(deterministic=True)
     return SignedEnvelope(
@@ -77,7 +77,7 @@ def seal(manifest: ManifestT, key: Ed25519PrivateKey) -> SignedEnvelope:
     )
 
 
-def unseal(envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey | None) -> ManifestT:
+def verify(envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey | None) -> ManifestT:
     """Verifies the received bytes of `envelope`, then parses its manifest, whose type decides the signing context.
 
     `key` must have signed it; None if no key may sign it.

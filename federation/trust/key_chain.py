@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from federation.refusals import Refusal
-from federation.trust.envelope import ManifestT, envelope_digest, key_id, seal, unseal
+from federation.trust.envelope import ManifestT, envelope_digest, key_id, sign, verify
 from federation.trust.keys import FileDamaged, IdentityError, read_file
 from federation.trust.proofs import signing_public_key
 from federation.v1.common_pb2 import (
@@ -108,13 +108,13 @@ class KeyChain:
         created = moment(getattr(manifest, field))
         former.must_count(created, created)
 
-    def unseal(self, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
+    def verify(self, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
         """Verifies and parses an envelope of the coordinator.
 
         Raises:
             Refusal: `key-unknown`, `key-ended`, `signature` or `manifest`.
         """
-        manifest = unseal(envelope, kind, self.signer(envelope))
+        manifest = verify(envelope, kind, self.signer(envelope))
         self.must_have_made(envelope, manifest)
         return manifest
 
@@ -150,9 +150,9 @@ class CoordinatorKeys:
             self.chain, self.rotations = chain, (*self.rotations, *new)
         return bool(new)
 
-    def unseal(self, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
-        """As `KeyChain.unseal`."""
-        return self.chain.unseal(envelope, kind)
+    def verify(self, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
+        """As `KeyChain.verify`."""
+        return self.chain.verify(envelope, kind)
 
 
 def rotations_text(rotations: Sequence[KeyRotation]) -> str:
@@ -201,7 +201,7 @@ def rotate(
         new_key=new.public_key().public_bytes_raw(),
     )
     manifest.created.FromDatetime(now)
-    statement = seal(manifest, old)
+    statement = sign(manifest, old)
     return KeyRotation(statement=statement, possession=new.sign(_POSSESSION + statement.manifest))
 
 
@@ -216,7 +216,7 @@ def open_rotation(
         Refusal: `key-unknown`, `signature`, `manifest`; `rotation`: it is of another holder, or not the next one;
             `signing-key`: the new key is not a key; `proof`: the new key has not signed.
     """
-    manifest = unseal(rotation.statement, RotationManifest, old)
+    manifest = verify(rotation.statement, RotationManifest, old)
     expected: dict[str, object] = {"federation_id": federation_id, "client_id": client_id}
     expected["old_key"] = old.public_bytes_raw()
     if number is not None:
@@ -326,7 +326,7 @@ def receipt(
     manifest = RotationReceiptManifest(federation_id=federation_id, client_id=client_id, rotation=name)
     manifest.ended.FromDatetime(ended)
     manifest.until.FromDatetime(until)
-    return seal(manifest, key)
+    return sign(manifest, key)
 
 
 def _receipt_times(
@@ -334,7 +334,7 @@ def _receipt_times(
 ) -> tuple[datetime, datetime]:
     if coordinator is None or not rotation.HasField("receipt"):
         raise Refusal("rotation", f"a rotation of {client_id} has no receipt of the coordinator")
-    manifest = coordinator.unseal(rotation.receipt, RotationReceiptManifest)
+    manifest = coordinator.verify(rotation.receipt, RotationReceiptManifest)
     expected = (federation_id, client_id, envelope_digest(rotation.statement))
     if (manifest.federation_id, manifest.client_id, manifest.rotation) != expected:
         raise Refusal("rotation", f"the receipt of a rotation of {client_id} is for another one")

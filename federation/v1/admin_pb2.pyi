@@ -1250,21 +1250,25 @@ Global___TagClientResponse: _TypeAlias = TagClientResponse  # noqa: Y015
 
 @_typing.final
 class ApproveClientRequest(_message.Message):
-    """Which client."""
+    """Which client, and with which key."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CLIENT_ID_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The client."""
+    key_id: _builtins.str
+    """The id of the signing key that the caller has seen, hexadecimal. If the client has another one, it is not approved."""
     def __init__(
         self,
         *,
         client_id: _builtins.str = ...,
+        key_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "key_id", b"key_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -233,7 +233,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ApproveClient(self, request, context):
-        """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state, two-officers.
+        """Lets a pending client work (security-officer). Errors: NOT_FOUND client-unknown; FAILED_PRECONDITION client-state,
+        client-key, two-officers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

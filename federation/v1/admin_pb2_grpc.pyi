@@ -48,7 +48,9 @@ class AdminStub:
     ListClients: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListClientsRequest, _admin_pb2.ListClientsResponse]
     """Lists the clients (viewer)."""
     ApproveClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApproveClientRequest, _admin_pb2.ApproveClientResponse]
-    """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state, two-officers."""
+    """Lets a pending client work (security-officer). Errors: NOT_FOUND client-unknown; FAILED_PRECONDITION client-state,
+    client-key, two-officers.
+    """
     TagClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TagClientRequest, _admin_pb2.TagClientResponse]
     """Gives a client its tags, by which runs select, and notes its contact (operator).
     Errors: NOT_FOUND client-unknown; INVALID_ARGUMENT argument.
@@ -137,7 +139,9 @@ class AdminAsyncStub(AdminStub):
     ListClients: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListClientsRequest, _admin_pb2.ListClientsResponse]  # type: ignore[assignment]
     """Lists the clients (viewer)."""
     ApproveClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApproveClientRequest, _admin_pb2.ApproveClientResponse]  # type: ignore[assignment]
-    """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state, two-officers."""
+    """Lets a pending client work (security-officer). Errors: NOT_FOUND client-unknown; FAILED_PRECONDITION client-state,
+    client-key, two-officers.
+    """
     TagClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.TagClientRequest, _admin_pb2.TagClientResponse]  # type: ignore[assignment]
     """Gives a client its tags, by which runs select, and notes its contact (operator).
     Errors: NOT_FOUND client-unknown; INVALID_ARGUMENT argument.
@@ -253,7 +257,9 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ApproveClientRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ApproveClientResponse, _abc.Awaitable[_admin_pb2.ApproveClientResponse]]:
-        """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state, two-officers."""
+        """Lets a pending client work (security-officer). Errors: NOT_FOUND client-unknown; FAILED_PRECONDITION client-state,
+        client-key, two-officers.
+        """
 
     @_abc_1.abstractmethod
     def TagClient(

@@ -1915,6 +1915,7 @@ class RequestManifest(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     EXPIRES_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
     officer: _builtins.str
@@ -1925,6 +1926,8 @@ class RequestManifest(_message.Message):
     """The client or administrator."""
     reason: _builtins.str
     """For the record."""
+    key_id: _builtins.str
+    """The id of the signing key of the client to approve, hexadecimal, as the officer has seen it; empty for other actions."""
     @_builtins.property
     def created(self) -> _timestamp_pb2.Timestamp:
         """When the request was made. The coordinator refuses one that is more than five minutes from its own time."""
@@ -1943,10 +1946,11 @@ class RequestManifest(_message.Message):
         reason: _builtins.str = ...,
         created: _timestamp_pb2.Timestamp | None = ...,
         expires: _timestamp_pb2.Timestamp | None = ...,
+        key_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "expires", b"expires"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "created", b"created", "expires", b"expires", "federation_id", b"federation_id", "officer", b"officer", "reason", b"reason", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "created", b"created", "expires", b"expires", "federation_id", b"federation_id", "key_id", b"key_id", "officer", b"officer", "reason", b"reason", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 
 from federation.record.bound_fields import repeated
 from federation.refusals import Refusal
-from federation.trust.envelope import unseal
+from federation.trust.envelope import verify
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.work.base import WorkError
 from federation.work.registry import STAGES, decode_statement
@@ -36,7 +36,7 @@ def signed_reply(envelope: bytes, roster: Mapping[str, bytes]) -> ReplyManifest:
         signed = SignedEnvelope.FromString(envelope)
         claimed = ReplyManifest.FromString(signed.manifest).client_id
         key = roster.get(claimed)
-        return unseal(signed, ReplyManifest, None if key is None else Ed25519PublicKey.from_public_bytes(key))
+        return verify(signed, ReplyManifest, None if key is None else Ed25519PublicKey.from_public_bytes(key))
     except DecodeError:
         raise ValueError("it is not a signed envelope") from None
     except Refusal as error:

@@ -67,22 +67,26 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "show": ("member.roster:show", "Show the pinned roster, and how many private rounds have counted."),
     },
     "admin": {
+        "status": ("admin.members:status", "Say whether all is well, and what needs you."),
         "alerts": ("admin.members:alerts", "List what needs attention, newest first."),
         "login": ("admin.members:login", "Log in with the signing key, for some hours."),
-        "join-string": ("admin.members:join_string", "Make a join string for a new member."),
-        "join-strings": ("admin.members:join_strings", "List the join strings that can still be used."),
-        "cancel-join-string": ("admin.members:cancel_join_string", "Cancel the unused join strings for a name."),
+        "join-string": ("admin.admission.joining:join_string", "Make a join string for a new member."),
+        "join-strings": ("admin.admission.joining:join_strings", "List the join strings that can still be used."),
+        "cancel-join-string": (
+            "admin.admission.joining:cancel_join_string",
+            "Cancel the unused join strings for a name.",
+        ),
         "clients": ("admin.members:clients", "List the members, and what is wrong with each."),
         "client": ("admin.members:show_client", "Show a member."),
         "tag": ("admin.members:tag", "Set the tags of a member, and note its contact."),
         "coordinators": ("admin.members:coordinators", "List the coordinators, and the runs that each conducts."),
         "admins": ("admin.members:admins", "List the administrators."),
-        "approve": ("admin.officers:approve", "Approve a pending member, so that it gets work."),
+        "approve": ("admin.admission.approving:approve", "Approve pending members, so that they get work."),
         "revoke": ("admin.officers:revoke", "Revoke a member, at once and permanently."),
         "forget": ("admin.officers:forget", "Remove the updates that a member has sent."),
         "revoke-admin": ("admin.officers:revoke_admin", "Revoke an administrator, at once."),
         "requests": ("admin.officers:requests", "List the requests that wait for another officer."),
-        "consent": ("admin.officers:consent", "Consent to a request of another officer."),
+        "consent": ("admin.admission.consenting:consent", "Consent to requests of another officer."),
         "withdraw": ("admin.officers:withdraw", "Withdraw a request, or refuse one of another officer."),
         "disk": ("admin.runs:disk", "Show the disk space of the record."),
         "submit": ("admin.submit:submit", "Submit a run."),
@@ -115,6 +119,22 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "data": {
         "show": ("research.data:show", "Show how many samples of which class each client would hold."),
     },
+}
+# By group: the headings of its help, each with its commands. A group that is not here has one heading.
+HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
+    "admin": {
+        "The federation": ("status", "alerts", "coordinators", "login"),
+        "Members": (
+            *("join-string", "join-strings", "cancel-join-string", "clients", "client", "tag"),
+            *("approve", "revoke", "forget"),
+        ),
+        "Runs": (
+            *("submit", "runs", "run", "watch", "rounds", "round", "replies", "compare"),
+            *("pause", "resume", "stop"),
+        ),
+        "Officers and their requests": ("requests", "consent", "withdraw", "admins", "revoke-admin"),
+        "Models and the record": ("export", "bundle", "replay", "audit", "disk"),
+    }
 }
 # By function: checks that the extras are installed which its module imports.
 NEEDS = {
@@ -168,3 +188,15 @@ class TableGroup(TyperGroup):
         super().__init__(**settings)
         rows = {name: TableCommand(name, *row) for name, row in TABLE[self.name or ""].items()}
         self.commands = {**rows, **self.commands}
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Writes the commands below their headings; a command without one comes last."""
+        headings = HEADINGS.get(self.name or "", {})
+        with_heading = {name for names in headings.values() for name in names}
+        rest = tuple(name for name in self.commands if name not in with_heading)
+        width = max(map(len, self.commands))
+        for heading, names in {**headings, "Commands": rest}.items():
+            rows = [(f"{name:{width}}", self.commands[name].get_short_help_str(formatter.width)) for name in names]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)

@@ -1,9 +1,26 @@
-"""Completion of names with Tab, for built-in names and those of installed packages and `--code`."""
+"""Completion of names with Tab: built-in names, those of installed packages and `--code`, and those of a federation.
 
-from collections.abc import Callable
+Names of a federation come from its coordinator, with the login of the last command. Where there is none, or the
+coordinator does not answer at once, Tab completes nothing and says nothing.
+"""
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from functools import partial
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from federation.tasks import available
+import typer
+
+from fedpareto.cli.commands import load
+from fedpareto.cli.shared_options import DEFAULT_ADMIN_HOME
+
+WAIT_SECONDS = 1.0  # for the coordinator
+Offer = tuple[str, str]  # a name, and what shells show beside it
 
 
 def _names_of(module: str) -> Callable[[str], list[str]]:
@@ -22,4 +39,71 @@ experiments = _names_of("experiments.loading")
 
 def tasks(incomplete: str) -> list[str]:
     """Names of tasks."""
-    return [offer.name for offer in available() if offer.name.startswith(incomplete)]
+    return [offer.name for offer in import_module("federation.tasks").available() if offer.name.startswith(incomplete)]
+
+
+def _of_federation(kind: str) -> Callable[[typer.Context, str], list[Offer]]:
+    """Completes names that a function of `fedpareto.offered_names` reads, without those that the line has already."""
+
+    def complete(context: typer.Context, incomplete: str) -> list[Offer]:
+        given = {word for value in context.params.values() if isinstance(value, list | tuple) for word in value}
+        offers = _in_time(partial(_read, kind, context, incomplete))
+        return [offer for offer in offers if offer[0] not in given]
+
+    return complete
+
+
+runs = _of_federation("runs")
+open_runs = _of_federation("open_runs")
+members = _of_federation("members")
+pending = _of_federation("pending")
+open_requests = _of_federation("open_requests")
+
+
+def asked_runs(context: typer.Context, incomplete: str) -> list[Offer]:
+    """Runs that have asked the site of a worker: the file of its home has them."""
+
+    def read() -> list[Offer]:
+        path = import_module("worker.home").WorkerHome(Path(_given(context, "home"))).runs
+        if not path.exists():
+            return []
+        with closing(import_module("worker.site.asked_runs").RunsFile(path)) as file:
+            asked = {run.run: run.name for run in file.runs()}
+        names = Counter(asked.values())
+        offers = [(name, run) if names[name] == 1 else (run, name) for run, name in asked.items()]
+        return [offer for offer in offers if offer[0].startswith(incomplete)]
+
+    return _in_time(read)
+
+
+def _read(kind: str, context: typer.Context, incomplete: str) -> list[Offer]:
+    home = _given(context, "home") or os.environ.get("FEDPARETO_ADMIN") or DEFAULT_ADMIN_HOME
+    read: Callable[..., Iterable[Offer]] = getattr(import_module("fedpareto.offered_names"), kind)
+    with load("admin.client:logged_in")(Path(home), proxy=_given(context, "proxy")) as stub:
+        return list(read(stub, incomplete))
+
+
+def _given(context: Any, option: str) -> Any:
+    """An option of the command or of its group."""
+    while context is not None:
+        if context.params.get(option):
+            return context.params[option]
+        context = context.parent
+    return None
+
+
+def _in_time(read: Callable[[], list[Offer]]) -> list[Offer]:
+    """What a function returns; nothing if it fails, or takes longer than `WAIT_SECONDS`.
+
+    It runs in a thread that does not keep the process alive: a name server may block for long.
+    """
+    found = list[Offer]()
+
+    def call() -> None:
+        with suppress(Exception):  # Tab has nowhere to say what is wrong; the command itself says it
+            found.extend(read())
+
+    thread = threading.Thread(target=call, name="completion", daemon=True)
+    thread.start()
+    thread.join(WAIT_SECONDS)
+    return found if not thread.is_alive() else []

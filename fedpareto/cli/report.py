@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from federation.text import counted
+from fedpareto.cli import completion
 from fedpareto.cli.admin.app import RunName
 from fedpareto.cli.admin.client import connect
 from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing
@@ -21,6 +22,7 @@ def report_command(
         list[str] | None,
         typer.Option(
             metavar="RUN",
+            autocompletion=completion.runs,
             help="Another run of the same task, for comparison; repeat it for several. The administrator's directory "
             "of another coordinator or simulation, ./NAME-simulation/admin, stands for its newest run.",
             show_default=False,

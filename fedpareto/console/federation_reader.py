@@ -58,6 +58,20 @@ class Lists:
     administrators: tuple[v1.Administrator, ...] = ()
 
 
+def read_lists(stub: AdminStub, administrators: tuple[v1.Administrator, ...] | None = None) -> Lists:
+    """Reads the lists of a federation; the administrators only if they are not given."""
+    if administrators is None:
+        administrators = tuple(stub.ListAdministrators(v1.ListAdministratorsRequest()).administrators)
+    return Lists(
+        at=datetime.now(UTC),
+        runs=tuple(stub.ListRuns(v1.ListRunsRequest(brief=True, page_size=100)).runs),
+        clients=tuple(whole(stub.ListClients, v1.ListClientsRequest()).clients),
+        requests=tuple(stub.ListRequests(v1.ListRequestsRequest()).requests),
+        alerts=tuple(whole(stub.ListAlerts, v1.ListAlertsRequest()).alerts),
+        administrators=administrators,
+    )
+
+
 @dataclass
 class HeldRun:
     """A run in memory; `used` is when a page last asked for it."""
@@ -206,19 +220,7 @@ class Reader:
         slow = time.monotonic() >= self._slow_at + SLOW_SECONDS or self.lists is None
         if slow:
             self._slow_at = time.monotonic()
-        before = self.lists
-        return Lists(
-            at=datetime.now(UTC),
-            runs=tuple(stub.ListRuns(v1.ListRunsRequest(brief=True, page_size=100)).runs),
-            clients=tuple(whole(stub.ListClients, v1.ListClientsRequest()).clients),
-            requests=tuple(stub.ListRequests(v1.ListRequestsRequest()).requests),
-            alerts=tuple(whole(stub.ListAlerts, v1.ListAlertsRequest()).alerts),
-            administrators=(
-                tuple(stub.ListAdministrators(v1.ListAdministratorsRequest()).administrators)
-                if slow or before is None
-                else before.administrators
-            ),
-        )
+        return read_lists(stub, None if slow or self.lists is None else self.lists.administrators)
 
     # --- runs
 
@@ -228,7 +230,7 @@ class Reader:
             for run in runs:
                 held = self.held.get(run.run_id)
                 if held is not None and not held.followed:
-                    held.run = _merged(run, held.run)
+                    held.run = merged(run, held.run)
 
     def _follow_all(self) -> None:
         runs = [run for run in self.lists.runs if run.state not in ENDED] if self.lists else []
@@ -243,7 +245,7 @@ class Reader:
         with self._lock:
             held = self.held.get(run.run_id)
             if held is None:
-                held = HeldRun(run, RunHistory(_stop_metric(run.spec)))
+                held = HeldRun(run, RunHistory(stop_metric(run.spec)))
                 self.held[run.run_id] = held
             held.used = time.monotonic()
             idle = [item for item in self.held.values() if item.over and not item.followed]
@@ -265,7 +267,7 @@ class Reader:
                         held.history.add(message.parts)
                     held.ahead = message.now.ToNanoseconds() / 1e9 - time.time()
                     held.phase = message.phase if message.HasField("phase") else None
-                    held.run = _merged(message.run, held.run)
+                    held.run = merged(message.run, held.run)
                     self._load_later(held)
                     self._changed()
         except (grpc.RpcError, CoordinatorAway):
@@ -290,7 +292,7 @@ class Reader:
         with suppress(grpc.RpcError, CoordinatorAway):
             if held.outdated:
                 held.details = opened.stub.GetRun(v1.GetRunRequest(run=run_id, brief=True)).run
-                held.history.preferred = _stop_metric(held.spec)
+                held.history.preferred = stop_metric(held.spec)
             stop = held.run.rounds_done
             if stop > 2 * FIRST_ROUNDS and not held.history.lines:
                 self._load_rounds(opened.stub, held, stop - FIRST_ROUNDS, stop)
@@ -408,7 +410,7 @@ def _why(error: grpc.RpcError | CoordinatorAway) -> str:
     return escaped(refusal_from_rpc_error(error).message if isinstance(error, grpc.RpcError) else str(error))
 
 
-def _merged(newer: v1.Run, older: v1.Run) -> v1.Run:
+def merged(newer: v1.Run, older: v1.Run) -> v1.Run:
     """A run as a message has it, with what only other messages have."""
     run = v1.Run()
     run.CopyFrom(newer)
@@ -419,7 +421,8 @@ def _merged(newer: v1.Run, older: v1.Run) -> v1.Run:
     return run
 
 
-def _stop_metric(document: str) -> str:
+def stop_metric(document: str) -> str:
+    """The metric of a specification that ends its run; empty for accuracy, loss, and none."""
     try:
         metric = RunSpec.parse(document.encode()).stop.metric if document else ""
     except SpecError:

@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
 from typing import Any
 
 from google.protobuf.message import Message
-from google.protobuf.timestamp_pb2 import Timestamp
 from jinja2 import DictLoader, Environment, StrictUndefined
 
 from fedpareto import formatting
@@ -26,13 +24,7 @@ _NAVIGATION = {"/": "Federation", "/compare": "Compare", "/log": "Log", "/system
 
 def clock(message: Message, field: str) -> str:
     """A time of a message in the local zone: today's by the clock, another day's with its date; "" if unset."""
-    return moment(getattr(message, field)) if message.HasField(field) else ""
-
-
-def moment(time: Timestamp | datetime) -> str:
-    """A time in the local zone: of today "12:03", of another day "2026-11-04 12:03"."""
-    at = (time.ToDatetime(UTC) if isinstance(time, Timestamp) else time).astimezone()
-    return at.strftime("%H:%M" if at.date() == datetime.now(UTC).astimezone().date() else "%Y-%m-%d %H:%M")
+    return formatting.moment(getattr(message, field)) if message.HasField(field) else ""
 
 
 def _nobreak(text: str) -> str:
@@ -70,9 +62,9 @@ class Renderer:
         self._environment = Environment(
             autoescape=True, loader=DictLoader(texts), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
-        names = ("number", "percent", "size", "seconds", "span", "short", "local", "when", "whole", "UNKNOWN")
+        names = ("number", "percent", "size", "seconds", "span", "short", "local", "when", "moment", "whole", "UNKNOWN")
         self._environment.globals |= {name: getattr(formatting, name) for name in names}
-        self._environment.globals |= {"clock": clock, "moment": moment, "name_of": name_of, "site": site}
+        self._environment.globals |= {"clock": clock, "name_of": name_of, "site": site}
         self._environment.filters["nobreak"] = _nobreak
         self._environment.filters["actor"] = partial(_actor, federation=site.federation)
         self._environment.globals["recorded"] = formatting.recorded

@@ -26,7 +26,7 @@ from federation.sketches import sketch
 from federation.sketches.base import ClientSketch, SketchError
 from federation.spec.run_spec import RunSpec
 from federation.training.pipe import Messages, PipeError
-from federation.trust.envelope import seal, unseal
+from federation.trust.envelope import sign, verify
 from federation.trust.key_chain import KeyChain
 from federation.v1 import common_pb2 as common
 from federation.v1 import secure_pb2 as secure
@@ -93,7 +93,7 @@ def fetched(data: bytes) -> memoryview:
 def opened(data: bytes) -> common.ReplyManifest:
     """An update that the key of the corpus has signed: one of those in the corpus, and no other."""
     envelope = message(common.SignedEnvelope, data)
-    found = unseal(envelope, common.ReplyManifest, KEY.public_key())
+    found = verify(envelope, common.ReplyManifest, KEY.public_key())
     signed = [common.SignedEnvelope.FromString(seed).manifest for seed in corpus("envelope") if seed != b"junk"]
     assert envelope.manifest in signed
     return found
@@ -102,7 +102,7 @@ def opened(data: bytes) -> common.ReplyManifest:
 def asked(data: bytes) -> Any:
     """What a worker makes of an assignment that its coordinator has signed."""
     return check_assignment(
-        seal(message(common.AssignmentManifest, data), KEY),
+        sign(message(common.AssignmentManifest, data), KEY),
         member=MEMBER,
         offers=ALLOWED,
         limits=WorkLimits(),
@@ -149,7 +149,7 @@ def declined(data: bytes) -> common.DeclineManifest:
     """A member's signed refusal of the assignment of the corpus, as the coordinator takes it."""
     envelope = message(common.SignedEnvelope, data)
     claimed_assignment(envelope)
-    order = seal(common.AssignmentManifest.FromString((CORPUS / "assignment" / "train").read_bytes()), KEY)
+    order = sign(common.AssignmentManifest.FromString((CORPUS / "assignment" / "train").read_bytes()), KEY)
     found = verified_decline(envelope, order, KEYS)
     reason, text = reason_and_message(found)
     assert len(reason) <= 80

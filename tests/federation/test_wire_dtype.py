@@ -16,7 +16,7 @@ from federation.spec.computation import LocalSgd
 from federation.spec.objective_names import joint_target
 from federation.spec.run_spec import SpecError
 from federation.tasks import initial_model, task
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope, StepManifest, TrainWork
 from federation.vectors import narrow, payload_bytes, read_vector, update_layout, update_rows, widen
 from federation.work.base import Result, RowSchema, Shape, WorkError, WorkingClient
@@ -136,7 +136,7 @@ def test_a_residual_counts_once_its_reply_is_accepted_and_not_after_a_refusal(tm
         before = keeper.residual(order, lambda seconds: pytest.fail("nothing is awaited"))
         result = TRAIN.answer(client(before), Result({"loss": np.full(1000, 1.001, np.float32)}, {}, {}, 1))
         reply = ReplyManifest(assignment_id=f"a{number}", run_id="r", round=number)
-        spool.add(reply, None, {}, seal(order.manifest, key), state=keeper.file(order, result))
+        spool.add(reply, None, {}, sign(order.manifest, key), state=keeper.file(order, result))
         return np.zeros(1000) if before is None else before
 
     assert set(train(0)) == {0.0}
@@ -246,7 +246,7 @@ def test_payloads_that_are_not_what_was_asked_get_exact_reasons(stage: Stage) ->
         payload = b"".join(payload_bytes(update_layout([("loss", len(raw), dtype)]), {"loss": raw})) + more
         update = player.member.manifest(order, payload)
         update.rows[0].dtype = manifest
-        player.member.submit(player.member.seal(update), payload)
+        player.member.submit(player.member.sign(update), payload)
 
     kept: dict[str, Any] = {}
     ones = narrow(np.ones(size, np.float32))[0]

@@ -95,7 +95,7 @@ def digest_of(data: bytes) -> str:
     return "blake3:" + blake3(data).hexdigest()
 
 
-def seal(context: bytes, manifest: Any, key: ed25519.Ed25519PrivateKey) -> Any:
+def sign(context: bytes, manifest: Any, key: ed25519.Ed25519PrivateKey) -> Any:
     data = manifest.SerializeToString()
     return common_pb2.SignedEnvelope(
         manifest=data,
@@ -104,7 +104,7 @@ def seal(context: bytes, manifest: Any, key: ed25519.Ed25519PrivateKey) -> Any:
     )
 
 
-def unseal(context: bytes, envelope: Any, kind: Any, key: ed25519.Ed25519PublicKey) -> Any:
+def verify(context: bytes, envelope: Any, kind: Any, key: ed25519.Ed25519PublicKey) -> Any:
     assert envelope.key_id == blake3(key.public_bytes_raw()).digest()
     key.verify(envelope.signature, context + b"\0" + envelope.manifest)
     return kind.FromString(envelope.manifest)
@@ -288,14 +288,14 @@ def main() -> None:
         nonce = os.urandom(32)
         for response in attend(stub, outbox, data, nonce):
             if response.WhichOneof("message") == "welcome":
-                time = unseal(b"fedpareto/v1/time", response.welcome.time, common_pb2.TimeManifest, coordinator)
+                time = verify(b"fedpareto/v1/time", response.welcome.time, common_pb2.TimeManifest, coordinator)
                 assert (time.federation_id, time.client_id) == (member.federation_id, client_id)
                 assert time.nonce == nonce
                 tell("attends", federation_id=response.welcome.federation_id)
                 continue
             if response.WhichOneof("message") != "assignment":
                 continue
-            order = unseal(b"fedpareto/v1/assignment", response.assignment, common_pb2.AssignmentManifest, coordinator)
+            order = verify(b"fedpareto/v1/assignment", response.assignment, common_pb2.AssignmentManifest, coordinator)
             if order.assignment_id in done:
                 continue  # an assignment may come twice
             assert (order.federation_id, order.client_id) == (member.federation_id, client_id)
@@ -305,10 +305,10 @@ def main() -> None:
             )
             base = read_model(fetch(stub, order.base_model, order.base_model_bytes))
             manifest, payload = reply_to(order, base, data)
-            envelope = seal(b"fedpareto/v1/reply", manifest, signing_key)
+            envelope = sign(b"fedpareto/v1/reply", manifest, signing_key)
             receipts = [hand_in(stub, envelope, payload) for _ in range(2)]  # the second changes nothing
             assert receipts[0] == receipts[1]
-            receipt = unseal(b"fedpareto/v1/receipt", receipts[0], common_pb2.ReceiptManifest, coordinator)
+            receipt = verify(b"fedpareto/v1/receipt", receipts[0], common_pb2.ReceiptManifest, coordinator)
             assert receipt.envelope == envelope_digest(envelope)
             assert (receipt.assignment_id, receipt.payload) == (order.assignment_id, manifest.payload)
             done.add(order.assignment_id)

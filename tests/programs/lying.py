@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from federation.secure.encryption import TAG
 from federation.secure.fields import F_P, F_Q, Field
-from federation.secure.sealing import TAG
 from federation.secure.thresholds import T_ROWS
 from federation.secure.wire import pack, unpack
 from federation.vectors import Array
@@ -167,7 +167,7 @@ def _sign_twice(cheats: Callable[[], dict[str, list[str]]]) -> None:
     """`two-statements`: signs other keys, too, after its reply to "secure-ready" was accepted."""
     import grpc
 
-    from federation.trust.envelope import seal
+    from federation.trust.envelope import sign
     from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
     from federation.v1.federation_pb2 import SubmitRequest
     from federation.v1.secure_pb2 import SecureStatement
@@ -185,7 +185,7 @@ def _sign_twice(cheats: Callable[[], dict[str, list[str]]]) -> None:
             statement.keys = statement.keys[::-1]
             other.statement = statement.SerializeToString()
             try:
-                request = SubmitRequest(reply=seal(other, self.attendance.member.signing_key)).SerializeToString()
+                request = SubmitRequest(reply=sign(other, self.attendance.member.signing_key)).SerializeToString()
                 list(files.submit(iter([request]), timeout=60))
             except grpc.RpcError as error:
                 print(f"the second reply was refused: {error.code()}")

@@ -21,7 +21,7 @@ from federation.record import bound_fields
 from federation.record.bound_fields import difference
 from federation.refusals import Refusal
 from federation.spec.computation import Computation
-from federation.trust.envelope import envelope_digest, seal, unseal
+from federation.trust.envelope import envelope_digest, sign, verify
 from federation.trust.key_chain import KeyChain
 from federation.v1 import common_pb2 as common
 from federation.vectors import payload_bytes
@@ -239,7 +239,7 @@ class Member:
             self._orders.pop(message.assignment_id, None)
         elif isinstance(message, Assigned):
             envelope = common.SignedEnvelope.FromString(message.envelope)
-            order = self.trusted.unseal(envelope, common.AssignmentManifest)
+            order = self.trusted.verify(envelope, common.AssignmentManifest)
             name = order.assignment_id
             if name in self._orders or name in self.spool or name in self._done:
                 return
@@ -313,7 +313,7 @@ class Member:
         if order.rows:
             payload = b"".join(payload_bytes(payload_layout(work.rows(shape)), result.rows))
             manifest.payload, manifest.payload_bytes = digest(payload), len(payload)
-        return SpoolEntry(seal(manifest, self.key), manifest, payload)
+        return SpoolEntry(sign(manifest, self.key), manifest, payload)
 
     def _note_question(self, order: common.AssignmentManifest, work: Work) -> bool:
         """Notes a question that is answered once; True if it was noted before. Raises if that was another one."""
@@ -337,7 +337,7 @@ class Member:
             reason=reason,
             message=message,
         )
-        envelope = seal(manifest, self.key)
+        envelope = sign(manifest, self.key)
 
         def arrive() -> None:
             process = self._served
@@ -443,6 +443,6 @@ class Member:
         self.world.after(self.faults.seconds(0.01, 1.0), arrive)
 
     def _verify(self, receipt: common.SignedEnvelope, entry: SpoolEntry) -> None:
-        manifest = unseal(receipt, common.ReceiptManifest, self.trusted.signer(receipt))
+        manifest = verify(receipt, common.ReceiptManifest, self.trusted.signer(receipt))
         assert not difference(entry.manifest, manifest, bound_fields.RECEIPT), "a receipt for another reply"
         assert manifest.envelope == envelope_digest(entry.envelope), "a receipt for another envelope"

@@ -17,7 +17,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from federation.record.bundle import CONSENTS, LOG, MANIFEST, ROTATIONS
-from federation.trust.envelope import envelope_digest, seal
+from federation.trust.envelope import envelope_digest, sign
 from federation.v1 import common_pb2
 from federation.v1.common_pb2 import Input, SignedEnvelope
 from federation.v1.record_pb2 import Bundle, Consents, LoggedEntry, LogRecord, PhaseRecord, Rotations, RoundRecord
@@ -25,7 +25,7 @@ from federation.work.secure.stage import CIPHERTEXTS
 from tests.verification.scene import Edited, log_signed_again
 
 ENTRIES: dict[str, type[Message]] = {MANIFEST: Bundle, ROTATIONS: Rotations, CONSENTS: Consents, LOG: LogRecord}
-SEALED = {
+MANIFESTS = {
     "Exchange.assignment": "AssignmentManifest",
     "Exchange.decline": "DeclineManifest",
     "Answer.reply": "ReplyManifest",
@@ -261,7 +261,7 @@ def messages(bundle: Edited) -> dict[str, Message]:
 
 def opened(envelope: SignedEnvelope, owner: Message, field: str) -> Message:
     """The manifest inside of an envelope that is this field of a message."""
-    kind: type[Message] = getattr(common_pb2, SEALED[f"{owner.DESCRIPTOR.name}.{field}"])
+    kind: type[Message] = getattr(common_pb2, MANIFESTS[f"{owner.DESCRIPTOR.name}.{field}"])
     return kind.FromString(envelope.manifest)
 
 
@@ -320,8 +320,8 @@ def values() -> set[str]:
             if (name := f"{kind.name}.{field.name}") in found:
                 continue
             found.add(name)
-            if name in SEALED:
-                todo.append(common_pb2.DESCRIPTOR.message_types_by_name[SEALED[name]])
+            if name in MANIFESTS:
+                todo.append(common_pb2.DESCRIPTOR.message_types_by_name[MANIFESTS[name]])
             if field.message_type is not None and not is_map(field) and field.message_type.name != "Timestamp":
                 todo.append(field.message_type)
     return found
@@ -399,10 +399,10 @@ def signed_anew(
         data = envelope.manifest
         for was, now in replaced.items():
             data = data.replace(was, now)
-        manifest = getattr(common_pb2, SEALED[f"{owner}.{field}"]).FromString(data)
+        manifest = getattr(common_pb2, MANIFESTS[f"{owner}.{field}"]).FromString(data)
         key = holders.get(envelope.key_id)
         if key is not None:
-            envelope.CopyFrom(seal(manifest, key))
+            envelope.CopyFrom(sign(manifest, key))
         if before is not None and (after := envelope_digest(envelope)) != envelope_digest(before):
             replaced[envelope_digest(before).encode()] = after.encode()
     record = found[LOG]
@@ -422,8 +422,8 @@ def _envelopes(
     for name in (ROTATIONS, CONSENTS, *sorted(one for one in found if one.startswith("rounds/"))):
         if name not in found:
             continue
-        before = {path: (owner, one) for path, owner, one in _sealed(old[name])}
-        now = list(_sealed(found[name]))
+        before = {path: (owner, one) for path, owner, one in _signed(old[name])}
+        now = list(_signed(found[name]))
         steps = [one for one in now if one[0] == ("step",)]
         evaluations = [one for one in now if _evaluates(found[name], one[0])]
         first = [one for one in now if one not in steps and one not in evaluations]
@@ -432,7 +432,7 @@ def _envelopes(
             yield owner, str(next(part for part in reversed(path) if isinstance(part, str))), envelope, (was and was[1])
 
 
-def _sealed(message: Message) -> Iterator[tuple[Path, str, SignedEnvelope]]:
+def _signed(message: Message) -> Iterator[tuple[Path, str, SignedEnvelope]]:
     """The envelopes in a message, with their paths and the types of their owners."""
     owners: dict[Path, str] = {}
     for _, path, inner in places(message):

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 
 from federation.digests import digest
 from federation.record.bundle import LOG, SPECIFICATION
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.record_pb2 import Bundle, RoundRecord
 from tests.verification import every_value
 from tests.verification.bundle_differences import differences
@@ -187,7 +187,7 @@ class Draft:
         def change(message: Any) -> None:
             envelope = self._one(message, name)
             if signs:
-                envelope.CopyFrom(seal(opened(envelope, message, name), other))
+                envelope.CopyFrom(sign(opened(envelope, message, name), other))
             else:
                 envelope.key_id, envelope.signature = given.key_id, given.signature
 

@@ -18,7 +18,7 @@ from federation.record import bundle
 from federation.record.bundle import BundleError, BundleReader
 from federation.record.log_entries import EPOCH, LogEntry
 from federation.record.merkle import root_from
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import CheckpointManifest, SignedEnvelope
 from federation.v1.record_pb2 import Bundle, LoggedEntry, LogRecord, RoundRecord
@@ -122,7 +122,7 @@ def signed_again(
     """Changes a manifest inside its envelope, and signs it with the key."""
     manifest = kind.FromString(envelope.manifest)
     change(manifest)
-    envelope.CopyFrom(seal(manifest, key))
+    envelope.CopyFrom(sign(manifest, key))
 
 
 def log_signed_again(record: LogRecord, key: Ed25519PrivateKey, *, keep_roots: bool = False) -> None:
@@ -137,7 +137,7 @@ def log_signed_again(record: LogRecord, key: Ed25519PrivateKey, *, keep_roots: b
         if not keep_roots:
             with suppress(LookupError):
                 manifest.root = root_from(nodes, 0, manifest.size)
-        checkpoint.CopyFrom(seal(manifest, key))
+        checkpoint.CopyFrom(sign(manifest, key))
 
 
 def leaf(entry: LoggedEntry) -> bytes:

@@ -22,7 +22,7 @@ from federation.spec.computation import LocalSgd
 from federation.spec.objective_names import Targets
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.trust.key_chain import CoordinatorKeys
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, JacobianWork, Row, SignedEnvelope
@@ -88,7 +88,7 @@ def reason(
 
     try:
         check_assignment(
-            seal(asked, KEY),
+            sign(asked, KEY),
             member=Member(),  # type: ignore[arg-type]
             offers=ALLOWED,
             limits=WorkLimits(**limits),

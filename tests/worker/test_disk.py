@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.digests import digest
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import update_layout
 from tests.harness import wait_for
@@ -138,7 +138,7 @@ def test_of_a_reply_that_neither_disk_nor_memory_takes_nothing_is_left(tmp_path:
     rows = {"loss": np.ones(100, dtype=np.float32)}
 
     def add(name: str) -> None:
-        order = seal(AssignmentManifest(assignment_id=name), key)
+        order = sign(AssignmentManifest(assignment_id=name), key)
         spool.add(ReplyManifest(assignment_id=name), layout, rows, order, state=bytes(100))
 
     with files_of_at_most(200):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
 from tests.harness import wait_for
 from tests.scripted import Submission
@@ -152,7 +152,7 @@ def test_a_receipt_of_megabytes_is_not_kept(scene: Scene) -> None:
     def long(submission: Submission, receipt: ReceiptManifest) -> SignedEnvelope:
         scene.coordinator.receipt = None
         receipt.message = "x" * MAX_RECEIPT_BYTES
-        return seal(receipt, scene.coordinator.signing_key)
+        return sign(receipt, scene.coordinator.signing_key)
 
     scene.coordinator.receipt = long
     running = scene.worked()

@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from federation.digests import digest
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, RunManifest
 from federation.v1.federation_pb2 import AttendResponse
 from tests.harness import wait_for
@@ -41,7 +41,7 @@ def hostile(coordinator: ScriptedCoordinator, order: AssignmentManifest, rng: ra
         manifest = RunManifest(federation_id=FEDERATION, run_id="hostile", spec=digest(SPEC), task="digits")
         manifest.initial_model = coordinator.initial_model
         warp(manifest, rng)
-    envelope = seal(manifest, coordinator.signing_key)
+    envelope = sign(manifest, coordinator.signing_key)
     field = {CancelManifest: "cancel", RunManifest: "run"}.get(type(manifest), "assignment")
     response = AttendResponse(**dict[str, Any]({field: envelope}))
     if rng.random() < 0.3:
@@ -63,11 +63,11 @@ def test_a_flood_of_runs_whose_specification_is_nowhere_does_not_grow_the_worker
         manifest = RunManifest(federation_id=FEDERATION, run_id=f"run-{number}", task="digits")
         manifest.initial_model = scene.coordinator.initial_model
         manifest.spec = digest(b"%d" % number)
-        asked.asked(seal(manifest, scene.coordinator.signing_key))
+        asked.asked(sign(manifest, scene.coordinator.signing_key))
         if number % 20 == 19:  # as many as wait at a time
             wait_for(asked._asked.empty, "the questions to be looked at")
     wait_for(lambda: len(asked._open) >= 20, "20 questions")
-    asked.asked(seal(manifest, scene.coordinator.signing_key))
+    asked.asked(sign(manifest, scene.coordinator.signing_key))
     wait_for(asked._asked.empty, "the last question to be looked at")
     assert len(asked._open) == 20
     running.stop()
@@ -104,7 +104,7 @@ def test_a_worker_survives_any_messages_of_its_coordinator_and_does_honest_work_
         assert running.failure is None
         assert running.thread.is_alive()
         # While much waits, it is declined with `limit:waiting`.
-        scene.coordinator._say(AttendResponse(assignment=seal(honest, scene.coordinator.signing_key)))
+        scene.coordinator._say(AttendResponse(assignment=sign(honest, scene.coordinator.signing_key)))
         return any(one.manifest.run_id == "honest" for one in scene.coordinator.submissions)
 
     wait_for(done, "the honest work")

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.digests import digest
 from federation.refusals import Refusal
-from federation.trust.envelope import seal, unseal
+from federation.trust.envelope import sign, verify
 from federation.trust.keys import IdentityError
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
@@ -100,7 +100,7 @@ def test_nobody_at_the_address_is_said_so(scene: Scene, tmp_path: Path) -> None:
 
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
-ASSIGNMENT = seal(AssignmentManifest(previous_step="blake3:1"), KEY)
+ASSIGNMENT = sign(AssignmentManifest(previous_step="blake3:1"), KEY)
 
 
 def _reply(name: str, payload: str = "", size: int = 0) -> ReplyManifest:
@@ -119,15 +119,15 @@ def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) ->
     # A process that dies at the worst moments leaves these.
     (directory / "half.envelope.tmp").write_bytes(b"half an envelope")
     (directory / "orphan.payload").write_bytes(b"no envelope")
-    (directory / "lonely.envelope").write_bytes(seal(_reply("d", digest(b"no payload"), 10), KEY).SerializeToString())
+    (directory / "lonely.envelope").write_bytes(sign(_reply("d", digest(b"no payload"), 10), KEY).SerializeToString())
     (directory / "lonely.assignment").write_bytes(ASSIGNMENT.SerializeToString())
-    (directory / "unasked.envelope").write_bytes(seal(_reply("e"), KEY).SerializeToString())
+    (directory / "unasked.envelope").write_bytes(sign(_reply("e"), KEY).SerializeToString())
 
     again = Spool(WorkerHome(tmp_path), KEY, Events())
     assert [entry.assignment_id for entry in again.entries()] == ["../a", "b"]
     first = again.entries()[0]
     assert (first.envelope, first.assignment) == (spool.entries()[0].envelope, ASSIGNMENT)
-    assert unseal(first.envelope, ReplyManifest, KEY.public_key()) == first.manifest
+    assert verify(first.envelope, ReplyManifest, KEY.public_key()) == first.manifest
     assert isinstance(first.payload, Path)
     assert digest(first.payload.read_bytes()) == first.manifest.payload
     np.testing.assert_array_equal(read_vector(first.payload)[1], vector)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from federation.trust.envelope import envelope_digest, seal
+from federation.trust.envelope import envelope_digest, sign
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
 from tests.scripted import FEDERATION, ScriptedCoordinator
@@ -31,7 +31,7 @@ def line(client: str, number: int, model: str, step: str, key: Ed25519PrivateKey
     }
     asked = AssignmentManifest(**fields, previous_step=step)
     said = ReceiptManifest(**{**fields, **changes}, accepted=True, envelope=envelope_digest(SignedEnvelope()))
-    return receipt_line(SignedEnvelope(), seal(asked, key), seal(said, key), said)
+    return receipt_line(SignedEnvelope(), sign(asked, key), sign(said, key), said)
 
 
 def written(path: Path, *lines: str) -> Path:
@@ -108,8 +108,8 @@ def test_a_receipt_that_was_written_before_its_reply_left_the_spool_stands_and_c
         """Starts after kill -9, and records a receipt; the process ends before the reply has left the spool."""
         spool = Spool(home, KEY, events)
         if not spool.entries():
-            spool.add(ReplyManifest(assignment_id="a-1"), None, {}, seal(AssignmentManifest(), KEY))
-        spool.record(spool.entries()[0], seal(receipt, KEY), receipt)
+            spool.add(ReplyManifest(assignment_id="a-1"), None, {}, sign(AssignmentManifest(), KEY))
+        spool.record(spool.entries()[0], sign(receipt, KEY), receipt)
         return len(home.receipts.read_text().splitlines())
 
     said = ReceiptManifest(assignment_id="a-1", accepted=True)

@@ -20,7 +20,7 @@ from federation.line.addresses import in_own_order, known_addresses
 from federation.line.channels import MAX_CHUNK_BYTES, RpcRefusal
 from federation.owners_code import Wire
 from federation.text import escaped
-from federation.trust.envelope import envelope_digest, seal
+from federation.trust.envelope import envelope_digest, sign
 from federation.trust.keys import IdentityError
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import DeclineManifest, LogHead, SignedEnvelope
@@ -275,7 +275,7 @@ class Attendance:
             message=message[:1000],
         )
         decline.created.FromDatetime(self.now())
-        self._say(AttendRequest(decline=seal(decline, self._member.signing_key)))
+        self._say(AttendRequest(decline=sign(decline, self._member.signing_key)))
 
     def beat(self, assignment_id: str, progress: float) -> None:
         """Sends the assignment in work and its progress at once, before the next heartbeat is due."""

@@ -78,7 +78,7 @@ class CoordinatorClock:
 def signed_time(envelope: SignedEnvelope, nonce: bytes, member: MemberFiles) -> datetime:
     """The time that the coordinator signed for this member and this nonce; raises TimeRefused if it did not."""
     try:
-        manifest = member.coordinator.unseal(envelope, TimeManifest)
+        manifest = member.coordinator.verify(envelope, TimeManifest)
     except Refusal as refusal:
         raise TimeRefused(
             f"the time that was sent is not signed by this federation's coordinator ({refusal.message})"

@@ -16,7 +16,7 @@ def revocation(error: grpc.RpcError, member: MemberFiles) -> str | None:
     if envelope is None:
         return None
     try:
-        manifest = member.coordinator.unseal(envelope, RevocationManifest)
+        manifest = member.coordinator.verify(envelope, RevocationManifest)
     except Refusal:
         return None
     ours, serial = (member.federation_id, member.client_id), parse_peer(member.certificate).serial

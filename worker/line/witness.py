@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from federation.record.merkle import HASH_BYTES, continues
 from federation.refusals import Refusal
-from federation.trust.envelope import from_text, to_text, unseal
+from federation.trust.envelope import from_text, to_text, verify
 from federation.trust.keys import replace_private
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import CheckpointManifest, LogHead, LogKeyManifest, RestoreManifest, SignedEnvelope
@@ -81,7 +81,7 @@ class Witness:
         """
         with self._lock:
             try:
-                certified = self._member.coordinator.unseal(log_key, LogKeyManifest)
+                certified = self._member.coordinator.verify(log_key, LogKeyManifest)
                 key = Ed25519PublicKey.from_public_bytes(certified.key)
             except (Refusal, ValueError) as error:
                 raise StatementError(f"a key of the audit log that the coordinator did not sign ({error})") from None
@@ -155,7 +155,7 @@ class Witness:
         if (size := envelope.ByteSize()) > MAX_CHECKPOINT_BYTES:
             raise StatementError(f"a checkpoint of {size} bytes; at most {MAX_CHECKPOINT_BYTES}")
         try:
-            manifest = unseal(envelope, CheckpointManifest, self._key)
+            manifest = verify(envelope, CheckpointManifest, self._key)
         except Refusal as refusal:
             raise StatementError(f"a checkpoint that the log's key did not sign ({refusal.message})") from None
         if manifest.federation_id != self._member.federation_id:

@@ -140,7 +140,7 @@ def check_cancel(envelope: SignedEnvelope, member: MemberFiles) -> CancelManifes
     Raises:
         Refusal: the coordinator has not signed it, or not for this client.
     """
-    manifest = member.coordinator.unseal(envelope, CancelManifest)
+    manifest = member.coordinator.verify(envelope, CancelManifest)
     for name in ("federation_id", "client_id"):
         if getattr(manifest, name) != getattr(member, name):
             raise Refusal(f"mismatch:{name}", f"the cancellation is for another {name}")
@@ -168,7 +168,7 @@ def _opened(envelope: SignedEnvelope, member: MemberFiles) -> AssignmentManifest
         message = f"an assignment of {size} bytes; at most {MAX_MANIFEST_BYTES}"
         raise UnverifiedAssignment("limit:manifest", message)
     try:
-        return member.coordinator.unseal(envelope, AssignmentManifest)
+        return member.coordinator.verify(envelope, AssignmentManifest)
     except Refusal as refusal:
         reason = "manifest" if refusal.reason == "manifest" else "signature"
         message = f"not signed with the key of the coordinator that this client enrolled with ({refusal.message})"

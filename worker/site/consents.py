@@ -13,7 +13,7 @@ import grpc
 from federation.digests import digest, parse
 from federation.refusals import Refusal
 from federation.text import escaped
-from federation.trust.envelope import key_id, seal
+from federation.trust.envelope import key_id, sign
 from federation.v1.common_pb2 import AssignmentManifest, ConsentManifest, RunManifest, SignedEnvelope
 from federation.v1.federation_pb2 import FetchBlobRequest
 from worker.events import Events
@@ -129,7 +129,7 @@ class Consents:
 
     def _take(self, envelope: SignedEnvelope) -> None:
         try:
-            manifest = self._attendance.member.coordinator.unseal(envelope, RunManifest)
+            manifest = self._attendance.member.coordinator.verify(envelope, RunManifest)
             for name in (manifest.spec, manifest.initial_model):
                 parse(name)
         except (Refusal, ValueError) as error:
@@ -257,4 +257,4 @@ class Consents:
             message=verdict.message[:400],
         )
         manifest.created.FromDatetime(self._attendance.now())
-        return seal(manifest, member.signing_key)
+        return sign(manifest, member.signing_key)

@@ -238,8 +238,8 @@ class _AttemptMemory(Memory):
                 whole._values.setdefault(key, {})[name] = value
                 return
             nonce = os.urandom(_NONCE_BYTES)
-            sealed = nonce + whole._cipher.encrypt(nonce, value, _bound(key, name))
-            row = (*key, name, sealed, whole._deadlines[key].isoformat())
+            encrypted = nonce + whole._cipher.encrypt(nonce, value, _bound(key, name))
+            row = (*key, name, encrypted, whole._deadlines[key].isoformat())
             with whole._file.using() as connection:
                 connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)", row)
 

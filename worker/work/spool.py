@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from federation.digests import DEFAULT_ALGORITHM, digest, file_digest, hasher
 from federation.durable_files import make_directories, sync_directory
 from federation.text import counted
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.vectors import Array, Layout, payload_bytes
 from worker.events import Events
@@ -173,7 +173,7 @@ class Spool:
         except DiskFull:
             self._unlink(name)
             raise
-        entry = SpoolEntry(seal(reply, self._key), reply, assignment, content, own)
+        entry = SpoolEntry(sign(reply, self._key), reply, assignment, content, own)
         with self._lock:
             if wanted():
                 self._entries[name] = entry if entry.in_memory else self._write(entry)

@@ -260,7 +260,7 @@ def verify_receipt(receipt: SignedEnvelope, entry: SpoolEntry, member: MemberFil
     if (size := receipt.ByteSize()) > MAX_RECEIPT_BYTES:
         raise ReceiptError(f"the receipt has {size} bytes; at most {MAX_RECEIPT_BYTES}")
     try:
-        manifest = member.coordinator.unseal(receipt, ReceiptManifest)
+        manifest = member.coordinator.verify(receipt, ReceiptManifest)
     except Refusal as refusal:
         raise ReceiptError(f"the receipt is not signed by this federation's coordinator ({refusal.message})") from None
     if name := difference(entry.manifest, manifest, bound_fields.RECEIPT):

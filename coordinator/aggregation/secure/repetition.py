@@ -248,9 +248,9 @@ class _Answers:
         """Compares the inputs of the work. Ciphertexts between members are not on record. Raises UnverifiedSession."""
         given = dict(self.inputs.get(reply.envelope, {}))
         if reply.envelope in self.inputs:
-            sealed = given.pop(CIPHERTEXTS, None) is not None
+            encrypted = given.pop(CIPHERTEXTS, None) is not None
             shared = {name: (digest(content), len(content)) for name, content in phase.inputs().items()}
-            if given != shared or sealed != (getattr(phase, "ciphertexts", None) is not None):
+            if given != shared or encrypted != (getattr(phase, "ciphertexts", None) is not None):
                 raise UnverifiedSession(f"{reply.client_id} was given other inputs than follow from the record")
 
     def _with_rows(self, work: Work, reply: PhaseReply) -> PhaseReply:

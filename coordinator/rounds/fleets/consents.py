@@ -14,7 +14,7 @@ from coordinator.rounds.replies.declines import MAX_BYTES
 from coordinator.rounds.transitions import RUN_ENDED
 from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec
-from federation.trust.envelope import envelope_digest, seal, unseal
+from federation.trust.envelope import envelope_digest, sign, verify
 from federation.trust.identity import client_uri
 from federation.v1.common_pb2 import ConsentManifest, RunManifest, SignedEnvelope
 from storage import audit
@@ -50,7 +50,7 @@ class Offers:
             initial_model=run.initial_model,
         )
         manifest.created.FromDatetime(run.created)
-        return seal(manifest, self.signing_key)
+        return sign(manifest, self.signing_key)
 
     def tell(self, session: Session, attending: Iterable[AttendanceStream], run_id: str = "") -> None:
         """Asks the members that answer runs about one run, or about each run that has not ended; each stream once.
@@ -110,7 +110,7 @@ def record_consent(
     if envelope.ByteSize() > MAX_BYTES:
         raise Refusal("limit:manifest", f"a consent of {envelope.ByteSize()} bytes; at most {MAX_BYTES}")
     key = session.get_one(Client, client_id).signing_key
-    consent = unseal(envelope, ConsentManifest, Ed25519PublicKey.from_public_bytes(key))
+    consent = verify(envelope, ConsentManifest, Ed25519PublicKey.from_public_bytes(key))
     run = session.get(Run, consent.run_id[:32], with_for_update=True)
     if run is None or run.run_id != consent.run_id:
         return ""  # the coordinator was restored from a backup

@@ -8,7 +8,7 @@ from federation.record import bound_fields
 from federation.record.bound_fields import difference
 from federation.refusals import Refusal
 from federation.text import escaped
-from federation.trust.envelope import envelope_digest, unseal
+from federation.trust.envelope import envelope_digest, verify
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import AssignmentManifest, ConsentManifest, DeclineManifest, SignedEnvelope
 
@@ -37,7 +37,7 @@ def verified_decline(envelope: SignedEnvelope, assignment: SignedEnvelope, keys:
     Raises:
         Refusal: `key-unknown`, `signature`, `manifest`, or `mismatch` with the field.
     """
-    decline = unseal(envelope, DeclineManifest, keys.signer(envelope))
+    decline = verify(envelope, DeclineManifest, keys.signer(envelope))
     name = difference(AssignmentManifest.FromString(assignment.manifest), decline, bound_fields.DECLINE)
     if not name and decline.assignment not in (
         "",

@@ -26,7 +26,7 @@ from federation import digests
 from federation.record.exchange import Mismatch, Opened, OpenedExchange, Signers, Unbound, open_exchange, opened
 from federation.refusals import Refusal
 from federation.spec.sharing import BUFFERS
-from federation.trust.envelope import ManifestT, seal, unseal
+from federation.trust.envelope import ManifestT, sign, verify
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import (
     AssignmentManifest,
@@ -72,7 +72,7 @@ class SignatureMemory:
 
     def sign(self, manifest: ManifestT, key: Ed25519PrivateKey) -> SignedEnvelope:
         """A manifest in an envelope signed by `key`, which is remembered."""
-        envelope = seal(manifest, key)
+        envelope = sign(manifest, key)
         self.note(envelope, type(manifest), key.public_key())
         return envelope
 
@@ -87,7 +87,7 @@ class SignatureMemory:
             if entry in self._known:
                 self._known.move_to_end(entry)
                 return kind.FromString(envelope.manifest)
-        manifest = unseal(envelope, kind, key)
+        manifest = verify(envelope, kind, key)
         self.note(envelope, kind, key)
         return manifest
 
@@ -179,7 +179,7 @@ class Evidence:
 
     def _signers(self, keys: Mapping[str, KeyChain]) -> Signers:
         return Signers(
-            coordinator=self.signing.chain, client=lambda client_id, _: keys[client_id], unseal=self.memory.open
+            coordinator=self.signing.chain, client=lambda client_id, _: keys[client_id], verify=self.memory.open
         )
 
     def _keys(self, session: Session, reply: models.Reply, client: Client) -> KeyChain:

@@ -13,7 +13,7 @@ from coordinator.members import administrators, membership
 from coordinator.members.logged_rights import DECIDED
 from coordinator.members.requests import MADE, open_request
 from federation.refusals import Refusal
-from federation.trust.envelope import envelope_digest, unseal
+from federation.trust.envelope import envelope_digest, verify
 from federation.trust.identity import Action
 from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
 from storage import audit
@@ -84,7 +84,7 @@ def _verified(row: ActionRequest, keys: Mapping[str, Administrator]) -> _Decided
         second, envelope = keys[row.decided_by], SignedEnvelope.FromString(row.decision)
     except (KeyError, DecodeError):
         raise Refusal("key-unknown", "the record lacks the key of an officer, or what the officer signed") from None
-    decision = unseal(envelope, DecisionManifest, Ed25519PublicKey.from_public_bytes(second.signing_key))
+    decision = verify(envelope, DecisionManifest, Ed25519PublicKey.from_public_bytes(second.signing_key))
     if decision.request != row.request_id:
         raise Refusal("mismatch:request", "the decision is about another request")
     by_requester = first.name == second.name

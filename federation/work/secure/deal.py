@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from federation.secure import hashing, openings, payloads, sealing, sketch
+from federation.secure import encryption, hashing, openings, payloads, sketch
 from federation.secure.dealing import DealShares, deal_bytes, deal_shares
 from federation.secure.derivation import deal_key
 from federation.secure.errors import Malformed
@@ -64,11 +64,13 @@ class Deal(StageWork):
         view1 = journal.view1
         dealt = dict(zip(journal.ids, _dealt(journal), strict=True))
         journal.keep_own(self.name, dealt.pop(client.client_id).to_bytes())
-        sealed = (
-            sealing.seal(deal_key(channel(journal, other), view1, client.client_id, other), shares.to_bytes(), view1)
+        encrypted = (
+            encryption.encrypt(
+                deal_key(channel(journal, other), view1, client.client_id, other), shares.to_bytes(), view1
+            )
             for other, shares in dealt.items()
         )
-        return bytes_row(CIPHERTEXTS, b"".join(sealed)), self.statement(
+        return bytes_row(CIPHERTEXTS, b"".join(encrypted)), self.statement(
             view=view1, commitment=hashing.commitment(journal.keys.sigma_b)
         )
 
@@ -134,11 +136,11 @@ class Open(StageWork):
         me, view1, rows = client.client_id, journal.view1, journal.thresholds.k
         others = [name for name in self.members if name != me]
         held, bad = {me: DealShares.from_bytes(journal.own_share(Deal.name), rows)}, []
-        sealed = payloads.split_ciphertexts(bytes(client.inputs[CIPHERTEXTS]), len(others), deal_bytes(rows))
-        for name, ciphertext in zip(others, sealed, strict=True):
+        encrypted = payloads.split_ciphertexts(bytes(client.inputs[CIPHERTEXTS]), len(others), deal_bytes(rows))
+        for name, ciphertext in zip(others, encrypted, strict=True):
             try:
                 key = deal_key(channel(journal, name), view1, name, me)
-                held[name] = DealShares.from_bytes(sealing.unseal(key, ciphertext, view1), rows)
+                held[name] = DealShares.from_bytes(encryption.decrypt(key, ciphertext, view1), rows)
             except Malformed:
                 bad.append(name)
         return held, bad

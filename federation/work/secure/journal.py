@@ -16,10 +16,10 @@ from federation.digests import digest
 from federation.secure import blur, hashing
 from federation.secure.blocks import Blocks, blocks, norm, scaled, unit
 from federation.secure.dealing import DealShares, deal_bytes
+from federation.secure.encryption import TAG
 from federation.secure.hashing import PublicKeys
 from federation.secure.member_keys import MemberKeys, member_keys
 from federation.secure.random_direction import random_direction
-from federation.secure.sealing import TAG
 from federation.secure.thresholds import Mode, Thresholds
 from federation.work.base import Memory, WorkError
 from federation.work.secure.terms import SessionStage

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from federation.digests import digest, parse
-from federation.secure import evaluation, hashing, masks, payloads, sealing, sketch, verified_mode
+from federation.secure import encryption, evaluation, hashing, masks, payloads, sketch, verified_mode
 from federation.secure.blocks import Blocks, blocks
 from federation.secure.derivation import confirm_key
 from federation.secure.errors import Malformed
@@ -124,11 +124,11 @@ class Confirm(StageWork):
             return {}, self.statement(view=final)
         dealt = dict(zip(self.members, _dealt(journal), strict=True))
         journal.keep_own(self.name, dealt.pop(me).to_bytes())
-        sealed = (
-            sealing.seal(confirm_key(channel(journal, other), final, me, other), shares.to_bytes(), final)
+        encrypted = (
+            encryption.encrypt(confirm_key(channel(journal, other), final, me, other), shares.to_bytes(), final)
             for other, shares in dealt.items()
         )
-        return bytes_row(CIPHERTEXTS, b"".join(sealed)), self.statement(view=final)
+        return bytes_row(CIPHERTEXTS, b"".join(encrypted)), self.statement(view=final)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,12 +192,12 @@ class Unmask(StageWork):
     def _held(self, client: WorkingClient, journal: Journal, final: bytes) -> list[CheckShares]:
         """The shares of the second sketch of each member of V."""
         me, others = client.client_id, [name for name in self.members if name != client.client_id]
-        sealed = payloads.split_ciphertexts(bytes(client.inputs[CIPHERTEXTS]), len(others), confirm_bytes())
+        encrypted = payloads.split_ciphertexts(bytes(client.inputs[CIPHERTEXTS]), len(others), confirm_bytes())
         held = {me: CheckShares.from_bytes(journal.own_share(Confirm.name))}
-        for name, ciphertext in zip(others, sealed, strict=True):
+        for name, ciphertext in zip(others, encrypted, strict=True):
             try:
                 key = confirm_key(channel(journal, name), final, name, me)
-                held[name] = CheckShares.from_bytes(sealing.unseal(key, ciphertext, final))
+                held[name] = CheckShares.from_bytes(encryption.decrypt(key, ciphertext, final))
             except Malformed as error:
                 raise WorkError(f"the shares of {name}: {error}", reason=f"bad-share:{name}") from error
         return [held[name] for name in self.members]

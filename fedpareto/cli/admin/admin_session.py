@@ -19,7 +19,7 @@ from federation.line.proxies import ProxyChoice, RouteError, no_proxy
 from federation.text import escaped
 from federation.trust.admin_files import LOGIN, SIGNING_KEY, Account, AdminFiles, load_admin_key
 from federation.trust.certificates import load_certificate, make_csr, renewal_due
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.trust.keys import FileDamaged, IdentityError, is_encrypted, new_tls_key
 from federation.trust.member_files import note_addresses
 from federation.v1.common_pb2 import LoginManifest
@@ -103,7 +103,7 @@ class Route:
             address, channel = self._enrollment_channel()
         with channel:
             try:
-                request = LoginRequest(login=seal(manifest, key))
+                request = LoginRequest(login=sign(manifest, key))
                 answer = EnrollmentStub(channel).Login(request, timeout=_LOGIN_SECONDS)
             except grpc.RpcError as error:
                 refusal = refusal_from_rpc_error(error, proxy=self._proxy(address))

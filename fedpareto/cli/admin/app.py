@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto.cli import completion
 from fedpareto.cli.admin.client import connect
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure
@@ -25,10 +26,14 @@ Home = Annotated[
         "--home", help="The administrator's directory; can also stand before the command.", show_default=False
     ),
 ]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, the beginning of its id, or its name.")]
+_RUN: dict[str, Any] = {"metavar": "RUN", "help": "The run's id, the beginning of its id, or its name."}
+RunName = Annotated[str, typer.Argument(**_RUN, autocompletion=completion.runs)]
+OpenRunName = Annotated[str, typer.Argument(**_RUN, autocompletion=completion.open_runs)]
 Reason = Annotated[str, typer.Option(help="Reason, for the record.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
-ClientName = Annotated[str, typer.Argument(metavar="MEMBER", help="The member's name.")]
+ClientName = Annotated[
+    str, typer.Argument(metavar="MEMBER", help="The member's name.", autocompletion=completion.members)
+]
 
 Answer = tuple[Any, "str | Callable[[], RenderableType]"]  # for programs and for people
 

@@ -11,12 +11,12 @@ import grpc
 
 from federation.text import escaped, escaped_lines
 from federation.text_files import read_text
-from federation.trust.admin_files import SIGNING_KEY, Account
+from federation.trust.admin_files import SIGNING_KEY, Account, AdminFiles
 from federation.trust.keys import IdentityError
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.admin.admin_session import AdminSession, Local, Route
 from fedpareto.cli.commands import load
-from fedpareto.cli.failure import USAGE, CommandFailure, failing
+from fedpareto.cli.failure import USAGE, CommandFailure, failing, not_served
 from fedpareto.escaping import escaping_stub
 
 SETTINGS = "coordinator.toml"
@@ -67,6 +67,21 @@ def connect(given: Path, *, passphrase_file: Path | None = None, proxy: str | No
         raise CommandFailure(escaped_lines(f"{refusal.message} [{refusal.reason or refusal.status}]")) from None
     finally:
         session.close()
+
+
+@contextmanager
+def logged_in(given: Path, *, proxy: str | None = None) -> Iterator[AdminStub]:
+    """The Admin service with the last login, without another one. It changes nothing, and asks for nothing.
+
+    Raises:
+        CommandFailure: the directory cannot be used, or the coordinator does not run.
+        IdentityError: there is no login.
+    """
+    route = route_to(given, proxy=proxy)
+    if route.stopped:
+        raise not_served(route.home.parent)
+    with route.channel(AdminFiles.load(route.home)) as channel:
+        yield escaping_stub(lambda kind, method, **settings: getattr(channel, kind)(method, **settings))
 
 
 def route_to(given: Path, *, passphrase_file: Path | None = None, proxy: str | None = None) -> Route:

@@ -15,6 +15,7 @@ import typer
 
 from federation.trust.admin_files import Account
 from federation.trust.keys import IdentityError
+from fedpareto.cli import completion
 from fedpareto.cli.admin.client import connect, find_home, route_to
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
@@ -41,6 +42,7 @@ def console_command(
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
+            autocompletion=completion.runs,
             help="The page to open: of one run, or the comparison of two to six. Default: the federation.",
             show_default=False,
         ),

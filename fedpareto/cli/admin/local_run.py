@@ -98,7 +98,7 @@ def local_command(
             with LocalFederation(directory, sorted(members)) as stage:
                 _found(screen, stage)
                 with connect(stage.home / "admin") as stub:
-                    _attend(screen, stage, stub, run, members, device)
+                    _attend(screen, stage, stub, run.task, members, ["--device", device, "--spec", str(spec)])
                     result = _run(screen, stage, stub, run.name, text, console=shown, browse=not no_browser)
                 if not as_json:
                     _report(screen, directory, result)
@@ -154,16 +154,16 @@ def _attend(
     screen: Console,
     stage: LocalFederation,
     stub: AdminStub,
-    run: RunSpec,
+    task: str,
     members: Mapping[str, Path],
-    device: str,
+    options: Sequence[str],
 ) -> None:
     joined = f"{counted(len(members), 'member')} joined, each with keys and a certificate of its own"
     with step(screen, "the members join", joined):
         stage.enroll(stub)
         stage.pin_rosters()  # workers read it when they start
-    with step(screen, "their workers start", f"their workers attend, over mutual TLS, for the task {run.task}"):
-        common = ["--task", run.task, "--device", device]
+    with step(screen, "their workers start", f"their workers attend, over mutual TLS, for the task {task}"):
+        common = ["--task", task, *options]
         stage.attend(stub, {name: [*common, "--data", str(own)] for name, own in members.items()})
 
 

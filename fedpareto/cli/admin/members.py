@@ -5,20 +5,20 @@ from typing import Annotated
 
 import typer
 
-from federation.text import counted, did_you_mean
+from federation.text import did_you_mean
 from federation.trust import admin_files, identity, keys
 from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto import admin_messages, formatting
-from fedpareto.cli import document
+from fedpareto import admin_messages
+from fedpareto.cli import completion
 from fedpareto.cli.admin import client
-from fedpareto.cli.admin.app import Answer, ClientName, Home, command, connected
+from fedpareto.cli.admin.app import Answer, ClientName, Home, command, connected, show
+from fedpareto.cli.commands import load
 from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing, not_served
 from fedpareto.cli.secret_input import passphrase_for
 from fedpareto.cli.shared_options import JsonOption
 from fedpareto.cli.show import alert_lines, member_tables
 from fedpareto.run_names import RunNames
-from fedpareto.standard_streams import print_document
 
 
 def login(context: typer.Context, home: Home = None, as_json: JsonOption = False) -> None:
@@ -45,55 +45,18 @@ def login(context: typer.Context, home: Home = None, as_json: JsonOption = False
     )
 
 
-def join_string(
-    context: typer.Context,
-    client: Annotated[str, typer.Argument(metavar="MEMBER", help="Name of the new member, such as hospital-a.")],
-    hours: Annotated[
-        float | None, typer.Option(min=0.01, max=720, help="Hours until it expires. Default: the federation's setting.")
-    ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="For a member that joins again, because its certificate has ended.")
-    ] = False,
-    home: Home = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a join string for a new member. It is shown once, works once, and expires.
+def status(context: typer.Context, home: Home = None, as_json: JsonOption = False) -> None:
+    """Say whether all is well, and what needs you.
 
-    There is one for a name at a time: another one replaces it.
+    It says what the first page of the console says: alerts, what waits for you with the command for it, your requests
+    that wait for another officer, the open runs and how their members fare, who is not connected, and the runs that
+    have ended.
     """
+    given, passphrase_file, proxy = context.obj
+    route = client.route_to(home or given, passphrase_file=passphrase_file, proxy=proxy)
     with connected(context, home) as stub:
-        request = v1.CreateJoinStringRequest(client_id=client, lifetime_seconds=round((hours or 0) * 3600), again=again)
-        response = stub.CreateJoinString(request)
-    if as_json:
-        print_document(document.dumps(response))
-    else:
-        typer.echo(response.join_string)
-        if response.replaced:
-            older = counted(response.replaced, "open join string")
-            typer.echo(f"\nIt replaces {older} for {client}: nobody can join with the older one any more.", err=True)
-        typer.echo(
-            f"\nHand it to {client} in confidence, before {formatting.local(response.expires)}. On that machine"
-            + (", with the directory that it has:\n" if again else ":\n")
-            + f"    fedpareto worker join --home {'DIRECTORY' if again else client}",
-            err=True,
-        )
-
-
-@command
-def join_strings(
-    stub: AdminStub,
-    every: Annotated[bool, typer.Option("--all", help="Also list used, cancelled and expired join strings.")] = False,
-) -> Answer:
-    """List the join strings that can still be used. Their secrets are not kept."""
-    response = admin_messages.whole(stub.ListJoinStrings, v1.ListJoinStringsRequest(all=every))
-    return response, lambda: member_tables.join_strings(response.join_strings)
-
-
-@command
-def cancel_join_string(stub: AdminStub, client: ClientName) -> Answer:
-    """Cancel the unused join strings for a name."""
-    response = stub.CancelJoinStrings(v1.CancelJoinStringsRequest(client_id=client))
-    return response, f"join strings of {client} that were cancelled: {len(response.join_strings)}"
+        document, picture = load("show.status_lines:status")(stub, route.account, live=not route.stopped)
+    show(as_json, document, picture)
 
 
 @command
@@ -152,9 +115,20 @@ def alerts(
     stub: AdminStub,
     every: Annotated[bool, typer.Option("--all", help="Also list alerts that have ended.")] = False,
     run: Annotated[
-        str, typer.Option(metavar="RUN", help="Only those about a run: its id or its name.", show_default=False)
+        str,
+        typer.Option(
+            metavar="RUN",
+            help="Only those about a run: its id or its name.",
+            autocompletion=completion.runs,
+            show_default=False,
+        ),
     ] = "",
-    client: Annotated[str, typer.Option(metavar="MEMBER", help="Only those about a member.", show_default=False)] = "",
+    client: Annotated[
+        str,
+        typer.Option(
+            metavar="MEMBER", help="Only those about a member.", autocompletion=completion.members, show_default=False
+        ),
+    ] = "",
 ) -> Answer:
     """List what needs attention, newest first.
 

@@ -10,9 +10,9 @@ from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunState
 from fedpareto import admin_messages
-from fedpareto.cli import document
+from fedpareto.cli import completion, document
 from fedpareto.cli.admin import watch as watching
-from fedpareto.cli.admin.app import Answer, Home, Reason, RunName, Yes, command, confirm, connected
+from fedpareto.cli.admin.app import Answer, Home, OpenRunName, Reason, RunName, Yes, command, confirm, connected
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure
 from fedpareto.cli.shared_options import JsonOption
 from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_lines, round_tables, tables
@@ -55,21 +55,21 @@ def show_run(
 
 
 @command
-def pause(stub: AdminStub, run: RunName) -> Answer:
+def pause(stub: AdminStub, run: OpenRunName) -> Answer:
     """Pause a run. Replies to open assignments still count."""
     response = stub.PauseRun(v1.PauseRunRequest(run=run))
     return response, f"paused; resume it with: fedpareto admin resume {response.run.run_id}"
 
 
 @command
-def resume(stub: AdminStub, run: RunName) -> Answer:
+def resume(stub: AdminStub, run: OpenRunName) -> Answer:
     """Resume a paused run."""
     response = stub.ResumeRun(v1.ResumeRunRequest(run=run))
     return response, f"resumed; follow it with: fedpareto admin watch {response.run.run_id}"
 
 
 @command
-def stop(stub: AdminStub, run: RunName, reason: Reason = "", yes: Yes = False) -> Answer:
+def stop(stub: AdminStub, run: OpenRunName, reason: Reason = "", yes: Yes = False) -> Answer:
     """Stop a run for good. Its last model can still be exported."""
     present = stub.GetRun(v1.GetRunRequest(run=run, brief=True, choice=v1.RUN_CHOICE_OPEN)).run
 
@@ -86,7 +86,7 @@ def stop(stub: AdminStub, run: RunName, reason: Reason = "", yes: Yes = False) -
     return response, f"stopped; its model: fedpareto admin export {response.run.run_id} --out model.safetensors"
 
 
-def watch(context: typer.Context, run: RunName, home: Home = None, as_json: JsonOption = False) -> None:
+def watch(context: typer.Context, run: OpenRunName, home: Home = None, as_json: JsonOption = False) -> None:
     """Show the rounds of a run until it ends.
 
     Ctrl-C stops watching, not the run. Watching goes on when the coordinator restarts. With --json each change is one
@@ -137,7 +137,10 @@ def rounds(stub: AdminStub, run: RunName) -> Answer:
 @command
 def compare(
     stub: AdminStub,
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN ...", help="Runs by id or name, two or more.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN RUN ...", help="Runs by id or name, two or more.", autocompletion=completion.runs),
+    ],
 ) -> Answer:
     """Show runs beside each other.
 
@@ -181,7 +184,7 @@ def replies(
     stub: AdminStub,
     run: RunName,
     number: Annotated[int | None, typer.Option("--round", min=0, help="Only this round.")] = None,
-    client: Annotated[str, typer.Option(help="Only this member.")] = "",
+    client: Annotated[str, typer.Option(help="Only this member.", autocompletion=completion.members)] = "",
 ) -> Answer:
     """List the received replies, including refused ones.
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from federation.trust.envelope import key_id
 from federation.trust.join_string import JoinStringFields
 from federation.trust.keys import IdentityError
 from fedpareto.cli.failure import USAGE, answer, failing
@@ -61,10 +62,12 @@ def join(
         "home": str(home),
         "certificate_expires": member.not_after.isoformat(),
         "approval_pending": enrolled.approval_pending,
+        "key_id": (key := key_id(member.signing_key.public_key()).hex()),
     }
     approval = (
         "It waits: a security officer of the federation (role security-officer) must approve it before it gets work. "
-        f"Say that you have joined: fedpareto admin approve {member.client_id}"
+        f"Say that you have joined (fedpareto admin approve {member.client_id}), and tell the officer the fingerprint "
+        f"of its key, by telephone or in person: {key}"
     )
     answer(
         as_json,

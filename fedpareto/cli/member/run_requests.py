@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from federation.text import escaped
+from fedpareto.cli import completion
 from fedpareto.cli.failure import CommandFailure, answer
 from fedpareto.cli.member.member_command import member_command
 from fedpareto.cli.shared_options import CodeOption
@@ -17,7 +18,12 @@ from worker.site.asked_runs import AskedRun, RunsFile
 from worker.site.model_origin import model_origin
 from worker.site.policy import Policy, PolicyError
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The id, the beginning of it, or the name.")]
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="The id, the beginning of it, or the name.", autocompletion=completion.asked_runs
+    ),
+]
 
 
 @member_command(PolicyError, keys=False)
@@ -28,6 +34,7 @@ def runs_command(
         str,
         typer.Argument(
             metavar="[RUN]",
+            autocompletion=completion.asked_runs,
             help="Show this run alone, with its specification, and where its initial model comes from.",
         ),
     ] = "",

@@ -25,17 +25,23 @@ from fedpareto.standard_streams import print_document
 from worker.work.trial import TrialRound, try_round
 
 
-def rehearse_round(prepare: Callable[[], tuple[dict[str, Trainer], str]], spec: Path | None, *, as_json: bool) -> None:
+def run_of(spec: Path | None) -> RunSpec | None:
+    """The run of a specification; None for no file. Raises CommandFailure: it cannot be used."""
+    with failing(SpecError, EncodingError, OSError, what="" if spec is None else f"cannot use {spec}"):
+        return None if spec is None else RunSpec.parse(read_text(spec))
+
+
+def rehearse_round(
+    prepare: Callable[[], tuple[dict[str, Trainer], str]], run: RunSpec | None, *, as_json: bool
+) -> None:
     """Trains and evaluates one round of each task, and prints what it took. No membership is needed.
 
     `prepare` is `worker.service.prepare_offers` with its arguments.
 
     Raises:
-        CommandFailure: the specification, the task or the data cannot be used, a trainer lacks an ability that the
+        CommandFailure: the task or the data cannot be used, a trainer lacks an ability that the
             specification needs, its or the task's code raises an exception, or the training diverges.
     """
-    with failing(SpecError, EncodingError, OSError, what="" if spec is None else f"cannot use {spec}"):
-        run = None if spec is None else RunSpec.parse(read_text(spec))
     with failing(DataError, ValueError, TrainingDiverged):
         offers, _ = prepare()
         for task, trainer in offers.items():

@@ -16,7 +16,7 @@ from federation.sketches import load
 from federation.sketches.base import SketchError
 from federation.tasks import DataError, DataSource, Loading, Part, PartError
 from fedpareto.cli import completion
-from fedpareto.cli.failure import USAGE, failing
+from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.logs import to_standard_error
 from fedpareto.cli.member.by_task import (
     ObjectivesOption,
@@ -28,7 +28,7 @@ from fedpareto.cli.member.by_task import (
     served,
 )
 from fedpareto.cli.member.member_command import DEFAULT_HOME, HomeOption, connecting
-from fedpareto.cli.member.trial import rehearse_round
+from fedpareto.cli.member.trial import rehearse_round, run_of
 from fedpareto.cli.shared_options import (
     CodeOption,
     PartitionOption,
@@ -110,7 +110,11 @@ def run(
     ] = False,
     spec: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --rehearse: the run specification that the training follows."),
+        typer.Option(
+            metavar="FILE",
+            help="A run specification, which --rehearse follows. Without --rehearse, its smallest minibatch is tried "
+            "before the worker attends.",
+        ),
     ] = None,
     as_json: Annotated[bool, json_option("Print one JSON object per event.")] = False,
 ) -> None:
@@ -133,9 +137,16 @@ def run(
     offered = partial(
         prepare_offers, tasks, source, device=device, threads=threads, objectives=served_objectives, trainers=trainers
     )
+    intended = run_of(spec)
     if rehearse:
-        rehearse_round(offered, spec, as_json=as_json)
+        rehearse_round(offered, intended, as_json=as_json)
         return
+    if intended is not None and intended.task not in tasks:
+        raise CommandFailure(
+            f"{spec} is for the task {intended.task}, and this worker offers {', '.join(tasks)}: add "
+            f"--task {intended.task}, or leave --spec out",
+            code=USAGE,
+        )
     with failing(PolicyError), connecting(home, passphrase_file, proxy) as (worker_home, stored_member, passphrase):
         policy = Policy.load(worker_home.policy)
         policy.must_allow(task)
@@ -146,7 +157,7 @@ def run(
             if rehearsal is not None:
                 shared_directory = Accomplices(accomplices, member.client_id) if accomplices is not None else None
                 attacker = Attacker(rehearsal, member.client_id, shared_directory)
-            offers, devices = offered(attack=rehearsal, client_id=member.client_id)
+            offers, devices = offered(attack=rehearsal, client_id=member.client_id, run=intended)
             worker = Worker(
                 home=worker_home,
                 member=member,

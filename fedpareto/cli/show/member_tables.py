@@ -20,7 +20,7 @@ from federation.v1.admin_pb2 import (
 from federation.v1.common_pb2 import DecisionManifest
 from fedpareto.admin_messages import name_of
 from fedpareto.cli.show.tables import new_table, state
-from fedpareto.formatting import UNKNOWN, local, natural, short, when
+from fedpareto.formatting import UNKNOWN, natural, short, when
 from fedpareto.officer_requests import OfficerRequest, signed_manifest
 from fedpareto.run_names import RunNames
 
@@ -91,7 +91,7 @@ def client(item: Client, now: datetime, names: RunNames) -> RenderableType:
     grid.add_row("certificate ends", when(item, "certificate_expires"))
     if item.HasField("forgotten"):
         grid.add_row("forgotten", when(item, "forgotten"))
-    grid.add_row("key", short(item.key_id))
+    grid.add_row("key", item.key_id)
     grid.add_row("device", item.device or UNKNOWN)
     grid.add_row("software", item.software or UNKNOWN)
     parts: list[RenderableType] = [grid]
@@ -174,7 +174,7 @@ def requests(response: ListRequestsResponse) -> RenderableType:
             asked.name,
             state(name_of(item, "state")),
             str(asked),
-            UNKNOWN if asked.expires is None else local(asked.expires)[:16],
+            asked.until[:16],
             decision.officer or "–",
             when(item, "ended")[:16],
         )

@@ -15,7 +15,6 @@ from federation.v1.secure_pb2 import SecureTerms
 from fedpareto import formatting
 from fedpareto.admin_messages import duration, name_of
 from fedpareto.console.federation_reader import Reader
-from fedpareto.console.screens import wording
 from fedpareto.console.view import PageRequest, PageView, Screen
 from fedpareto.formatting import natural
 from fedpareto.pages.alert_list import with_code
@@ -70,7 +69,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             "sentence": _sentence(item),
             "lanes": _lanes(item, replies),
             "refusals": list(_refusals(item, _away(reader))),
-            "argument": wording.argument(reader, item.run),
+            "argument": reader.names.argument(item.run),
             "rows": _rows(item),
             "signatures": _signatures(item),
             "doubts": list(_doubts(item)),

@@ -76,8 +76,8 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             **_feed(held, asked),
             "privacy": epsilon_of_clients(run),
             "spec": held.spec,
-            "commands": _commands(run, wording.argument(reader, run)),
-            "argument": wording.argument(reader, run),
+            "commands": _commands(run, reader.names.argument(run)),
+            "argument": reader.names.argument(run),
         },
     )
 

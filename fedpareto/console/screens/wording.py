@@ -12,8 +12,7 @@ from federation.v1 import admin_pb2 as v1
 from federation.v1.common_pb2 import RunState
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of
-from fedpareto.console.federation_reader import HeldRun, Reader
-from fedpareto.console.render import moment
+from fedpareto.console.federation_reader import HeldRun
 from fedpareto.console.run_history import OUTCOMES, Outcome, RoundLine, RunHistory
 from fedpareto.pages.verdict import Standing, verdict
 from fedpareto.run_names import ENDED
@@ -28,11 +27,6 @@ VERBS = {Outcome.DECLINED: "declined", Outcome.REFUSED: "was refused", Outcome.M
 def rounds_done(run: v1.Run) -> str:
     """How far a run is: "7 of 15 rounds done", or of one that has ended "15 of 15 rounds"."""
     return f"{run.rounds_done} of {counted(run.rounds_total, 'round')}{'' if run.state in ENDED else ' done'}"
-
-
-def argument(reader: Reader, run: v1.Run) -> str:
-    """A run as an argument of a command: its name, or its id if the name could mean another run, or an option."""
-    return run.run_id if run.name.startswith("-") or reader.names.origin(run.run_id, run.name) else run.name
 
 
 def time_left(held: HeldRun) -> str:
@@ -67,7 +61,7 @@ def waiting(held: HeldRun) -> str:
     first = [_awaited(member) for member in sorted(phase.outstanding, key=lambda m: (m.attending, m.client_id))[:NAMED]]
     more = len(phase.outstanding) - len(first)
     names = ", ".join(first) + (f" and {more} more" if more > 0 else "")
-    return f"{where}: {phase.replied} of {phase.asked} replied; waits since {moment(since)} for {names}"
+    return f"{where}: {phase.replied} of {phase.asked} replied; waits since {formatting.moment(since)} for {names}"
 
 
 def _awaited(member: v1.Outstanding) -> str:
@@ -123,10 +117,10 @@ def standing(run: v1.Run, history: RunHistory) -> Standing | None:
 
 
 def turnout(held: HeldRun) -> Turnout:
-    """Who took part, as far as the rounds are read; nobody is absent before all of them are."""
+    """Who took part: by the rounds once all are read, before that by the run's members if they are known."""
     history = held.history
     if not held.complete:
-        return Turnout()
+        return Turnout.of(held.details) if held.details is not None and held.details.members else Turnout()
     codes = history.outcomes()
     counts = {outcome: (codes == OUTCOMES.index(outcome)).sum(axis=1).tolist() for outcome in _COUNTED}
     parts = [
@@ -158,7 +152,7 @@ def state_look(run: v1.Run) -> str:
 
 def since(message: v1.Client) -> str:
     """Since when a member is away."""
-    return f"since {moment(message.last_seen)}" if message.HasField("last_seen") else "never seen"
+    return f"since {formatting.moment(message.last_seen)}" if message.HasField("last_seen") else "never seen"
 
 
 def days_left(at: datetime, now: datetime | None = None) -> int:

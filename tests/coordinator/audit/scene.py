@@ -13,7 +13,7 @@ from coordinator.audit.sequencer import Sequencer
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.checks.record_check import record_problems
 from federation.record.log_entries import FIRST
-from federation.trust.envelope import seal, unseal
+from federation.trust.envelope import sign, verify
 from federation.v1.common_pb2 import CheckpointManifest, LogHead, SignedEnvelope, StepManifest
 from storage import audit
 from storage.database import Database
@@ -43,10 +43,10 @@ class Recorded:
         """Signs the step of the first round again."""
         row = self.first_round(session)
         own = self.stage.served.home.signing_key.public_key()
-        manifest = unseal(SignedEnvelope.FromString(row.step or b""), StepManifest, own)
+        manifest = verify(SignedEnvelope.FromString(row.step or b""), StepManifest, own)
         if created is not None:
             manifest.created.FromDatetime(created)
-        row.step = seal(manifest, key).SerializeToString()
+        row.step = sign(manifest, key).SerializeToString()
 
     def first_round(self, session: Session) -> Round:
         return session.query(Round).filter_by(run_id=self.run, number=0).one()

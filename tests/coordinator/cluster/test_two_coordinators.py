@@ -210,7 +210,7 @@ def test_of_one_reply_to_both_coordinators_one_is_recorded_and_the_other_gets_it
     payload = to_bytes(update_layout([(row.name, row.length, row.dtype) for row in order.rows]), vector("max", order))
     manifest = max_.member.manifest(order, payload)
     manifest.samples = max_.tasks[order.task]
-    envelope = max_.member.seal(manifest)
+    envelope = max_.member.sign(manifest)
     with ThreadPoolExecutor(2) as pool:
         receipts = list(pool.map(lambda member: member.submit(envelope, payload), (max_.member, elsewhere)))
     assert receipts[0] == receipts[1]

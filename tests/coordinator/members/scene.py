@@ -17,8 +17,8 @@ from coordinator.members.access.call_limits import RATES, Buckets, Rate
 from federation.line.channels import refusal_from_rpc_error
 from federation.trust.admin_files import load_admin_key
 from federation.trust.certificates import make_csr
-from federation.trust.envelope import key_id, seal
-from federation.trust.identity import Role
+from federation.trust.envelope import key_id, sign
+from federation.trust.identity import Action, Role
 from federation.trust.key_chain import rotate
 from federation.trust.keys import new_tls_key
 from federation.trust.member_files import MemberFiles
@@ -75,7 +75,7 @@ class Officer:
         return manifest
 
     def login(self, manifest: LoginManifest | None = None) -> bytes:
-        return login(self.served, seal(manifest or self.asks_login(), self.key))
+        return login(self.served, sign(manifest or self.asks_login(), self.key))
 
     # With two officers.
 
@@ -85,12 +85,14 @@ class Officer:
         values = {"federation_id": "test", "officer": self.name, "action": action, "subject": subject, **changed}
         age, lifetime = values.pop("age", timedelta()), values.pop("lifetime", timedelta(hours=1))
         manifest = RequestManifest(**values)
+        if action == Action.APPROVE and not manifest.key_id:
+            manifest.key_id = key_of(self.served, subject)
         manifest.created.FromDatetime(now - age)
         manifest.expires.FromDatetime(now + lifetime)
         return manifest
 
     def ask(self, action: str, subject: str, **changed: Any) -> messages.ActionRequest:
-        return self.hand_in(seal(self.request(action, subject, **changed), self.key))
+        return self.hand_in(sign(self.request(action, subject, **changed), self.key))
 
     def hand_in(self, envelope: SignedEnvelope) -> messages.ActionRequest:
         return self.stub.RequestAction(messages.RequestActionRequest(request=envelope), timeout=SECONDS).request
@@ -100,7 +102,7 @@ class Officer:
         age = changed.pop("age", timedelta())
         manifest = DecisionManifest(**{**values, **changed})
         manifest.created.FromDatetime(self.served.clock() - age)
-        return seal(manifest, self.key)
+        return sign(manifest, self.key)
 
     def decide(self, asked: messages.ActionRequest, **changed: Any) -> messages.ActionRequest:
         return self.say(self.decision(asked, **changed))
@@ -122,6 +124,11 @@ def login(served: Running, envelope: SignedEnvelope) -> bytes:
     """The certificate that a signed request to log in gives."""
     with served.newcomer() as channel:
         return EnrollmentStub(channel).Login(LoginRequest(login=envelope), timeout=SECONDS).certificate
+
+
+def key_of(served: Running, name: str) -> str:
+    """The id of a member's signing key; empty if there is no such member."""
+    return served.look(lambda session: session.scalar(select(Client.key_id).filter_by(client_id=name)) or "")
 
 
 def client(served: Running, name: str) -> Client:

@@ -20,7 +20,7 @@ from coordinator.members.membership import revoke
 from coordinator.server import Coordinator
 from federation.digests import digest
 from federation.findings import CheckOutcome
-from federation.trust.envelope import envelope_digest, key_id, seal
+from federation.trust.envelope import envelope_digest, key_id, sign
 from federation.trust.identity import Action, Role
 from federation.trust.join_string import secret_hash
 from federation.v1 import admin_pb2 as messages
@@ -184,7 +184,7 @@ def test_a_join_string_that_was_written_into_the_database_makes_no_member(served
 def test_one_officer_cannot_make_another_one_or_a_refused_request_by_an_edit(served: Running, officer: Officer) -> None:
     served.enroll("target")
     accomplice = Ed25519PrivateKey.generate()
-    request = seal(officer.request(Action.REVOKE, "target", officer="second"), accomplice)
+    request = sign(officer.request(Action.REVOKE, "target", officer="second"), accomplice)
     name, now = envelope_digest(request), served.clock()
     with served.database.begin() as session:
         session.add(second := forged(accomplice, "second"))

@@ -16,7 +16,7 @@ from coordinator.members.administrators import MAX_VALID, certify_administrator
 from coordinator.members.logins import MAX_MANIFEST_BYTES, TOLERANCE
 from federation.trust.admin_files import LOGIN, Account, AdminFiles
 from federation.trust.certificates import load_certificate, make_csr
-from federation.trust.envelope import CONTEXTS, key_id, seal
+from federation.trust.envelope import CONTEXTS, key_id, sign
 from federation.trust.identity import parse_peer
 from federation.trust.keys import new_tls_key
 from federation.v1.admin_pb2 import ListAuditRequest, ListClientsRequest
@@ -79,12 +79,12 @@ def test_a_stranger_learns_nothing_about_administrators_and_gets_no_certificate(
     served: Running, officer: Officer
 ) -> None:
     stranger, said = Ed25519PrivateKey.generate(), set()
-    good = seal(officer.asks_login(), officer.key)
+    good = sign(officer.asks_login(), officer.key)
     borrowed = SignedEnvelope(manifest=good.manifest, key_id=good.key_id, signature=stranger.sign(good.manifest))
     other = CONTEXTS[RevocationManifest] + b"\0" + good.manifest
     of_another_kind = SignedEnvelope(manifest=good.manifest, key_id=good.key_id, signature=officer.key.sign(other))
     for envelope in (
-        seal(officer.asks_login(), stranger),
+        sign(officer.asks_login(), stranger),
         borrowed,
         of_another_kind,
         SignedEnvelope(manifest=good.manifest, key_id=key_id(stranger.public_key()), signature=good.signature),
@@ -109,7 +109,7 @@ def test_an_administrator_who_is_issued_again_logs_in_with_the_new_key_only(serv
 
 
 def test_a_login_counts_once_and_within_five_minutes_of_its_time(served: Running, officer: Officer) -> None:
-    envelope = seal(officer.asks_login(), officer.key)
+    envelope = sign(officer.asks_login(), officer.key)
     login(served, envelope)
     with refused("ALREADY_EXISTS", "login-replayed"):
         login(served, envelope)

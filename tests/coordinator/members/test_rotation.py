@@ -15,7 +15,7 @@ from coordinator.members.rotation import OVERLAP
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.checks.record_check import record_problems
 from federation.record.bundle import BundleReader
-from federation.trust.envelope import envelope_digest, key_id, seal, unseal
+from federation.trust.envelope import envelope_digest, key_id, sign, verify
 from federation.trust.identity import parse_peer
 from federation.trust.key_chain import moment, rotate
 from federation.trust.proofs import prove_renewal
@@ -30,7 +30,7 @@ from tests.running import refused
 from tests.stage import Player, Stage, spec
 from tests.verification.scene import Edited, checked, exported, log_signed_again, refusal, signed_again, verified
 from verification.errors import Wrong
-from verification.run import verify
+from verification.run import verify as verify_bundle
 
 LONG_DEADLINE = b"train.deadline_seconds = 1000000"
 Pair = tuple[Player, Player]
@@ -96,7 +96,7 @@ def test_what_was_asked_before_is_answered_with_either_key_and_what_comes_later_
     answer = change.ask()
     assert parse_peer(answer.certificate).signing_key == raw(change.key)
     files = replace(old.files, signing_key=change.key, tls_key=change.tls_key, certificate=answer.certificate)
-    said = unseal(answer.receipt, common.RotationReceiptManifest, old.files.coordinator.chain.present)
+    said = verify(answer.receipt, common.RotationReceiptManifest, old.files.coordinator.chain.present)
     assert moment(said.until) - moment(said.ended) == OVERLAP
     assert registered(stage, ann.name) == (raw(change.key), 1)
     ann.reply(asked)  # with the old key: it was asked before
@@ -206,7 +206,7 @@ def to_a_point_of_small_order(stage: Stage, ann: Player, ben: Player) -> object:
     change = Change(ann.member)
     manifest = common.RotationManifest.FromString(change.rotation.statement.manifest)
     manifest.new_key = bytes(32)
-    change.rotation.statement.CopyFrom(seal(manifest, ann.member.files.signing_key))
+    change.rotation.statement.CopyFrom(sign(manifest, ann.member.files.signing_key))
     return change.ask()
 
 
@@ -280,7 +280,7 @@ def test_a_rotation_that_somebody_wrote_into_the_record_is_found(stage: Stage, p
         assert any(f"client {ann.name}: its signing keys:" in one for one in problems(stage))
         file, wrong = exported(stage, run, tmp_path / "run.fedpareto"), f"the rotations of {ann.name}"
         with BundleReader(file) as bundle, pytest.raises(Wrong, match=wrong):
-            list(verify(bundle))
+            list(verify_bundle(bundle))
     finally:
         with stage.served.database.begin() as session:
             session.scalars(select(Rotation).where(Rotation.client_id == ann.name)).one().rotation = good

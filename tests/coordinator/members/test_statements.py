@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from federation.line.channels import refusal_from_rpc_error, signed_detail
-from federation.trust.envelope import unseal
+from federation.trust.envelope import verify
 from federation.trust.identity import parse_peer
 from federation.v1.common_pb2 import ReceiptManifest, RevocationManifest, SignedEnvelope, TimeManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Hello
@@ -21,7 +21,7 @@ T = TypeVar("T", ReceiptManifest, RevocationManifest, TimeManifest)
 
 def opened(envelope: SignedEnvelope | None, kind: type[T], member: Member) -> T:
     assert envelope is not None
-    return unseal(envelope, kind, member.files.coordinator.chain.present)
+    return verify(envelope, kind, member.files.coordinator.chain.present)
 
 
 def welcomed(member: Member, nonce: bytes) -> AttendResponse:

@@ -26,8 +26,9 @@ from coordinator.settings import Settings
 from federation.findings import CheckOutcome
 from federation.line.channels import refusal_from_rpc_error
 from federation.trust.admin_files import AdminFiles
-from federation.trust.envelope import envelope_digest, key_id, seal
+from federation.trust.envelope import envelope_digest, key_id, sign
 from federation.trust.identity import Action
+from federation.trust.join_string import JoinStringFields
 from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import DecisionManifest
@@ -36,7 +37,9 @@ from federation.v1.federation_pb2_grpc import FederationStub
 from storage import audit
 from storage.models import ActionRequest
 from storage.states import ClientState
-from tests.coordinator.members.scene import Officer, client
+from tests.command_lines import completed, failure
+from tests.coordinator.members.scene import Change, Officer, client, key_of
+from tests.harness import Member
 from tests.running import SECONDS, Clock, Running, made_home, refused, running, wait_for
 
 RULE: dict[str, Any] = {"approval": True, "two_officers": ["approve", "revoke", "forget", "revoke-admin"]}
@@ -60,6 +63,12 @@ def member(served: Running) -> str:
     return name
 
 
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[Running]:
+    with running(tmp_path / "home", **RULE) as made:
+        yield made
+
+
 def state(served: Running, name: str) -> ClientState:
     return client(served, name).state
 
@@ -75,10 +84,10 @@ def entries(served: Running, subject: str) -> list[tuple[str, str, str]]:
 
 def test_by_commands_one_officer_asks_and_another_consents(served: Running, cast: Cast, member: str) -> None:
     ada, bea, _ = cast
-    name = ada.command("approve", member).partition("this is request ")[2].partition(" ")[0]
+    name = ada.command("approve", member, "--yes").partition("this is request ")[2].partition(" ")[0]
     assert state(served, member) is ClientState.PENDING
     assert name in bea.command("requests")
-    done = bea.document("consent", name, "--yes")["request"]
+    done = bea.document("consent", name, "--yes")["results"][0]["request"]
     assert (done["state"], done["request"]["decoded"]["subject"]) == ("DONE", member)
     assert done["decision"]["decoded"]["officer"] == "bea"
     assert state(served, member) is ClientState.ACTIVE
@@ -110,6 +119,68 @@ def test_what_was_asked_for_already_is_named_and_gets_no_second_request(
     bea.ask(Action.APPROVE, member)  # another action is another request
     ada.command("withdraw", made, "--yes")  # the whole id is a name, too
     assert bea.document("revoke", member, "--yes")["request"]["request_id"] != made
+
+
+def test_eight_members_are_admitted_by_three_commands_of_two_officers(apart: Running, tmp_path: Path) -> None:
+    served, dan, eve = apart, Officer(apart, "dan"), Officer(apart, "eve")
+    names = [f"many-{number}" for number in range(8)]
+    (tmp_path / "names").write_text("\n".join(names))
+    dan.command("join-string", "--names", str(tmp_path / "names"), "--out", str(tmp_path))
+    for name in names:
+        Member.enroll(JoinStringFields.decode((tmp_path / f"{name}.join").read_text())).channel.close()
+    assert [need["command"] for need in dan.document("status")["needs"]] == ["approve --all-pending"]
+    asked = dan.document("approve", *names, "--yes")["results"]
+    assert [(item["client_id"], item["outcome"]) for item in asked] == [(name, "requested") for name in names]
+    assert {item["request"]["request"]["decoded"]["key_id"] for item in asked} == {key_of(served, n) for n in names}
+    assert {item["outcome"] for item in dan.document("approve", *names, "--yes")["results"]} == {"open"}
+    assert dan.command("approve", "--all-pending").startswith("8 members left out, with an open request.")
+    assert {state(served, name) for name in names} == {ClientState.PENDING}
+    assert completed(eve.home, "admin consent ") == [item["request"]["request_id"][7:19] for item in asked][::-1]
+    assert dan.document("consent", "--all") == {"results": []}, "nobody consents to a request of its own"
+    [needed], [own] = eve.document("status")["needs"], dan.document("status")["own_requests"]
+    assert needed["sentence"].startswith("8 requests wait for another security officer: dan asks to approve many-")
+    assert (needed["command"], own["command"]) == ("consent --all", "requests")
+    eve.command("consent", "--all", "--yes")
+    assert {state(served, name) for name in names} == {ClientState.ACTIVE}
+    assert eve.document("consent", "--all") == {"results": []}
+    assert problems(served) == []
+
+
+def test_a_key_that_changes_after_the_request_or_after_the_list_is_not_approved(
+    served: Running, cast: Cast, tmp_path: Path
+) -> None:
+    ada, bea, _ = cast
+    changed, same = Member(served.joined(tmp_path / "a", "changed", ago=timedelta())), "same"
+    served.enroll(same)
+    before = key_of(served, "changed")
+    with refused("FAILED_PRECONDITION", "client-key"):
+        ada.ask(Action.APPROVE, "changed", key_id=key_of(served, same))
+    asked = ada.document("approve", "changed", same, "--yes")["results"]
+    Change(changed).done().channel.close()
+    changed.channel.close()
+    ids = [item["request"]["request_id"] for item in asked]
+    failed = failure("admin", "--home", str(bea.home), "consent", *ids, "--yes")
+    assert failed.message == f"1 of 2 failed: {ids[0]}"
+    assert [state(served, name) for name in ("changed", same)] == [ClientState.PENDING, ClientState.ACTIVE]
+    told = failure("admin", "--home", str(ada.home), "approve", "changed", "--yes").message
+    assert f"its key is {key_of(served, 'changed')} now, and request {ids[0][7:19]} of ada names another one" in told
+    assert before != key_of(served, "changed")
+    ada.command("withdraw", ids[0], "--yes")
+    assert ada.document("approve", "changed", "--yes")["results"][0]["outcome"] == "requested"
+
+
+def test_consent_to_several_requests_names_each_wrong_id_and_does_the_others(
+    served: Running, cast: Cast, member: str
+) -> None:
+    ada, bea, _ = cast
+    own, of_ada = bea.ask(Action.FORGET, member), ada.ask(Action.APPROVE, member)
+    line = ("admin", "--home", str(bea.home), "consent", "--yes")
+    wrong = failure(*line, of_ada.request_id, "xyz", "uvw")
+    assert wrong.message.startswith("no request has an id that begins with 'xyz'; no request has an id that begins wi")
+    assert state(served, member) is ClientState.PENDING
+    assert failure(*line, own.request_id, of_ada.request_id).message == f"1 of 2 failed: {own.request_id}"
+    assert state(served, member) is ClientState.ACTIVE
+    assert "give --all" in failure(*line).message
 
 
 def test_a_call_of_one_officer_alone_does_nothing(served: Running, cast: Cast, member: str) -> None:
@@ -152,13 +223,13 @@ def test_nobody_consents_to_a_request_of_its_own_also_not_with_another_certifica
         bea.say(forged)
     stranger = Ed25519PrivateKey.generate()
     with refused("UNAUTHENTICATED", "key-unknown"):
-        bea.say(seal(DecisionManifest.FromString(bea.decision(request).manifest), stranger))
+        bea.say(sign(DecisionManifest.FromString(bea.decision(request).manifest), stranger))
     assert state(served, member) is ClientState.PENDING
 
 
 def test_a_request_that_was_changed_on_record_is_not_done(served: Running, cast: Cast, member: str) -> None:
     ada, bea, _ = cast
-    request, other = ada.ask(Action.APPROVE, member), seal(ada.request(Action.REVOKE, member), ada.key)
+    request, other = ada.ask(Action.APPROVE, member), sign(ada.request(Action.REVOKE, member), ada.key)
     with served.database.begin() as session:
         mine = update(ActionRequest).where(ActionRequest.request_id == request.request_id)
         session.execute(mine.values(envelope=other.SerializeToString()))
@@ -247,7 +318,7 @@ def test_of_two_consents_at_the_same_time_one_counts(served: Running, cast: Cast
 def test_a_request_is_withdrawn_by_its_officer_and_refused_by_others(served: Running, cast: Cast, member: str) -> None:
     ada, bea, _ = cast
     assert ada.decide(ada.ask(Action.APPROVE, member), consent=False).state == messages.REQUEST_STATE_WITHDRAWN
-    name = ada.document("approve", member)["request"]["request_id"][7:]
+    name = ada.document("approve", member, "--yes")["results"][0]["request"]["request_id"][7:]
     done = bea.command("withdraw", name[:8], "--reason", "not known", "--yes")
     assert done == f"approve {member}, asked by ada: refused\n"
     request = bea.requests()[0]
@@ -316,12 +387,6 @@ EDITS = {
 }
 
 
-@pytest.fixture
-def apart(tmp_path: Path) -> Iterator[Running]:
-    with running(tmp_path / "home", **RULE) as made:
-        yield made
-
-
 def test_what_was_edited_afterwards_is_found(apart: Running) -> None:
     ada, bea = Officer(apart, "ada"), Officer(apart, "bea")
     apart.enroll("hospital")
@@ -355,7 +420,8 @@ def test_only_the_settings_and_a_restart_end_the_rule_which_the_log_tells(tmp_pa
             name = f"m-{secrets.token_hex(4)}"
             served.enroll(name)
             with AdminFiles.load(home.admin_dir).channel() as channel:
-                approve, request = AdminStub(channel).ApproveClient, messages.ApproveClientRequest(client_id=name)
+                approve = AdminStub(channel).ApproveClient
+                request = messages.ApproveClientRequest(client_id=name, key_id=key_of(served, name))
                 with refused("FAILED_PRECONDITION", reason) if reason else nullcontext():
                     approve(request, timeout=SECONDS)
             told = [entry.detail for entry in served.entries(action=audit.CONFIGURED, subject=TWO_OFFICERS)]

@@ -14,7 +14,7 @@ from coordinator.aggregation.measures.step_rate import server_rate
 from coordinator.aggregation.phases import Past, PhaseReply, Replies, Step
 from coordinator.rounds.step import _longest
 from federation.digests import digest
-from federation.trust.envelope import envelope_digest, unseal
+from federation.trust.envelope import envelope_digest, verify
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.vectors import model_row, to_bytes, update_layout, update_rows
 from storage.states import RoundState
@@ -54,7 +54,7 @@ def test_a_third_party_recomputes_every_step_from_the_signed_record(stage: Stage
         manifests = []
         for name in step.replies:
             claimed = ReplyManifest.FromString(envelopes[name].manifest)
-            manifests.append(unseal(envelopes[name], ReplyManifest, keys[claimed.client_id]))
+            manifests.append(verify(envelopes[name], ReplyManifest, keys[claimed.client_id]))
         assert [manifest.client_id for manifest in manifests] == ["ann", "ben", "cleo"]
         assert all((m.run_id, m.round, m.base_model) == (run, round_.number, model) for m in manifests)
         # The Gram matrix and the new model, from the payloads.

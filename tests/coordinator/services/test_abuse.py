@@ -24,7 +24,7 @@ from federation.digests import digest
 from federation.line.channels import refusal_from_rpc_error
 from federation.refusals import Refusal
 from federation.trust.certificates import pem
-from federation.trust.envelope import CONTEXTS, envelope_digest, key_id, seal, unseal
+from federation.trust.envelope import CONTEXTS, envelope_digest, key_id, sign, verify
 from federation.trust.keys import load_tls_key, private_key_pem
 from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.v1.federation_pb2 import FetchBlobRequest, SubmitRequest
@@ -50,7 +50,7 @@ def scene(stage: Stage) -> Scene:
 
 def altered(scene: Scene, **fields: bytes) -> SignedEnvelope:
     """An honest update with other bytes in some fields of its envelope."""
-    envelope = scene.seal()
+    envelope = scene.sign()
     for name, value in fields.items():
         setattr(envelope, name, value)
     return envelope
@@ -58,19 +58,19 @@ def altered(scene: Scene, **fields: bytes) -> SignedEnvelope:
 
 def resigned(scene: Scene, context: bytes) -> SignedEnvelope:
     """An honest update under a signature that mallory's key made in another context."""
-    return altered(scene, signature=scene.mallory.member.files.signing_key.sign(context + scene.seal().manifest))
+    return altered(scene, signature=scene.mallory.member.files.signing_key.sign(context + scene.sign().manifest))
 
 
 def malleable(scene: Scene) -> SignedEnvelope:
     """The same signature with S + L in place of S, which a careless verifier takes for another signature."""
-    signature = scene.seal().signature
+    signature = scene.sign().signature
     s = int.from_bytes(signature[32:], "little") + ORDER
     return altered(scene, signature=signature[:32] + s.to_bytes(32, "little"))
 
 
 def reordered(scene: Scene) -> SignedEnvelope:
     """The same fields with the same values, in another order: bytes that nobody signed."""
-    envelope = scene.seal()
+    envelope = scene.sign()
     whole, others = (ReplyManifest.FromString(envelope.manifest) for _ in range(2))
     others.ClearField("federation_id")
     manifest = others.SerializeToString() + ReplyManifest(federation_id=whole.federation_id).SerializeToString()
@@ -80,7 +80,7 @@ def reordered(scene: Scene) -> SignedEnvelope:
 
 
 def with_unknown_field(scene: Scene) -> SignedEnvelope:
-    return altered(scene, manifest=scene.seal().manifest + b"\xa2\x06\x01x")
+    return altered(scene, manifest=scene.sign().manifest + b"\xa2\x06\x01x")
 
 
 def after_signing(scene: Scene) -> SignedEnvelope:
@@ -90,7 +90,7 @@ def after_signing(scene: Scene) -> SignedEnvelope:
 def with_many_metrics(scene: Scene) -> SignedEnvelope:
     manifest = scene.manifest(scene.payload())
     manifest.metrics.update({f"metric-{number:020}": 1.0 for number in range(5000)})
-    return scene.mallory.member.seal(manifest)
+    return scene.mallory.member.sign(manifest)
 
 
 def with_row(scene: Scene, **changes: object) -> SignedEnvelope:
@@ -98,12 +98,12 @@ def with_row(scene: Scene, **changes: object) -> SignedEnvelope:
     manifest = scene.manifest(scene.payload())
     for name, value in changes.items():
         setattr(manifest.rows[0], name, value)
-    return scene.mallory.member.seal(manifest)
+    return scene.mallory.member.sign(manifest)
 
 
 def others_key(scene: Scene) -> SignedEnvelope:
     """Signed with the honest member's key, as if that had leaked."""
-    return seal(scene.manifest(scene.payload()), scene.honest.member.files.signing_key)
+    return sign(scene.manifest(scene.payload()), scene.honest.member.files.signing_key)
 
 
 def others_signature(scene: Scene) -> SignedEnvelope:
@@ -111,7 +111,7 @@ def others_signature(scene: Scene) -> SignedEnvelope:
 
 
 def nobodys_key(scene: Scene) -> SignedEnvelope:
-    return seal(scene.manifest(scene.payload()), Ed25519PrivateKey.generate())
+    return sign(scene.manifest(scene.payload()), Ed25519PrivateKey.generate())
 
 
 def coordinators_key(scene: Scene) -> SignedEnvelope:
@@ -119,7 +119,7 @@ def coordinators_key(scene: Scene) -> SignedEnvelope:
 
 
 def of_another(scene: Scene) -> SignedEnvelope:
-    return scene.seal(assignment_id=scene.theirs.assignment_id)
+    return scene.sign(assignment_id=scene.theirs.assignment_id)
 
 
 FORGED: dict[str, tuple[Callable[[Scene], SignedEnvelope], str, str]] = {
@@ -137,19 +137,19 @@ FORGED: dict[str, tuple[Callable[[Scene], SignedEnvelope], str, str]] = {
     "bytes that are no message": (lambda s: SignedEnvelope(manifest=b"\xff\xff\xff"), "INVALID_ARGUMENT", "manifest"),
     "the coordinator's own assignment": (lambda s: s.signed, "INVALID_ARGUMENT", "manifest"),
     "the assignment of another member": (of_another, "PERMISSION_DENIED", "assignment-client"),
-    "in the name of another member": (lambda s: s.seal(client_id="honest"), "INVALID_ARGUMENT", "mismatch:client_id"),
-    "of the next round": (lambda s: s.seal(round=s.order.round + 1), "INVALID_ARGUMENT", "mismatch:round"),
-    "of another run": (lambda s: s.seal(run_id="0" * 32), "INVALID_ARGUMENT", "mismatch:run_id"),
-    "of another federation": (lambda s: s.seal(federation_id="north"), "INVALID_ARGUMENT", "mismatch:federation_id"),
-    "from another model": (lambda s: s.seal(base_model=digest(b"")), "INVALID_ARGUMENT", "mismatch:base_model"),
+    "in the name of another member": (lambda s: s.sign(client_id="honest"), "INVALID_ARGUMENT", "mismatch:client_id"),
+    "of the next round": (lambda s: s.sign(round=s.order.round + 1), "INVALID_ARGUMENT", "mismatch:round"),
+    "of another run": (lambda s: s.sign(run_id="0" * 32), "INVALID_ARGUMENT", "mismatch:run_id"),
+    "of another federation": (lambda s: s.sign(federation_id="north"), "INVALID_ARGUMENT", "mismatch:federation_id"),
+    "from another model": (lambda s: s.sign(base_model=digest(b"")), "INVALID_ARGUMENT", "mismatch:base_model"),
     "a longer row": (lambda s: with_row(s, length=s.order.rows[0].length + 1), "INVALID_ARGUMENT", "mismatch:rows"),
     "a row of another name": (lambda s: with_row(s, name="another"), "INVALID_ARGUMENT", "mismatch:rows"),
     "a row of another type": (lambda s: with_row(s, dtype="F16"), "INVALID_ARGUMENT", "mismatch:rows"),
-    "without its payload": (lambda s: s.seal(payload="", payload_bytes=0), "INVALID_ARGUMENT", "mismatch:payload"),
-    "larger than its model": (lambda s: s.seal(payload_bytes=1 << 40), "RESOURCE_EXHAUSTED", "limit:payload"),
+    "without its payload": (lambda s: s.sign(payload="", payload_bytes=0), "INVALID_ARGUMENT", "mismatch:payload"),
+    "larger than its model": (lambda s: s.sign(payload_bytes=1 << 40), "RESOURCE_EXHAUSTED", "limit:payload"),
     "with 5000 metrics": (with_many_metrics, "RESOURCE_EXHAUSTED", "limit:manifest"),
     **{
-        f"of the assignment {name[:12]!r}": (partial(Scene.seal, assignment_id=name), "NOT_FOUND", "assignment-unknown")
+        f"of the assignment {name[:12]!r}": (partial(Scene.sign, assignment_id=name), "NOT_FOUND", "assignment-unknown")
         for name in ("0" * 32, "", "\0", "x" * 5000, "' or 1=1 --")
     },
 }
@@ -213,7 +213,7 @@ def test_a_hostile_payload_is_refused_for_good_and_recorded_and_the_honest_round
 ) -> None:
     make, status, reason = HOSTILE[attack]
     payload = make(scene)
-    envelope = scene.mallory.member.seal(scene.manifest(payload))
+    envelope = scene.mallory.member.sign(scene.manifest(payload))
     for _ in range(2):  # the same again gets the same answer
         with refused(status, reason):
             scene.hand_in(envelope, payload)
@@ -232,8 +232,8 @@ def test_a_hostile_payload_is_refused_for_good_and_recorded_and_the_honest_round
 
 
 def test_no_byte_of_an_envelope_can_be_flipped(scene: Scene) -> None:
-    envelope, key = scene.seal(), scene.mallory.member.files.signing_key.public_key()
-    assert unseal(envelope, ReplyManifest, key)
+    envelope, key = scene.sign(), scene.mallory.member.files.signing_key.public_key()
+    assert verify(envelope, ReplyManifest, key)
     for name in ("manifest", "key_id", "signature"):
         data = getattr(envelope, name)
         for at in range(len(data)):
@@ -241,24 +241,24 @@ def test_no_byte_of_an_envelope_can_be_flipped(scene: Scene) -> None:
             damaged.CopyFrom(envelope)
             setattr(damaged, name, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
             with pytest.raises(Refusal) as caught:
-                unseal(damaged, ReplyManifest, key)
+                verify(damaged, ReplyManifest, key)
             assert caught.value.reason == ("key-unknown" if name == "key_id" else "signature")
     scene.finish()
 
 
 def test_the_reply_of_an_earlier_run_counts_in_no_later_one(scene: Scene) -> None:
-    envelope = scene.seal()
+    envelope = scene.sign()
     first = scene.hand_in(envelope)
     scene.finish()
     later = set_scene(scene.stage)
     assert scene.hand_in(envelope) == first  # its own receipt again
     assert later.stage.outcomes(later.run)["mallory"][0] == "OPEN"
-    moved = later.seal(run_id=scene.run)
+    moved = later.sign(run_id=scene.run)
     with refused("INVALID_ARGUMENT", "mismatch:run_id"):
         later.hand_in(moved)
     with refused("FAILED_PRECONDITION", "assignment-closed"):
         later.stage.stop_run(later.run)
-        later.hand_in(later.seal())
+        later.hand_in(later.sign())
     assert later.refusals("assignment-closed")
     assert set(scene.stage.replies(scene.run)) == {"honest", "mallory"}
 
@@ -272,14 +272,14 @@ def test_a_bit_that_is_flipped_on_the_line_ends_the_connection_and_harms_nothing
             assert next(member.stub.FetchBlob(request, timeout=SECONDS)).chunk  # the line as such works
             line.damage = line.up.carried + 200
             with pytest.raises(grpc.RpcError) as caught:
-                member.submit(scene.seal(), scene.payload())
+                member.submit(scene.sign(), scene.payload())
             # If the coordinator notices first, it answers that the upload has ended before its header.
             assert refusal_from_rpc_error(caught.value).reason in ("unreachable", "header")
             assert scene.outcome[0] == "OPEN"
 
             def again() -> bool:
                 with suppress(grpc.RpcError):
-                    return member.submit(scene.seal(), scene.payload()).accepted
+                    return member.submit(scene.sign(), scene.payload()).accepted
                 return False
 
             wait_for(again, "the reply to be taken over a new connection")
@@ -288,7 +288,7 @@ def test_a_bit_that_is_flipped_on_the_line_ends_the_connection_and_harms_nothing
 
 def test_an_upload_that_a_member_breaks_off_is_in_nobodys_way(scene: Scene) -> None:
     stage = scene.stage
-    half = [SubmitRequest(reply=scene.seal()), SubmitRequest(chunk=scene.payload()[:40])]
+    half = [SubmitRequest(reply=scene.sign()), SubmitRequest(chunk=scene.payload()[:40])]
     call = Handing(scene.mallory.member.stub, half, goes_on=True)
     # Not before its first bytes have arrived: an upload without any is not kept.
     wait_for(lambda: [upload.size for upload in stage.blobs.partial_uploads()] == [40], "the upload to begin")

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope, StepManifest
 from storage.models import Assignment, Phase, Reply, Round
 from tests.stage import Stage
@@ -80,7 +80,7 @@ def test_a_step_that_somebody_else_signed_or_that_was_edited_is_not_verified(rec
     def forge(session: Session) -> None:
         row = recorded.step(session)
         manifest = StepManifest.FromString(SignedEnvelope.FromString(row.step or b"").manifest)
-        row.step = seal(manifest, Ed25519PrivateKey.generate()).SerializeToString()
+        row.step = sign(manifest, Ed25519PrivateKey.generate()).SerializeToString()
 
     def turn(session: Session) -> None:
         row = recorded.step(session)
@@ -155,7 +155,7 @@ def test_a_signature_for_another_kind_of_manifest_is_none(recorded: Recorded) ->
     def relabel(session: Session) -> None:
         row = recorded.reply(session, "ann")
         order = AssignmentManifest.FromString(SignedEnvelope.FromString(row.assignment.envelope).manifest)
-        row.receipt = seal(order, recorded.stage.served.home.signing_key).SerializeToString()
+        row.receipt = sign(order, recorded.stage.served.home.signing_key).SerializeToString()
 
     recorded.edit(relabel)
     assert recorded.checks("ann")["receipt", 0]["reason"] == "signature"

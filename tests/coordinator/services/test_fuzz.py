@@ -25,7 +25,7 @@ from coordinator.members.access.control import MAX_CONCURRENT_CALLS
 from federation.digests import digest
 from federation.trust.admin_files import AdminFiles, load_admin_key
 from federation.trust.certificates import make_csr
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.trust.join_string import JoinStringFields
 from federation.trust.key_chain import rotate
 from federation.trust.keys import new_tls_key, private_key_pem
@@ -248,7 +248,7 @@ def enrollment_calls(scene: Scene) -> dict[str, Say]:
     manifest = common.LoginManifest(federation_id="federation", name=eve, csr=make_csr(new_tls_key()))
     manifest.created.GetCurrentTime()
     keys = [load_admin_key(scene.fed.home / "admin"), Ed25519PrivateKey.generate()]
-    logins = [LoginRequest(login=seal(manifest, key)) for key in keys]
+    logins = [LoginRequest(login=sign(manifest, key)) for key in keys]
     return {
         "/federation.v1.Enrollment/Enroll": single(request, stranger),
         "/federation.v1.Enrollment/Login": single(*logins),
@@ -276,7 +276,7 @@ def federation_calls(scene: Scene) -> dict[str, Say]:
                 manifest.payload, manifest.payload_bytes = digest(payload), len(payload)
         if rng.random() < 0.5:
             warp(manifest, rng)
-        envelope = seal(manifest, mallory.files.signing_key)
+        envelope = sign(manifest, mallory.files.signing_key)
         if rng.random() < 0.3:
             warp(envelope, rng)
         starts = range(0, len(payload), 97)
@@ -307,7 +307,7 @@ def admin_calls(scene: Scene) -> dict[str, Say]:
     decision = common.DecisionManifest(**officer, request=digest(b""), consent=True)  # type: ignore[arg-type]
     for manifest in (asked, decision):
         manifest.created.GetCurrentTime()
-    signed = seal(asked, key), seal(decision, key)
+    signed = sign(asked, key), sign(decision, key)
     others: dict[str, Say] = {
         "RequestAction": single(admin.RequestActionRequest(request=signed[0])),
         "DecideRequest": single(admin.DecideRequestRequest(decision=signed[1])),
@@ -334,8 +334,8 @@ def is_well(scene: Scene) -> None:
     # Alerts tell of runs that failed, since mallory's reply was refused: `states` below.
     lines = fed.serving.text.splitlines(True)
     log = "".join(line for line in lines if "coordinator.alerts.maker: alert: run" not in line)
-    for sign in ("Traceback", "ERROR", "never retrieved", "incident"):
-        assert sign not in log, log[log.index(sign) - 200 :][:3000]
+    for symptom in ("Traceback", "ERROR", "never retrieved", "incident"):
+        assert symptom not in log, log[log.index(symptom) - 200 :][:3000]
     assert fed.query("select actor, action, detail from audit_log where outcome = 'internal'") == []
     states = fed.query("select name, reason from runs where state = 'FAILED'")
     assert [reason for _, reason in states if "rounds in a row" not in reason and "quorum: 0 of" not in reason] == []

@@ -25,7 +25,7 @@ from federation.record.bundle import BundleReader
 from federation.refusals import Refusal
 from federation.secure.thresholds import Mode
 from federation.spec.sharing import Unshared
-from federation.trust.envelope import envelope_digest, seal
+from federation.trust.envelope import envelope_digest, sign
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import (
     AssignmentManifest,
@@ -372,22 +372,22 @@ def test_the_intake_refuses_a_reply_that_repeats_another_value_of_any_field(
         other(said, field)
         missing = ("NOT_FOUND", "assignment-unknown")
         with refused(*missing if field == "assignment_id" else ("INVALID_ARGUMENT", f"mismatch:{field}")):
-            ann.member.submit(ann.member.seal(said), payload)
+            ann.member.submit(ann.member.sign(said), payload)
     said = ann.member.manifest(order, payload)
-    receipt = ann.member.submit(ann.member.seal(said), payload)
+    receipt = ann.member.submit(ann.member.sign(said), payload)
     assert difference(said, receipt, bound_fields.RECEIPT) == ""
 
 
 def test_the_intake_refuses_a_decline_that_repeats_another_value(asked: tuple[Player, AssignmentManifest]) -> None:
     ann, order = asked
-    envelope, key = seal(order, ann.member.files.signing_key), ann.member.files.signing_key
+    envelope, key = sign(order, ann.member.files.signing_key), ann.member.files.signing_key
     said = DeclineManifest(**repeated(order, bound_fields.DECLINE), assignment=envelope_digest(envelope), reason="busy")
-    assert verified_decline(seal(said, key), envelope, KeyChain(key.public_key())) == said
+    assert verified_decline(sign(said, key), envelope, KeyChain(key.public_key())) == said
     for field in (*bound_fields.DECLINE, "assignment"):
         changed = DeclineManifest.FromString(said.SerializeToString())
         other(changed, field)
         with pytest.raises(Refusal, match=f"^mismatch:{field}: "):
-            verified_decline(seal(changed, key), envelope, KeyChain(key.public_key()))
+            verified_decline(sign(changed, key), envelope, KeyChain(key.public_key()))
 
 
 # --- the worker
@@ -398,7 +398,7 @@ PLACE = {"federation_id": "test", "run_id": "run-1", "round": 3, "attempt": 1, "
 OF_WORK = {"base_model": "blake3:1", "spec": "blake3:2", "task": "digits"}
 ORDER = AssignmentManifest(**PLACE, **OF_WORK, assignment_id="0" * 32, client_id="ann")  # type: ignore[arg-type]
 REPLY = ReplyManifest(**repeated(ORDER, bound_fields.REPLY), payload="blake3:3", payload_bytes=9)
-SIGNED = seal(REPLY, KEY)
+SIGNED = sign(REPLY, KEY)
 
 
 def receipt_for_reply() -> ReceiptManifest:
@@ -410,19 +410,19 @@ def test_a_worker_takes_a_receipt_for_this_very_reply_only(field: str) -> None:
     entry: Any = SimpleNamespace(manifest=REPLY, envelope=SIGNED)
     member: Any = SimpleNamespace(coordinator=KeyChain(KEY.public_key()))
     receipt = receipt_for_reply()
-    assert verify_receipt(seal(receipt, KEY), entry, member) == receipt
+    assert verify_receipt(sign(receipt, KEY), entry, member) == receipt
     other(receipt, field)
     with pytest.raises(ReceiptError, match=f"its {field} is|envelope digest differs"):
-        verify_receipt(seal(receipt, KEY), entry, member)
+        verify_receipt(sign(receipt, KEY), entry, member)
 
 
 @pytest.mark.parametrize("field", bound_fields.PLACE)
 def test_a_receipt_on_file_belongs_to_the_assignment_beside_it(tmp_path: Path, field: str) -> None:
     path, keys, receipt = tmp_path / "receipts.jsonl", KeyChain(KEY.public_key()), receipt_for_reply()
-    path.write_text(receipt_line(SIGNED, seal(ORDER, KEY), seal(receipt, KEY), receipt))
+    path.write_text(receipt_line(SIGNED, sign(ORDER, KEY), sign(receipt, KEY), receipt))
     assert [one.reply for one in read_receipts(path, keys)] == [envelope_digest(SIGNED)]
     other(receipt, field)
-    path.write_text(receipt_line(SIGNED, seal(ORDER, KEY), seal(receipt, KEY), receipt))
+    path.write_text(receipt_line(SIGNED, sign(ORDER, KEY), sign(receipt, KEY), receipt))
     with pytest.raises(ReceiptsError, match=f"its assignment and its receipt differ in {field}"):
         read_receipts(path, keys)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from federation.secure import blur, hashing, masks, openings, sealing, sketch, verified_mode
+from federation.secure import blur, encryption, hashing, masks, openings, sketch, verified_mode
 from federation.secure.blocks import blocks, norm, scaled
 from federation.secure.dealing import DealShares, deal_bytes, deal_shares
 from federation.secure.derivation import confirm_key, deal_key
@@ -111,7 +111,9 @@ class Session:
         for name in self.ids:
             shares = deal_shares(self.keys[name], self.sketches[name], self.thresholds, self.secrets[name], self.view1)
             payload[name] = b"".join(
-                sealing.seal(deal_key(self.channel(name, other), self.view1, name, other), held.to_bytes(), self.view1)
+                encryption.encrypt(
+                    deal_key(self.channel(name, other), self.view1, name, other), held.to_bytes(), self.view1
+                )
                 for other, held in zip(self.ids, shares, strict=True)
                 if other != name
             )
@@ -132,7 +134,7 @@ class Session:
             held[name] = {name: own}
             for dealer, ciphertext in cut[name].items():
                 key = deal_key(self.channel(name, dealer), self.view1, dealer, name)
-                held[name][dealer] = DealShares.from_bytes(sealing.unseal(key, ciphertext, self.view1), self.k)
+                held[name][dealer] = DealShares.from_bytes(encryption.decrypt(key, ciphertext, self.view1), self.k)
         return held
 
     def channel(self, name: str, other: str) -> bytes:
@@ -219,7 +221,7 @@ class Session:
         return verified_mode.check_shares(values, points, self.thresholds.t, self.secrets[name], final)
 
     def confirm_ciphertext(self, name: str, other: str, held: CheckShares, final: bytes) -> bytes:
-        return sealing.seal(confirm_key(self.channel(name, other), final, name, other), held.to_bytes(), final)
+        return encryption.encrypt(confirm_key(self.channel(name, other), final, name, other), held.to_bytes(), final)
 
 
 def session(m: int, mode: Mode, d: int = 40, *, rows: int | None = None, seed: int = 0) -> Session:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from federation.secure import hashing
 from federation.secure.blocks import BLOCK, blocks, norm, unit
 from federation.secure.derivation import confirm_key, deal_key, open_key, pair_mask_key
+from federation.secure.encryption import decrypt, encrypt
 from federation.secure.errors import Fault, Malformed
 from federation.secure.fields import F_P, F_Q, Elements
 from federation.secure.hashing import PublicKeys
@@ -22,7 +23,6 @@ from federation.secure.masks import MaskStream, masked, reals, unmask
 from federation.secure.member_keys import check_keys, member_keys, shared_secret
 from federation.secure.openings import noise, noise_bound
 from federation.secure.payloads import Unmasking, join_envelopes, split_ciphertexts, split_envelopes, unpack_open
-from federation.secure.sealing import seal, unseal
 from federation.secure.shamir import share
 from federation.secure.sketch import first_sketch, integer_sketch, second_sketch
 from federation.secure.streams import Stream
@@ -102,21 +102,21 @@ def test_repeated_non_canonical_and_short_keys_are_refused() -> None:
 
 def test_a_ciphertext_opens_for_its_sender_receiver_and_view_alone() -> None:
     shared, view = b"s" * 32, b"v" * 32
-    sealed = seal(deal_key(shared, view, "a", "b"), b"shares", view)
-    assert unseal(deal_key(shared, view, "a", "b"), sealed, view) == b"shares"
+    encrypted = encrypt(deal_key(shared, view, "a", "b"), b"shares", view)
+    assert decrypt(deal_key(shared, view, "a", "b"), encrypted, view) == b"shares"
     other = [
-        (deal_key(shared, view, "b", "a"), sealed, view),
-        (deal_key(shared, b"w" * 32, "a", "b"), sealed, view),
-        (confirm_key(shared, view, "a", "b"), sealed, view),
-        (deal_key(shared, view, "a", "b"), sealed, b"w" * 32),
-        (deal_key(shared, view, "a", "b"), sealed[:-1], view),
-        (deal_key(shared, view, "a", "b"), sealed[:15], view),
+        (deal_key(shared, view, "b", "a"), encrypted, view),
+        (deal_key(shared, b"w" * 32, "a", "b"), encrypted, view),
+        (confirm_key(shared, view, "a", "b"), encrypted, view),
+        (deal_key(shared, view, "a", "b"), encrypted, b"w" * 32),
+        (deal_key(shared, view, "a", "b"), encrypted[:-1], view),
+        (deal_key(shared, view, "a", "b"), encrypted[:15], view),
         (deal_key(shared, view, "a", "b"), b"", view),
-        (deal_key(shared, view, "a", "b"), bytes([sealed[0] ^ 1]) + sealed[1:], view),
+        (deal_key(shared, view, "a", "b"), bytes([encrypted[0] ^ 1]) + encrypted[1:], view),
     ]
     for key, ciphertext, data in other:
-        with refused(Fault.SEAL):
-            unseal(key, ciphertext, data)
+        with refused(Fault.NOT_AUTHENTIC):
+            decrypt(key, ciphertext, data)
     assert open_key(shared, view, "a", "b") == open_key(shared, view, "b", "a")
     assert pair_mask_key(shared, view, "a", "b") == pair_mask_key(shared, view, "b", "a")
 

@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.refusals import Refusal
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.trust.key_chain import CoordinatorKeys, KeyChain, open_rotation, receipt, rotate, whole_chain
 from federation.v1.common_pb2 import KeyRotation, ReceiptManifest, RotationManifest, SignedEnvelope, TimeManifest
 
@@ -45,7 +45,7 @@ def refusal(known: CoordinatorKeys, shown: list[KeyRotation]) -> tuple[str, str]
 def received(key: Ed25519PrivateKey, at: datetime) -> SignedEnvelope:
     manifest = ReceiptManifest(federation_id=FEDERATION)
     manifest.created.FromDatetime(at)
-    return seal(manifest, key)
+    return sign(manifest, key)
 
 
 def test_a_member_follows_any_number_of_rotations_from_any_key_on_and_again_from_what_it_kept() -> None:
@@ -67,15 +67,15 @@ def test_a_key_counts_for_what_was_made_before_it_ended() -> None:
     first, second = keys(2)
     known = CoordinatorKeys(FEDERATION, first.public_key(), rotations([first, second]))
     for key, at in ((first, NOON - HOUR), (first, NOON), (second, NOON + HOUR)):
-        known.unseal(received(key, at), ReceiptManifest)
+        known.verify(received(key, at), ReceiptManifest)
     with pytest.raises(Refusal, match="key-ended", check=lambda error: error.status == "UNAUTHENTICATED"):
-        known.unseal(received(first, NOON + timedelta(seconds=1)), ReceiptManifest)
+        known.verify(received(first, NOON + timedelta(seconds=1)), ReceiptManifest)
     now = TimeManifest(federation_id=FEDERATION)
     now.now.FromDatetime(NOON - HOUR)
     with pytest.raises(Refusal, match="key-ended"):  # what is signed for one call needs the present key
-        known.unseal(seal(now, first), TimeManifest)
+        known.verify(sign(now, first), TimeManifest)
     with pytest.raises(Refusal, match="key-unknown"):
-        known.unseal(received(keys(1)[0], NOON), ReceiptManifest)
+        known.verify(received(keys(1)[0], NOON), ReceiptManifest)
 
 
 def test_a_chain_with_a_gap_or_from_elsewhere_is_not_followed() -> None:
@@ -106,7 +106,7 @@ def test_nobody_else_signs_a_rotation_and_nobody_takes_the_key_of_another() -> N
     good = rotations([old, new])[0]
     known = CoordinatorKeys(FEDERATION, old.public_key())
     manifest = RotationManifest.FromString(good.statement.manifest)
-    forged = KeyRotation(statement=seal(manifest, thief), possession=good.possession)
+    forged = KeyRotation(statement=sign(manifest, thief), possession=good.possession)
     assert refusal(known, [forged])[0] == "key-unknown"
     forged.statement.key_id = good.statement.key_id
     assert refusal(known, [forged])[0] == "signature"
@@ -114,7 +114,7 @@ def test_nobody_else_signs_a_rotation_and_nobody_takes_the_key_of_another() -> N
         stolen = KeyRotation(statement=good.statement, possession=possession)
         assert refusal(known, [stolen])[0] == "proof"
     manifest.new_key = bytes(32)
-    assert refusal(known, [KeyRotation(statement=seal(manifest, old), possession=bytes(64))])[0] == "signing-key"
+    assert refusal(known, [KeyRotation(statement=sign(manifest, old), possession=bytes(64))])[0] == "signing-key"
 
 
 def test_the_keys_of_a_client_need_receipts_of_the_coordinator() -> None:
@@ -135,7 +135,7 @@ def test_the_keys_of_a_client_need_receipts_of_the_coordinator() -> None:
             chain(key, of)
         assert caught.value.reason == reason
     found = chain(coordinator)
-    signed = seal(ReceiptManifest(), old)
+    signed = sign(ReceiptManifest(), old)
     found.must_count(signed, NOON + HOUR, NOON + 3 * HOUR)
     for asked, at in ((NOON + 2 * HOUR, NOON + 2 * HOUR), (NOON, NOON + 4 * HOUR)):
         with pytest.raises(Refusal, match="key-ended"):

@@ -36,7 +36,7 @@ from federation.secure.thresholds import BLUR, Mode
 from federation.spec.objective_names import joint_target
 from federation.spec.run_spec import RunSpec
 from federation.spec.sharing import Unshared
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import ReplyManifest
 from federation.vectors import payload_bytes, update_layout
 from federation.work.base import Memory, Origin, Result, Shape, Work, WorkError, WorkingClient, payload_layout
@@ -296,7 +296,7 @@ class Cast:
             samples=result.samples,
             statement=encode_statement(work.name, result.statement),
         )
-        envelope = seal(manifest, member.members.keys[member.name]).SerializeToString()
+        envelope = sign(manifest, member.members.keys[member.name]).SerializeToString()
         return PhaseReply(
             client_id=member.name,
             samples=result.samples,

@@ -10,8 +10,8 @@ from coordinator.aggregation.interface import TooFewUpdatesError
 from coordinator.aggregation.phases import Voided
 from federation.digests import digest, parse
 from federation.secure.derivation import dense_key
+from federation.secure.encryption import TAG
 from federation.secure.fields import F_P, F_Q
-from federation.secure.sealing import TAG
 from federation.secure.sketch import _table
 from federation.secure.streams import Stream
 from federation.secure.thresholds import Mode, Thresholds

@@ -10,7 +10,7 @@ import pytest
 
 from federation.secure.payloads import join_envelopes, split_envelopes
 from federation.secure.thresholds import Mode
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.v1.secure_pb2 import SecureStatement
 from federation.work.base import Work
@@ -144,7 +144,7 @@ def forged(scene: Cast, signer: str, envelope: bytes, **fields: Any) -> bytes:
         setattr(said if name in {"session", "keys", "stage"} else manifest, name, value)
     manifest.statement = said.SerializeToString()
     key = next(iter(scene.members.values())).members.keys[signer]
-    return seal(manifest, key).SerializeToString()
+    return sign(manifest, key).SerializeToString()
 
 
 def test_keys_that_a_coordinator_swaps_repeats_or_forges_are_declined() -> None:
@@ -236,9 +236,9 @@ def test_confirmations_that_are_forged_replayed_or_too_few_unmask_nothing() -> N
     liar = Liar(Mode.VERIFIED)
 
     def tampered(work: Any, inputs: Inputs) -> Question:
-        sealed = bytearray(inputs["ciphertexts"])
-        sealed[len(sealed) // 7 + 5] ^= 1  # of the second of seven senders
-        return work, {**inputs, "ciphertexts": bytes(sealed)}
+        encrypted = bytearray(inputs["ciphertexts"])
+        encrypted[len(encrypted) // 7 + 5] ^= 1  # of the second of seven senders
+        return work, {**inputs, "ciphertexts": bytes(encrypted)}
 
     def ready(found: list[bytes]) -> list[bytes]:
         return [liar.scene.sent[SessionStage.READY.value, 0][0].signed, *found[1:]]

@@ -38,7 +38,7 @@ def stub(centre: Federation) -> Iterator[AdminStub]:
 
 def enroll(centre: Federation, stub: AdminStub, client_id: str) -> Member:
     member = centre.enroll(client_id)
-    stub.ApproveClient(ApproveClientRequest(client_id=client_id))
+    stub.ApproveClient(ApproveClientRequest(client_id=client_id, key_id=member.key_id))
     return member
 
 

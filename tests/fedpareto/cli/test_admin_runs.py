@@ -165,7 +165,7 @@ def test_a_member_is_made_approved_and_shut_out(centre: Federation, stub: AdminS
     stream = member.attend(toy=10)
     states = {client["client_id"]: client for client in centre.admin("clients")["clients"]}
     assert states["visitor"]["state"] == "PENDING"
-    assert centre.admin("approve", "visitor")["client"]["state"] == "ACTIVE"
+    assert centre.admin("approve", "visitor", "--yes")["results"][0]["client"]["state"] == "ACTIVE"
     with refused("FAILED_PRECONDITION", "client-state"):
         stub.ApproveClient(admin.ApproveClientRequest(client_id="visitor"))
     centre.attending("visitor")

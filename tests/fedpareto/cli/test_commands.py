@@ -22,6 +22,7 @@ from federation.v1.common_pb2 import AssignmentState, RoundState, RunState, Step
 from fedpareto import formatting
 from fedpareto.cli import document
 from fedpareto.cli.admin import download
+from fedpareto.cli.commands import HEADINGS, TABLE
 from fedpareto.cli.failure import INTERRUPTED, CommandFailure
 from fedpareto.cli.main import app, main
 from fedpareto.cli.research import explain
@@ -63,6 +64,15 @@ def test_help_fits_a_terminal_of_80_columns_with_nothing_cut_off(
     commands = lines[lines.index("Commands:") :] if "Commands:" in lines else []
     assert not [line for line in commands if line.endswith("...")]
     assert not [line for line in lines if "…" in line or "**" in line]
+
+
+def test_each_command_of_admin_is_below_one_of_five_headings() -> None:
+    help_text = CliRunner().invoke(app, ["admin", "--help"], prog_name="fedpareto").stdout
+    headings = re.findall(r"^(\S.*):$", help_text.partition("Options:\n")[2], re.MULTILINE)
+    assert headings == list(HEADINGS["admin"])
+    assert len(headings) == 5
+    placed = [name for names in HEADINGS["admin"].values() for name in names]
+    assert sorted(placed) == sorted(TABLE["admin"])
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -4,6 +4,7 @@ import html
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,8 @@ class Lacking:
     run: str
     after_one_round: str  # its page while the second round went on
     first_page: str  # of the console, at that moment
+    status: Any  # the document of `admin status`, at that moment
+    printed: str  # what `admin status` printed
 
     def __str__(self) -> str:
         return self.run
@@ -85,7 +88,8 @@ def lacking(_module_stage: Stage, console: Served) -> Lacking:
     play_without(players, cleo, lambda: stage.assignments(run, 1), rounds=1)
     console.reader.hurry()
     wait_for(lambda: in_phase(console, run, 1), "the console to follow the second round")
-    made = Lacking(run, console.page(f"/runs/{run}"), console.page("/"))
+    status, printed = stage.served.document("status"), stage.served.command("status", columns=300)
+    made = Lacking(run, console.page(f"/runs/{run}"), console.page("/"), status, printed)
     play_without(players, cleo, lambda: stage.run(run).state is RunState.COMPLETED)
     seen_ended(console, run)
     return made
@@ -105,6 +109,24 @@ def test_members_that_took_no_part_are_in_the_first_sentence_and_stay(
     assert "2 of 4" in words(report)
     printed = stage.served.command("run", lacking.run, columns=200)
     assert printed.startswith(f"{absent}.\n")
+
+
+def test_admin_status_says_what_the_first_page_of_the_console_says(lacking: Lacking) -> None:
+    shown = " ".join(words(lacking.first_page).replace("\u00a0", " ").split())
+    printed = " ".join(lacking.printed.split())
+    status, (running,) = lacking.status, lacking.status["running"]
+    assert "cleo (declined in 1 of 1 round) and dora (no round asked it) have not taken part yet" in running["verdict"]
+    assert (running["run_id"], running["progress"]) == (lacking.run, "1 of 3 rounds done")
+    assert running["waits"].startswith("round 1, train: 0 of 3 replied; waits since")
+    said = [status["sentence"], status["counts"], *(need["sentence"] for need in status["needs"])]
+    said += [running[name] for name in ("progress", "verdict", "waits")]
+    for text in said:
+        assert text in shown
+        assert text in printed
+    for need in status["needs"]:
+        assert f"fedpareto admin {need['command']}" in printed
+    assert {item["client_id"]: item["state"] for item in status["members"]}["dora"] == "not connected"
+    assert "dora not connected" in printed
 
 
 def test_a_member_that_is_not_connected_is_not_advised_to_get_more_time(stage: Stage, console: Served) -> None:

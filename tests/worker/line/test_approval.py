@@ -6,6 +6,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from coordinator.alerts import about_federation
+from federation.trust.envelope import key_id
 from federation.trust.identity import Role
 from federation.trust.member_files import MemberFiles
 from federation.v1.admin_pb2 import ApproveClientRequest, CreateJoinStringRequest
@@ -45,6 +46,8 @@ def test_a_member_that_waits_for_its_approval_is_told_so_until_it_is_approved_an
         asked = officer.CreateJoinString(CreateJoinStringRequest(client_id="ann"), timeout=SECONDS).join_string
         joined = CliRunner().invoke(app, ["worker", "join", "--home", str(home)], input=asked)
         assert "a security officer of the federation (role security-officer) must approve it" in joined.output
+        key = key_id(MemberFiles.load(home).signing_key.public_key()).hex()
+        assert f"the fingerprint of its key, by telephone or in person: {key}" in joined.output
         outcome, message = doctor(home)["approval"]
         assert outcome == "warning"
         assert message.startswith(TOLD)
@@ -58,7 +61,7 @@ def test_a_member_that_waits_for_its_approval_is_told_so_until_it_is_approved_an
                 (waits,) = worker.wait_for("pending")
                 assert FOR_WHOM in waits["message"]
                 assert doctor(home)["approval"] == ("warning", message)  # beside a worker, which was told
-                officer.ApproveClient(ApproveClientRequest(client_id="ann"), timeout=SECONDS)
+                officer.ApproveClient(ApproveClientRequest(client_id="ann", key_id=key), timeout=SECONDS)
                 worker.wait_for("approved")
                 assert "approval" not in doctor(home)
             finally:

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from federation.refusals import Refusal
 from federation.training.trainer import Trainer
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import KeptRun, RestoreManifest, SignedEnvelope
 from federation.vectors import Layout
 from fedpareto.cli.main import app
@@ -83,7 +83,7 @@ def test_after_a_restored_backup_what_is_asked_for_again_is_sent_again_and_the_r
 def restored(coordinator: ScriptedCoordinator, next_round: int) -> SignedEnvelope:
     manifest = RestoreManifest(federation_id=FEDERATION, runs=[KeptRun(run_id="run-1", next_round=next_round)])
     manifest.restored.FromDatetime(coordinator.now())
-    return seal(manifest, coordinator.signing_key)
+    return sign(manifest, coordinator.signing_key)
 
 
 def test_an_assignment_that_comes_again_is_not_done_again_and_gets_the_same_signed_reply(scene: Scene) -> None:

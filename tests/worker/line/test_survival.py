@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from federation.refusals import Refusal
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.vectors import narrow, payload_bytes, to_bytes, update_layout
 from fedpareto.processes.forked import completed
 from tests.harness import Process, wait_for
@@ -101,7 +101,7 @@ def test_a_signed_receipt_that_comes_with_a_refusal_ends_the_matter_and_nothing_
             super().pop(index)
             receipt = scene.coordinator.honest_receipt(scene.coordinator.submissions[-1])
             receipt.accepted, receipt.reason = False, "non-finite"
-            return Refusal("non-finite", "NaN", signed=seal(receipt, scene.coordinator.signing_key).SerializeToString())
+            return Refusal("non-finite", "NaN", signed=sign(receipt, scene.coordinator.signing_key).SerializeToString())
 
     scene.coordinator.submit_refusals = Refusing([None])
     scene.coordinator.assign(ask_bf16(scene.order()))
@@ -197,7 +197,7 @@ def test_work_that_waits_for_its_receipt_survives_sigkill_and_is_not_done_again(
         scene.wait_submitted()
         process.kill()
     scene.coordinator.hold_submissions.set()
-    scene.coordinator.open = scene.coordinator.open or [seal(scene.order(), scene.coordinator.signing_key)]
+    scene.coordinator.open = scene.coordinator.open or [sign(scene.order(), scene.coordinator.signing_key)]
     with _process(member_home) as process:
         process.wait_for_text("receipt accepted")
         assert process.text.count(": training\n") == 1

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.refusals import Refusal
-from federation.trust.envelope import CONTEXTS, key_id, seal
+from federation.trust.envelope import CONTEXTS, key_id, sign
 from federation.trust.identity import parse_peer
 from federation.trust.key_chain import CoordinatorKeys
 from federation.trust.member_files import MemberFiles
@@ -38,7 +38,7 @@ def scene(coordinator: ScriptedCoordinator, tmp_path: Path) -> Iterator[Scene]:
 
 BAD_TIMES: list[tuple[str, Callable[[common.TimeManifest], common.SignedEnvelope | None]]] = [
     ("not signed", lambda manifest: common.SignedEnvelope(manifest=manifest.SerializeToString())),
-    ("not signed", lambda manifest: seal(manifest, Ed25519PrivateKey.generate())),
+    ("not signed", lambda manifest: sign(manifest, Ed25519PrivateKey.generate())),
     ("clock shows 9999", lambda manifest: setattr(manifest.now, "seconds", 253402300799)),
     ("does not exist", lambda manifest: setattr(manifest.now, "seconds", 2**62)),
     ("does not exist", lambda manifest: setattr(manifest.now, "nanos", -1)),
@@ -98,7 +98,7 @@ def test_time_goes_forward_only_also_after_a_restart_of_the_worker(scene: Scene,
     key, noon = Ed25519PrivateKey.generate(), datetime.now(UTC)
 
     def sign(minutes: float) -> common.SignedEnvelope:
-        return seal(time_manifest(noon + timedelta(minutes=minutes)), key)
+        return sign(time_manifest(noon + timedelta(minutes=minutes)), key)
 
     clock, seconds = clock_of(scene.member, tmp_path, key)
     clock.set(sign(60), b"nonce")
@@ -149,10 +149,10 @@ def shut_out(signed: common.SignedEnvelope) -> Refusal:
 def test_only_a_revocation_that_the_coordinator_signed_for_this_client_ends_the_worker(scene: Scene) -> None:
     key = scene.coordinator.signing_key
     scene.coordinator.attend_refusals = [
-        shut_out(seal(revocation(), Ed25519PrivateKey.generate())),
-        *(shut_out(seal(revocation(**change), key)) for change in NOT_THIS_CLIENT),
-        shut_out(seal(time_manifest(datetime.now(UTC)), key)),
-        shut_out(seal(revocation(), key)),
+        shut_out(sign(revocation(), Ed25519PrivateKey.generate())),
+        *(shut_out(sign(revocation(**change), key)) for change in NOT_THIS_CLIENT),
+        shut_out(sign(time_manifest(datetime.now(UTC)), key)),
+        shut_out(sign(revocation(), key)),
     ]
     running = scene.start()
     assert r"left \x1b[2Jthe consortium" in running.ended()
@@ -161,7 +161,7 @@ def test_only_a_revocation_that_the_coordinator_signed_for_this_client_ends_the_
 
 def test_a_signed_end_of_the_own_certificate_ends_the_worker(scene: Scene) -> None:
     serial = parse_peer(scene.member.certificate).serial
-    signed = seal(revocation(serial=serial), scene.coordinator.signing_key)
+    signed = sign(revocation(serial=serial), scene.coordinator.signing_key)
     scene.coordinator.attend_refusals = [shut_out(signed)]
     running = scene.start()
     assert "use the directory that was renewed" in running.ended()
@@ -169,7 +169,7 @@ def test_a_signed_end_of_the_own_certificate_ends_the_worker(scene: Scene) -> No
 
 def test_a_worker_whose_stream_ends_with_its_revocation_ends_too(scene: Scene) -> None:
     running = scene.attending()
-    signed = seal(revocation(), scene.coordinator.signing_key)
+    signed = sign(revocation(), scene.coordinator.signing_key)
     scene.coordinator.end_stream(shut_out(signed))
     running.ended()
 
@@ -181,7 +181,7 @@ def restore(key: Ed25519PrivateKey, made: datetime, **runs: int) -> common.Signe
     kept = [common.KeptRun(run_id=run, next_round=number) for run, number in runs.items()]
     manifest = common.RestoreManifest(federation_id=FEDERATION, runs=kept)
     manifest.restored.FromDatetime(made)
-    return seal(manifest, key)
+    return sign(manifest, key)
 
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -208,7 +208,7 @@ def test_a_signed_restore_moves_rounds_and_time_back_once_and_an_older_one_does_
 def test_a_restore_that_the_coordinator_did_not_sign_is_refused(scene: Scene, tmp_path: Path) -> None:
     progress = progress_of(scene.member, tmp_path, a=7)
     foreign = common.RestoreManifest(federation_id="another")
-    for envelope in (restore(Ed25519PrivateKey.generate(), NOON, a=0), seal(foreign, scene.coordinator.signing_key)):
+    for envelope in (restore(Ed25519PrivateKey.generate(), NOON, a=0), sign(foreign, scene.coordinator.signing_key)):
         with pytest.raises(StatementError):
             progress.restored(envelope)
     assert progress.newest_round("a") == 7

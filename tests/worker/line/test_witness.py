@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.audit.checkpoints import LogKey
 from federation.record.merkle import leaf_hash
-from federation.trust.envelope import from_text, seal, unseal
+from federation.trust.envelope import from_text, sign, verify
 from federation.v1.common_pb2 import CheckpointManifest, KeptLog, LogHead, LogKeyManifest, RestoreManifest
 from tests.harness import wait_for
 from tests.scripted import FEDERATION, ScriptedCoordinator, ScriptedLog
@@ -89,7 +89,7 @@ def test_a_log_that_was_cut_or_changed_is_refused_with_both_checkpoints_as_evide
     watch.refused("no proof that it continues the 10 entries .* it shows 7.*coordinator restored`.*security officer")
     evidence = json.loads(watch.home.forked_log.read_text())
     kept, shown = (
-        unseal(from_text(evidence[name]), CheckpointManifest, watch.log.key.public) for name in ("kept", "shown")
+        verify(from_text(evidence[name]), CheckpointManifest, watch.log.key.public) for name in ("kept", "shown")
     )
     assert (kept.size, shown.size) == (10, 7)
     watch.log.leaves = [leaf_hash(b"changed"), *leaves[1:]]
@@ -139,7 +139,7 @@ def test_what_the_coordinator_did_not_sign_is_refused(watch: Watch) -> None:
         watch.welcome(LogHead())
     other = LogKeyManifest(federation_id="other", key=watch.log.key.public.public_bytes_raw())
     with pytest.raises(StatementError, match="of another federation"):
-        watch.witness.welcome(seal(other, watch.signing_key), watch.log.head(1), None)
+        watch.witness.welcome(sign(other, watch.signing_key), watch.log.head(1), None)
     key = LogKey(federation_id="other", key=watch.log.key.key)
     with pytest.raises(StatementError, match="a checkpoint of another federation"):
         watch.welcome(LogHead(checkpoint=key.sign(2, bytes(32), NOON)))

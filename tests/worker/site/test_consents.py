@@ -14,6 +14,7 @@ import pytest
 from federation.digests import digest
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.v1.record_pb2 import RoundRecord
+from tests.command_lines import completed
 from tests.harness import Federation, federation, wait_for
 from tests.verification.scene import Edited
 from tests.worker.scene import DOCUMENT, Scene, asked_run, command, files_of_at_most
@@ -132,6 +133,9 @@ def test_nothing_is_done_for_a_run_before_its_owner_has_approved_this_specificat
     assert digest(DOCUMENT) in shown
     assert 'algorithm.name = "fedavg"' in shown
     assert '"answer": "waiting"' in command("runs", *place, "--json")
+    assert completed(scene.home.directory, f"worker approve --home {scene.joined()} t") == ["trial"]
+    assert completed(scene.home.directory, f"worker runs --home {scene.home.directory / 'none'} ") == []
+    assert not (scene.home.directory / "none").exists()
     assert "no run 'run-2' has asked" in command("approve", "run-2", *place, code=1)
     began = time.monotonic()
     assert digest(DOCUMENT) in command("approve", "run-1", *place)

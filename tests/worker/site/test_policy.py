@@ -12,7 +12,7 @@ from google.protobuf.wrappers_pb2 import UInt64Value
 
 from federation.digests import digest
 from federation.secure.thresholds import Mode
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, SearchWork
 from federation.work.base import Shows, Work
 from federation.work.registry import BUILT_IN, STAGES, kind
@@ -235,5 +235,5 @@ def test_a_session_ends_by_a_cancel_or_a_day_after_the_worker_was_ready_and_no_o
     memory.sweep(datetime.now(UTC))
     assert not kept()
     for gone in (scene.order(kind="gone"), scene.order(task="gone")):
-        running.worker._runner.execution.forget(seal(gone, scene.coordinator.signing_key))
+        running.worker._runner.execution.forget(sign(gone, scene.coordinator.signing_key))
     running.stop()

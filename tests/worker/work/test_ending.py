@@ -20,7 +20,7 @@ from federation.tasks import DataError, DataSource, Part, TaskError, task
 from federation.training import TrainingStopped
 from federation.training.reasons import NOT_ASKED
 from federation.training.torch_trainer import TorchTrainer
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Lane
 from fedpareto import simulate
@@ -299,7 +299,7 @@ def owner(tmp_path: Path) -> Owner:
 
 def order_of(asked: AssignmentManifest, **work: Any) -> Order:
     made: Any = SimpleNamespace(**{"lane": Lane.COMPUTE, "conceals": False, "session_vector": lambda: None, **work})
-    return Order(seal(asked, KEY), asked, made, ALLOWED["digits"].shape, (), datetime.now(UTC))
+    return Order(sign(asked, KEY), asked, made, ALLOWED["digits"].shape, (), datetime.now(UTC))
 
 
 def test_the_note_of_work_that_ends_is_gone_and_that_of_another_process_counts(owner: Owner) -> None:

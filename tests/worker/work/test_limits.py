@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, ObjectiveWeight, Row, Target
 from federation.v1.federation_pb2 import AttendResponse
 from federation.vectors import update_layout
@@ -179,7 +179,7 @@ def test_a_flood_of_assignments_is_declined_beyond_a_bound_and_does_not_grow_the
         asked = scene.order(number)
         asked.spec = "x" * 20_000  # 20 MB in all
         set_train(asked, targets=[Target(row="loss", weights=padding)])
-        scene.coordinator._say(AttendResponse(assignment=seal(asked, scene.coordinator.signing_key)))
+        scene.coordinator._say(AttendResponse(assignment=sign(asked, scene.coordinator.signing_key)))
     wait_for(lambda: len(scene.coordinator.declines) == 995, "995 declines")
     assert len(running.worker._runner._waiting) == 5
     assert {decline.reason for decline in scene.coordinator.declines} == {"limit:waiting"}

@@ -157,10 +157,10 @@ def test_an_erased_value_is_in_no_file_not_even_encrypted(memory: WorkerMemory, 
     path = tmp_path / "memory.db"
     memory.begin(order()).put("kept", b"value", durable=True)
     with sqlite3.connect(path) as database:
-        (sealed,) = database.execute("SELECT value FROM kept").fetchone()
-    assert sealed in path.read_bytes()
+        (encrypted,) = database.execute("SELECT value FROM kept").fetchone()
+    assert encrypted in path.read_bytes()
     memory.sweep(NOW + timedelta(days=2))
-    assert not [file for file in tmp_path.iterdir() if sealed in file.read_bytes()]
+    assert not [file for file in tmp_path.iterdir() if encrypted in file.read_bytes()]
     assert (tmp_path / "memory.db-journal").read_bytes() == b""
 
 

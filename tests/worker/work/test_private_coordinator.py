@@ -18,7 +18,7 @@ from federation.secure.member_keys import member_keys
 from federation.secure.payloads import join_envelopes
 from federation.secure.thresholds import BLUR, Thresholds
 from federation.training.trainer import Trainer
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, Input, JacobianWork, ReplyManifest, Row
 from federation.v1.secure_pb2 import SecureDealWork, SecureStatement
 from federation.vectors import Layout
@@ -106,7 +106,7 @@ def colluder(name: str, terms: SessionTerms, key: Ed25519PrivateKey, secret: byt
         federation_id=FEDERATION, run_id=terms.run_id, round=terms.round, spec=terms.spec, client_id=name,
         statement=said.SerializeToString(),
     )  # fmt: skip
-    return seal(reply, key).SerializeToString()
+    return sign(reply, key).SerializeToString()
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ class Watch:
 
     def __init__(self, home: Path) -> None:
         self.values: dict[str, bytes] = {}
-        self.sealed: set[bytes] = set()
+        self.encrypted: set[bytes] = set()
         self._home = home
         self._rows: set[tuple[Any, ...]] = set()
         self._ended = threading.Event()
@@ -117,7 +117,7 @@ class Watch:
             self._rows |= self.kept()
 
     def stop(self, copy: Path) -> None:
-        """Ends the watch. `values` is what was seen, by its name; `sealed` is the same as it was kept.
+        """Ends the watch. `values` is what was seen, by its name; `encrypted` is the same as it was kept.
 
         `copy` is a database to make.
         """
@@ -126,13 +126,13 @@ class Watch:
         memory = WorkerMemory(copy, MemberFiles.load(self._home).signing_key)
         with closing(sqlite3.connect(copy)) as database, database:
             database.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)", self._rows)
-        for run, number, attempt, name, sealed, _ in self._rows:
+        for run, number, attempt, name, encrypted, _ in self._rows:
             manifest = AssignmentManifest(run_id=run, round=number, attempt=attempt)
             order = Order(SignedEnvelope(), manifest, Evaluate(splits=()), SHAPE, (), datetime.now(UTC))
             value = memory.begin(order).get(name)
             assert value is not None
             self.values[name] = value
-            self.sealed.add(sealed)
+            self.encrypted.add(encrypted)
         memory.close()
 
 
@@ -160,7 +160,7 @@ def secrets_left_nowhere(scene: Members, watch: Watch, copy: Path) -> int:
     assert {len(secret) for secret in secrets} == {32}
     assert len(vectors) == len(secrets)
     hidden = [*secrets, *map(around_the_largest, vectors)]
-    assert not files_with(scene.fed.directory, [*hidden, *watch.sealed])
+    assert not files_with(scene.fed.directory, [*hidden, *watch.encrypted])
     return len(secrets)
 
 

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.digests import digest
-from federation.trust.envelope import CONTEXTS, seal
+from federation.trust.envelope import CONTEXTS, sign
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, ReceiptManifest, Row, SignedEnvelope
 from federation.vectors import Layout, Tensor, to_bytes
 from tests.harness import wait_for
@@ -96,18 +96,18 @@ def test_a_decline_of_another_model_names_the_first_tensor_that_differs_and_read
 
 
 def _tampered(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
-    envelope = seal(manifest, coordinator.signing_key)
+    envelope = sign(manifest, coordinator.signing_key)
     set_train(manifest, learning_rate=10.0)
     return SignedEnvelope(manifest=manifest.SerializeToString(), key_id=envelope.key_id, signature=envelope.signature)
 
 
 def _other_key(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
-    return seal(manifest, Ed25519PrivateKey.generate())
+    return sign(manifest, Ed25519PrivateKey.generate())
 
 
 def _claimed_key(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
-    honest = seal(manifest, coordinator.signing_key)
-    forged = seal(manifest, Ed25519PrivateKey.generate())
+    honest = sign(manifest, coordinator.signing_key)
+    forged = sign(manifest, Ed25519PrivateKey.generate())
     return SignedEnvelope(manifest=forged.manifest, key_id=honest.key_id, signature=forged.signature)
 
 
@@ -117,7 +117,7 @@ def _unsigned(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) ->
 
 def _another_context(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
     # The bytes of an assignment under a signature that the coordinator's key made for a receipt.
-    honest = seal(manifest, coordinator.signing_key)
+    honest = sign(manifest, coordinator.signing_key)
     signature = coordinator.signing_key.sign(CONTEXTS[ReceiptManifest] + b"\0" + honest.manifest)
     return SignedEnvelope(manifest=honest.manifest, key_id=honest.key_id, signature=signature)
 
@@ -159,14 +159,14 @@ def test_a_model_of_another_layout_is_refused_even_when_its_size_is_right(scene:
 def test_a_receipt_that_proves_nothing_leaves_the_work_in_the_spool(scene: Scene, lie: str) -> None:
     def receipt(submission: Submission, honest: ReceiptManifest) -> SignedEnvelope:
         if len(scene.coordinator.submissions) > 1:
-            return seal(honest, scene.coordinator.signing_key)
+            return sign(honest, scene.coordinator.signing_key)
         if lie == "key":
-            return seal(honest, Ed25519PrivateKey.generate())
+            return sign(honest, Ed25519PrivateKey.generate())
         if lie == "signature":
-            sealed = seal(honest, scene.coordinator.signing_key)
-            return SignedEnvelope(manifest=sealed.manifest, key_id=sealed.key_id, signature=bytes(64))
+            signed = sign(honest, scene.coordinator.signing_key)
+            return SignedEnvelope(manifest=signed.manifest, key_id=signed.key_id, signature=bytes(64))
         setattr(honest, lie, 77 if lie == "round" else digest(b"another"))
-        return seal(honest, scene.coordinator.signing_key)
+        return sign(honest, scene.coordinator.signing_key)
 
     scene.coordinator.receipt = receipt
     running = scene.worked()

@@ -48,9 +48,9 @@ class Scene:
             setattr(manifest, name, value)
         return manifest
 
-    def seal(self, **changes: object) -> SignedEnvelope:
+    def sign(self, **changes: object) -> SignedEnvelope:
         """An update of mallory's, signed by it, with some fields changed."""
-        return self.mallory.member.seal(self.manifest(self.payload(), **changes))
+        return self.mallory.member.sign(self.manifest(self.payload(), **changes))
 
     def offer(self, envelope: SignedEnvelope) -> None:
         """Hands an update in, up to its payload."""

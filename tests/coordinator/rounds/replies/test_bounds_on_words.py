@@ -191,7 +191,7 @@ def test_a_time_that_is_none_is_refused_and_the_assignment_stays_open(stage: Sta
         manifest = player.member.manifest(order)
         manifest.created.seconds, manifest.created.nanos = seconds, nanos
         with refused("INVALID_ARGUMENT", "manifest") as words:
-            player.member.submit(player.member.seal(manifest), b"")
+            player.member.submit(player.member.sign(manifest), b"")
         assert words == [f"created is not a time: {seconds} s and {nanos} ns"]
         player.reply(order)
 

@@ -11,7 +11,7 @@ from coordinator.aggregation import aggregate
 from coordinator.rounds import selection
 from federation.digests import digest
 from federation.spec.run_spec import RunSpec
-from federation.trust.envelope import unseal
+from federation.trust.envelope import verify
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
 from storage.models import Reply
@@ -27,7 +27,7 @@ def receipt_of(stage: Stage, client: str) -> ReceiptManifest:
     """The receipt of a client's newest reply."""
     rows = select(Reply.receipt).where(Reply.client_id == client).order_by(Reply.reply_id.desc()).limit(1)
     envelope = SignedEnvelope.FromString(stage.look(lambda session: session.scalars(rows).one()))
-    return unseal(envelope, ReceiptManifest, stage.players[client].member.files.coordinator.chain.present)
+    return verify(envelope, ReceiptManifest, stage.players[client].member.files.coordinator.chain.present)
 
 
 def test_a_row_beyond_the_limit_is_refused_for_good_and_adam_goes_on_without_it(stage: Stage) -> None:

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.rounds.replies.evidence import SignatureMemory
 from federation.digests import digest
 from federation.refusals import Refusal
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import to_bytes, update_layout
 from storage import models
@@ -146,10 +146,10 @@ def test_a_round_begins_from_the_model_of_the_last_signed_step(stage: Stage) -> 
 def test_a_signature_is_verified_once() -> None:
     key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     memory = SignatureMemory(capacity=2)
-    sealed = [seal(ReplyManifest(round=number), key) for number in range(3)]
-    for number, envelope in enumerate(sealed):
+    envelopes = [sign(ReplyManifest(round=number), key) for number in range(3)]
+    for number, envelope in enumerate(envelopes):
         assert memory.open(envelope, ReplyManifest, key.public_key()).round == number
-    forged = seal(ReplyManifest(round=9), key)
+    forged = sign(ReplyManifest(round=9), key)
     forged.signature = bytes(64)
     with pytest.raises(Refusal, match="signature"):
         memory.open(forged, ReplyManifest, key.public_key())
@@ -159,7 +159,7 @@ def test_a_signature_is_verified_once() -> None:
         memory.open(forged, ReplyManifest, other.public_key())
     with pytest.raises(Refusal, match="signature"):
         memory.open(forged, AssignmentManifest, key.public_key())
-    for envelope in sealed:  # more than it remembers
+    for envelope in envelopes:  # more than it remembers
         memory.open(envelope, ReplyManifest, key.public_key())
     with pytest.raises(Refusal, match="signature"):
         memory.open(forged, ReplyManifest, key.public_key())

@@ -66,7 +66,7 @@ def test_a_payload_with_other_tensors_than_the_signed_rows_say_is_refused_for_go
     payload = to_bytes(Layout((Tensor("jacobiam", (size,)),)), np.ones(size, np.float32))
     manifest = ann.member.manifest(order, payload)
     with refused("INVALID_ARGUMENT", "layout"):
-        ann.member.submit(ann.member.seal(manifest), payload)
+        ann.member.submit(ann.member.sign(manifest), payload)
     assert stage.outcomes(run)["ann"] == ("REFUSED", "layout")
     stage.play(run, *players.values())
 
@@ -83,7 +83,7 @@ def test_a_reply_counts_in_its_own_phase_and_round_alone(stage: Stage) -> None:
     run, players, ben, first, size = jacobian_phase(stage, "ben", rounds=2)
     values = np.ones(size, np.float32)
     payload = to_bytes(Layout((Tensor("jacobian", (size,)),)), values)
-    envelope = ben.member.seal(ben.member.manifest(first, payload))
+    envelope = ben.member.sign(ben.member.manifest(first, payload))
     assert ben.member.submit(envelope, payload).accepted
     answer(players, "ann", "cleo")
     training = ben.order()
@@ -96,7 +96,7 @@ def test_a_reply_counts_in_its_own_phase_and_round_alone(stage: Stage) -> None:
     with refused("INVALID_ARGUMENT", "mismatch:rows"):
         forged(ben, training, values, rows=[("jacobian", size)])
     with refused("INVALID_ARGUMENT", "layout"):  # it claims the rows of an update, and sends gradients
-        ben.member.submit(ben.member.seal(ben.member.manifest(training, payload)), payload)
+        ben.member.submit(ben.member.sign(ben.member.manifest(training, payload)), payload)
     assert stage.outcomes(run, 0, 1)["ben"] == ("REFUSED", "layout")
     answer(players, "ann", "cleo")
     again = ben.order()

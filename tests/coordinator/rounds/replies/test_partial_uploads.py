@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coordinator.rounds.replies.uploads import Uploads
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.v1.federation_pb2 import SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes, update_layout
@@ -54,7 +54,7 @@ class Reply:
     def to(cls, lines: Stage, player: Player, order: AssignmentManifest, *, sign: float = 1.0) -> "Reply":
         layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows])
         payload = to_bytes(layout, sign * vector(player.name, order))
-        return cls(lines, player, order, payload, player.member.seal(player.member.manifest(order, payload)))
+        return cls(lines, player, order, payload, player.member.sign(player.member.manifest(order, payload)))
 
     def send(self, start: int, end: int, *, envelope: SignedEnvelope | None = None, step: int = 500) -> Handing:
         """Sends a part of the payload; the call stays open."""
@@ -188,7 +188,7 @@ def test_a_chunk_beyond_the_window_is_refused_and_harms_nothing(lines: Stage) ->
 def test_nobody_but_its_own_member_goes_on_with_an_upload(lines: Stage) -> None:
     run, (reply, other) = begin(lines, "ann", "ben")
     reply.break_off(0, 1500)
-    forged = seal(reply.player.member.manifest(reply.order, reply.payload), other.player.member.files.signing_key)
+    forged = sign(reply.player.member.manifest(reply.order, reply.payload), other.player.member.files.signing_key)
     with refused("PERMISSION_DENIED", "assignment-client"):
         Handing(other.player.member.stub, [SubmitRequest(reply=reply.envelope)]).result(60)
     with refused("UNAUTHENTICATED", "key-unknown"):

@@ -20,7 +20,7 @@ from coordinator.rounds.replies.intake import Admission, Intake
 from coordinator.rounds.transitions import end_assignment
 from federation.digests import digest
 from federation.refusals import Refusal
-from federation.trust.envelope import envelope_digest, seal
+from federation.trust.envelope import envelope_digest, sign
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, SignedEnvelope
 from federation.v1.federation_pb2 import AttendRequest, Heartbeat, SubmitRequest
@@ -46,13 +46,13 @@ def scene(stage: Stage) -> Iterator[Scene]:
 
 def test_a_client_cannot_fulfil_the_assignment_of_another(scene: Scene) -> None:
     payload = scene.payload()
-    for envelope in (scene.honest.member.seal(scene.manifest(payload)), scene.seal()):
+    for envelope in (scene.honest.member.sign(scene.manifest(payload)), scene.sign()):
         with refused("PERMISSION_DENIED", "assignment-client"):
             scene.honest.member.submit(envelope, payload)
 
 
 def test_the_same_update_again_gets_the_same_receipt_and_counts_once(scene: Scene) -> None:
-    envelope = scene.seal()
+    envelope = scene.sign()
     first = scene.hand_in(envelope)
     assert first.accepted
     assert scene.hand_in(envelope) == first
@@ -65,12 +65,12 @@ def test_an_update_after_the_deadline_is_refused(scene: Scene) -> None:
     scene.stage.wait_outcome(scene.run, "mallory", "EXPIRED")
     assert scene.outcome == ("EXPIRED", "deadline")
     with refused("FAILED_PRECONDITION", "deadline"):
-        scene.hand_in(scene.seal())
+        scene.hand_in(scene.sign())
     assert scene.refusals("deadline")
 
 
 def test_a_payload_that_is_not_what_was_signed_is_refused_and_may_come_again(scene: Scene) -> None:
-    envelope, payload = scene.seal(), scene.payload()
+    envelope, payload = scene.sign(), scene.payload()
     flipped = payload[:-1] + bytes([payload[-1] ^ 1])
     for sent, reason in (
         (flipped, "payload-digest"),
@@ -85,9 +85,9 @@ def test_a_payload_that_is_not_what_was_signed_is_refused_and_may_come_again(sce
 
 def test_an_oversized_chunk_is_refused(scene: Scene) -> None:
     with refused("RESOURCE_EXHAUSTED", "limit:chunk"):
-        scene.mallory.member.submit(scene.seal(), scene.payload(), chunk_bytes=(1 << 20) + 1)
+        scene.mallory.member.submit(scene.sign(), scene.payload(), chunk_bytes=(1 << 20) + 1)
     with pytest.raises(grpc.RpcError) as error:  # beyond what gRPC itself takes in one message
-        scene.mallory.member.submit(scene.seal(), bytes(8 << 20), chunk_bytes=8 << 20)
+        scene.mallory.member.submit(scene.sign(), bytes(8 << 20), chunk_bytes=8 << 20)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -169,7 +169,7 @@ def test_a_decline_that_its_client_has_not_signed_for_this_assignment_closes_not
 ) -> None:
     said = scene.mallory.member.declined(scene.order.assignment_id, "no-data", **changes)
     if not changes:
-        said = seal(DeclineManifest.FromString(said.manifest), Ed25519PrivateKey.generate())
+        said = sign(DeclineManifest.FromString(said.manifest), Ed25519PrivateKey.generate())
     scene.mallory.say(decline=said)
     assert ended(scene.mallory) == (status, reason)
     assert scene.outcome == ("OPEN", "")
@@ -239,7 +239,7 @@ def test_what_the_client_has_not_signed_is_no_evidence_against_it(stage: Stage) 
     forged.signature = bytes(64)
     elsewhere = ann.member.manifest(order, payload)
     elsewhere.round += 1
-    for envelope in (forged, ann.member.seal(elsewhere)):
+    for envelope in (forged, ann.member.sign(elsewhere)):
         with refused("ALREADY_EXISTS", "assignment-fulfilled"):
             ann.member.submit(envelope, payload)
     assert not entries(stage, order.assignment_id)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from federation.trust.envelope import seal, unseal
+from federation.trust.envelope import sign, verify
 from federation.v1.common_pb2 import ConsentManifest, RunManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse
 from simulation.simulate import Simulation, SimulationProgress
@@ -86,7 +86,7 @@ def asked(player: Player, stream: Attending) -> RunManifest:
         message = stream.next()
         assert isinstance(message, AttendResponse)
         if message.WhichOneof("message") == "run":
-            return unseal(message.run, RunManifest, player.member.files.coordinator.chain.present)
+            return verify(message.run, RunManifest, player.member.files.coordinator.chain.present)
 
 
 def answer(player: Player, run: RunManifest, said: str, **changes: str) -> ConsentManifest:
@@ -99,4 +99,4 @@ def answer(player: Player, run: RunManifest, said: str, **changes: str) -> Conse
 
 
 def say(player: Player, stream: Attending, said: ConsentManifest, key: Ed25519PrivateKey | None = None) -> None:
-    stream.say(AttendRequest(consent=seal(said, key or player.member.files.signing_key)))
+    stream.say(AttendRequest(consent=sign(said, key or player.member.files.signing_key)))

@@ -387,13 +387,13 @@ def test_buffers_that_are_not_what_was_asked_are_refused_and_long_ones_are_no_lo
     assert [(row.name, row.length) for row in order.rows] == [("loss", 45), (BUFFERS, 3)]
     wrong = to_bytes(update_layout([("loss", 45), (BUFFERS, 4)]), np.ones(49, np.float32))
     with refused("INVALID_ARGUMENT", "layout"):
-        ann.member.submit(ann.member.seal(ann.member.manifest(order, wrong[:-4])), wrong[:-4])
+        ann.member.submit(ann.member.sign(ann.member.manifest(order, wrong[:-4])), wrong[:-4])
     assert stage.outcomes(run)["ann"] == ("REFUSED", "layout")
     order, update = ben.order(), np.ones(48, np.float32)
     short = ben.member.manifest(order, to_bytes(update_layout([("loss", 45), (BUFFERS, 2)]), update[:47]))
     short.rows[1].length = 2
     with refused("INVALID_ARGUMENT", "mismatch:rows"):
-        ben.member.submit(ben.member.seal(short))
+        ben.member.submit(ben.member.sign(short))
     update[46] = np.nan
     with refused("INVALID_ARGUMENT", "non-finite"):
         ben.submit(order, update)

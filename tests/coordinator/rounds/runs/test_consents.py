@@ -17,7 +17,7 @@ from coordinator.members.access.call_limits import CONSENT, RATES, Buckets, Rate
 from coordinator.rounds.supervisor import Supervisor
 from federation.digests import digest
 from federation.record.bundle import CONSENTS, BundleReader
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1 import admin_pb2 as admin
 from federation.v1.federation_pb2 import FetchBlobRequest, Heartbeat
 from federation.v1.record_pb2 import Consents
@@ -204,7 +204,7 @@ def test_answers_are_in_the_bundle_and_an_edited_one_is_named(stage: Stage, tmp_
         return whole.having({CONSENTS: consents.SerializeToString()})
 
     def accepted(consents: Consents) -> None:
-        consents.consents[0].CopyFrom(seal(answer(ann, told[ann], "accepted"), ann.member.files.signing_key))
+        consents.consents[0].CopyFrom(sign(answer(ann, told[ann], "accepted"), ann.member.files.signing_key))
 
     assert [one.missing for one in verified(whole)] == [()]
     for edited, words in (

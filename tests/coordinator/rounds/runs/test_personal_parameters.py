@@ -18,7 +18,7 @@ from federation.spec.sharing import Sharing, SharingError
 from federation.tasks import DataSource, initial_model, task
 from federation.training.own import KeptState, Own, compute
 from federation.training.torch_trainer import TorchTrainer
-from federation.trust.envelope import seal
+from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes
 from federation.work.base import WorkError
@@ -184,7 +184,7 @@ def test_parameters_wait_beside_their_reply_and_count_only_when_it_is_accepted(t
     layout = Layout((Tensor("a", (2,)),))
     content = to_bytes(layout, np.ones(2, dtype=np.float32))
     key, home, events = Ed25519PrivateKey.from_private_bytes(bytes(32)), WorkerHome(tmp_path), Events()
-    order = seal(AssignmentManifest(run_id="r"), key)
+    order = sign(AssignmentManifest(run_id="r"), key)
 
     def added(spool: Spool, name: str, wanted: bool = True) -> None:
         reply = ReplyManifest(assignment_id=name, run_id="r", round=4)

@@ -277,7 +277,9 @@ def test_a_required_member_that_would_decline_and_chance_are_told(stage: Stage) 
     assert required.obstacle.startswith("each round would be skipped: selection.required names ann: it would be made")
     drawn = outlook(stage, spec("drawn", task.name, more='selection.method = "count"\nselection.count = 2'))
     assert drawn.obstacle == ""
-    assert drawn.warnings[-1].startswith("a round asks 2 of the 4 members and needs 2 replies: it is skipped if too")
+    assert drawn.warnings[-1].startswith(
+        "a round asks 2 of the 4 members and needs 2 replies. It is skipped if it asks"
+    )
     left_out = outlook(stage, spec("drawn", task.name, more='selection.exclude = ["ann", "ben"]'))
     assert (list(left_out.members), len(left_out.others), left_out.obstacle) == (["cleo", "dora"], 0, "")
 

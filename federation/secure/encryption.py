@@ -1,8 +1,8 @@
 """Ciphertexts between members (section 2a).
 
 ChaCha20-Poly1305 with a nonce of 12 zero bytes: every key is derived for one sender, one receiver and one view, and
-seals one plaintext. The associated data is the view: view1 at DEAL, final at CONFIRM. `dealing` and `verification` say
-what the plaintexts hold.
+encrypts one plaintext. The associated data is the view: view1 at DEAL, final at CONFIRM. `dealing` and `verification`
+say what the plaintexts hold.
 """
 
 from cryptography.exceptions import InvalidTag
@@ -15,12 +15,12 @@ TAG = 16
 _NONCE = bytes(12)
 
 
-def seal(key: bytes, plaintext: bytes, view: bytes) -> bytes:
-    """The ciphertext, 16 bytes longer than the plaintext. A key seals one plaintext."""
+def encrypt(key: bytes, plaintext: bytes, view: bytes) -> bytes:
+    """The ciphertext, 16 bytes longer than the plaintext. A key encrypts one plaintext."""
     return ChaCha20Poly1305(key).encrypt(_NONCE, plaintext, view)
 
 
-def unseal(key: bytes, ciphertext: bytes, view: bytes) -> bytes:
+def decrypt(key: bytes, ciphertext: bytes, view: bytes) -> bytes:
     """The plaintext.
 
     Raises:
@@ -29,4 +29,4 @@ def unseal(key: bytes, ciphertext: bytes, view: bytes) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(_NONCE, ciphertext, view)
     except (InvalidTag, ValueError) as error:
-        raise Malformed(Fault.SEAL, f"a ciphertext of {len(ciphertext)} bytes is not authentic") from error
+        raise Malformed(Fault.NOT_AUTHENTIC, f"a ciphertext of {len(ciphertext)} bytes is not authentic") from error
