@@ -21,7 +21,7 @@ class Starter:
 _BUFFERS = '\n[parameters]\nbuffers = "averaged"  # the running statistics of BatchNorm\n'
 STARTERS: Mapping[str, Starter] = {
     "tabular": Starter("visits", "Visits", 0.02),
-    "images": Starter("scans", "Scans", 0.02, _BUFFERS),
+    "images": Starter("scans", "Scans", 0.05, _BUFFERS),
     "text": Starter("notes", "Notes", 0.5),
 }
 
