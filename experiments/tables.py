@@ -10,6 +10,7 @@ from experiments import measures
 from experiments.definition import Cell, Experiment
 from experiments.published import number
 from experiments.results import RunResult
+from federation.spec.run_sections import AUTO
 
 UNKNOWN = "–"
 SKIPPED = "skipped"
@@ -96,7 +97,13 @@ def _some_rate_changes(results: Iterable[RunResult]) -> bool:
 
 
 def _rates(results: Iterable[RunResult]) -> str:
-    """The server's learning rates in the first and the last step; unknown if the runs differ, or if no run has them."""
+    """The server's learning rates in the first and the last step; unknown if the runs differ, or if no run has them.
+
+    "auto" has other rates in every run.
+    """
+    results = list(results)
+    if results and all(item.spec.get("server", {}).get("learning_rate") == AUTO for item in results):
+        return AUTO
     keys = ("rate/first", "rate/last")
     rates = {tuple(item.final[key] for key in keys) for item in results if all(key in item.final for key in keys)}
     if len(rates) != 1:

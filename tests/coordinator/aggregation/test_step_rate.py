@@ -63,16 +63,15 @@ def test_a_length_that_a_member_did_not_show_counts_as_0() -> None:
     assert shown_lengths(["a", "c"], replies) == [2.0, 0.0]
 
 
-def test_the_length_of_a_direction_has_the_same_bits_in_any_order_of_the_rows() -> None:
-    rng = np.random.default_rng(3)
+@pytest.mark.parametrize("seed", range(10))
+def test_the_length_of_a_direction_has_the_same_bits_in_any_order_of_the_rows(seed: int) -> None:
+    rng = np.random.default_rng(seed)
     U = rng.standard_normal((40, 60)) * 10.0 ** rng.uniform(-6, 6, (40, 1))
     K, c = U @ U.T, rng.standard_normal(40)
-    K = np.triu(K) + np.triu(K, 1).T
     length = direction_length(K, c)
     assert length == pytest.approx(float(np.linalg.norm(c @ U)), rel=1e-9)
-    orders = [rng.permutation(40) for _ in range(20)]
-    values = {math.fsum(((c[i] * K[i, j]) * c[j]) for i in order for j in order) for order in orders}
-    assert {math.sqrt(value) for value in values} == {length}
+    orders = [rng.permutation(40) for _ in range(10)]
+    assert {direction_length(K[np.ix_(order, order)], c[order]) for order in orders} == {length}
 
 
 @pytest.mark.parametrize("coefficients", [[1e200, 1e200], [1e200, -1e200], [math.nan, 1.0], [math.inf, -math.inf]])
