@@ -11,8 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coordinator.aggregation import Aggregate as Aggregate
-    from coordinator.aggregation import aggregate as aggregate
     from coordinator.aggregation.base import Rule as Rule
     from coordinator.aggregation.base import conclude as conclude
     from coordinator.aggregation.interface import Combination as Combination
@@ -42,13 +40,15 @@ if TYPE_CHECKING:
     from federation.training.plans import TrainingPlan as TrainingPlan
     from federation.training.trainer import Trainer as Trainer
     from fedpareto.notebook import simulate as simulate
+    from fedpareto.offline_aggregation import Aggregate as Aggregate
+    from fedpareto.offline_aggregation import aggregate as aggregate
     from simulation.history import History as History
 
 # The module of each name.
 _PLACES = {
     name: module
     for module, names in {
-        "coordinator.aggregation": "Aggregate aggregate",
+        "fedpareto.offline_aggregation": "Aggregate aggregate",
         "coordinator.aggregation.base": "Rule conclude",
         "coordinator.aggregation.pre": "Stage",
         "coordinator.aggregation.interface": "Combination HyperparameterError Mixture Rows TooFewUpdatesError",

@@ -13,7 +13,6 @@ import grpc
 import numpy as np
 import pytest
 
-from coordinator.aggregation import HyperparameterError, aggregate
 from coordinator.aggregation.registry import algorithm, origins
 from coordinator.rounds.runs.specification import parse_run
 from experiments.definition import ExperimentError
@@ -30,6 +29,7 @@ from federation.tasks import task
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainers import trainer_kind
 from fedpareto.cli import completion
+from fedpareto.offline_aggregation import HyperparameterError, aggregate
 from fedpareto.processes.forked import completed
 from storage.states import RunState
 from tests.paths import EXAMPLES

@@ -19,10 +19,10 @@ from byzfl import (
     TrMean,
 )
 
-from coordinator.aggregation import aggregate
 from coordinator.aggregation.interface import Rows
 from coordinator.aggregation.pre import apply
 from coordinator.aggregation.registry import algorithm
+from fedpareto.offline_aggregation import aggregate
 from tests.peers.scene import Matrix, Round, Vector, rounds
 
 ALL = tuple(rounds())

@@ -13,7 +13,7 @@ import yaml
 
 from storage.revisions import UNRELEASED_FILE
 from tests import costs
-from tests.distribution import OPTIMISERS
+from tests.distribution import SLOW
 from tests.paths import ROOT
 from tests.project.scene import git, rows, section, tool
 
@@ -232,8 +232,9 @@ def test_the_checklist_for_releases_has_each_step_of_the_check() -> None:
     assert steps == list(release_check.STEPS)
 
 
-def test_the_test_files_that_move_with_an_optimiser_of_pytorch_run_in_one_process() -> None:
-    files = {file.relative_to(ROOT) for file in (ROOT / "tests").rglob("test_*.py")}
-    used = {str(file) for file in files if re.search(r"optim\.(SGD|Adam)", (ROOT / file).read_text())}
-    assert {Path(file) for file in OPTIMISERS} <= files
-    assert used <= OPTIMISERS
+def test_the_test_files_that_need_a_slow_import_run_in_one_process() -> None:
+    files = {file.relative_to(ROOT) for file in (ROOT / "tests").rglob("test_*.py") if "peers" not in file.parts}
+    slow = r"optim\.(SGD|Adam)|^ *(import|from) (scipy\.stats|cvxpy|dp_accounting|opacus)\b|^ *from scipy import stats"
+    used = {str(file) for file in files if re.search(slow, (ROOT / file).read_text(), re.MULTILINE)}
+    assert {Path(file) for file in SLOW} <= files
+    assert used <= SLOW

@@ -78,10 +78,10 @@ def test_two_files_share_a_name_only_where_contributing_gives_the_reason() -> No
 
 def test_two_classes_do_not_share_a_name() -> None:
     places = defaultdict(list)
-    for file, tree in sources(*PACKAGES, *WORKSHOP).items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(str(file))
+    for file in files_of(*PACKAGES, *WORKSHOP):
+        for name in re.findall(r"^\s*class (\w+)", (ROOT / file).read_text(), re.MULTILINE):
+            places[name].append(str(file))
+    assert len(places) > 500
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 

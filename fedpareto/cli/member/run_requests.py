@@ -13,10 +13,14 @@ from fedpareto.cli import completion
 from fedpareto.cli.failure import CommandFailure, answer
 from fedpareto.cli.member.member_command import member_command
 from fedpareto.cli.shared_options import CodeOption
-from worker.home import WorkerHome
-from worker.site.asked_runs import AskedRun, RunsFile
-from worker.site.model_origin import model_origin
-from worker.site.policy import Policy, PolicyError
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from worker.home import WorkerHome
+    from worker.site.asked_runs import AskedRun, RunsFile
+    from worker.site.model_origin import model_origin
+    from worker.site.policy import Policy, PolicyError
+
 
 RunArgument = Annotated[
     str,
@@ -28,7 +32,7 @@ RunArgument = Annotated[
 
 @member_command(PolicyError, keys=False)
 def runs_command(
-    home: WorkerHome,
+    home: "WorkerHome",
     as_json: bool,
     run: Annotated[
         str,
@@ -73,7 +77,7 @@ def runs_command(
 
 
 @member_command(PolicyError, keys=False)
-def approve_command(home: WorkerHome, as_json: bool, run: RunArgument) -> None:
+def approve_command(home: "WorkerHome", as_json: bool, run: RunArgument) -> None:
     """Approve a run, with its present specification.
 
     `worker runs RUN` shows it. A worker that runs tells the coordinator within seconds. A run with another
@@ -84,7 +88,7 @@ def approve_command(home: WorkerHome, as_json: bool, run: RunArgument) -> None:
 
 @member_command(PolicyError, keys=False)
 def refuse_command(
-    home: WorkerHome,
+    home: "WorkerHome",
     as_json: bool,
     run: RunArgument,
     reason: Annotated[str, typer.Option(help="Why; the worker signs it, and the federation's operators see it.")],
@@ -96,7 +100,7 @@ def refuse_command(
     _decide(home, run, "refused", reason, as_json=as_json)
 
 
-def _decide(home: WorkerHome, name: str, owner: str, reason: str, *, as_json: bool) -> None:
+def _decide(home: "WorkerHome", name: str, owner: str, reason: str, *, as_json: bool) -> None:
     with _opened(home) as (file, policy):
         run = _named_run(file, name)
         decided = datetime.now(UTC)
@@ -109,7 +113,7 @@ def _decide(home: WorkerHome, name: str, owner: str, reason: str, *, as_json: bo
     answer(as_json, document, escaped(f"{owner}: run {run.run} ({run.name}) with the specification {run.spec}"))
 
 
-def _named_run(file: RunsFile, name: str) -> AskedRun:
+def _named_run(file: "RunsFile", name: str) -> "AskedRun":
     """The run with this id or name, with the specification that asked last."""
     asked_runs = file.runs(name)
     if not asked_runs:
@@ -121,13 +125,13 @@ def _named_run(file: RunsFile, name: str) -> AskedRun:
     return asked_runs[-1]
 
 
-def _document(run: AskedRun, policy: Policy) -> dict[str, Any]:
+def _document(run: "AskedRun", policy: "Policy") -> dict[str, Any]:
     document = {**asdict(run), **asdict(run.verdict(policy))}
     return {**document, "document": run.document.decode(errors="replace")}
 
 
 @contextmanager
-def _opened(home: WorkerHome) -> Iterator[tuple[RunsFile, Policy]]:
+def _opened(home: "WorkerHome") -> "Iterator[tuple[RunsFile, Policy]]":
     policy = Policy.load(home.policy)
     with closing(RunsFile(home.runs)) as file:
         yield file, policy

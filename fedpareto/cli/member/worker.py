@@ -9,15 +9,8 @@ from typing import Annotated
 
 import typer
 
-from federation.attacks import AttackError, parse_attack
-from federation.directories import DirectoryGone
-from federation.plugins import PluginError
-from federation.sketches import load
-from federation.sketches.base import SketchError
-from federation.tasks import DataError, DataSource, Loading, Part, PartError
 from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
-from fedpareto.cli.logs import to_standard_error
 from fedpareto.cli.member.by_task import (
     ObjectivesOption,
     ProcessesOption,
@@ -28,7 +21,6 @@ from fedpareto.cli.member.by_task import (
     served,
 )
 from fedpareto.cli.member.member_command import DEFAULT_HOME, HomeOption, connecting
-from fedpareto.cli.member.trial import rehearse_round, run_of
 from fedpareto.cli.shared_options import (
     CodeOption,
     PartitionOption,
@@ -39,17 +31,28 @@ from fedpareto.cli.shared_options import (
     SizesOption,
     json_option,
 )
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import event_stream
-from worker.events import Events
-from worker.line.attendance import AttendanceError
-from worker.rotation import RotationError, end_rotation
-from worker.service import Worker, prepare_offers
-from worker.site.policy import Policy, PolicyError
-from worker.site.roster import RosterError
-from worker.threads import WorkerEndedError
-from worker.work.accomplices import Accomplices
-from worker.work.attacker import Attacker
-from worker.work.spool import SpoolError
+
+with on_first_use():
+    from federation.attacks import AttackError, parse_attack
+    from federation.directories import DirectoryGone
+    from federation.plugins import PluginError
+    from federation.sketches import load
+    from federation.sketches.base import SketchError
+    from federation.tasks import DataError, DataSource, Loading, Part, PartError
+    from fedpareto.cli.logs import to_standard_error
+    from fedpareto.cli.member.trial import rehearse_round, run_of
+    from worker.events import Events
+    from worker.line.attendance import AttendanceError
+    from worker.rotation import RotationError, end_rotation
+    from worker.service import Worker, prepare_offers
+    from worker.site.policy import Policy, PolicyError
+    from worker.site.roster import RosterError
+    from worker.threads import WorkerEndedError
+    from worker.work.accomplices import Accomplices
+    from worker.work.attacker import Attacker
+    from worker.work.spool import SpoolError
 
 
 def run(
@@ -172,7 +175,7 @@ def run(
         _run_until_stopped(worker)
 
 
-def _run_until_stopped(worker: Worker) -> None:
+def _run_until_stopped(worker: "Worker") -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
     with failing(AttendanceError, DirectoryGone, PluginError, WorkerEndedError):

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coordinator.aggregation import Aggregate
 from coordinator.aggregation.base import Rule
 from coordinator.aggregation.interface import Objectives, Rows
 from coordinator.aggregation.phases import PhaseReply, Replies, RoundGenerator, Step
@@ -22,6 +21,7 @@ from coordinator.aggregation.secure.settled import Cohort
 from coordinator.aggregation.streaming import Row
 from federation.secure.thresholds import Mode, Thresholds
 from federation.vectors import update_layout, update_rows, write_vectors
+from fedpareto.offline_aggregation import Aggregate
 from tests.paths import REFERENCES
 
 Matrix = NDArray[np.float64]

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coordinator.aggregation import TooFewUpdatesError, aggregate
 from coordinator.aggregation.gram import trimmed_mean
 from coordinator.aggregation.interface import Coordinates
 from coordinator.aggregation.pre import STAGES, apply
 from coordinator.aggregation.streaming import Row
+from fedpareto.offline_aggregation import TooFewUpdatesError, aggregate
 from tests.coordinator.aggregation.peak_memory import must_not_grow
 from tests.coordinator.aggregation.scene import Vector, drawn, need_gpu, rows_of, stored
 from tests.few import few_of

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from coordinator.aggregation import aggregate
 from coordinator.aggregation.base import Rule
 from coordinator.aggregation.interface import Rows
 from coordinator.aggregation.phases import Replies, RoundContext
@@ -18,6 +17,7 @@ from coordinator.aggregation.pre import STAGES, Arc, Bucket, Clip, Nnm, apply
 from coordinator.aggregation.registry import ALGORITHMS, algorithm
 from coordinator.aggregation.rules.krum import Krum
 from federation.spec.run_spec import RunSpec
+from fedpareto.offline_aggregation import aggregate
 from tests.coordinator.aggregation import scene
 
 # Those left out have no coefficients, or no single row for each client.

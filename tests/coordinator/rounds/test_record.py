@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation import aggregate
 from coordinator.aggregation.gram import apply_step, combine, gram
 from coordinator.aggregation.interface import Combination
 from coordinator.aggregation.measures.step_rate import server_rate
@@ -17,6 +16,7 @@ from federation.digests import digest
 from federation.trust.envelope import envelope_digest, verify
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.vectors import model_row, to_bytes, update_layout, update_rows
+from fedpareto.offline_aggregation import aggregate
 from storage.states import RoundState
 from tests.coordinator.aggregation.scene import coefficients_of
 from tests.few import few, few_of

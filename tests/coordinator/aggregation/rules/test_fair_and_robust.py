@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from coordinator.aggregation import TooFewUpdatesError, aggregate
 from coordinator.aggregation.geometry import coordinates
 from coordinator.aggregation.phases import PhaseReply, Replies, RoundContext
 from coordinator.aggregation.pre import STAGES
 from coordinator.aggregation.registry import ALGORITHMS, algorithm
+from fedpareto.offline_aggregation import TooFewUpdatesError, aggregate
 from tests.coordinator.aggregation import scene
 from tests.coordinator.aggregation.scene import losses
 

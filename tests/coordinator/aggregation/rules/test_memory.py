@@ -11,12 +11,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from coordinator.aggregation import TooFewUpdatesError, aggregate
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.phases import Replies, RoundContext, Step
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules.afl import onto_simplex
 from coordinator.aggregation.rules.fedfv import project
+from fedpareto.offline_aggregation import TooFewUpdatesError, aggregate
 from tests.coordinator.aggregation import scene
 
 losses_of = st.lists(st.floats(-1e3, 1e3), min_size=9, max_size=9)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.aggregation import aggregate
 from coordinator.aggregation.qp import min_norm
+from fedpareto.offline_aggregation import aggregate
 from tests.coordinator.aggregation.scene import coefficients_of, matrix
 
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.aggregation import HyperparameterError, aggregate
 from coordinator.aggregation.interface import Rows
 from coordinator.aggregation.measures.step_rate import server_rate
 from coordinator.aggregation.phase_kinds import TrainingPhase
 from coordinator.aggregation.phases import Replies, RoundContext
 from coordinator.aggregation.registry import ALGORITHMS, algorithm
+from fedpareto.offline_aggregation import HyperparameterError, aggregate
 from tests.coordinator.aggregation import scene
 
 # The others need losses or accuracies, or several updates, or have no coefficients.

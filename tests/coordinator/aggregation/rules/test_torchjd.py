@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation import HyperparameterError, TooFewUpdatesError, aggregate
 from coordinator.aggregation.hyperparameters import hyperparameters
 from coordinator.aggregation.phases import Replies, RoundContext
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import torchjd
+from fedpareto.offline_aggregation import HyperparameterError, TooFewUpdatesError, aggregate
 from tests.coordinator.aggregation.scene import Vector, coefficients_of, matrix, reply, stepped
 from tests.harness import python
 
