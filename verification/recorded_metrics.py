@@ -7,10 +7,10 @@ import numpy as np
 
 from federation.aggregation.diagnostics import measure
 from federation.aggregation.metrics.expected_metrics import Expected, RunMetrics, StepFacts
+from federation.aggregation.metrics.step_rate import update_lengths
 from federation.aggregation.phases import Replies, Step
 from federation.record.bundle import BlobAbsent
 from federation.record.results import not_finite
-from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
@@ -154,27 +154,24 @@ class RecordedMetrics:
                 direction = self._measured(signed, step, made, K, measured.at)
         except BlobAbsent as error:
             absent.append(str(error))
-        rows = [
-            row
-            for name in step.replies
-            if name in signed.replies
-            for row in signed.replies[name].manifest.rows
-            if row.name != BUFFERS
-        ]
+        told = {name: recorded_reply(self.run, reply, reads=False) for name, reply in signed.replies.items()}
+        combined = [told[name] for name in step.replies if name in told]
+        named = [told[name] for name in (*step.consulted, *step.replies) if name in told]
         epsilons = [reply.manifest.privacy.epsilon for reply in signed.replies.values()]
-        facts = StepFacts(
-            number=step.round,
-            K=K,
-            coefficients=np.array(step.coefficients),
-            rate=step.rate,
-            weights={part.objective: part.weight for part in step.weights},
-            updates=len(rows),
-            made=made,
-            measured=direction,
-            epsilons=[epsilon for epsilon in epsilons if epsilon],
-        )
         try:
             with np.errstate(all="ignore"):  # numbers of any size
+                facts = StepFacts(
+                    number=step.round,
+                    K=K,
+                    coefficients=np.array(step.coefficients),
+                    rate=step.rate,
+                    weights={part.objective: part.weight for part in step.weights},
+                    updates=sum(len(reply.rows) for reply in combined),
+                    lengths=update_lengths(K, combined, named, private=self.is_private),
+                    made=made,
+                    measured=direction,
+                    epsilons=[epsilon for epsilon in epsilons if epsilon],
+                )
                 return self._computed.of_step(facts)
         except (ArithmeticError, ValueError) as error:
             raise VerificationError(f"no metrics follow from K: {error}") from error

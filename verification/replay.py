@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.aggregation.metrics.replayed_step import Absent, replayed_step
+from federation.aggregation.metrics.step_rate import scheduled_rate
 from federation.aggregation.phases import (
     AlgorithmPhase,
     Asked,
@@ -22,7 +23,6 @@ from federation.aggregation.phases import (
     Step,
     Voided,
 )
-from federation.aggregation.registry import server_rate
 from federation.aggregation.streaming import Row
 from federation.digests import digest
 from federation.record.bundle import BlobAbsent, BundleReader
@@ -154,7 +154,7 @@ def round_context(run: RecordedRun, number: int, layout: Layout | None, state: M
 
     `layout` is that of the model that the round starts from; None where it is not known.
     """
-    spec, server = run.spec, run.spec.server
+    spec = run.spec
 
     def recall(payload: str) -> Row:
         if not run.reads_updates:
@@ -173,7 +173,7 @@ def round_context(run: RecordedRun, number: int, layout: Layout | None, state: M
         encoder=() if layout is None else encoder_columns(spec.parameters.parameters_of(layout)),
         seed=spec.seed,
         local_rate=spec.train.rate(number, spec.rounds),
-        server_rate=server_rate(server.learning_rate, server.decay, number, spec.rounds, server.decay_every),
+        server_rate=scheduled_rate(spec, number),
     )
 
 

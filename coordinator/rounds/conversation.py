@@ -13,9 +13,9 @@ from coordinator.rounds.runs.private import private_facts
 from coordinator.rounds.step import recall
 from federation.aggregation.base import Algorithm
 from federation.aggregation.interface import TooFewUpdatesError
+from federation.aggregation.metrics.step_rate import scheduled_rate
 from federation.aggregation.phases import AlgorithmPhase, Replies, RoundContext, Selected, Step
 from federation.aggregation.qp import UnsolvedError
-from federation.aggregation.registry import server_rate
 from federation.aggregation.secure.evaluation import Means, evaluation
 from federation.aggregation.streaming import one_thread
 from federation.sketches.base import SketchError
@@ -177,7 +177,7 @@ def _context(
             state = fleet.memory(session, current.number, current.base_model).rule
         gone = revoked_clients(session) if not facts.keys else frozenset()
         private = private_facts(session, fleet, current, model, facts.keys)
-    spec, server = fleet.run.spec, fleet.run.spec.server
+    spec = fleet.run.spec
     layout = spec.parameters.parameters_of(model_layout(context.blobs.local(current.base_model)))
     return RoundContext(
         number=current.number,
@@ -192,7 +192,7 @@ def _context(
         encoder=encoder_columns(layout),
         seed=spec.seed,
         local_rate=spec.train.rate(current.number, spec.rounds),
-        server_rate=server_rate(server.learning_rate, server.decay, current.number, spec.rounds, server.decay_every),
+        server_rate=scheduled_rate(spec, current.number),
         selected={
             name: Selected(*facts.clients[name]) for name in current.selected if name in facts.clients.keys() - gone
         },

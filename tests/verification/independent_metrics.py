@@ -32,7 +32,7 @@ PRIME = 2**61 - 1
 LISTED = {*re.findall(r"^\| `(.*?)` \|", (DOCS / "reference/metrics.md").read_text(), re.M)}
 NOT_COMPUTED = re.compile(
     r"bytes/down|iterations|residual|required/missing|backdoor|entropy|objective/.*|preference/.*|private/rule_share"
-    r"|epsilon/clients"
+    r"|epsilon/clients|step/rate"
 )
 OF_DIRECTIONS = {"direction_norm", "descent_min", "descent_share", "stationary"}  # some rules need not measure them
 
@@ -104,6 +104,10 @@ def shortest(K: np.ndarray) -> float:
     return math.sqrt(max(best, 0.0))
 
 
+def lower_median(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
+
+
 def conflicts(K: np.ndarray, prefix: str) -> Numbers:
     lengths = np.sqrt(np.diag(K))
     pairs = [(i, j) for j in range(len(K)) for i in range(j) if K[i, j] < 0]
@@ -147,7 +151,9 @@ def of_step(file: File, step: Any, replies: Sequence[Reply]) -> Numbers:
     epsilons = [reply.said.privacy.epsilon for reply in replies if reply.said.privacy.epsilon]
     if epsilons:
         found["epsilon/samples"] = max(epsilons)
-    if step.rate or not server.get("decay"):
+    if server.get("learning_rate") == "auto" or (server.get("decay") and not step.rate):
+        pass  # of "auto", below; of the others, the schedule is not computed here
+    else:
         found["step/rate"] = step.rate or server.get("learning_rate", 1.0)  # without a direction, nothing moves
     if privacy.get("client_noise"):
         return found
@@ -177,6 +183,11 @@ def of_step(file: File, step: Any, replies: Sequence[Reply]) -> Numbers:
         found["stationarity"] = shortest(updates)
         found["stationarity/relative"] = found["stationarity"] / longest if longest else 0.0
     lengths = np.sqrt(np.diag(updates))
+    if server.get("learning_rate") == "auto" and not server.get("decay"):
+        d = math.sqrt(max(c @ K @ c, 0.0))
+        ends = np.cumsum([sum(row.name != "buffers" for row in reply.said.rows) for reply in named])
+        middle = lower_median([lower_median(one) for one in np.split(lengths, ends[:-1]) if len(one)])
+        found["step/rate"] = min(1.0, middle / d) if d else 1.0
     if not built_in:
         pass
     elif len(c) == len(K) and len(c):
