@@ -1,6 +1,5 @@
-"""The metrics of a bundle's rounds, computed from docs/reference/metrics.md, and the sums of a private evaluation from
-docs/reference/private-protocol.md: with NumPy, `cryptography`, BLAKE3, and the reader of the independent verifier.
-Nothing is imported from the code that computes or checks metrics.
+"""The metrics of a bundle's rounds, computed from docs/reference/metrics.md, with NumPy and the independent verifier's
+reader of bundles. Nothing is imported from the code that computes or checks metrics.
 
 Not computed are numbers that only the coordinator measures, and those that need the algorithm: its own measurements,
 and the entropy and the objectives' metrics where they do not follow from the signed coefficients.
@@ -16,19 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from blake3 import blake3
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from federation.v1 import common_pb2, secure_pb2
+from federation.v1 import common_pb2
 from tests.paths import DOCS
+from tests.verification.independent_evaluation import SPLITS, Numbers, of_private_model
 from tests.verification.independent_verifier import File, must, name_of, step_of
 
-Numbers = dict[str, float]
-SPLITS = ("test", "validation", "train")  # a round is judged by the first that was measured
 ROUNDED = -1e-9  # a cosine that is not below counts as none against the direction
-PRIME = 2**61 - 1
 LISTED = {*re.findall(r"^\| `(.*?)` \|", (DOCS / "reference/metrics.md").read_text(), re.M)}
 NOT_COMPUTED = re.compile(
     r"bytes/down|iterations|residual|required/missing|backdoor|entropy|objective/.*|preference/.*|private/rule_share"
@@ -104,7 +97,8 @@ def shortest(K: np.ndarray) -> float:
     return math.sqrt(max(best, 0.0))
 
 
-def lower_median(values: Sequence[float]) -> float:
+def lower_median(values: Iterable[float]) -> float:
+    values = [*values]
     return sorted(values)[(len(values) - 1) // 2]
 
 
@@ -192,9 +186,9 @@ def of_step(file: File, step: Any, replies: Sequence[Reply]) -> Numbers:
         pass
     elif len(c) == len(K) and len(c):
         found |= direction((K @ c)[: len(own)], math.sqrt(max(c @ K @ c, 0.0)), lengths)
-    elif (d := by_coordinates(file, named)) is not None:
+    elif (middle_of := by_coordinates(file, named)) is not None:
         U = np.array([row for reply in named for row in file.rows(reply.said.payload) or ()])
-        found |= direction(U @ d, float(np.linalg.norm(d)), lengths)
+        found |= direction(U @ middle_of, float(np.linalg.norm(middle_of)), lengths)
     if file.run["algorithm"]["name"] == "fedavg" and (c > 0).all():
         found["entropy"] = float(-(c * np.log(c)).sum())
     if file.run["algorithm"]["name"].startswith("fedmgda") and len(c) == len(K) == len(own) and found["direction_norm"]:
@@ -314,104 +308,6 @@ def improved(replies: Iterable[Reply], before: Iterable[Reply]) -> Numbers:
     }
     both = [math.isfinite(new[name]) and new[name] <= old[name] for name in old if name in new]
     return {"improved": sum(both) / len(both)} if both else {}
-
-
-# --- a private evaluation: the sums under the masks
-
-
-def hashed(*parts: bytes) -> bytes:
-    return blake3(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
-
-
-def words(key: bytes, count: int) -> np.ndarray:
-    """A stream: AES-256-CTR from a zero counter block, as 4-byte words."""
-    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    return np.frombuffer(encryptor.update(bytes(4 * count)), "<u4")
-
-
-def secret(shares: Mapping[int, Sequence[int]], needed: int) -> bytes:
-    """The secret of five elements of F_q, from the shares of the first members, by their points."""
-    points, value = sorted(shares)[:needed], []
-    for place in range(5):
-        total = 0
-        for x in points:
-            weight = 1
-            for other in points:
-                if other != x:
-                    weight = weight * other * pow(other - x, -1, PRIME) % PRIME
-            total += weight * shares[x][place]
-        value.append(total % PRIME)
-    return b"".join(one.to_bytes(8, "little") for one in value)
-
-
-def of_private_model(file: File, replies: Sequence[Reply], split_order: Sequence[str]) -> Numbers:
-    """The metrics of a private evaluation in which all members stayed to the end."""
-    by_stage: dict[str, dict[str, Reply]] = {}
-    for reply in replies:
-        by_stage.setdefault(reply.order.kind, {})[reply.name] = reply
-    members = sorted(by_stage["secure-mask"])
-    must(members == sorted(by_stage["secure-ready"]) == sorted(by_stage["secure-unmask"]), "a member was lost")
-    statements = {
-        stage: {name: secure_pb2.SecureStatement.FromString(reply.said.statement) for name, reply in sent.items()}
-        for stage, sent in by_stage.items()
-    }
-    payloads = {
-        stage: {name: raw(file, sent[name].said.payload) for name in members}
-        for stage, sent in by_stage.items()
-        if stage in ("secure-mask", "secure-unmask")
-    }
-    m = len(members)
-    total = np.array([payload.view("<u4") for payload in payloads["secure-mask"].values()]).sum(axis=0)
-    t, needed = (m - 1) // 3, 2 * m // 3 + 1
-    view = statements["secure-mask"][members[0]].view
-    info = b"fedpareto/v1/secure/self-mask\0" + hashed(view)
-    for place, name in enumerate(members):
-        shares = {
-            point: payloads["secure-unmask"][sender].view("<u8")[5 * place : 5 * place + 5].tolist()
-            for point, sender in enumerate(members, 1)
-        }
-        sigma = secret(shares, needed)
-        must(blake3(b"fedpareto/v1/secure/commit" + sigma).digest() == committed(statements, name), "a mask secret")
-        total = total - words(HKDF(SHA256(), 32, None, info).derive(sigma), len(total))
-    sigma_noise = file.run["privacy"].get("evaluation_noise", 0.1)
-    clip = math.sqrt(len(total)) * (1 + 3 * sigma_noise)
-    a = math.floor(2**32 / m) * 2.0**-32
-    means = total.astype(np.uint32).view(np.int32) * 2.0**-28 / a * clip / m
-    measured = np.min([[*statements["secure-ready"][name].measured] for name in members], axis=0)
-    found: Numbers = {"evaluated": m}
-    if sigma_noise:
-        found["evaluation/noise"] = sigma_noise / math.sqrt((needed - t) * m)
-    by_key = dict(zip(entries(file, split_order), zip(means, measured, strict=True), strict=True))
-    known = {key: min(max(mean, 0.0), 1.0) * most for (key, most), (mean, there) in by_key.items() if there}
-    found |= {f"loss/{key.replace('/loss', '')}": value for key, value in known.items() if key.split("/")[1] == "loss"}
-    of_first = {"accuracy": "accuracy/mean"} | {one.name: f"metric/{one.name}/mean" for one in file.about.metrics}
-    of_first |= {f"accuracy/{name}": f"accuracy/objective/{name}" for name in file.objectives}
-    for name, target in of_first.items():
-        values = [known[f"{split}/{name}"] for split in SPLITS if f"{split}/{name}" in known]
-        found |= {target: values[0]} if values else {}
-    return found
-
-
-def raw(file: File, digest: str) -> np.ndarray:
-    """The bytes of the tensors of a payload."""
-    data = file.blob(digest)
-    must(data is not None, f"the payload {digest} is absent")
-    data = data or b""
-    return np.frombuffer(data[8 + int.from_bytes(data[:8], "little") :], np.uint8)
-
-
-def committed(statements: Mapping[str, Mapping[str, Any]], name: str) -> bytes:
-    return bytes(statements["secure-deal"][name].commitment)
-
-
-def entries(file: File, splits: Iterable[str]) -> Iterator[tuple[str, float]]:
-    """The coordinates of the vector of a private evaluation, with the largest value of each."""
-    suffixes = ["", *(f"/{name}" for name in file.objectives if len(file.objectives) > 1)]
-    for split in splits:
-        for suffix in suffixes:
-            yield f"{split}/loss{suffix}", 10.0
-            yield f"{split}/accuracy{suffix}", 1.0
-        yield from ((f"{split}/{metric.name}", metric.largest) for metric in file.about.metrics)
 
 
 # --- a run

@@ -74,9 +74,12 @@ def test_the_metrics_of_a_run_are_those_of_the_page(name: str) -> None:
 
 
 def test_nothing_of_ours_computes_the_second_values() -> None:
-    tree = ast.parse((Path(__file__).parent / "independent_metrics.py").read_text())
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    here = Path(__file__).parent
+    files = [here / "independent_metrics.py", here / "independent_evaluation.py"]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {one.module or "" for one in imports if isinstance(one, ast.ImportFrom)}
     names |= {alias.name for one in imports if isinstance(one, ast.Import) for alias in one.names}
     ours = {name for name in names if name.partition(".")[0] in {"federation", "verification", "coordinator", "tests"}}
-    assert ours == {"federation.v1", "tests.paths", "tests.verification.independent_verifier"}
+    beside = {f"tests.verification.independent_{name}" for name in ("evaluation", "verifier")}
+    assert ours == {"federation.v1", "tests.paths", *beside}
