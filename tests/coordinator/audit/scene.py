@@ -16,6 +16,7 @@ from federation.record.log_entries import FIRST
 from federation.trust.envelope import sign, verify
 from federation.v1.common_pb2 import CheckpointManifest, LogHead, SignedEnvelope, StepManifest
 from storage import audit
+from storage.blobs import BlobStore
 from storage.database import Database
 from storage.models import Round
 from tests.running import command
@@ -51,8 +52,8 @@ class Recorded:
     def first_round(self, session: Session) -> Round:
         return session.query(Round).filter_by(run_id=self.run, number=0).one()
 
-    def problems(self, *edits: Edit) -> list[str]:
-        """What is found after some edits, which are undone."""
+    def problems(self, *edits: Edit, blobs: BlobStore | None = None) -> list[str]:
+        """What is found after some edits, which are undone; with other blobs than those of the coordinator."""
         home = self.stage.served.home
         checks = EnvelopeChecks(home.federation_id, home.signing.chain)
         newest = self.sequencer.newest
@@ -66,7 +67,7 @@ class Recorded:
             session.expire_all()
             found = [
                 *log_problems(session, home.log_key, newest),
-                *record_problems(session, checks, home.log_key.entry_key, self.stage.blobs),
+                *record_problems(session, checks, home.log_key.entry_key, blobs or self.stage.blobs),
             ]
             session.rollback()
         return [item for item in found if isinstance(item, str)]

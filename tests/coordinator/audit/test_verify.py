@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -15,6 +16,8 @@ from coordinator.audit.checkpoints import LogKey
 from federation.record import log_entries
 from federation.v1.common_pb2 import SignedEnvelope
 from storage import audit
+from storage.blob_directory import DirectoryStore
+from storage.blobs import BlobStore
 from storage.models import Checkpoint, Run
 from tests.compared_metrics import check_exact, watched
 from tests.coordinator.audit.scene import Edit, Recorded, chain_anew, changed, cut, forge, logged, shift
@@ -204,6 +207,27 @@ def test_each_metric_of_a_round_that_is_edited_is_found_and_the_round_named(
         assert found[0].startswith(f"round {recorded.run}/0: the record ")
 
 
+def test_without_blobs_what_follows_from_signed_numbers_is_verified_and_k_is_all_that_the_rule_needs(
+    recorded: Recorded, tmp_path: Path
+) -> None:
+    empty, with_k = DirectoryStore(tmp_path / "empty"), DirectoryStore(tmp_path / "k")
+    for row in recorded.stage.rounds(recorded.run):
+        with_k.put(recorded.stage.blobs.read(row.gram or ""))
+    assert recorded.problems(blobs=empty) == recorded.problems(blobs=with_k) == []
+
+    def edited(name: str, blobs: BlobStore) -> bool:
+        def edit(recorded: Recorded, session: Session) -> None:
+            row = recorded.first_round(session)
+            row.metrics = {**row.metrics, name: 0.5}
+
+        return [f"the record says {name} = 0.5" in problem for problem in recorded.problems(edit, blobs=blobs)] == [
+            True
+        ]
+
+    assert [edited(name, empty) for name in ("accuracy/mean", "entropy", "descent_min")] == [True, False, False]
+    assert [edited(name, with_k) for name in ("accuracy/mean", "entropy", "descent_min")] == [True] * 3
+
+
 @pytest.mark.parametrize("name", every(3, OF_THE_RECORD))
 def test_an_edited_record_is_found_and_the_row_named(recorded: Recorded, name: str) -> None:
     edits, expected = OF_THE_RECORD[name]
@@ -261,3 +285,23 @@ def test_entries_are_in_the_log_within_a_second_of_their_facts(recorded: Recorde
     before = stage.look(audit.size)
     stage.submit(spec("another", "nobody-offers-this"), paused=True)
     wait_for(lambda: stage.look(audit.size) > before, "the submission to be chained")
+
+
+def test_each_wrong_round_of_each_run_is_named(recorded: Recorded) -> None:
+    run, players = recorded.stage.begin("ann", "ben", rounds=2)
+    recorded.stage.complete(run, *players)
+    found = recorded.problems("update rounds set metrics = '{}' where state = 'COMPLETED'")
+    assert [problem.partition(": ")[0] for problem in found] == sorted(
+        f"round {one}/{number}" for one in (run, recorded.run) for number in (0, 1)
+    )
+    assert all("the record lacks" in problem for problem in found)
+
+
+def test_rounds_that_are_under_way_have_no_problems(recorded: Recorded) -> None:
+    run, players = recorded.stage.begin("ann", "ben", more="selection.minimum = 2")
+    for player in players:
+        player.reply(player.order())
+        assert recorded.problems() == []  # while the others train; and then, with a step that nobody has measured yet
+    players[0].reply(players[0].order())
+    assert recorded.problems() == []
+    recorded.stage.complete(run, *players)

@@ -14,6 +14,7 @@ from federation.aggregation.phases import RoundContext, RoundGenerator, Step, Vo
 from federation.vectors import RowFile, update_rows
 from storage.models import AuditEntry
 from storage.states import RoundState, RunState
+from tests.compared_metrics import differences
 from tests.coordinator.rounds.scene import Averaging, at, fail, once, register
 from tests.running import refused
 from tests.stage import Player, Stage
@@ -185,6 +186,7 @@ def test_a_member_that_is_revoked_after_a_voided_attempt_does_not_stop_the_next_
     assert sorted(stage.replies(run, 0, 1)) == ["ben", "cleo"]
     stage.wait_state(run, RunState.COMPLETED)
     assert len(verified(stage, run, tmp_path)) == 1
+    assert differences(stage, run) == []  # the code of the rule is the operator's own
 
 
 def test_a_step_may_be_a_vector_that_is_combined_already(stage: Stage) -> None:

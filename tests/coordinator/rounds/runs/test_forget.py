@@ -9,6 +9,7 @@ from federation.v1.common_pb2 import AssignmentManifest
 from storage.records import RunMemory
 from storage.retention import collect
 from storage.states import RoundState
+from tests.compared_metrics import differences
 from tests.running import refused
 from tests.stage import Player, Stage, reply
 from tests.verification.scene import Edited, checked, exported
@@ -62,6 +63,7 @@ def test_payloads_are_removed_and_signed_messages_stay(stage: Stage, tmp_path: P
     assert ["the rule's 2 coefficients" in one.words for one in found] == [True] * 4
     assert [len(one.missing) for one in found] == [1] * 4
     assert all(one.missing[0].endswith("is not in the bundle (forgotten: ann)") for one in found)
+    assert differences(stage, run) == []
 
 
 def test_what_the_algorithm_of_a_run_still_reads_is_kept_until_the_run_ends(stage: Stage) -> None:
