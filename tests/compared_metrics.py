@@ -58,4 +58,4 @@ def differences(stage: Stage, run: str) -> list[str]:
     with stage.served.database.read() as session:
         check = RoundsCheck(session, checks, stage.blobs)
         rows = session.scalars(select(Round).where(Round.run_id == run).order_by(Round.number)).all()
-        return [problem for row in rows for problem in check.problems(row, checks.of_round(session, row).opened)]
+        return [problem for row in rows for problem in check.problems(row, checks.of_round(session, row))]

@@ -1,12 +1,13 @@
 """Verifies who was asked in a round, for which work, and that enough replied: what no rule's arithmetic depends on."""
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from google.protobuf.message import DecodeError, Message
 
 from federation.aggregation.phases import AlgorithmPhase
-from federation.record.bundle import BundleReader, has_unknown_fields
+from federation.record.bundle import has_unknown_fields
 from federation.record.rounds import OpenedRound
 from federation.spec.run_sections import replies_needed
 from federation.spec.run_spec import RunSpec
@@ -19,6 +20,7 @@ from federation.work.evaluate.work import Evaluate
 from federation.work.registry import Kind, encode, kind, statement_problem
 from federation.work.secure.terms import SessionStage
 from verification.errors import VerificationError
+from verification.recorded_run import RecordedRun
 
 _STATES = tuple(name.removeprefix("RUN_STATE_") for name in RunState.keys()[1:])
 
@@ -145,17 +147,25 @@ def _check_known(message: type[Message], data: bytes, holder: str) -> None:
         raise VerificationError(f"{holder} has a field that this release does not know: use the release that wrote it")
 
 
-def check_admitted(
-    spec: RunSpec, objectives: Sequence[str], clients: Container[str], orders: Iterable[AssignmentManifest]
-) -> None:
-    """Checks that a run may ask the clients of some assignments, for these objectives. Raises VerificationError.
+def round_problems(run: RecordedRun, opened: OpenedRound, model: str) -> Iterator[str]:
+    """Describes what contradicts the specification in the signed messages of a round, whatever its step.
 
-    `clients` are those that have certificates.
+    One sentence for each check that fails; `model` is the digest of the model that members measure.
     """
+    for check in (check_admitted, check_answered, partial(check_asks_for_evaluation, model=model)):
+        try:
+            check(run, opened)
+        except VerificationError as error:
+            yield str(error)
+
+
+def check_admitted(run: RecordedRun, opened: OpenedRound) -> None:
+    """Checks that a run may ask the clients of a round, for these objectives. Raises VerificationError."""
+    spec, objectives = run.spec, run.objectives
     selection = spec.selection
-    for order in orders:
+    for order in (exchange.assignment.manifest for exchange in opened.exchanges):
         name, serves = order.client_id, list(order.objectives)
-        if name not in clients:
+        if name not in run.clients:
             raise VerificationError(f"{name[:80]!r} was asked, and no certificate names it")
         if name in selection.exclude or (selection.members and name not in selection.members):
             raise VerificationError(
@@ -225,15 +235,14 @@ class Crowd:
             )
 
 
-def check_asks_for_evaluation(
-    bundle: BundleReader, spec: RunSpec, opened: OpenedRound, model: str, *, private: bool
-) -> None:
+def check_asks_for_evaluation(run: RecordedRun, opened: OpenedRound, model: str) -> None:
     """Checks the assignments that evaluate the new model of a round; `model` is its digest.
 
     Raises VerificationError.
     """
-    work = encode(Evaluate(splits=spec.evaluated, metrics=metrics_of(bundle.about))) if spec.evaluated else b""
-    size = bundle.size(model) if bundle.has(model) else None
+    spec, private = run.spec, run.spec.privacy.secure != "off"
+    work = encode(Evaluate(splits=spec.evaluated, metrics=run.kinds)) if spec.evaluated else b""
+    size = run.blobs.size(model) if run.reads_updates and run.blobs.has(model) else None
     for phase in opened.phases:
         if not phase.evaluates:
             continue
@@ -252,7 +261,7 @@ def check_asks_for_evaluation(
                 raise VerificationError(f"{name} asks for another evaluation than the specification")
 
 
-def check_answered(bundle: BundleReader, spec: RunSpec, opened: OpenedRound) -> None:
+def check_answered(run: RecordedRun, opened: OpenedRound) -> None:
     """Checks the payloads that were asked for, and payloads and statements of accepted replies.
 
     Raises VerificationError.
@@ -280,7 +289,7 @@ def check_answered(bundle: BundleReader, spec: RunSpec, opened: OpenedRound) -> 
         for answer in exchange.accepted:
             said = answer.reply.manifest
             needed = _work(order.kind).needs_samples
-            if said.samples > spec.limits.samples or (needed and not said.samples):
+            if said.samples > run.spec.limits.samples or (needed and not said.samples):
                 raise VerificationError(
                     f"{answer.reply.name} claims {said.samples} samples; limits.samples refuses that"
                 )
@@ -288,12 +297,12 @@ def check_answered(bundle: BundleReader, spec: RunSpec, opened: OpenedRound) -> 
                 raise VerificationError(
                     f"{answer.reply.name} must have a payload if its assignment asks for rows, and only then"
                 )
-            if said.payload and bundle.has(said.payload):
-                rows = bundle.rows(said.payload)
+            if said.payload and run.reads_updates and run.blobs.has(said.payload):
+                rows = run.blobs.rows(said.payload)
                 sent = [(name, row.dtype, row.length) for name, row in rows.items()]
                 if sent != [(row.name, row.dtype, row.length) for row in said.rows]:
                     raise VerificationError(f"{answer.reply.name} has a payload of other rows than it says")
-                if bundle.size(said.payload) != said.payload_bytes:
+                if run.blobs.size(said.payload) != said.payload_bytes:
                     raise VerificationError(f"{answer.reply.name} has a payload of another size than it says")
             if problem := statement_problem(order.kind, order.work, said.statement):
                 raise VerificationError(f"{answer.reply.name}: {problem}")

@@ -44,6 +44,11 @@ class ReplayState:
         vectors: dict[str, str] = self.memory.get("vectors", {})
         return vectors
 
+    @property
+    def evaluated(self) -> str:
+        """The digest of the model that members measure: the mean of the models, or the newest one."""
+        return self.vectors.get(AVERAGE, self.model)
+
 
 def canonical(value: Any) -> bytes:
     """JSON in the one form from which digests are made."""

@@ -16,7 +16,7 @@ from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
 from verification.arithmetic import Matrix, panels
 from verification.errors import VerificationError
-from verification.model import AVERAGE, ReplayState, combined_rows, stands_still
+from verification.model import ReplayState, combined_rows, stands_still
 from verification.private import private_means
 from verification.recorded_run import RecordedRun
 from verification.replay import read_gram, recorded_reply
@@ -95,7 +95,7 @@ class RecordedMetrics:
         """
         signed, recorded = measured.signed, measured.recorded
         self._check_asked(signed)
-        model = measured.after.vectors.get(AVERAGE, measured.after.model)
+        model = measured.after.evaluated
         absent: list[str] = []
         expected = Expected()
         unmeasured = False

@@ -1,6 +1,6 @@
 """The facts of a run that never change, as a verifier reads them from a bundle or from a coordinator's database."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,9 @@ class RecordedBlobs(Protocol):
 
     def blob(self, digest: str, limit: int, /) -> bytes:
         """The bytes of a blob of at most `limit` bytes."""
+
+    def size(self, digest: str, /) -> int:
+        """The size of a blob in bytes."""
 
     def rows(self, digest: str, /) -> Mapping[str, RowFile]:
         """The rows of a payload, by name."""
@@ -45,6 +48,7 @@ class RecordedRun:
         rule: its algorithm.
         objectives: of the task, in its order.
         kinds: the metrics of the task, beside loss and accuracy.
+        clients: the ids of those that have keys.
         chain: gives the signing keys of a client; None for an unknown client.
         reads_updates: False if rules are evaluated on K and on signed numbers alone, and never read an update.
     """
@@ -59,5 +63,6 @@ class RecordedRun:
     rule: Algorithm
     objectives: tuple[str, ...]
     kinds: tuple[MetricKind, ...]
+    clients: Container[str]
     chain: Callable[[str], KeyChain | None]
     reads_updates: bool = True

@@ -44,7 +44,7 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class BundleRunFacts(RecordedRun):
-    """The facts of the run of a bundle; `clients` are the keys of those that have certificates."""
+    """The facts of the run of a bundle; `clients` has the keys of those that have certificates."""
 
     bundle: BundleReader
     clients: Mapping[str, KeyChain]

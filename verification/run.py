@@ -26,19 +26,16 @@ from federation.v1.record_pb2 import RoundRecord
 from verification.arithmetic import Matrix, check_gram, gram
 from verification.assignments import (
     RunCourse,
-    check_admitted,
-    check_answered,
-    check_asks_for_evaluation,
     check_description,
     check_in_order,
     metrics_of,
+    round_problems,
     watched,
 )
 from verification.errors import VerificationError, Verified
 from verification.keys import Keys, read_keys
 from verification.log import RunLog, read_log
 from verification.model import (
-    AVERAGE,
     ReplayState,
     canonical,
     check_begins,
@@ -118,10 +115,9 @@ class OpenedRun:
                 opened = self.reader.read(record, at.model, at.previous_step)
                 signed = SignedRound.of(opened, log.gone(opened))
                 verified, at = self._round(record, opened, signed, at, metrics)
-                self._check_fits(opened, signed)
+                model = at.evaluated
+                self._check_fits(opened, model)
                 log.check_logged(opened, record.reason)
-                model = at.vectors.get(AVERAGE, at.model)
-                check_asks_for_evaluation(bundle, spec, opened, model, private=spec.privacy.secure != "off")
                 course.check_goes_on(record)
                 named |= _named(opened, at)
                 grams |= {signed.step.gram} if signed.step is not None else set()
@@ -271,10 +267,10 @@ class OpenedRun:
         return found
 
     @names_of_others()
-    def _check_fits(self, opened: OpenedRound, signed: SignedRound) -> None:
+    def _check_fits(self, opened: OpenedRound, model: str) -> None:
         """Checks the parts of a round on which its step does not depend. Raises VerificationError."""
-        check_admitted(self.facts.spec, self.facts.objectives, self.facts.clients, signed.orders)
-        check_answered(self.facts.bundle, self.facts.spec, opened)
+        for problem in round_problems(self.facts, opened, model):
+            raise VerificationError(problem)
 
 
 def _named(opened: OpenedRound, after: ReplayState) -> set[str]:

@@ -1,6 +1,7 @@
 """What members of private rounds should have refused is found on record, in voided attempts too."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.federation.work.scene import Cast, cast, document, play
 from tests.verification.record_vectors import vector
 from verification.assignments import check_answered
 from verification.errors import VerificationError
+from verification.run import OpenedRun
 
 VICTIM = "silo-03"
 Message = SecureMaskWork | SecureConfirmWork | SecureDealWork
@@ -207,7 +209,8 @@ def test_a_field_that_nobody_knows_is_found_in_what_signed_messages_hold_as_byte
         exchange = OpenedExchange(assignment=assignment, decline=None, answers=(answer,))
         phase = OpenedPhase(number=0, decides=True, evaluates=False, exchanges=(exchange,))
         with BundleReader(vector("open")) as bundle:
-            check_answered(bundle, spec, OpenedRound(phases=(phase,), step=None, skipped=None))
+            run = replace(OpenedRun.of(bundle).facts, spec=spec)
+            check_answered(run, OpenedRound(phases=(phase,), step=None, skipped=None))
 
     answered()
     terms = SecureReadyWork.FromString(order.work).terms

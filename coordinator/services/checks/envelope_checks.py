@@ -34,6 +34,7 @@ from federation.trust.key_chain import KeyChain, whole_chain
 from federation.trust.proofs import UNSIGNED
 from federation.v1 import admin_pb2 as messages
 from federation.v1.common_pb2 import SignedEnvelope
+from federation.v1.record_pb2 import RoundRecord
 from storage import models
 
 _MAX_VALUE = 100  # characters of a value in a message
@@ -59,11 +60,13 @@ class CheckedRound:
     """The checks of a round.
 
     Attributes:
-        opened: the round; a simulated one has no phases here.
+        record: the round; a simulated one has no phases here.
+        opened: the same, opened.
         envelopes: by phase and client: assignment, decline, then each reply with its receipt.
         step: the check of the step; None without one.
     """
 
+    record: RoundRecord
     opened: OpenedRound
     envelopes: tuple[CheckedEnvelope, ...]
     step: messages.EnvelopeCheck | None
@@ -119,8 +122,9 @@ class EnvelopeChecks:
         phases = recorded_phases(session, row.round_id)
         reader = RecordReader(self._signers(session), self._facts(row.run))
         known = {phase.number: [_known(assignment) for assignment in phase.assignments] for phase in phases}
+        record = round_record(row, [] if simulated else phases)
         opened = reader.read(
-            round_record(row, [] if simulated else phases),
+            record,
             row.base_model,
             newest_step(session, row.run_id, before=row.number),
             known,
@@ -136,7 +140,7 @@ class EnvelopeChecks:
                 else:
                     envelopes += _exchange_checks(opened.phases[number].exchanges[index], assignment, phase.number)
         step = None if opened.step is None else self._step(session, row, opened.step)
-        return CheckedRound(opened, tuple(envelopes), step)
+        return CheckedRound(record, opened, tuple(envelopes), step)
 
     def _step(self, session: Session, row: models.Round, step: Opened[Any]) -> messages.EnvelopeCheck:
         """The check of a step, which also names no reply that is not on record."""

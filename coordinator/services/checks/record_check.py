@@ -131,7 +131,7 @@ def record_problems(session: Session, checks: EnvelopeChecks, key: bytes, blobs:
                 subject = f"the {envelope.check.kind} of {envelope.client_id} in phase {envelope.check.phase}"
                 yield f"round {round_name}: {subject}: {envelope.check.reason}: {envelope.check.message}"
         yield from log.problems(round_name, checked.opened)
-        for problem in verified.problems(row, checked.opened):
+        for problem in verified.problems(row, checked):
             yield f"round {round_name}: {problem}"
         yield count
         session.expunge_all()

@@ -13,18 +13,19 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.replies.revoked import REVOKED
-from coordinator.services.checks.envelope_checks import EnvelopeChecks
+from coordinator.services.checks.envelope_checks import CheckedRound, EnvelopeChecks
 from federation.aggregation.interface import HyperparameterError
 from federation.aggregation.registry import algorithm
 from federation.record.bundle import BlobAbsent
-from federation.record.rounds import OpenedRound
 from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.trust.key_chain import KeyChain
+from federation.trust.proofs import UNSIGNED
 from federation.vectors import File, Layout, RowFile, model_layout, update_rows
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
 from storage.models import Assignment, Client, Phase, Round, Run
 from storage.states import ClientState, RoundState, RunState
+from verification.assignments import check_in_order, round_problems
 from verification.errors import VerificationError
 from verification.model import ReplayState, check_begins
 from verification.private import refusable_orders
@@ -41,6 +42,9 @@ _LEFT_OUT = (
     .where(Phase.round_id == bindparam("round"), ~Phase.decides)
     .where(Assignment.reason == REVOKED, Client.state == ClientState.REVOKED)
 )
+
+
+_ENDED = (RoundState.COMPLETED, RoundState.SKIPPED)
 
 
 class StoredBlobs:
@@ -62,6 +66,13 @@ class StoredBlobs:
             except (BlobMissing, BlobCorrupt, ValueError):
                 raise BlobAbsent(digest) from None
         return self._newest[1]
+
+    def size(self, digest: str, /) -> int:
+        """The size of a blob in bytes. Raises BlobAbsent."""
+        try:
+            return self._blobs.stat(digest).size
+        except BlobMissing:
+            raise BlobAbsent(digest) from None
 
     def rows(self, digest: str, /) -> Mapping[str, RowFile]:
         """The rows of a payload. Raises BlobAbsent; VerificationError if it is malformed."""
@@ -88,13 +99,14 @@ class StoredBlobs:
 class _OfRun:
     """The run whose rounds are verified, and its memory after the last one.
 
-    `spec` is None if it cannot be read. `metrics` is None if nothing can be compared any more: a message, the
-    specification or the algorithm is wrong.
+    `spec` is None if it cannot be read, and `run` if its algorithm cannot be loaded either. `metrics` is None if they
+    cannot be compared any more: a message is wrong.
     """
 
     run_id: str
     spec: RunSpec | None
     problem: str
+    run: RecordedRun | None
     metrics: RecordedMetrics | None
     memory: Mapping[str, Any]
 
@@ -108,12 +120,12 @@ class RoundsCheck:
     blobs: BlobStore
     _of: _OfRun | None = None
 
-    def problems(self, row: Round, opened: OpenedRound) -> Iterator[str]:
-        """Describes each order of a private round that members should have refused, and the first wrong metric.
+    def problems(self, row: Round, checked: CheckedRound) -> Iterator[str]:
+        """Describes each check of a round that fails, and the first wrong metric.
 
         Metrics are not compared from a round on whose messages are not verified: later ones may depend on it.
         """
-        of = self._of
+        of, opened = self._of, checked.opened
         if of is None or of.run_id != row.run_id:
             of = self._of = self._run(row.run)
         if of.spec is None:
@@ -121,7 +133,15 @@ class RoundsCheck:
             return
         yield from refusable_orders(of.spec, opened)
         metrics, of.metrics = of.metrics, None  # nothing of the run is compared any more, unless this round could be
-        if metrics is None or any(envelope.problem is not None for envelope in opened.envelopes):
+        if of.run is None or any(envelope.problem is not None for envelope in opened.envelopes):
+            return
+        if row.state in _ENDED:
+            try:
+                check_in_order(checked.record, of.spec)
+            except VerificationError as error:
+                yield str(error)
+        yield from round_problems(of.run, opened, _after(row).evaluated)
+        if metrics is None:
             return
         try:
             with np.errstate(all="ignore"):  # numbers of any size
@@ -139,7 +159,6 @@ class RoundsCheck:
     def _compared(self, of: _OfRun, metrics: RecordedMetrics, row: Round, signed: SignedRound) -> str:
         """The first difference of the metrics of a round, as text. Raises VerificationError if none follow."""
         at = ReplayState(model=row.base_model, memory=of.memory)
-        after = ReplayState(model=row.result_model or row.base_model, memory=row.state_after)
         made = None
         if signed.step is not None:
             check_begins(signed.step, at)
@@ -152,8 +171,8 @@ class RoundsCheck:
                 signed=signed,
                 made=made,
                 at=at,
-                after=after,
-                cut_short=row.state not in (RoundState.COMPLETED, RoundState.SKIPPED) or self._cut_short(row),
+                after=_after(row),
+                cut_short=row.state not in _ENDED or self._cut_short(row),
                 left_out=lambda: self._left_out(row, signed, private=metrics.evaluates_privately),
             )
         )
@@ -185,11 +204,11 @@ class RoundsCheck:
         try:
             spec = RunSpec.parse(row.spec)
         except SpecError as error:
-            return _OfRun(row.run_id, None, f"the specification of its run: {error}", None, {})
+            return _OfRun(row.run_id, None, f"the specification of its run: {error}", None, None, {})
         try:
             rule = algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
         except (HyperparameterError, LookupError):
-            return _OfRun(row.run_id, spec, "", None, {})
+            return _OfRun(row.run_id, spec, "", None, None, {})
         run = RecordedRun(
             source="record",
             blobs=StoredBlobs(self.blobs),
@@ -201,10 +220,11 @@ class RoundsCheck:
             rule=rule,
             objectives=tuple(row.objectives),
             kinds=row.metrics,
+            clients=frozenset(self.session.scalars(select(Client.client_id).where(Client.signing_key != UNSIGNED))),
             chain=self._chain,
             reads_updates=False,
         )
-        return _OfRun(row.run_id, spec, "", RecordedMetrics(run), {})
+        return _OfRun(row.run_id, spec, "", run, RecordedMetrics(run), {})
 
     def _chain(self, client_id: str) -> KeyChain | None:
         """The keys of a client; None if they are not known."""
@@ -213,3 +233,8 @@ class RoundsCheck:
             return None if client is None else self.checks.keys(self.session, client)
         except Refusal:
             return None
+
+
+def _after(row: Round) -> ReplayState:
+    """The state of the run after a round."""
+    return ReplayState(model=row.result_model or row.base_model, memory=row.state_after)
