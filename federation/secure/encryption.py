@@ -12,6 +12,7 @@ from federation.secure.errors import Fault, Malformed
 
 TAG = 16
 """Bytes by which a ciphertext is longer than its plaintext."""
+# Section 2a: fixed, so a key that encrypts twice gives away the difference of both plaintexts.
 _NONCE = bytes(12)
 
 
@@ -28,5 +29,6 @@ def decrypt(key: bytes, ciphertext: bytes, view: bytes) -> bytes:
     """
     try:
         return ChaCha20Poly1305(key).decrypt(_NONCE, ciphertext, view)
+    # Section 2.4: a bad ciphertext is the dealer's fault, and has one reason. ValueError: it is shorter than its tag.
     except (InvalidTag, ValueError) as error:
         raise Malformed(Fault.NOT_AUTHENTIC, f"a ciphertext of {len(ciphertext)} bytes is not authentic") from error
