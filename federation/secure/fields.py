@@ -135,7 +135,7 @@ def fixed(x: Reals, bits: int) -> Integers:
     # Before the conversion: as an integer, NaN is an arbitrary number that would be shared and summed like any other.
     if not np.isfinite(scaled).all():
         raise Malformed(Fault.NON_FINITE, "a value is not finite")
-    # A larger one wraps in int64, and a vector that is too long would look short.
+    # Beyond 2^63 int64 wraps, and a vector that is too long would look short.
     if (np.abs(scaled) >= 2.0**62).any():
         raise Malformed(Fault.RANGE, f"a value does not fit into 62 bits with {bits} fractional bits")
     return scaled.astype(np.int64)

@@ -270,7 +270,7 @@ class _Answers:
         if reply.envelope in self.inputs:
             encrypted = given.pop(CIPHERTEXTS, None) is not None
             shared = {name: (digest(content), len(content)) for name, content in phase.inputs().items()}
-            # Verify 14: the inputs follow from the stages before. Other envelopes at DEAL or UNMASK would be another
+            # Verify, 14: the inputs follow from the stages before. Other envelopes at DEAL or UNMASK would be another
             # question.
             if given != shared or encrypted != (getattr(phase, "ciphertexts", None) is not None):
                 raise UnverifiedSession(f"{reply.client_id} was given other inputs than follow from the record")

@@ -106,7 +106,7 @@ class _Session:
             shown = PublicKeys(reply.statement.keys[: hashing.KEY], reply.statement.keys[hashing.KEY :])
             try:
                 check_keys([shown], {key for both in keys.values() for key in (both.c, both.s)})
-            except Malformed as error:  # a key that another member has shown; the later sender is a dropout
+            except Malformed as error:  # a key that another member has shown; the later one is a dropout
                 self._alarm(reply.client_id, str(error))
                 continue
             ready_replies[reply.client_id], keys[reply.client_id] = reply, shown

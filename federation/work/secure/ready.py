@@ -185,8 +185,8 @@ class Ready(Work):
         return replace(
             result,
             rows={},
-            seconds=0.0,  # section 2d: a computation that fails takes another time
-            losses=result.losses if "loss" in agreed.disclose else {},  # section 3, rule 0
+            seconds=0.0,  # section 2d: the time would tell that a computation failed
+            losses=result.losses if "loss" in agreed.disclose else {},  # section 3, rule 0: as above
             metrics=metrics,
             statement=Statement(
                 session=self.session,

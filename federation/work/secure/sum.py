@@ -236,8 +236,8 @@ class Unmask(StageWork):
             try:
                 key = confirm_key(channel(journal, name), final, name, me)
                 held[name] = CheckShares.from_bytes(encryption.decrypt(key, ciphertext, final))
-            # Section 2.7: a decline that names the dealer. A check sum without it would show, by the difference, its T
-            # u.
+            # Section 2.7: a decline that names the dealer. The difference to a check sum without it would show its
+            # second sketch.
             except Malformed as error:
                 raise WorkError(f"the shares of {name}: {error}", reason=f"bad-share:{name}") from error
         return [held[name] for name in self.members]
