@@ -27,6 +27,13 @@ _DIRECTIVES = ("noqa", "type:", "no mutant")  # comments for tools
 _NO_CODE = {COMMENT, NL, NEWLINE, INDENT, DEDENT, ENDMARKER, ENCODING}
 
 
+def files(*places: str) -> list[Path]:
+    """The Python files of directories, without generated ones, and single files."""
+    paths = (ROOT / place for place in places)
+    found = (file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("*.py"))))
+    return [file for file in found if GENERATED not in file.parents]
+
+
 def code_lines(file: Path) -> int:
     """The number of lines of code of a Python file."""
     with file.open("rb") as source:
@@ -64,9 +71,8 @@ def main() -> None:
     options = parser.parse_args()
     places, total, total_comments = options.directories or (PRIVATE_ROUNDS if options.comments else HOUSE), 0, 0
     for place in places:
-        path = ROOT / place
-        files = [path] if path.is_file() else [file for file in path.rglob("*.py") if GENERATED not in file.parents]
-        count, reasons = sum(map(code_lines, files)), sum(map(comments, files)) if options.comments else 0
+        counted = files(place)
+        count, reasons = sum(map(code_lines, counted)), sum(map(comments, counted)) if options.comments else 0
         total, total_comments = total + count, total_comments + reasons
         print(_row(place, count, reasons if options.comments else None))
     print(_row("in all", total, total_comments if options.comments else None))

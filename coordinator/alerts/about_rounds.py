@@ -232,7 +232,7 @@ class RoundFacts:
                     AlertSeverity.WARNING,
                     f"{name} worked against the step in {streak.count} rounds in a row: in round {streak.last} the "
                     f"cosine between its update and the step was {streak.value:.2f}",
-                    "it attacks, or its data or labels differ from the others': ask the member what its data are",
+                    "its data or labels differ from the others', or it attacks: ask the member what its data are",
                     streak.first,
                     streak.last,
                     name,
@@ -259,8 +259,9 @@ class RoundFacts:
                 AlertSeverity.WARNING,
                 f"the updates of {name} were up to {_times(norm.worst)} times as long as the median of the members', "
                 f"in {counted(norm.rounds.count, 'round')}, last in round {norm.rounds.last}",
-                "it attacks, or trains at another rate or on wrong data; a rule that normalises updates, such as "
-                "fedmgda+, gives a long update no more influence",
+                "it has few samples or wrong data, trains at another rate, has minibatches that are too small for "
+                "BatchNorm, or attacks: ask the member; a rule that normalises updates, such as fedmgda+, gives a long "
+                "update no more influence",
                 norm.rounds.first,
                 norm.rounds.last,
                 name,

@@ -129,6 +129,24 @@ def test_a_member_with_wrong_data_ends_local_with_the_reason_of_its_worker(made:
     assert "site-b/visits.csv: a header, then patient, 6 numbers, 0 or 1" in done.stderr
 
 
+@pytest.mark.full
+def test_local_tries_the_smallest_minibatch_of_the_run_before_it_begins(made: Path, tmp_path: Path) -> None:
+    """The small form is in `federation/training/test_batch_statistics.py`: the same trial at the start of a worker."""
+    (tmp_path / "own.py").write_text(
+        "import torch\nfrom visits import Visits\n\nclass Own(Visits):\n    def model(self):\n"
+        "        return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))\n"
+    )
+    text = (made / "tabular" / "run.toml").read_text().replace("visits:Visits", "own:Own")
+    spec = tmp_path / "run.toml"
+    spec.write_text(f'{text.replace("batch_size = 10", "batch_size = 1")}\n[parameters]\nbuffers = "averaged"\n')
+    done = fedpareto(
+        "local", spec, *arguments(made / "tabular"), "--code", tmp_path, "--dir", tmp_path / "real", code=1
+    )
+    assert "ended with exit code" in done.stderr
+    assert "a minibatch would have one sample (" in done.stderr
+    assert "use another train.batch_size, more samples, or a model with GroupNorm or LayerNorm" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("members", "says"),
     [

@@ -128,6 +128,7 @@ def test_a_member_whose_update_is_ten_times_as_long_as_the_median_is_named_with_
     assert (fact.kind, fact.client_id, fact.began) == (AlertKind.NORM_OUTLIER, "c", at(1))
     assert (fact.first_round, fact.last_round) == (1, 2)
     assert "up to 121 times as long as the median of the members', in 2 rounds, last in round 2" in fact.message
+    assert fact.remedy.startswith("it has few samples or wrong data, trains at another rate, has minibatches that")
 
 
 def test_an_outlier_ends_after_ten_replies_of_the_member_without_another_one() -> None:
