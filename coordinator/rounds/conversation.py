@@ -61,7 +61,7 @@ def hold_evaluation(fleet: Fleet, current: Round, model: str, number: int, clien
     """The evaluation of a model in a run with private rounds, whose first phase has this number.
 
     Raises:
-        Held, Skipped, Voided: as `hold`.
+        Held, Skipped, Voided: as `run_phases`.
         RevokedMeanwhile: a member whose reply entered was revoked.
     """
     facts = _facts(fleet, current, number, clients)

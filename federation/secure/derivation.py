@@ -2,12 +2,11 @@
 
 KDF(secret, label, context) = HKDF-SHA256 without salt, 32 bytes, info = "fedpareto/v1/secure/" label 0x00 H(context).
 
-Each function below is one row of the table. Pairs of ids stand in the order of their UTF-8 bytes. Where the table says
-"other randomness, its purpose, the latest view", the purposes are those of `Purpose`: all that a member draws at DEAL
-(`SHARES`, view1; first for the mask secrets, then for the sketch), the noise of an opening (`NOISE`,
-view_open), all that it draws at CONFIRM (`CHECK_SHARES`, final), its training (`TRAINING`, session), its direction
-after a failed one (`FAILED`, session), the blur of its update (`BLUR`, view1) and its noise on an evaluation
-(`EVALUATION`, view_mask).
+Each function below is one row of the table. Pairs of ids stand in the order of their UTF-8 bytes. `Purpose` has
+the rows of the member's own secret: its keys and mask secrets (session), all that it draws at DEAL (`SHARES`, view1;
+first for the mask secrets, then for the sketch), the noise of an opening (`NOISE`, view_open), all that it draws at
+CONFIRM (`CHECK_SHARES`, final), its training (`TRAINING`, session), its direction after a failed one (`FAILED`,
+session), the blur of its update (`BLUR`, view1) and its noise on an evaluation (`EVALUATION`, view_mask).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Ciphertexts between members (section 2a).
 
 ChaCha20-Poly1305 with a nonce of 12 zero bytes: every key is derived for one sender, one receiver and one view, and
-encrypts one plaintext. The associated data is the view: view1 at DEAL, final at CONFIRM. `dealing` and `verification`
+encrypts one plaintext. The associated data is the view: view1 at DEAL, final at CONFIRM. `dealing` and `verified_mode`
 say what the plaintexts hold.
 """
 

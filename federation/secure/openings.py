@@ -1,4 +1,4 @@
-"""Attempts 1 and 2 of OPEN: products of shares, which add up to the Gram matrix (section 2.4).
+"""Openings 1 and 2: products of shares, which add up to the Gram matrix (section 2.4).
 
     o_ab = L_i <X_a(i), X_b(i)> + noise + sum_{j > i} PRG_ij - sum_{j < i} PRG_ij  mod p    for a <= b in W
 

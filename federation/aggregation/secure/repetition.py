@@ -92,7 +92,7 @@ def verify_secure_step(rule: Algorithm, spec: "RunSpec", context: RoundContext, 
         evidence: the record.
 
     Raises:
-        Unverified: the step on record does not follow.
+        UnverifiedSession: the step on record does not follow.
         ValueError: the context is not of a private round.
     """
     # Protocol, Private rounds: without a session, the step would follow from nothing that members have signed.
@@ -124,7 +124,7 @@ def verify_evaluation(
         inputs: as of `SecureEvidence`.
 
     Raises:
-        Unverified: no means follow.
+        UnverifiedSession: no means follow.
         ValueError: the context is not of a private round.
     """
     ready = next((work for work in asked.values() if isinstance(work, Ready)), None)

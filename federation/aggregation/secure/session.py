@@ -174,7 +174,7 @@ class _Session:
         raise Voided("members were lost in both openings of the Gram matrix")
 
     def _accept(self) -> Conversation:
-        """Attempt 0: W is left without those whose ciphertexts were bad, or who say so of others without cause."""
+        """Opening 0: W is left without those whose ciphertexts were bad, or who say so of others without cause."""
         senders = self.W
         replies = yield OpenPhase(
             session=self.digest,
