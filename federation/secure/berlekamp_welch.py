@@ -91,7 +91,8 @@ def decode_columns(
     Raises:
         ValueError: more errors than leave one polynomial only.
     """
-    # As in `decode`, and checked also if no column needs it: the same number of answers must always be refused.
+    # As in `decode`, also where no column needs a correction: else too few answers would pass as long as the lies
+    # agree.
     if errors < 0 or len(points) < degree + 1 + 2 * errors:
         raise ValueError(f"of {len(points)} values of degree {degree}, {errors} wrong ones cannot be corrected")
     good = interpolate(field, points, shares, degree, [0])[0]

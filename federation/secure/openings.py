@@ -98,6 +98,6 @@ def gram(answers: Iterable[Elements], members: int) -> Reals:
     for elements in answers:
         total = F_P.add(total, elements)
     G = np.zeros((members, members))
-    # Decoded after the sum: single answers are uniform elements, which stand for no number.
+    # Decoded after the sum: single answers are uniform elements, and the sum of what they stand for would be noise.
     G[np.triu_indices(members)] = np.ldexp(F_P.decode(total).astype(np.float64), -2 * S_BITS)
     return G + np.triu(G, 1).T

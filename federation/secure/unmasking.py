@@ -50,7 +50,8 @@ def commits(shown: bytes) -> Check:
 
 def gives_key(public: bytes, session: bytes) -> Check:
     """Checks that sigma_s gives the private key of this s."""
-    # Section 2.6: against the key that all members saw at DEAL: the others' masks are made with this one.
+    # Section 2.6: against the key that all members saw at DEAL. Another secret would remove other masks than those that
+    # are in the sum.
     return lambda sigma: pair_private_key(sigma, session).public_key().public_bytes_raw() == public
 
 

@@ -77,7 +77,7 @@ class RoundLedger(SessionLedger):
     def unmask(self, session: str) -> None:
         """Records durably that UNMASK was answered in a session. Raises OSError if it cannot be written."""
         with self.lock, self._file.using() as connection:
-            # Section 3, rule 5: by the session alone: which model it counts for was fixed when it was added.
+            # Section 3, rule 5: by the session alone: no later message can move the sum to another model's limit.
             connection.execute("UPDATE sessions SET unmasked = 1 WHERE session = ?", (session,))
 
     def failures(self, tasks: Collection[str]) -> Sequence[FailedSession]:

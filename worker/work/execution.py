@@ -81,7 +81,7 @@ class Execution:
         manifest, work, trainer = order.manifest, order.work, self.offers[order.manifest.task]
         # Section 3, rule 2: before this attempt's memory is opened: a session whose day has passed must be found over.
         self.memory.sweep(self.attendance.now())
-        # Section 2d: before anything of the data is used.
+        # Section 2d: before the data are used: work in which the process dies must not be begun a third time.
         self.begun.check_tries(order)
         client = WorkingClient(
             client_id=self.attendance.member.client_id,

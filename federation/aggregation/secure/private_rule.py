@@ -65,7 +65,8 @@ def private_round(rule: DecidingRule, context: RoundContext, private: PrivateSet
         if len(usable) < len(cohort.replies):
             raise TooFewUpdatesError(f"{rule.name} needs the numbers of all {len(cohort.replies)} members")
         combination = rule.decide(usable.rows(context, *_seen(rule, cohort, norms)))
-        # Section 6: unit vectors are summed, so the length of a row goes into its coefficient.
+        # Section 6: unit vectors are summed, so the length of a row goes into its coefficient: else all updates would
+        # count as equally long.
         factors = combination.coefficients * norms
         size = float(np.abs(factors).sum())
         decided.update(combination=combination, size=size)

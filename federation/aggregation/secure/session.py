@@ -357,7 +357,8 @@ class _Session:
         """Sums the masked vectors, and removes the masks."""
         ordered = [answers[name] for name in sorted(answers)]
         shares = np.stack([np.concatenate([share.sigma_b, share.sigma_s]) for share in ordered])
-        # Section 2.6: in the order of the shares: self masks of V, then pair keys of the lost.
+        # Section 2.6: in the order of the shares, self masks of V, then pair keys of the lost: in another one, good
+        # secrets fail.
         tests = [
             *(unmasking.commits(self.commitments[name]) for name in self.V),
             *(unmasking.gives_key(self.keys[name].s, self.digest) for name in self.lost),

@@ -59,7 +59,8 @@ class Deal(StageWork):
         require(all(len(reply.statement.keys) == 64 for reply in shown.values()), "keys", "keys are 64 bytes")
         # Section 2c: noise is meant for n_min - t members. A worker that does not blur lowers that of all the others.
         member_checks.check_blurred(journal, shown)
-        # Section 2b: at MASK, these bytes decide which entries are summed.
+        # Section 2b: at MASK, these bytes decide which entries are summed: unchecked, one member could single out an
+        # entry of others.
         member_checks.check_measured(journal, {name: reply.statement.measured for name, reply in shown.items()})
         keys = {name: PublicKeys(reply.statement.keys[:32], reply.statement.keys[32:]) for name, reply in shown.items()}
         # Section 2.2: before the first exchange with them: a secret with a key of low order is known to everybody.
@@ -71,7 +72,8 @@ class Deal(StageWork):
             "samples": {name: reply.samples for name, reply in shown.items()},
             "measured": {name: reply.statement.measured.hex() for name, reply in shown.items()},
         }
-        # Kept before view1 is used: a member that is restarted in between must not deal under another view.
+        # Kept before view1 is used: a member that is restarted in between, and told other keys, would deal twice, under
+        # two views.
         journal.agree(SessionStage.DEAL, 0, facts)
         view1 = journal.view1
         dealt = dict(zip(journal.ids, _dealt(journal), strict=True))

@@ -47,7 +47,8 @@ class Ready(Work):
     ends_after: ClassVar[timedelta | None] = timedelta(days=1)
     # Section 3, rule 2: once in all attempts together, or a voided attempt could be asked for again.
     once_ever: ClassVar[bool] = True
-    # Section 2d: a computation that fails is answered like one that succeeds.
+    # Section 2d: a computation that fails is answered like one that succeeds: a decline would tell something of the
+    # data.
     conceals: ClassVar[bool] = True
 
     agreed: SessionTerms
@@ -110,8 +111,8 @@ class Ready(Work):
         # them.
         evaluates = self.evaluates
         member_checks.check_terms(client, self.agreed, self.length(client.shape), evaluation=evaluates)
-        # Section 8: the specification before what follows from it: bounds, terms and noise are compared with this
-        # document.
+        # Section 8: the specification first: bounds, terms and noise are compared with what it says, and not with what
+        # the terms say.
         spec = member_checks.specification(client, bytes(client.inputs[SPECIFICATION]))
         member_checks.check_algorithm(client, spec, evaluation=evaluates)
         member_checks.check_asked(client, spec, self.agreed, self.length(client.shape))
@@ -177,7 +178,8 @@ class Ready(Work):
             },
         )
         public = journal.keys.public
-        # Section 3, rule 0: only what the terms name, and `check_terms` has compared these with the owner's policy.
+        # Section 3, rule 0: only what the terms name, which `check_terms` has compared with the policy; all others
+        # would leave in the clear.
         shown = tuple(f"train/{name}" for name in agreed.disclose)
         metrics = {name: value for name, value in result.metrics.items() if name.startswith(shown)} if shown else {}
         if "norm" in agreed.disclose:

@@ -136,7 +136,8 @@ def _jacobian(spec: RunSpec, objectives: Sequence[str], free: Unspecified) -> Ja
 def _targets(spec: RunSpec, objectives: Sequence[str], free: Unspecified) -> Targets:
     """The losses that the rows of a training descend."""
     name, chosen = spec.algorithm.name, spec.algorithm.hyperparameters
-    # Section 8: likewise the targets, and no other field of the training.
+    # Section 8: likewise the targets alone, or the coordinator could also choose steps and rate, and so what an update
+    # shows.
     if isinstance(free.asked, Train):
         return free.asked.targets
     if name == "fsmgda":

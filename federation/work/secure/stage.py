@@ -35,7 +35,7 @@ class StageWork(Work):
     # Section 3, rule 2: in all attempts together. Two different answers to one stage are two functions of the same
     # secrets.
     once_ever: ClassVar[bool] = True
-    # Section 2d: of an exception, no text leaves but that of the checks.
+    # Section 2d: otherwise the text of an exception would leave, which can depend on the data.
     conceals: ClassVar[bool] = True
     stage: ClassVar[SessionStage]
 
@@ -68,8 +68,8 @@ class StageWork(Work):
             raise WorkError("this member keeps nothing of the session: it is over", reason="session-over")
         # Section 3, rule 5: before the stage's own checks, which go by the names in the assignment.
         member_checks.check_origin(client, journal)
-        # Section 2: before the stage reads its message; `again` is true only for the same question, whose answer is the
-        # same.
+        # Section 2: before the stage reads its message: a stage that is over is not answered again with what is known
+        # by now.
         member_checks.check_order(journal, self.stage, self.place, again=client.again)
         try:
             rows, statement = self.reply(client, journal)

@@ -249,7 +249,7 @@ def _with_noise(journal: Journal, members: Sequence[str], view_mask: bytes) -> B
     # Section 2b: from signed bytes that all members of W have: if they disagreed, an entry would be summed over some of
     # them.
     summed = np.frombuffer(evaluation.common([bytes.fromhex(measured[name]) for name in members]), np.uint8)
-    # Section 2b: the noise of the specification that was checked at READY, in the unit of the clipped vector.
+    # Section 2b: the noise that was checked at READY, in the unit of the clipped vector: no later message can lower it.
     size = evaluation.deviation(ready["noise"], journal.thresholds) / ready["clip"]
     metrics = np.concatenate(list(journal.own_vector()))
     return blocks(summed * (metrics + size * evaluation.noise(journal.secret, view_mask, len(metrics))))

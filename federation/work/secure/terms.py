@@ -65,7 +65,7 @@ class SessionTerms:
     @property
     def ids(self) -> tuple[str, ...]:
         """The ids of the invited members, sorted."""
-        # In the order of the terms: members compare it with the sorted one.
+        # Section 2a: as sent, not sorted here: a list in another order has to be refused, since it gives another view.
         return tuple(member.client_id for member in self.invited)
 
 

@@ -37,7 +37,7 @@ from federation.work.secure.terms import SessionStage, SessionTerms, Statement
 from federation.work.site import EVALUATE
 from federation.work.train import wire as train
 
-# Section 8: these kinds of work make vectors, and no others: the field of the message decides, not a name.
+# Section 8: no other kind of work can make a vector: it would belong to no phase, and the limits count phases.
 _INNER = {kind.KIND.work.name: kind.KIND for kind in (train, jacobian, evaluate)}
 _REPEATED = (*bound_fields.TERMS, "nonce", "length", "clip", "blur")
 
@@ -187,7 +187,8 @@ def _unmask_from_proto(message: SecureUnmaskWork, shape: Shape) -> Unmask:
 
 def problem(asked: Any, statement: Statement) -> str:
     """The error of a statement as the answer to the message of a stage; empty if it is valid."""
-    # Section 2: of the terms as they were sent, not as this release would write them.
+    # Section 2: of the terms as they were sent: written anew, they could have another digest, and every reply would be
+    # refused.
     session = hashing.session(asked.terms) if isinstance(asked, SecureReadyWork) else asked.session
     stage = next(stage for stage, kind in KINDS.items() if kind.message is type(asked))
     # Section 2: a signed statement of another session or stage is genuine, too; counted here, it would confirm what its
