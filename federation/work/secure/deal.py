@@ -59,8 +59,8 @@ class Deal(StageWork):
         require(all(len(reply.statement.keys) == 64 for reply in shown.values()), "keys", "keys are 64 bytes")
         # Section 2c: noise is meant for n_min - t members. A worker that does not blur lowers that of all the others.
         member_checks.check_blurred(journal, shown)
-        # Section 2b: at MASK, these bytes decide which entries are summed: unchecked, one member could single out an
-        # entry of others.
+        # Section 2b: at MASK, these bytes decide which entries are summed; a malformed list would fail there, after the
+        # session has counted.
         member_checks.check_measured(journal, {name: reply.statement.measured for name, reply in shown.items()})
         keys = {name: PublicKeys(reply.statement.keys[:32], reply.statement.keys[32:]) for name, reply in shown.items()}
         # Section 2.2: before the first exchange with them: a secret with a key of low order is known to everybody.

@@ -45,7 +45,8 @@ def check_terms(client: WorkingClient, terms: SessionTerms, length: int, *, eval
     # Section 3, rule 1: limits and policies go by the assignment, vectors by the terms. If they differ, the wrong
     # session counts.
     require(terms.round == client.round, "terms", f"the terms are for round {terms.round}, the work for {client.round}")
-    # Section 8: every field that both have. One that is not compared could differ from member to member, unseen.
+    # Section 2: the terms name the session. If they could differ, a member with another model or seed would be in the
+    # session of the others.
     name = difference(origin, terms, (field.name for field in fields(Origin)))
     require(not name, "terms", f"the terms are for another {name} than the work")
     # Section 8: with fewer coordinates, the session would sum a part of the vector that the coordinator chose.
@@ -233,7 +234,8 @@ def check_measured(journal: Journal, measured: Mapping[str, bytes]) -> None:
     """Checks that every member of an evaluation has signed the list of the metrics that it computes."""
     ready = journal.agreed(SessionStage.READY)
     length = ready["length"] if ready["work"] == EVALUATE else 0
-    # Section 2b: 0 and 1 alone: MASK multiplies by these bytes, so a 2 would double an entry for all.
+    # Section 2b: one byte for each entry: with lists of other lengths, members could not agree on the entries that are
+    # summed.
     wrong = [name for name, entries in measured.items() if len(entries) != length or not set(entries) <= {0, 1}]
     require(not wrong, "metrics", f"{', '.join(wrong)}: there is not one byte, 0 or 1, for each metric")
 
