@@ -41,6 +41,11 @@ class WeightBounds:
     rule: Algorithm | None = None  # None in private rounds, and with several objectives: rows are not members there
     by_samples: bool = False
 
+    @property
+    def auto(self) -> str:
+        """The words that name "auto" as a rate for the rule; empty where it cannot be one, or the rule is not known."""
+        return ' or to "auto"' if self.rule is not None and not self.rule.no_auto else ""
+
     @classmethod
     def of(cls, run: Run) -> "WeightBounds":
         """Those of a run; none if its rule is a plug-in that is not installed any more."""
@@ -309,8 +314,8 @@ class RoundFacts:
             f"the mean training loss rose in {len(rises)} of the last {len(self._evaluated) - 1} evaluated rounds, "
             f"last in round {last.number}, where the step was {step.ratio:.1f} times as long as the median of the "
             f"updates ({step.median:.3g}): the steps go too far",
-            f"set server.learning_rate to about {step.rate / step.ratio:.2g} (it is {step.rate:.3g}), or let it decay "
-            "(server.decay)",
+            f"set server.learning_rate to about {step.rate / step.ratio:.2g} (it is {step.rate:.3g})"
+            f"{self._bounds.auto}, or let it decay (server.decay)",
             rises[0][0].number,
             last.number,
         )

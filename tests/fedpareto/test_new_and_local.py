@@ -19,6 +19,7 @@ from sqlalchemy import select
 from coordinator.home import CoordinatorHome
 from federation.spec.run_spec import RunSpec
 from federation.tasks import DataSource, task
+from fedpareto import simulate
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.research.member_option import members_of
 from fedpareto.processes.federation_directory import fresh_directory
@@ -74,6 +75,7 @@ def test_new_writes_a_task_of_25_lines_whose_splits_all_have_both_classes(
     assert sum(bool(line.strip()) for line in lines) <= 30
     spec = RunSpec.parse((directory / "run.toml").read_bytes())
     assert (spec.task, spec.selection.minimum) == (f"{starter.module}:{starter.name}", len(SITES))
+    assert (spec.algorithm.name, spec.server.learning_rate) == ("fedmgda+", "auto")
     monkeypatch.syspath_prepend(str(directory))
     own = task(spec.task)
     for site in SITES:
@@ -82,6 +84,24 @@ def test_new_writes_a_task_of_25_lines_whose_splits_all_have_both_classes(
         assert pool.groups is not None
         assert pool.stratify
         assert all(set(split.y.tolist()) == {0, 1} for split in own.load(source))
+
+
+@pytest.mark.parametrize(
+    ("kind", "seeds"), [("tabular", 1), *(pytest.param(kind, 3, marks=pytest.mark.full) for kind in STARTERS)]
+)
+def test_at_the_end_of_the_run_that_new_writes_the_loss_stays_near_its_least(
+    made: Path, kind: str, seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(made / kind))
+    members = {site: made / kind / "data" / site for site in SITES}
+    for seed in range(seeds):
+        text = (made / kind / "run.toml").read_text().replace("[algorithm]", f"seed = {seed}\n\n[algorithm]")
+        history = simulate(text, members=members, threads=1)
+        assert [round_["state"] for round_ in history.round_records] == ["COMPLETED"] * 20
+        assert not [reply for reply in history.reply_records if not reply["accepted"]]
+        losses = history.rounds["loss/train"]
+        assert losses.iloc[-5:].max() <= 1.3 * losses.min()
+        assert losses.iloc[-1] < losses.iloc[0]
 
 
 @pytest.mark.full

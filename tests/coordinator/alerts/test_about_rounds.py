@@ -96,7 +96,7 @@ def test_a_loss_that_rises_again_and_again_with_steps_longer_than_the_updates_na
     assert zigzag([1.0, 2.0, 0.5, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2], 1.2) == []  # it has settled
 
 
-def test_a_run_that_zigzags_is_warned_of_and_the_rate_that_the_warning_names_ends_it() -> None:
+def test_a_run_that_zigzags_is_warned_of_and_both_rates_that_the_warning_names_end_it() -> None:
     spec = """
         name = "zigzag"
         task = "digits"
@@ -113,7 +113,9 @@ def test_a_run_that_zigzags_is_warned_of_and_the_rate_that_the_warning_names_end
     (warning,) = [words for words in simulate(spec.format(rate=2.5)).warnings if "server.learning_rate" in words]
     named = re.search(r"about ([0-9.]+) \(it is 2\.5\)", warning)
     assert named is not None, warning
-    assert [words for words in simulate(spec.format(rate=named[1])).warnings if "server.learning_rate" in words] == []
+    assert ' or to "auto", or let it decay' in warning
+    for rate in (named[1], '"auto"'):
+        assert [words for words in simulate(spec.format(rate=rate)).warnings if "server.learning_rate" in words] == []
 
 
 def measured(number: int, norms: Sequence[float], losses: Sequence[float] = ()) -> EndedRound:
