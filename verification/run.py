@@ -119,10 +119,10 @@ class OpenedRun:
                 signed = SignedRound.of(opened, log.gone(opened))
                 verified, at = self._round(record, opened, signed, at, metrics)
                 model = at.evaluated
+                log.check_logged(opened, record.reason)
                 # Verify, 10 and 12: what no arithmetic depends on: it would pass although members were asked for
                 # something else.
                 self._check_fits(opened, model)
-                log.check_logged(opened, record.reason)
                 course.check_goes_on(record)
                 named |= _named(opened, at)
                 grams |= {signed.step.gram} if signed.step is not None else set()
