@@ -14,11 +14,12 @@ from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogKey
 from federation.record import log_entries
-from federation.v1.common_pb2 import SignedEnvelope
+from federation.trust.envelope import sign, verify
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from storage import audit
 from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobStore
-from storage.models import Checkpoint, Run
+from storage.models import Assignment, Checkpoint, Phase, Run
 from tests.compared_metrics import check_exact, watched
 from tests.coordinator.audit.scene import Edit, Recorded, chain_anew, changed, cut, forge, logged, shift
 from tests.few import every
@@ -117,6 +118,16 @@ def same_step_again(recorded: Recorded, session: Session) -> None:
     recorded.sign_step(session, recorded.stage.served.home.signing_key, recorded.stage.clock())
 
 
+def other_payload(recorded: Recorded, session: Session) -> None:
+    """An assignment of the first round lets its member send a byte more, signed again by the coordinator's key."""
+    phase = session.query(Phase).filter_by(round_id=recorded.first_round(session).round_id, number=0).one()
+    row = session.query(Assignment).filter_by(phase_id=phase.phase_id, client_id="ann").one()
+    key = recorded.stage.served.home.signing_key
+    order = verify(SignedEnvelope.FromString(row.envelope), AssignmentManifest, key.public_key())
+    order.max_payload_bytes += 1
+    row.envelope = sign(order, key).SerializeToString()
+
+
 def other_spec(recorded: Recorded, session: Session) -> None:
     session.get_one(Run, recorded.run).spec += b"\n"
 
@@ -136,6 +147,7 @@ OF_THE_RECORD: dict[str, tuple[Sequence[Edit], str]] = {
     "step signed again": ([same_step_again], "round .*/0: the step: no entry of the log tells of it"),
     "no step": ([f"update rounds set step = null where round_id = {ROUND}"], "round .*/0: the log tells of its step"),
     "model": ([f"update rounds set gram = 'x' where round_id = {ROUND}"], "round .*/0: the step: mismatch:gram"),
+    "work that the rows do not need": ([other_payload], "round .*/0: ann may send 253 bytes; the rows have 252"),
     "specification": ([other_spec], "run .*: its specification is not the one"),
     "objectives of the run": (
         ["""update runs set objectives = '["another"]' where run_id = 'RUN'"""],
