@@ -11,16 +11,18 @@ from federation.aggregation.phases import Step
 from federation.aggregation.qp import STATIONARY_TOLERANCE
 from federation.aggregation.server_optimizers import OPTIMIZERS, Optimizer, Sgd
 from federation.digests import digest
+from federation.spec.noise_rows import noise_defect
 from federation.spec.run_sections import AUTO
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.vectors import RowFile
 from verification.arithmetic import Matrix, StepVectors, check_average, check_follows, gram, panels
 from verification.errors import VerificationError
-from verification.recorded_run import RecordedRun
+from verification.recorded_run import RecordedBlobs, RecordedRun
 from verification.replay import BundleRunFacts
 from verification.signed import SignedRound
 
+CHOSEN = "the coordinator chose the noise; the model is not verified"
 AVERAGE = "average"  # the vector that is the mean of all models
 
 
@@ -201,3 +203,22 @@ def stands_still(made: Step, step: StepManifest, rows: list[RowFile]) -> bool:
     squares = (coordinates.matrix @ K * coordinates.matrix).sum(axis=1)
     lengths = np.sort(np.sqrt(np.maximum(squares, 0.0)))
     return square <= STATIONARY_TOLERANCE * float(lengths[: len(lengths) - coordinates.trim].mean()) ** 2
+
+
+def check_noise_length(blobs: RecordedBlobs, noise: str) -> None:
+    """Checks the length and the extremes of the noise of a step that protects clients.
+
+    The coordinator draws it alone, so no more can be verified. The step adds `noise_scale` times this row, and
+    `noise_scale` follows from the specification and the number of updates. So the row itself must have the size of
+    standard normal numbers.
+
+    Args:
+        blobs: of the run.
+        noise: the digest of the row.
+
+    Raises:
+        BlobAbsent: the noise is not kept.
+        VerificationError: it is not a row of float32 numbers, has another length, or has larger numbers than noise has.
+    """
+    if defect := noise_defect(blobs.rows(noise).values()):
+        raise VerificationError(f"the noise {noise}: {defect}")

@@ -36,15 +36,16 @@ from verification.errors import VerificationError, Verified
 from verification.keys import Keys, read_keys
 from verification.log import RunLog, read_log
 from verification.model import (
+    CHOSEN,
     ReplayState,
     canonical,
     check_begins,
     check_keeps,
     check_makes,
+    check_noise_length,
     combined_rows,
     stands_still,
 )
-from verification.noise_size import CHOSEN, check_noise_length
 from verification.private import private_step, refusable_orders
 from verification.recorded_metrics import MeasuredRound, MetricFindings, RecordedMetrics
 from verification.replay import BundleRunFacts, open_step, read_gram

@@ -17,7 +17,7 @@ from tests.stage import Stage
 from tests.verification.scene import NAMES, exported, played, verified
 from verification.counterfactual import Replayed, counterfactual
 from verification.errors import VerificationError
-from verification.noise_size import CHOSEN
+from verification.model import CHOSEN
 from verification.run import verify
 
 RULES = {
