@@ -11,6 +11,7 @@ from federation.aggregation.metrics.step_rate import update_lengths
 from federation.aggregation.phases import Replies, Step
 from federation.record.bundle import BlobAbsent
 from federation.record.results import not_finite
+from federation.spec.run_sections import AUTO
 from federation.v1.common_pb2 import StepManifest
 from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
@@ -158,6 +159,7 @@ class RecordedMetrics:
         combined = [told[name] for name in step.replies if name in told]
         named = [told[name] for name in (*step.consulted, *step.replies) if name in told]
         epsilons = [reply.manifest.privacy.epsilon for reply in signed.replies.values()]
+        is_auto = self.run.spec.server.learning_rate == AUTO
         try:
             with np.errstate(all="ignore"):  # numbers of any size
                 facts = StepFacts(
@@ -167,7 +169,7 @@ class RecordedMetrics:
                     rate=step.rate,
                     weights={part.objective: part.weight for part in step.weights},
                     updates=sum(len(reply.rows) for reply in combined),
-                    lengths=update_lengths(K, combined, named, private=self.is_private),
+                    lengths=update_lengths(K, combined, named, private=self.is_private) if is_auto else None,
                     made=made,
                     measured=direction,
                     epsilons=[epsilon for epsilon in epsilons if epsilon],
