@@ -72,6 +72,13 @@ class Recorded:
             session.rollback()
         return [item for item in found if isinstance(item, str)]
 
+    def of_rounds(self) -> list[str]:
+        """The problems of rounds, on one snapshot of a database in which they go on."""
+        home = self.stage.served.home
+        checks, key = EnvelopeChecks(home.federation_id, home.signing.chain), home.log_key.entry_key
+        found = self.stage.look(lambda session: list(record_problems(session, checks, key, self.stage.blobs)))
+        return [item for item in found if isinstance(item, str) and item.startswith("round ")]
+
     def command(self, *arguments: str, code: int = 0) -> str:
         done = command("admin", "--home", self.stage.served.home.admin_dir, "audit", *arguments, code=code)
         return done.output + str(done.exception or "")

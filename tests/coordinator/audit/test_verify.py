@@ -299,15 +299,11 @@ def test_entries_are_in_the_log_within_a_second_of_their_facts(recorded: Recorde
     wait_for(lambda: stage.look(audit.size) > before, "the submission to be chained")
 
 
-def of_rounds(recorded: Recorded, *edits: Edit) -> list[str]:
-    """The problems of rounds; a test before has left an edited log."""
-    return [problem for problem in recorded.problems(*edits) if problem.startswith("round ")]
-
-
 def test_each_wrong_round_of_each_run_is_named(recorded: Recorded) -> None:
     run, players = recorded.stage.begin("ann", "ben", rounds=2)
     recorded.stage.complete(run, *players)
-    found = of_rounds(recorded, "update rounds set metrics = '{}' where state = 'COMPLETED'")
+    found = recorded.problems("update rounds set metrics = '{}' where state = 'COMPLETED'")
+    found = [problem for problem in found if problem.startswith("round ")]  # a test before has left an edited log
     assert [problem.partition(": ")[0] for problem in found] == sorted(
         f"round {one}/{number}" for one in (run, recorded.run) for number in (0, 1)
     )
@@ -318,7 +314,7 @@ def test_rounds_that_are_under_way_have_no_problems(recorded: Recorded) -> None:
     run, players = recorded.stage.begin("ann", "ben", more="selection.minimum = 2")
     for player in players:
         player.reply(player.order())
-        assert of_rounds(recorded) == []  # while the others train; and then, with a step that nobody has measured yet
+        assert recorded.of_rounds() == []  # one still trains; and then, there is a step that nobody has measured yet
     players[0].reply(players[0].order())
-    assert of_rounds(recorded) == []
+    assert recorded.of_rounds() == []
     recorded.stage.complete(run, *players)
