@@ -35,7 +35,7 @@ READERS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "a run that is rehearsed": (
         "run.toml",
         RUN + "x = 1",
-        lambda path: failure("worker", "run", "--rehearse", "--task", "digits", "--spec", str(path)).message,
+        lambda path: failure("worker", "run", "--rehearse", "--task", "digits", "--set", f"spec={path}").message,
     ),
     "settings": ("coordinator.toml", "federation_id = 'f'\n", lambda path: read_settings(path.parent)),
     "a policy": ("policy.toml", "tasks = ['digits']\n", Policy.load),

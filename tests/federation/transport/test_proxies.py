@@ -78,7 +78,7 @@ def test_a_member_joins_renews_and_attends_and_an_administrator_asks_through_a_p
 
     (tmp_path / "out").touch()
     worker = forked.Forked(
-        ["-m", "fedpareto", "worker", "run", "--home", str(home), "--task", "digits", "--threads", "1"],
+        ["-m", "fedpareto", "worker", "run", "--home", str(home), "--task", "digits", "--set", "threads=1"],
         tmp_path / "out",
         cwd=tmp_path,
         env=environment(https_proxy=url),
