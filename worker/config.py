@@ -61,7 +61,7 @@ class WorkerConfig(Section):
     """The keys of `worker.toml`. Of a table by task, the key "" has the value of the one task."""
 
     format: Literal[1] = Field(description="the format of the file; this version reads 1")
-    tasks: Texts = Field((), description="the tasks that this worker may train; `--task` replaces the list")
+    tasks: Texts = Field((), description="the tasks that this worker may train")
     data: str = Field("", description="the directory of this client's data; none where the data comes with the task")
     code: Texts = Field(
         (), description="directories of your own modules, for classes named `module:Class`; also FEDPARETO_CODE"
