@@ -38,7 +38,7 @@ from worker.home import WorkerHomeError
 from worker.site.assignments import CheckedAssignment, Declined
 from worker.threads import WorkerEndedError, WorkerThreads
 from worker.work.begun import DIED, MAX_NOTES, BegunWork
-from worker.work.execution import SILENT
+from worker.work.own_errors import SILENT
 
 SPEC = 'name = "ends"\ntask = "TASK"\nrounds = 1\nalgorithm.name = "fedavg"\nsimulation.clients = 2\ntrain.steps = 1\n'
 
