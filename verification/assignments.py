@@ -21,7 +21,6 @@ from federation.work.secure.terms import SessionStage
 from verification.errors import VerificationError
 
 _STATES = tuple(name.removeprefix("RUN_STATE_") for name in RunState.keys()[1:])
-_ENDED = ("COMPLETED", "FAILED", "STOPPED")
 
 
 @dataclass

@@ -29,6 +29,7 @@ from federation.record.log_entries import (
     LogEntry,
 )
 from federation.record.merkle import HASH_BYTES, ranges_around, root_from
+from federation.record.results import RUN_ENDED
 from federation.record.rounds import OpenedRound
 from federation.refusals import Refusal
 from federation.trust.identity import client_uri
@@ -50,7 +51,7 @@ REVOKED = "client.revoked"
 _REASON = 400  # characters that are kept of the reason of a round
 _OF_KEYS = ("Enroll", "key.rotated")  # actions whose digest is that of a client's new signing key
 _OF_EXCHANGES = (ISSUED, DECLINED, ACCEPTED, REFUSED, EQUIVOCATED)
-_ENDS = {f"run.{state.lower()}": state for state in ("COMPLETED", "FAILED", "STOPPED")}
+_ENDS = {f"run.{state.lower()}": state for state in RUN_ENDED}
 _TEXTS = ("actor", "action", "subject", "outcome", "detail", "digest")
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from federation.aggregation.base import Algorithm
 from federation.aggregation.metrics.replayed_step import Absent, replayed_step
+from federation.aggregation.metrics.step_rate import scheduled_rate
 from federation.aggregation.phases import (
     AlgorithmPhase,
     Asked,
@@ -23,7 +24,6 @@ from federation.aggregation.phases import (
     Step,
     Voided,
 )
-from federation.aggregation.registry import server_rate
 from federation.digests import digest
 from federation.record.bundle import BlobAbsent, BundleReader
 from federation.spec.objective_names import encoder_columns
@@ -125,7 +125,7 @@ def open_step(
 
 def round_context(run: BundleRunFacts, number: int, model: str, state: Mapping[str, Any]) -> RoundContext:
     """The context of the conversation of a round, as far as it follows from the bundle."""
-    spec, server, bundle = run.spec, run.spec.server, run.bundle
+    spec, bundle = run.spec, run.bundle
     layout = bundle.model(model)[0] if bundle.has(model) else None
 
     def recall(payload: str) -> RowFile:
@@ -143,7 +143,7 @@ def round_context(run: BundleRunFacts, number: int, model: str, state: Mapping[s
         encoder=() if layout is None else encoder_columns(spec.parameters.parameters_of(layout)),
         seed=spec.seed,
         local_rate=spec.train.rate(number, spec.rounds),
-        server_rate=server_rate(server.learning_rate, server.decay, number, spec.rounds, server.decay_every),
+        server_rate=scheduled_rate(spec, number),
     )
 
 

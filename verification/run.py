@@ -11,13 +11,15 @@ import numpy as np
 
 from federation import digests
 from federation.aggregation.interface import HyperparameterError
+from federation.aggregation.metrics.step_rate import step_rate
 from federation.aggregation.phases import Step
-from federation.aggregation.registry import algorithm, server_rate
+from federation.aggregation.registry import algorithm
 from federation.digests import digest
 from federation.plugins import names_of_others
 from federation.record.bundle import BlobAbsent, BundleReader
 from federation.record.rounds import OpenedRound, RecordReader
 from federation.spec.run_facts import run_facts
+from federation.spec.run_sections import AUTO
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.v1.common_pb2 import StepManifest
 from federation.v1.record_pb2 import RoundRecord
@@ -311,8 +313,8 @@ def _canonical(value: Any) -> bytes:
 def _check_step(run: BundleRunFacts, made: Step, step: StepManifest, at: ReplayState, after: ReplayState) -> None:
     """Checks that the signed step, and the state after it, follow from the replies. Raises VerificationError."""
     memory = after.memory
-    server, spec = run.spec.server, run.spec
-    rate = made.size * server_rate(server.learning_rate, server.decay, step.round, spec.rounds, server.decay_every)
+    spec = run.spec
+    rate = _rate(run, made, step)
     by_coordinates = made.combination.coordinates is not None  # whether there is a direction is seen with the model
     still = not by_coordinates and stands_still(made, step, [])
     if step.rate != (0.0 if still else rate) and not (by_coordinates and step.rate == 0.0):
@@ -350,6 +352,20 @@ def _check_step(run: BundleRunFacts, made: Step, step: StepManifest, at: ReplayS
     kept = sorted({*memory.get("vectors", {}).values(), *run.rule.blobs(made.combination.state)})
     if memory.get("blobs") != kept or memory.keys() - {"averaged"} != {"blobs", "rule", "vectors"}:
         raise VerificationError("the state after the step keeps other values or blobs than its rule and its vectors")
+
+
+def _rate(run: BundleRunFacts, made: Step, step: StepManifest) -> float:
+    """The rate that follows from the specification and, with "auto", from the signed K and coefficients, to the bit.
+
+    Raises:
+        BlobAbsent: the bundle has no K.
+        VerificationError: no rate follows.
+    """
+    try:
+        K = read_gram(run.bundle, step.gram) if run.spec.server.learning_rate == AUTO else made.gram
+        return step_rate(run.spec, step.round, made, K, np.array(step.coefficients))
+    except ValueError as error:  # a BlobAbsent or a VerificationError is none
+        raise VerificationError(f"no learning rate follows from the replies: {error}") from error
 
 
 def _check_coefficients(made: Step, step: StepManifest) -> None:

@@ -111,7 +111,11 @@ class WorkerConfig(Section):
         "equal", description="the number of samples of a part, for iid and dirichlet: equal or lognormal:SIGMA"
     )
     part_seed: int = Field(0, description="the seed of the partition; the same for all parts")
-    spec: str = Field("", description="the run specification that the training of `--rehearse` follows")
+    spec: str = Field(
+        "",
+        description="a run specification, which `--rehearse` follows; without `--rehearse`, its smallest minibatch is "
+        "tried before the worker attends",
+    )
     attack: str = Field(
         "", description="rehearse an attack in your own federation: `fedpareto worker attacks` lists them"
     )
@@ -222,6 +226,11 @@ class WorkerConfig(Section):
             document = tomllib.loads(f"value = {value}")
             return key, document["value"] if len(document) == 1 else value
         return key, [part.strip() for part in value.split(",")] if get_origin(kind) is tuple else value
+
+    @classmethod
+    def default(cls) -> Self:
+        """The defaults, without a file."""
+        return cls(format=FORMAT)
 
     @classmethod
     def names(cls) -> list[str]:

@@ -14,9 +14,9 @@ from coordinator.rounds.runs.private import private_facts
 from coordinator.rounds.step import recall
 from federation.aggregation.base import Algorithm
 from federation.aggregation.interface import TooFewUpdatesError
+from federation.aggregation.metrics.step_rate import scheduled_rate
 from federation.aggregation.phases import AlgorithmPhase, PrivateSetting, Replies, RoundContext, Selected, Step
 from federation.aggregation.qp import UnsolvedError
-from federation.aggregation.registry import server_rate
 from federation.aggregation.secure.evaluation import Means, evaluation
 from federation.aggregation.streaming import one_thread
 from federation.sketches.base import SketchError
@@ -196,7 +196,7 @@ def bare_context(
     run: RunFacts, layout: Layout, number: int, state: Mapping[str, Any], private: PrivateSetting | None
 ) -> RoundContext:
     """The context of a round as far as it follows from the run's facts, its state, and the model's layout."""
-    spec, server = run.spec, run.spec.server
+    spec = run.spec
     layout = spec.parameters.parameters_of(layout)
     return RoundContext(
         number=number,
@@ -208,7 +208,7 @@ def bare_context(
         encoder=encoder_columns(layout),
         seed=spec.seed,
         local_rate=spec.train.rate(number, spec.rounds),
-        server_rate=server_rate(server.learning_rate, server.decay, number, spec.rounds, server.decay_every),
+        server_rate=scheduled_rate(spec, number),
         private=private,
     )
 

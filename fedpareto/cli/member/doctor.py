@@ -11,18 +11,21 @@ from typing import Annotated
 import typer
 
 from federation.findings import CheckOutcome, Finding
-from federation.tasks import DataSource, PartError
-from federation.trust.member_files import MemberFiles
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.member.member_command import ConfigOption, config_file, membership, site_config
 from fedpareto.cli.member.trainer_choices import trainers_of
 from fedpareto.cli.member.worker_settings import DeviceOption, SetOption, TaskOption, chosen
 from fedpareto.cli.secret_input import proxies_for
 from fedpareto.cli.shared_options import CodeOption, DataOption, JsonOption
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
-from worker import doctor
-from worker.config import FORMAT, WorkerConfig
-from worker.home import WorkerHome
+
+with on_first_use():
+    from federation.tasks import DataSource, PartError
+    from federation.trust.member_files import MemberFiles
+    from worker import doctor
+    from worker.config import WorkerConfig
+    from worker.home import WorkerHome
 
 
 def doctor_command(
@@ -61,20 +64,20 @@ def doctor_command(
         raise CommandFailure(f"{failed} of {len(findings)} checks failed")
 
 
-def _check_file(home: Path, given: Path | None) -> tuple[Finding, WorkerConfig]:
+def _check_file(home: Path, given: Path | None) -> "tuple[Finding, WorkerConfig]":
     """Checks worker.toml. With one that cannot be used, the other checks are made with the defaults."""
     path = config_file(home, given)
     try:
         config = site_config(home, given)
     except CommandFailure as failure:
-        return Finding.failed("config", failure.message), WorkerConfig(format=FORMAT)
+        return Finding.failed("config", failure.message), WorkerConfig.default()
     if not path.exists():
         return Finding.ok("config", f"no {path}: the defaults, and the options of the command"), config
     keys = ", ".join(name for name in WorkerConfig.names() if name in config.model_fields_set)
     return Finding.ok("config", f"{path} sets {keys or 'nothing'}"), config
 
 
-def _check_connection(home: Path, address: str | None, site: WorkerConfig) -> Iterator[Finding]:
+def _check_connection(home: Path, address: str | None, site: "WorkerConfig") -> Iterator[Finding]:
     """Checks the membership and the connection to the coordinator, or only that to an address."""
     proxy = site.proxy or None
     if address is not None:
@@ -92,7 +95,7 @@ def _check_connection(home: Path, address: str | None, site: WorkerConfig) -> It
             yield from _check_as_member(worker_home, replace(member, proxy=proxies_for(member.addresses, proxy)))
 
 
-def _check_as_member(worker_home: WorkerHome, member: MemberFiles) -> Iterator[Finding]:
+def _check_as_member(worker_home: "WorkerHome", member: "MemberFiles") -> Iterator[Finding]:
     """Checks everything from the certificate to the coordinator; skips the checks after a failure."""
     now = datetime.now(UTC)
     yield (own := doctor.check_membership(member, now))
@@ -115,7 +118,7 @@ def _check_as_member(worker_home: WorkerHome, member: MemberFiles) -> Iterator[F
     yield from doctor.check_failures(worker_home)
 
 
-def _train(home: Path, site: WorkerConfig, source: DataSource) -> Iterator[Finding]:
+def _train(home: Path, site: "WorkerConfig", source: "DataSource") -> Iterator[Finding]:
     largest = 0
     yield (finding := doctor.check_device(site.device))
     device = "cpu" if finding.outcome is CheckOutcome.FAILED else site.device  # task and data can be tried all the same

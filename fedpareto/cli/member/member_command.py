@@ -10,13 +10,17 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from federation.trust.keys import IdentityError
-from federation.trust.member_files import MemberFiles
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.secret_input import passphrase_for, proxies_for
 from fedpareto.cli.shared_options import JsonOption, PassphraseOption, ProxyOption
-from worker.config import FORMAT, WorkerConfig, WorkerConfigError
-from worker.home import WorkerHome, WorkerHomeError
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation.trust.keys import IdentityError
+    from federation.trust.member_files import MemberFiles
+    from worker.config import WorkerConfig, WorkerConfigError
+    from worker.home import WorkerHome, WorkerHomeError
+
 
 HomeOption = Annotated[Path, typer.Option("--home", help="Directory of this worker: keys, certificate, spool.")]
 DEFAULT_HOME = Path("fedpareto-worker")
@@ -31,8 +35,8 @@ RunCommand = Callable[..., None]
 class MemberSite(NamedTuple):
     """A worker's directory, with the files of the member and the passphrase of its keys."""
 
-    home: WorkerHome
-    member: MemberFiles
+    home: "WorkerHome"
+    member: "MemberFiles"
     passphrase: bytes | None
 
 
@@ -88,7 +92,7 @@ def config_file(home: Path, given: Path | None) -> Path:
     return WorkerHome(home).config if given is None else given
 
 
-def site_config(home: Path, given: Path | None) -> WorkerConfig:
+def site_config(home: Path, given: Path | None) -> "WorkerConfig":
     """The settings in the file; the defaults if there is none, and none was named.
 
     Raises:
@@ -101,10 +105,10 @@ def site_config(home: Path, given: Path | None) -> WorkerConfig:
         except FileNotFoundError:
             if given is not None:
                 raise CommandFailure(f"--config {given}: there is no such file", code=USAGE) from None
-            return WorkerConfig(format=FORMAT)
+            return WorkerConfig.default()
 
 
-def joined_home(home: Path) -> WorkerHome:
+def joined_home(home: Path) -> "WorkerHome":
     """The directory of a worker that has joined; a CommandFailure if there is none."""
     worker_home = WorkerHome(home)
     with failing(WorkerHomeError):

@@ -8,13 +8,16 @@ from typing import Annotated
 
 import typer
 
-from federation.training.trainer_process import serve
-from federation.training.trainers import TrainerChoice
 from fedpareto.cli.shared_options import CodeOption
-from worker.config import WorkerConfig
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation.training.trainer_process import serve
+    from federation.training.trainers import TrainerChoice
+    from worker.config import WorkerConfig
 
 
-def trainers_of(config: WorkerConfig) -> dict[str, TrainerChoice]:
+def trainers_of(config: "WorkerConfig") -> "dict[str, TrainerChoice]":
     """The trainers that the owner names in place of the tasks' own.
 
     With several processes, a task without a command of its own is trained by these.

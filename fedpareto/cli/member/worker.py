@@ -9,30 +9,33 @@ from typing import Annotated
 
 import typer
 
-from federation.attacks import AttackError, parse_attack
-from federation.directories import DirectoryGone
-from federation.plugins import PluginError
-from federation.sketches import load
-from federation.sketches.base import SketchError
-from federation.tasks import DataError, PartError
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
-from fedpareto.cli.logs import to_standard_error
 from fedpareto.cli.member.member_command import DEFAULT_HOME, ConfigOption, HomeOption, connecting, site_config
 from fedpareto.cli.member.trainer_choices import trainers_of
-from fedpareto.cli.member.trial import rehearse_round
 from fedpareto.cli.member.worker_settings import DeviceOption, SetOption, TaskOption, chosen
 from fedpareto.cli.shared_options import CodeOption, DataOption, json_option
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import event_stream
-from worker.connection.attendance import AttendanceError
-from worker.events import Events
-from worker.rotation import RotationError, end_rotation
-from worker.service import Worker, prepare_offers
-from worker.site.policy import Policy, PolicyError
-from worker.site.roster import RosterError
-from worker.threads import WorkerEndedError
-from worker.work.accomplices import Accomplices
-from worker.work.attacker import Attacker
-from worker.work.spool import SpoolError
+
+with on_first_use():
+    from federation.attacks import AttackError, parse_attack
+    from federation.directories import DirectoryGone
+    from federation.plugins import PluginError
+    from federation.sketches import load
+    from federation.sketches.base import SketchError
+    from federation.tasks import DataError, PartError
+    from fedpareto.cli.logs import to_standard_error
+    from fedpareto.cli.member.trial import rehearse_round, run_of
+    from worker.connection.attendance import AttendanceError
+    from worker.events import Events
+    from worker.rotation import RotationError, end_rotation
+    from worker.service import Worker, prepare_offers
+    from worker.site.policy import Policy, PolicyError
+    from worker.site.roster import RosterError
+    from worker.threads import WorkerEndedError
+    from worker.work.accomplices import Accomplices
+    from worker.work.attacker import Attacker
+    from worker.work.spool import SpoolError
 
 
 def run(
@@ -78,9 +81,16 @@ def run(
         objectives=site.of_tasks("objectives"),
         trainers=trainers_of(site),
     )
+    intended = run_of(Path(site.spec) if site.spec else None)
     if rehearse:
-        rehearse_round(offered, Path(site.spec) if site.spec else None, as_json=as_json)
+        rehearse_round(offered, intended, as_json=as_json)
         return
+    if intended is not None and intended.task not in site.tasks:
+        raise CommandFailure(
+            f"{site.spec} is for the task {intended.task}, and this worker offers {', '.join(site.tasks)}: add "
+            f"--task {intended.task}, or leave spec out",
+            code=USAGE,
+        )
     opened = connecting(home, site.passphrase, site.proxy or None)
     with failing(PolicyError), opened as (worker_home, stored_member, passphrase):
         policy = Policy.load(worker_home.policy)
@@ -92,7 +102,7 @@ def run(
             if rehearsal is not None:
                 shared = Accomplices(Path(site.accomplices), member.client_id) if site.accomplices else None
                 attacker = Attacker(rehearsal, member.client_id, shared)
-            offers, devices = offered(attack=rehearsal, client_id=member.client_id)
+            offers, devices = offered(attack=rehearsal, client_id=member.client_id, run=intended)
             worker = Worker(
                 home=worker_home,
                 member=member,
@@ -107,7 +117,7 @@ def run(
         _run_until_stopped(worker)
 
 
-def _run_until_stopped(worker: Worker) -> None:
+def _run_until_stopped(worker: "Worker") -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
     with failing(AttendanceError, DirectoryGone, PluginError, WorkerEndedError):

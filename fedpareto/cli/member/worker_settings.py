@@ -11,7 +11,11 @@ from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, answer, failing
 from fedpareto.cli.member.member_command import DEFAULT_HOME, ConfigOption, HomeOption, config_file, site_config
 from fedpareto.cli.shared_options import CodeOption, DataOption, JsonOption, use_code
-from worker.config import OPTIONS, WorkerConfig, WorkerConfigError, in_toml
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from worker.config import OPTIONS, WorkerConfig, WorkerConfigError, in_toml
+
 
 TaskOption = Annotated[
     list[str] | None,
@@ -33,14 +37,14 @@ SetOption = Annotated[
 
 
 def chosen(
-    file: WorkerConfig,
+    file: "WorkerConfig",
     settings: Sequence[str] | None,
     *,
     task: Sequence[str] | None,
     data: Path | None,
     code: Sequence[Path] | None,
     device: str | None,
-) -> WorkerConfig:
+) -> "WorkerConfig":
     """The settings of a command: those of a file, with the command's options in place of them.
 
     Code in the directories that they name can be imported afterwards.
