@@ -43,7 +43,10 @@ def tasks(incomplete: str) -> list[str]:
 
 
 def worker_keys(incomplete: str) -> list[Offer]:
-    """Keys of worker.toml, with what each means."""
+    """Keys of worker.toml, with what each means; and attacks, as the value of their key."""
+    key, equals, value = incomplete.partition("=")
+    if equals:
+        return [(f"attack={name}", "") for name in attacks(value)] if key == "attack" else []
     config = import_module("worker.config").WorkerConfig
     rows = [(f"{name}=", str(config.model_fields[name].description)) for name in config.names()]
     return [row for row in rows if row[0].startswith(incomplete)]

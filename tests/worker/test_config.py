@@ -260,5 +260,6 @@ def test_the_doctor_says_which_file_it_has_found_and_goes_on_without_one_that_ca
     assert checks["device"][0] in ("ok", "warning")
 
 
-def test_tab_completes_keys(tmp_path: Path) -> None:
+def test_tab_completes_keys_and_the_names_of_attacks(tmp_path: Path) -> None:
     assert completed(tmp_path, "worker run --set trainer_") == ["trainer_command=", "trainer_silence="]
+    assert completed(tmp_path, "worker run --set attack=back") == ["attack=backdoor"]
