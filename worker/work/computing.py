@@ -95,19 +95,25 @@ class Computing:
         """
         samples, names = job.trainer.samples, frozenset[str]()
         if isinstance(computation, Measure):
+            # Section 2d: before the coordinator's model is used: which metrics there are must depend on task and data
+            # alone.
             names = self._measurable(job, computation, control)
         began = time.perf_counter()
         try:
+            # Section 2d: the second death was the last try: it is answered like any other failure.
             if died:
                 raise WorkError(DIED)
             result = self._open(job, computation, base, control)
         except BaseException as error:
             if passes(error) or (isinstance(error, TrainingStopped) and control.stopped()):
                 raise
+            # Section 2d: the text stays in this machine's log.
             if not reason_of(error):
                 log_error(job.order, error)
             result = Result({}, {}, {}, samples, time.perf_counter() - began, failure=described(error))
         if isinstance(computation, Measure):
+            # Section 2d: all of `names`, and none beside: a metric that comes or goes with the model would tell of the
+            # data.
             result = replace(result, metrics={name: result.metrics.get(name, math.nan) for name in names})
         return result
 
@@ -123,6 +129,7 @@ class Computing:
                 if passes(error):
                     raise
                 log_error(job.order, error)
+                # Section 2d: the run's model was not used yet, so this decline tells nothing of it.
                 raise Declined(reason_of(error) or "failed", SILENT) from error
         return self._metrics[key]
 

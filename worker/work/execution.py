@@ -67,22 +67,28 @@ class Execution:
             OSError: the disk cannot store the inputs, the reply or the kept values.
         """
         job = self._prepare(order, control)
+        # Section 2d: around the computation and the reply: a process that dies in either has failed in this session.
         with self.begun.noted(order) as died:
             job = self._admit(job)
             self._reply(job, self._compute(job, control, died=died), control.wanted)
 
     def _prepare(self, order: CheckedAssignment, control: Control) -> PreparedWork:
         """Fetches what the work is made from. Nothing of the data is read, and nothing is counted."""
+        # Section 3, rule 2: before this attempt's memory is opened: a session whose day has passed must be found over.
         self.memory.sweep(self.attendance.now())
+        # Section 2d: before the data are used: work in which the process dies must not be begun a third time.
         self.begun.check_tries(order)
         job = PreparedWork(order, self.offers[order.manifest.task], self._client(order, control))
         with declining(order):
+            # Section 3: what a member refuses at READY is refused here, before the model is fetched and the question is
+            # noted.
             if (computation := order.work.computation(job.client)) is not None:
                 own = self.local_state.own(order, job.trainer, computation, control.pause)
                 job.trainer.check_can_do(computation if own is None else own.widened(computation))
                 job = replace(job, computation=computation, own=own)
             client = replace(job.client, residual=self.local_state.residual(order, control.pause))
         base = None if computation is None else self._base_model(order, control)
+        # Section 3, rule 2: noted before the data are used: after a crash, another question of this name is declined.
         self.memory.answer(order)
         return replace(job, client=client, base=base)
 
@@ -97,7 +103,8 @@ class Execution:
                 raise declined(job.order, error) from error
             job = replace(job, computation=computation, privacy=privacy)
         with declining(job.order):
-            # An evaluation in the clear counts where the owner requires private rounds.
+            # Section 3, rule 4: where the owner requires private rounds, an evaluation in the clear counts before anything
+            # is measured.
             if job.work.shows is Shows.METRICS and self.site.policy(job.manifest.task).required:
                 name = f"{job.manifest.task}/{question_digest(job.manifest)}"  # the same question may be answered again
                 check_sessions(job.client, name, work=EVALUATE, count=True)
@@ -114,6 +121,7 @@ class Execution:
         self._tell_left_out(manifest, computed)
         text, seconds = f"{work.doing} done in {computed.seconds:.2f} s", computed.seconds
         self.events.tell_of(manifest, "done", text, kind=manifest.kind, seconds=seconds)
+        # Section 3, rule 2: the member was ready, so its secrets have a day, whatever the coordinator does.
         if work.ends_after is not None:
             self.memory.end_after(manifest, work.kept_under(), work.ends_after)
         return result
@@ -134,6 +142,8 @@ class Execution:
         """
         for name, failed in self.begun.died():
             with suppress(OSError):
+                # Section 2d: counted also if the session is never asked for again; the note is taken back after it is
+                # counted.
                 self.site.ledger.fail(failed)
                 self.begun.counted(name)
                 manifest = AssignmentManifest(
@@ -166,6 +176,7 @@ class Execution:
             origin=origin_of(manifest),
             site=self.site,
             inputs={item.name: self._input(order, item, control) for item in manifest.inputs},
+            # Section 3, rule 2: read before `answer` notes the question: afterwards, each one looks like a repetition.
             again=self.memory.answered(order),
         )
 
@@ -197,6 +208,7 @@ class Execution:
         except FailureShown as shown:
             self._alert(job.manifest, job.work.doing, shown.failure)
             raise
+        # Section 2d: the owner alone is told; the reply is like any other.
         if result.failure:
             self._alert(job.manifest, job.work.doing, result.failure)
         return result

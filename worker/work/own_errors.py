@@ -34,6 +34,8 @@ def declining(order: CheckedAssignment) -> Iterator[None]:
 def declined(order: CheckedAssignment, error: BaseException) -> Declined:
     """The decline of work that raised an exception. Of work that conceals, only a text of the checks leaves."""
     reason, texts = reason_of(error), texts_of(error)
+    # Section 2d: a text of the owner's code, or of an exception, can depend on the data. Only texts of the checks
+    # leave.
     if order.work.conceals and (texts.differ or not isinstance(error, WorkError)):
         log_error(order, error)
         texts = TwoTexts.same(SILENT)

@@ -97,19 +97,19 @@ def clock_of(member: MemberFiles, directory: Path, key: Ed25519PrivateKey) -> tu
 def test_time_goes_forward_only_also_after_a_restart_of_the_worker(scene: Scene, tmp_path: Path) -> None:
     key, noon = Ed25519PrivateKey.generate(), datetime.now(UTC)
 
-    def stamped(minutes: float) -> common.SignedEnvelope:
+    def signed(minutes: float) -> common.SignedEnvelope:
         return sign(time_manifest(noon + timedelta(minutes=minutes)), key)
 
     clock, seconds = clock_of(scene.member, tmp_path, key)
-    clock.set(stamped(60), b"nonce")
+    clock.set(signed(60), b"nonce")
     seconds[0] = 30.0
     assert clock.now() == noon + timedelta(minutes=60, seconds=30), "between two signed times this machine's counts"
-    clock.set(stamped(58), b"nonce")
+    clock.set(signed(58), b"nonce")
     assert clock.now() == noon + timedelta(minutes=60), "a clock that is set right by a little does not go back here"
     for attempt in (clock, clock_of(scene.member, tmp_path, key)[0]):
         with pytest.raises(TimeRefused, match="went back"):
-            attempt.set(stamped(50), b"nonce")
-        attempt.set(stamped(61), b"nonce")
+            attempt.set(signed(50), b"nonce")
+        attempt.set(signed(61), b"nonce")
 
 
 def test_a_damaged_memory_of_the_coordinator_is_named(scene: Scene, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_worker_process_ends_when_its_client_is_revoked_and_names_the_signed_r
     with federation(tmp_path) as made:
         made.serve()
         made.join("hospital-a")
-        worker = made.work("hospital-a", "--set", "part=1/8")
+        worker = made.work("hospital-a", "--part", "1/8")
         worker.wait_for_text("attending federation")
         made.admin("revoke", "hospital-a", "--reason", "left the consortium", "--yes")
         assert worker.popen.wait(60) == 1
