@@ -103,8 +103,8 @@ class Execution:
                 raise declined(job.order, error) from error
             job = replace(job, computation=computation, privacy=privacy)
         with declining(job.order):
-            # Section 3, rule 4: where the owner requires private rounds, an evaluation in the clear counts before anything
-            # is measured.
+            # Section 3, rule 4: where the owner requires private rounds, an evaluation in the clear counts before
+            # anything is measured.
             if job.work.shows is Shows.METRICS and self.site.policy(job.manifest.task).required:
                 name = f"{job.manifest.task}/{question_digest(job.manifest)}"  # the same question may be answered again
                 check_sessions(job.client, name, work=EVALUATE, count=True)
