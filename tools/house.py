@@ -8,16 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from code_lines import GENERATED, ROOT, code_lines
-
-INSTALLED = ("federation", "storage", "coordinator", "worker", "verification", "fedpareto")
-PRIVATE = ("federation/secure", "federation/work/secure", "federation/aggregation/secure")
-
-
-def files(*places: str) -> list[Path]:
-    """The Python files of these directories, generated ones left out."""
-    found = (path for place in places for path in sorted((ROOT / place).rglob("*.py")))
-    return [path for path in found if GENERATED not in path.parents]
+from code_lines import HOUSE as INSTALLED
+from code_lines import PRIVATE_ROUNDS, ROOT, code_lines, files
+from code_lines import comments as comments_of
 
 
 def lines(*places: str) -> int:
@@ -45,13 +38,8 @@ def methods(path: str, name: str) -> int:
 
 
 def comments(*places: str) -> float:
-    """Comments for 100 lines of code; comments to tools do not count."""
-    written = sum(
-        bool(re.search(r"#(?! noqa| type:| fmt:| pragma)", line.split('"')[-1]))
-        for path in files(*places)
-        for line in path.read_text().splitlines()
-    )
-    return 100 * written / lines(*places)
+    """Comments for 100 lines of code."""
+    return 100 * sum(map(comments_of, files(*places))) / lines(*places)
 
 
 def words(paths: Iterable[Path]) -> int:
@@ -72,7 +60,7 @@ COUNTS: dict[str, Callable[[], object]] = {
     "imports of coordinator in verification": lambda: imports("coordinator", "verification"),
     "files that make a PhaseReply, a RoundContext": lambda: f"{makers('PhaseReply')}, {makers('RoundContext')}",
     "methods of Supervisor": lambda: methods("coordinator/rounds/supervisor.py", "Supervisor"),
-    "comments for 100 lines in private rounds": lambda: f"{comments(*PRIVATE):.1f}",
+    "comments for 100 lines in private rounds": lambda: f"{comments(*PRIVATE_ROUNDS):.1f}",
     "terms of the glossary": terms,
     "words of CHANGELOG": lambda: words([ROOT / "CHANGELOG.md"]),
     "words of CONTRIBUTING": lambda: words([ROOT / "CONTRIBUTING.md"]),

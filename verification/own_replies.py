@@ -139,6 +139,8 @@ def private_problems(
                 yield f"round {record.number}: {problem}"
     of_run = [entry for entry in sessions if entry.run_id == bundle.about.run_id and "/" not in entry.session]
     for entry in of_run:
+        # Verify, own replies: by the member's own ledger: a session that was left out of the record has shown something
+        # all the same.
         if entry.session not in named:
             yield (
                 f"this member answered in the private session {entry.session[:16]} of {entry.work}, which the record "
@@ -165,6 +167,8 @@ def _fate(
             text = "accepted" if receipt.accepted else f"refused, {receipt.reason}"
             yield ReplyOutcome(**position, words=text, wrong="this member has no receipt for it")
         return
+    # Verify, own replies: by digests of the envelopes that this member has: a record can be right in itself, and about
+    # other messages.
     if held.assignment != envelope_digest(exchange.assignment):
         yield ReplyOutcome(
             **position, words="", wrong="the record has another assignment than the one that this member was sent"

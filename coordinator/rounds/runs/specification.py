@@ -130,18 +130,18 @@ def check_suits_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
         'fedavg-n with "sum"',
     )
     require(
-        rule.private == "sum" or mode != "sum",
+        rule.private == "sum" or mode != "sum",  # section 6: in `sum` nobody opens the Gram matrix that the rule reads
         f'secure = "sum": {rule.name} needs the Gram matrix: use "private" or "verified"',
     )
     mixing = [stage.name for stage in rule.stages if stage.name not in ("normalize", "clip")]
     require(
-        not (rule.stages and rule.private == "sum"),
+        not (rule.stages and rule.private == "sum"),  # section 6: members' vectors are summed as they are
         f"secure: algorithm.pre: {rule.name} sums updates of length 1 in a private round; "
         "leave out the stages before the rule",
     )
     require("arc" not in mixing, "secure: algorithm.pre: arc clips by the lengths of updates, which stay hidden")
     require(
-        getattr(rule, "tau", 0) == 0,
+        getattr(rule, "tau", 0) == 0,  # section 6: nobody keeps updates of earlier rounds
         f"secure: algorithm.tau: {rule.name} would need updates of earlier rounds, which nobody has; leave tau out",
     )
     over_objectives = isinstance(rule, ObjectiveRule | Scalarised)
@@ -160,7 +160,7 @@ def check_suits_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
         require(not reads or number in privacy.disclose, f'disclose: {rule.name} needs "{number}"')
     needs_norms = rule.name == "q-fedavg" or (rule.name == "fedfv" and not rule.stages)
     require(
-        not needs_norms or "norm" in privacy.disclose,
+        not needs_norms or "norm" in privacy.disclose,  # section 6: lengths stay with the members
         f'disclose: {rule.name} needs "norm", the lengths of the updates'
         + (', or the stage "normalize"' if rule.name == "fedfv" else ""),
     )
