@@ -21,7 +21,7 @@ from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
 from storage.database import Database
 from tests.browsers import chromium, chromium_path, nodes
-from tests.fedpareto.console.scene import Served, served
+from tests.fedpareto.web.console.scene import Served, served
 from tests.harness import Federation, wait_for
 from tests.large_record import add_members, add_rounds, add_run
 

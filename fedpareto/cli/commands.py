@@ -139,7 +139,7 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
 # By function: checks that the extras are installed which its module imports.
 NEEDS = {
     "admin.console:console_command": partial(
-        require, "the console is served with", "starlette", "uvicorn", "jinja2", extra="console"
+        require, "the console is served with", "starlette", "uvicorn", extra="console"
     ),
     "research.data:show": partial(require, "a task's data is read with", "torch"),
     "research.experiment_run:run_command": partial(

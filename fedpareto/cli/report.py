@@ -12,8 +12,8 @@ from fedpareto.cli.admin.app import RunName
 from fedpareto.cli.admin.client import connect
 from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing
 from fedpareto.cli.shared_options import DEFAULT_ADMIN_HOME, AdminHome, AdminPassphraseOption, ForceOption, JsonOption
-from fedpareto.report.page import page
-from fedpareto.report.report_data import RunData
+from fedpareto.web.report import page
+from fedpareto.web.sections.report_data import RunData
 
 
 def report_command(

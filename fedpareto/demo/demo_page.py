@@ -7,8 +7,8 @@ from fedpareto.demo.hospitals import HOSPITALS, TWO
 from fedpareto.demo.private_act import PrivateResult
 from fedpareto.demo.story import Story
 from fedpareto.formatting import percent
-from fedpareto.pages.html import Html, join, table, tag
-from fedpareto.pages.skeleton import WebPage, in_one_file
+from fedpareto.web.pages.html import Html, join, table, tag
+from fedpareto.web.pages.skeleton import WebPage, in_one_file
 
 _MORE = """
 .panels { display: flex; flex-wrap: wrap; gap: 1rem 2rem; margin: 1.4rem 0; }

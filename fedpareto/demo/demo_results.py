@@ -9,8 +9,8 @@ from federation.v1.admin_pb2 import AlertSeverity, Run
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.admin_messages import name_of
 from fedpareto.demo.hospitals import EIGHT, HOSPITALS, TWO
-from fedpareto.report.report_data import RunData
 from fedpareto.series import mean, metric
+from fedpareto.web.sections.report_data import RunData
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedpareto.demo.hospitals import HOSPITALS, TWO
 from fedpareto.demo.story import HospitalAccuracies
 from fedpareto.formatting import percent
-from fedpareto.pages.html import Html, join, tag
+from fedpareto.web.pages.html import Html, join, tag
 
 WIDTH = 380.0
 _LEFT, _RIGHT, _TOP, _ROW = 92.0, 24.0, 64.0, 24.0

@@ -26,15 +26,15 @@ from fedpareto.cli.shared_options import (
     JsonOption,
     ProxyOption,
 )
-from fedpareto.console import web_server
-from fedpareto.console.application import Console
-from fedpareto.console.federation_reader import Reader
-from fedpareto.console.page_events import ChangeBell
-from fedpareto.console.render import ConsoleSite
-from fedpareto.console.screens.compare_page import MOST
-from fedpareto.console.security import EntranceKeys
-from fedpareto.console.source import CoordinatorAway, OpenedCalls
 from fedpareto.standard_streams import print_document
+from fedpareto.web.console import web_server
+from fedpareto.web.console.application import Console
+from fedpareto.web.console.federation_reader import Reader
+from fedpareto.web.console.page_events import ChangeBell
+from fedpareto.web.console.render import ConsoleSite
+from fedpareto.web.console.screens.compare_page import MOST
+from fedpareto.web.console.security import EntranceKeys
+from fedpareto.web.console.source import CoordinatorAway, OpenedCalls
 
 
 def console_command(

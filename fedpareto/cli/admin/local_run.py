@@ -34,8 +34,8 @@ from fedpareto.processes.federation_directory import DirectoryError, fresh_direc
 from fedpareto.processes.forked import start_server
 from fedpareto.processes.local_federation import LocalFederation
 from fedpareto.processes.process_federation import ProcessError, leaving_on_signals
-from fedpareto.report.report_data import RunData
 from fedpareto.standard_streams import has_display, print_document
+from fedpareto.web.sections.report_data import RunData
 
 DEFAULT_DIRECTORY = Path("fedpareto-local")
 
@@ -190,7 +190,7 @@ def _failures(run: Run) -> list[str]:
 
 def _open_console(screen: Console, stage: LocalFederation, run_id: str, *, browse: bool) -> None:
     """Starts the console as a process of the federation, and prints its address."""
-    if not all(map(find_spec, ("starlette", "uvicorn", "jinja2"))):
+    if not all(map(find_spec, ("starlette", "uvicorn"))):
         screen.print("The console is not installed: install fedpareto[console].")
         return
     arguments = ["-m", "fedpareto", "console", run_id, "--home", str(stage.home / "admin"), "--port", "0", "--json"]

@@ -16,8 +16,8 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.admin import watch
 from fedpareto.cli.document import dumps, line
 from fedpareto.cli.show import envelope_lines, round_tables, tables
-from fedpareto.report.page import page
-from fedpareto.report.report_data import RunData
+from fedpareto.web.report import page
+from fedpareto.web.sections.report_data import RunData
 from tests.running import wait_for
 from tests.stage import Stage, spec
 

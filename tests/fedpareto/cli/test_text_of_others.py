@@ -20,9 +20,9 @@ from fedpareto.cli import document, logs
 from fedpareto.cli.admin import watch
 from fedpareto.cli.show import envelope_lines, member_tables, round_tables, tables
 from fedpareto.escaping import escaping_stub, make_safe
-from fedpareto.report.page import page
-from fedpareto.report.report_data import RunData
 from fedpareto.run_names import RunNames
+from fedpareto.web.report import page
+from fedpareto.web.sections.report_data import RunData
 from tests.fedpareto.cli.scene import shown
 from tests.few import few
 

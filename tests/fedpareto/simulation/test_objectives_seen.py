@@ -16,9 +16,9 @@ from federation.record.results import accepted
 from federation.v1.admin_pb2 import GetRoundResponse
 from federation.v1.common_pb2 import AssignmentState
 from fedpareto.notebook import simulate
-from fedpareto.report.page import page
-from fedpareto.report.report_data import RunData
 from fedpareto.simulation.history import History
+from fedpareto.web.report import page
+from fedpareto.web.sections.report_data import RunData
 from storage import models, states
 from storage.blob_directory import DirectoryStore
 from storage.database import Database

@@ -19,8 +19,8 @@ from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from federation.vectors import model_row, read_vector, update_rows
 from fedpareto.cli.show import round_tables, tables
 from fedpareto.notebook import simulate
-from fedpareto.report.page import page
-from fedpareto.report.report_data import RunData
+from fedpareto.web.report import page
+from fedpareto.web.sections.report_data import RunData
 from storage.blob_directory import DirectoryStore
 from storage.retention import is_retained
 from storage.states import RunState

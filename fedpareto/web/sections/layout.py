@@ -1,0 +1,103 @@
+"""Parts of figures: title, chart, caption, numbers."""
+
+import math
+from collections.abc import Sequence
+
+from federation.record.metric_definitions import definition
+from fedpareto.formatting import NOT_DISCLOSED, UNKNOWN, format_of
+from fedpareto.series import known
+from fedpareto.web.pages import charts
+from fedpareto.web.pages.charts import Series
+from fedpareto.web.pages.html import Html, table, tag
+from fedpareto.web.pages.scales import Axis, Format
+from fedpareto.web.sections.report_data import RunData
+
+NO_DISCLOSURE = "Not disclosed: the privacy of this run hides it."
+Column = tuple[str, Sequence[float], Format]  # of a table: its name, its numbers, and how they are written
+
+
+def figure(title: str, chart: Html, caption: str, numbers: Html | None = None, *, more: str = "") -> Html:
+    """A figure: its title, the drawing, what it shows, and folded up how to read it (`more`) and its numbers."""
+    parts = [tag("h3", title), chart, tag("figcaption", caption)]
+    if more or numbers is not None:
+        names = [*(["How to read it"] if more else []), *(["the numbers"] if numbers is not None else [])]
+        summary = ", and ".join(names)
+        folded = [
+            tag("summary", summary[:1].upper() + summary[1:]),
+            *([tag("p", more, class_="small")] if more else []),
+        ]
+        parts.append(tag("details", *folded, *([numbers] if numbers is not None else [])))
+    return tag("figure", *parts)
+
+
+def absent(title: str, why: str) -> Html:
+    """A title and a reason, in place of a figure that a run has no numbers for."""
+    return tag("figure", tag("h3", title), tag("p", why, class_="absent"))
+
+
+def line_figure(
+    data: RunData,
+    title: str,
+    why: str,
+    series: Sequence[Series],
+    axis: Axis,
+    caption: str,
+    columns: Sequence[Column],
+    *,
+    band: tuple[Series, Series] | None = None,
+    more: str = "",
+) -> Html:
+    """Lines over the rounds, or the reason `why` if no value is known; `band` is as for `charts.lines`."""
+    hidden = [name for name, _, format_ in columns if format_ is not_disclosed]
+    lines = [line for line in series if known(line.values)]
+    if not lines:
+        return absent(title, NO_DISCLOSURE if hidden else why)
+    if hidden:
+        caption += f" {NOT_DISCLOSED.capitalize()} in this run: {', '.join(hidden)}."
+    chart = charts.lines(data.numbers, lines, axis, alt=title, band=band)
+    return figure(title, chart, caption, over_rounds(data, columns), more=more)
+
+
+def absence(data: RunData, why: str, *names: str) -> str:
+    """Why a run has no numbers of these names: `why`, unless its privacy hides them."""
+    return NO_DISCLOSURE if data.undisclosed & set(names) else why
+
+
+def not_disclosed(_: float) -> str:
+    """The format of a number that privacy hides in all rounds."""
+    return NOT_DISCLOSED
+
+
+def recorded(data: RunData, *names: str) -> list[Column]:
+    """Numbers of the rounds, by their names in the record."""
+    columns: list[Column] = []
+    for name in names:
+        values = data.metric(name)
+        hidden = name in data.undisclosed and not known(values)
+        columns.append((definition(name).title, values, not_disclosed if hidden else format_of(name)))
+    return columns
+
+
+def over_rounds(data: RunData, columns: Sequence[Column]) -> Html:
+    """The rounds in which at least one of the numbers is known."""
+    rows = []
+    for i, round_ in enumerate(data.numbers):
+        values = [(series[i], format_) for _, series, format_ in columns]
+        if any(math.isfinite(value) for value, _ in values):
+            cells = (
+                UNKNOWN if math.isnan(value) and format_ is not not_disclosed else format_(value)
+                for value, format_ in values
+            )
+            rows.append([str(round_), *cells])
+    return table(["round", *(name for name, _, _ in columns)], rows)
+
+
+def same(a: Sequence[float], b: Sequence[float]) -> bool:
+    """True if two series are equal wherever one of them is known."""
+    return all(x == y or (math.isnan(x) and math.isnan(y)) for x, y in zip(a, b, strict=True))
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
