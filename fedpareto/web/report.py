@@ -9,26 +9,25 @@ from federation.text import counted
 from federation.v1.admin_pb2 import AlertKind
 from fedpareto.admin_messages import epsilon_of_clients, name_of
 from fedpareto.formatting import NOT_DISCLOSED, PERSONALISED, number, percent, recorded, short, size, when
-from fedpareto.run_names import ENDED, RunNames
-from fedpareto.series import equals, known, last, mean
+from fedpareto.run_names import RunNames
+from fedpareto.series import equals, known, mean
 from fedpareto.web.pages.alert_list import alert_list, line_of, with_code
 from fedpareto.web.pages.html import Html, facts, join, table, tag
 from fedpareto.web.pages.skeleton import Link, WebPage, in_one_file
-from fedpareto.web.pages.verdict import verdict
 from fedpareto.web.sections import member_results
 from fedpareto.web.sections.figures import FigureSection, sections
-from fedpareto.web.sections.report_data import RunData
+from fedpareto.web.sections.shown_run import ShownRun
 
 _STATES = {"COMPLETED": "good", "FAILED": "critical", "RUNNING": "notice", "PAUSED": "warning"}
 
 
-def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
+def page(data: ShownRun, beside: Sequence[ShownRun] = ()) -> Html:
     """A run as one HTML document that needs nothing else; other runs of its task are drawn beside it."""
     names = RunNames([data.run, *(other.run for other in beside)])
     data, *beside = (replace(one, origin=names.origin(one.run.run_id, one.run.name)) for one in (data, *beside))
-    why = list(sections(data, beside)) if data.rounds else []
+    why = list(sections(data, beside)) if data.lines else []
     parts = [
-        *([("members", "Members", _members(data))] if data.rounds else []),
+        *([("members", "Members", _members(data))] if data.lines else []),
         *((section.anchor, section.title, _figures(section)) for section in why),
         ("replies", "Who took part", [tag("div", member_results.took_part(data), class_="card")]),
         ("run", "The run", _run(data)),
@@ -38,38 +37,36 @@ def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
         _head(data, beside),
         _cards(data),
         *_alerts(data),
-        "" if data.rounds else tag("p", "This run has no rounds yet.", class_="absent"),
+        "" if data.lines else tag("p", "This run has no rounds yet.", class_="absent"),
         *(tag("section", tag("h2", title, id=anchor), *elements) for anchor, title, elements in parts),
     ]
     links = [Link(anchor.capitalize(), f"#{anchor}") for anchor in ("alerts", *(anchor for anchor, _, _ in parts))]
     return in_one_file(WebPage(title=f"{data.run.name}: federated run", body=body, nav=links))
 
 
-def _head(data: RunData, beside: Sequence[RunData]) -> Html:
+def _head(data: ShownRun, beside: Sequence[ShownRun]) -> Html:
     run, state = data.run, name_of(data.run, "state")
     others = ", ".join(f"{other.label} ({other.run.algorithm})" for other in beside)
     rounds = f"{run.rounds_done} of {counted(run.rounds_total, 'round')}"
     words = f"{run.algorithm} on {run.task}, {rounds}, run {run.run_id} of {when(run, 'created')[:16]}"
     words += f"; beside {others}" if others else ""
-    accuracy = last(data.metric("accuracy/mean"))
-    sentence = verdict(data.standing, over=run.state in ENDED, accuracy=accuracy, turnout=data.turnout)
     return join(
         [
             tag("h1", f"{run.name} ", tag("span", state.lower(), class_=f"state {_STATES.get(state, 'notice')}")),
-            tag("p", f"{sentence}.", class_="verdict"),
+            tag("p", data.verdict, class_="verdict"),
             tag("p", words, class_="soft"),
             *([tag("p", run.reason, class_="soft")] if run.reason else []),
         ]
     )
 
 
-def _alerts(data: RunData) -> list[Html]:
+def _alerts(data: ShownRun) -> list[Html]:
     lines = [line_of(alert) for alert in reversed(data.run.alerts) if alert.kind != AlertKind.ALERT_KIND_RUN_ENDED]
     content = alert_list(lines) if lines else tag("p", "Nothing needs attention.", class_="soft")
     return [tag("section", tag("h2", "Alerts", id="alerts"), content)]
 
 
-def _members(data: RunData) -> list[Html]:
+def _members(data: ShownRun) -> list[Html]:
     return [
         tag("div", member_results.results(data), class_="figures one"),
         tag("div", tag("h3", "Every member"), member_results.members_table(data), class_="card"),
@@ -80,7 +77,7 @@ def _figures(section: FigureSection) -> list[Html]:
     return [tag("div", *section.figures, class_="figures")]
 
 
-def _cards(data: RunData) -> Html:
+def _cards(data: ShownRun) -> Html:
     """The run in a few numbers: those of the last evaluated round, and totals."""
     latest, shown = data.run.latest, []
     if "accuracy/mean" in latest.metrics:
@@ -108,13 +105,13 @@ def _cards(data: RunData) -> Html:
     return tag("ul", *(tag("li", tag("b", value), tag("span", name)) for value, name in shown), class_="cards")
 
 
-def _took_part(data: RunData) -> str:
+def _took_part(data: ShownRun) -> str:
     """How many members took part; of how many, if some did not."""
-    everybody, absent = data.turnout.names | {*data.clients}, data.turnout.absent
+    everybody, absent = data.turnout.names | {*data.names}, data.turnout.absent
     return f"{len(everybody) - len(absent)} of {len(everybody)}" if absent else str(len(everybody))
 
 
-def _run(data: RunData) -> list[Html]:
+def _run(data: ShownRun) -> list[Html]:
     run = data.run
     reason = f" ({run.reason})" if run.reason else ""
     rows = [
@@ -136,10 +133,10 @@ def _run(data: RunData) -> list[Html]:
     return [tag("div", facts(rows), *_remarks(data), specification, class_="card")]
 
 
-def _remarks(data: RunData) -> list[Html]:
+def _remarks(data: ShownRun) -> list[Html]:
     """The rounds that were skipped or have another remark."""
-    remarked = [item.summary for item in data.rounds if item.summary.reason]
-    groups = equals(remarked, lambda item: item.round, lambda item: (name_of(item, "state").lower(), item.reason))
+    remarked = [line for line in data.lines if line.summary.reason]
+    groups = equals(remarked, lambda line: line.number, lambda line: (line.state.lower(), line.summary.reason))
     if not groups:
         return []
     rows = [(group.rounds, *group.said) for group in groups]

@@ -148,7 +148,7 @@ def test_the_wheel_holds_every_module_stub_and_migration(wheel: Path) -> None:
 
 
 def test_the_wheel_holds_the_pages_scripts_and_styles_of_the_console(wheel: Path) -> None:
-    files = [path for path in (ROOT / "fedpareto" / "console").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    files = [path for path in (ROOT / "fedpareto" / "web").rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert len(files) > 20
     assert not {str(path.relative_to(ROOT)) for path in files} - set(zipfile.ZipFile(wheel).namelist())
 

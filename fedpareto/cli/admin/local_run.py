@@ -35,7 +35,7 @@ from fedpareto.processes.forked import start_server
 from fedpareto.processes.local_federation import LocalFederation
 from fedpareto.processes.process_federation import ProcessError, leaving_on_signals
 from fedpareto.standard_streams import has_display, print_document
-from fedpareto.web.sections.report_data import RunData
+from fedpareto.web.sections.shown_run import ShownRun
 
 DEFAULT_DIRECTORY = Path("fedpareto-local")
 
@@ -174,7 +174,7 @@ def _run(
     if console:
         _open_console(screen, stage, run_id, browse=browse)
     run = follow(stub, run_id, name, screen)
-    final = RunData.read(stub, run_id).final
+    final = ShownRun.read(stub, run_id).final
     return _Result(
         run=Ended(**how_it_ended(run)),
         split="" if final is None else final.split,
@@ -206,8 +206,8 @@ def _report(screen: Console, directory: Path, result: _Result) -> None:
     screen.print()
     if result.measure == "accuracy":
         screen.print(accuracies(f"{result.split} accuracy", result.values))
-    for name, value in sorted(result.values.items()) if result.measure == "loss" else ():
-        screen.print(f"{name}  {result.split} loss {number(value)}")
+    for name, value in sorted(result.values.items()) if result.measure != "accuracy" else ():
+        screen.print(f"{name}  {result.split} {result.measure} {number(value)}")
     for failure in result.failures:
         screen.print(failure, style="yellow")
     run = result.run

@@ -5,7 +5,7 @@ Nothing of it is written down. When the coordinator is away, the last state stay
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ import grpc
 
 from federation.errors import Error
 from federation.refusals import Refusal
-from federation.spec.run_spec import RunSpec, SpecError
 from federation.text import escaped
 from federation.transport.channels import refusal_from_rpc_error
 from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.admin_messages import whole
 from fedpareto.run_names import ENDED, RunNames
-from fedpareto.web.console.run_history import RunHistory
+from fedpareto.run_table import RunTable
 from fedpareto.web.console.source import CoordinatorAway, OpenedCalls, Source
+from fedpareto.web.sections.shown_run import ShownRun, stop_metric
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class HeldRun:
     """A run in memory; `used` is when a page last asked for it."""
 
     run: v1.Run
-    history: RunHistory
+    table: RunTable
     phase: v1.PhaseProgress | None = None
     ahead: float = 0.0  # seconds of the coordinator's clock before ours
     followed: bool = False
@@ -99,14 +99,19 @@ class HeldRun:
         return (not read.rounds_done and bool(self.run.rounds_done)) or (self.over and read.state not in ENDED)
 
     @property
-    def complete(self) -> bool:
-        """True once all rounds that have ended were read."""
-        return len(self.history.whole) >= self.run.rounds_done
-
-    @property
     def over(self) -> bool:
         """True if the run has ended."""
         return self.run.state in ENDED
+
+    @property
+    def complete(self) -> bool:
+        """True once all rounds that have ended were read."""
+        return len(self.table.whole) >= self.run.rounds_done
+
+    def shown(self, members: Mapping[str, v1.Client] | None = None, origin: str = "") -> ShownRun:
+        """The run for a page, with members of the federation by name."""
+        run = self.run if self.details is None else merged(self.run, self.details)
+        return ShownRun(run, self.table, members or {}, origin, live=True)
 
 
 @dataclass(frozen=True)
@@ -246,7 +251,7 @@ class Reader:
         with self._lock:
             held = self.held.get(run.run_id)
             if held is None:
-                held = HeldRun(run, RunHistory(stop_metric(run.spec)))
+                held = HeldRun(run, RunTable(stop_metric(run.spec)))
                 self.held[run.run_id] = held
             held.used = time.monotonic()
             idle = [item for item in self.held.values() if item.over and not item.followed]
@@ -265,7 +270,7 @@ class Reader:
             with self._ending(opened.stub.WatchRun(v1.WatchRunRequest(run=run.run_id, parts=True))) as call:
                 for message in call:
                     if message.HasField("parts"):
-                        held.history.add(message.parts)
+                        held.table.add(message.parts)
                     held.ahead = message.now.ToNanoseconds() / 1e9 - time.time()
                     held.phase = message.phase if message.HasField("phase") else None
                     held.run = merged(message.run, held.run)
@@ -293,14 +298,14 @@ class Reader:
         with suppress(grpc.RpcError, CoordinatorAway):
             if held.outdated:
                 held.details = opened.stub.GetRun(v1.GetRunRequest(run=run_id, brief=True)).run
-                held.history.preferred = stop_metric(held.spec)
+                held.table.preferred = stop_metric(held.spec)
             stop = held.run.rounds_done
-            if stop > 2 * FIRST_ROUNDS and not held.history.lines:
+            if stop > 2 * FIRST_ROUNDS and not held.table.lines:
                 self._load_rounds(opened.stub, held, stop - FIRST_ROUNDS, stop)
                 for summary in whole(opened.stub.ListRounds, v1.ListRoundsRequest(run=run_id)).rounds:
-                    held.history.add_summary(summary)
+                    held.table.add_summary(summary)
                 self._changed()
-            for first, end in list(held.history.missing(stop)):
+            for first, end in list(held.table.missing(stop)):
                 self._load_rounds(opened.stub, held, first, end)
             self._changed()
 
@@ -310,7 +315,7 @@ class Reader:
             for item in call:
                 if item.summary.round >= stop or self._stopping.is_set():
                     return
-                held.history.add(item)
+                held.table.add(item)
                 if time.monotonic() > told + 1:
                     told = time.monotonic()
                     self._changed()
@@ -383,7 +388,7 @@ class Reader:
                 found = self.call(lambda stub: stub.GetRun(v1.GetRunRequest(run=name, brief=True)).run)
             held = self._hold(found)
         held.used = time.monotonic()
-        if held.details is None or (not held.complete and not (held.followed and held.history.lines)):
+        if held.details is None or (not held.complete and not (held.followed and held.table.lines)):
             self._load_later(held)
             self._wait(held, seconds)
         return held
@@ -393,7 +398,7 @@ class Reader:
         end = time.monotonic() + seconds
         future = self._loads.get(held.run.run_id)
         while time.monotonic() < end and future is not None and not future.done():
-            if held.run.rounds_done > 2 * FIRST_ROUNDS and len(held.history.lines) >= held.run.rounds_done:
+            if held.run.rounds_done > 2 * FIRST_ROUNDS and len(held.table.lines) >= held.run.rounds_done:
                 return
             time.sleep(0.02)  # the thread that loads tells all pages, and not this one
 
@@ -415,17 +420,8 @@ def merged(newer: v1.Run, older: v1.Run) -> v1.Run:
     """A run as a message has it, with what only other messages have."""
     run = v1.Run()
     run.CopyFrom(newer)
-    for name in ("members", "serving", "consents"):
+    for name in ("members", "serving", "consents", "never_asked", "metrics", "objectives"):
         if not getattr(run, name):
             getattr(run, name).extend(getattr(older, name))
     run.spec = run.spec or older.spec
     return run
-
-
-def stop_metric(document: str) -> str:
-    """The metric of a specification that ends its run; empty for accuracy, loss, and none."""
-    try:
-        metric = RunSpec.parse(document.encode()).stop.metric if document else ""
-    except SpecError:
-        return ""
-    return metric if metric not in ("accuracy", "loss") else ""

@@ -18,9 +18,10 @@ from fedpareto.admin_messages import name_of
 from fedpareto.formatting import moment, natural
 from fedpareto.officer_requests import OfficerRequest
 from fedpareto.run_names import ENDED, RunNames
-from fedpareto.web.console.federation_reader import FOLLOWED, HeldRun, Lists, read_lists, stop_metric
-from fedpareto.web.console.run_history import RunHistory
+from fedpareto.run_table import RunTable
+from fedpareto.web.console.federation_reader import FOLLOWED, HeldRun, Lists, read_lists
 from fedpareto.web.console.screens import wording
+from fedpareto.web.sections.shown_run import stop_metric
 
 _RECENT = 12  # runs that have ended
 _NOTICES = 5
@@ -193,12 +194,12 @@ class FederationState:
 def _held(stub: AdminStub, run_id: str, *, live: bool) -> HeldRun:
     """An open run with its newest rounds, down to the last evaluated one, and with its open phase."""
     run = stub.GetRun(v1.GetRunRequest(run=run_id)).run
-    held = HeldRun(run, RunHistory(stop_metric(run.spec)), details=run)
+    held = HeldRun(run, RunTable(stop_metric(run.spec)), details=run)
     newest = max(0, run.rounds_done - _ROUNDS)
     first = min(newest, run.latest.round) if run.HasField("latest") else newest
     if run.rounds_done:
         for item in stub.ExportRounds(v1.ExportRoundsRequest(run=run_id, first=first)):
-            held.history.add(item)
+            held.table.add(item)
     if live:
         watched = stub.WatchRun(v1.WatchRunRequest(run=run_id))
         with suppress(StopIteration):
@@ -212,7 +213,7 @@ def _held(stub: AdminStub, run_id: str, *, live: bool) -> HeldRun:
 def _running(run: v1.Run, held: HeldRun | None) -> OpenRun:
     if held is None:
         return OpenRun(run, wording.rounds_done(run), "", run.reason, "")
-    verdict = wording.verdict_of(held) if held.run.rounds_done else ""
+    verdict = held.shown().verdict if held.run.rounds_done else ""
     return OpenRun(held.run, wording.rounds_done(held.run), wording.time_left(held), wording.waiting(held), verdict)
 
 

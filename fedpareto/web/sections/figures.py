@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from federation.record.metric_definitions import SCORED
 from fedpareto.formatting import number, percent, whole
+from fedpareto.run_table import MemberNumber
 from fedpareto.series import known, last, mean
 from fedpareto.web.pages import heat
 from fedpareto.web.pages.charts import ACCURACY, COSINE, Series
@@ -13,7 +14,7 @@ from fedpareto.web.pages.html import Html, table
 from fedpareto.web.pages.scales import Axis, general
 from fedpareto.web.sections import metric_figures, objective_figures, traffic
 from fedpareto.web.sections.layout import absence, absent, figure, line_figure, recorded, same, some
-from fedpareto.web.sections.report_data import RunData
+from fedpareto.web.sections.shown_run import ShownRun
 
 _NO_ACCURACY = "No member reported an accuracy in this run."
 _NO_STEP = "No round of this run has made a step."
@@ -28,7 +29,7 @@ class FigureSection:
     figures: Sequence[Html]
 
 
-def sections(data: RunData, beside: Sequence[RunData]) -> Iterator[FigureSection]:
+def sections(data: ShownRun, beside: Sequence[ShownRun]) -> Iterator[FigureSection]:
     """The sections that say why, the most telling ones first."""
     if data.objectives:
         yield FigureSection("objectives", "The objectives", list(objective_figures.figures(data, beside)))
@@ -45,7 +46,7 @@ def sections(data: RunData, beside: Sequence[RunData]) -> Iterator[FigureSection
 # --- accuracy
 
 
-def _accuracy(data: RunData) -> Html:
+def _accuracy(data: ShownRun) -> Html:
     title = "Accuracy over the rounds"
     names = ("mean", "std", "worst5", "best5", "worst", "best", "p5", "p95")
     columns = recorded(data, *(f"accuracy/{name}" for name in names))
@@ -77,7 +78,7 @@ def _accuracy(data: RunData) -> Html:
     return line_figure(data, title, _NO_ACCURACY, series, ACCURACY, caption, columns, band=band, more=more)
 
 
-def _spread(data: RunData) -> Html:
+def _spread(data: ShownRun) -> Html:
     title = "Spread of the accuracies"
     columns = recorded(data, "accuracy/std", "accuracy/variance", "accuracy/jain")
     std, _, jain = (values for _, values, _ in columns)
@@ -97,7 +98,7 @@ def _spread(data: RunData) -> Html:
 # --- loss
 
 
-def _losses(data: RunData) -> Html:
+def _losses(data: ShownRun) -> Html:
     title = "Loss over the rounds"
     columns = recorded(data, "loss/train", "loss/validation", "loss/test")
     series = [Series(name, values, i) for i, (name, values, _) in enumerate(columns) if known(values)]
@@ -116,7 +117,7 @@ def _losses(data: RunData) -> Html:
     return line_figure(data, title, no_loss, series, axis, caption, columns, more=more)
 
 
-def _improved(data: RunData) -> Html:
+def _improved(data: ShownRun) -> Html:
     title = "Improved participants"
     promised, kept = data.metric("descent_share"), data.metric("improved")
     unknown = "Neither steps nor training losses are known in this run."
@@ -139,9 +140,9 @@ def _improved(data: RunData) -> Html:
 # --- weights
 
 
-def _weights(data: RunData) -> Html:
+def _weights(data: ShownRun) -> Html:
     title = "Weights λ, member by member"
-    weights = data.weights
+    weights = data.rows(MemberNumber.WEIGHT)
     if not any(map(known, weights.values())):
         return absent(title, absence(data, _NO_STEP, "weight"))
     chart = heat.heat(data.numbers, list(weights), list(weights.values()), number, alt=title)
@@ -159,13 +160,13 @@ def _weights(data: RunData) -> Html:
     return figure(title, chart, caption, table(["member", "steps", "mean λ", "least", "largest"], rows), more=more)
 
 
-def _entropy(data: RunData) -> Html:
+def _entropy(data: ShownRun) -> Html:
     title = "How many members decided"
     entropy = data.metric("entropy")
     effective = [math.exp(value) for value in entropy]
     present = [
-        float(item.summary.accepted) if math.isfinite(value) else math.nan
-        for item, value in zip(data.rounds, entropy, strict=True)
+        float(line.summary.accepted) if math.isfinite(value) else math.nan
+        for line, value in zip(data.lines, entropy, strict=True)
     ]
     series = [Series("effective number", effective, 0), Series("updates accepted", present, 4, dashed=True)]
     caption = (
@@ -191,7 +192,7 @@ def _entropy(data: RunData) -> Html:
 # --- geometry
 
 
-def _conflicts(data: RunData) -> Html:
+def _conflicts(data: ShownRun) -> Html:
     title = "Pairs in conflict"
     caption = (
         "How many pairs of updates have a negative inner product: what is good for the one is, to first order, bad "
@@ -206,7 +207,7 @@ def _conflicts(data: RunData) -> Html:
     return line_figure(data, title, _NO_STEP, series, axis, caption, recorded(data, "conflicts"), more=more)
 
 
-def _cosines(data: RunData) -> Html:
+def _cosines(data: ShownRun) -> Html:
     title = "Whether the direction serves everybody"
     columns = recorded(data, "conflict_depth", "conflict_mean", "descent_min")
     depth, average, least = (values for _, values, _ in columns)
@@ -226,11 +227,11 @@ def _cosines(data: RunData) -> Html:
     return line_figure(data, title, _NO_STEP, series, COSINE, caption, columns, more=more)
 
 
-def _norms(data: RunData) -> Html:
+def _norms(data: ShownRun) -> Html:
     title = "Length of the direction, and what was left to gain for all"
     columns = recorded(data, "direction_norm", "stationarity", "stationarity/relative", "step/rate")
     norm, left = (values for _, values, _ in columns[:2])
-    still = [str(item.summary.round) for item in data.rounds if item.summary.metrics.get("stationary") == 1]
+    still = [str(line.number) for line in data.lines if line.summary.metrics.get("stationary") == 1]
     stood = (
         f" In {len(still)} rounds there was no such direction and the model stayed as it was ({some(still)}): it is "
         "Pareto-stationary for those participants, or one of them stands in the way on purpose."

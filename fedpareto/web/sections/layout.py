@@ -10,7 +10,7 @@ from fedpareto.web.pages import charts
 from fedpareto.web.pages.charts import Series
 from fedpareto.web.pages.html import Html, table, tag
 from fedpareto.web.pages.scales import Axis, Format
-from fedpareto.web.sections.report_data import RunData
+from fedpareto.web.sections.shown_run import ShownRun
 
 NO_DISCLOSURE = "Not disclosed: the privacy of this run hides it."
 Column = tuple[str, Sequence[float], Format]  # of a table: its name, its numbers, and how they are written
@@ -36,7 +36,7 @@ def absent(title: str, why: str) -> Html:
 
 
 def line_figure(
-    data: RunData,
+    data: ShownRun,
     title: str,
     why: str,
     series: Sequence[Series],
@@ -58,7 +58,7 @@ def line_figure(
     return figure(title, chart, caption, over_rounds(data, columns), more=more)
 
 
-def absence(data: RunData, why: str, *names: str) -> str:
+def absence(data: ShownRun, why: str, *names: str) -> str:
     """Why a run has no numbers of these names: `why`, unless its privacy hides them."""
     return NO_DISCLOSURE if data.undisclosed & set(names) else why
 
@@ -68,7 +68,7 @@ def not_disclosed(_: float) -> str:
     return NOT_DISCLOSED
 
 
-def recorded(data: RunData, *names: str) -> list[Column]:
+def recorded(data: ShownRun, *names: str) -> list[Column]:
     """Numbers of the rounds, by their names in the record."""
     columns: list[Column] = []
     for name in names:
@@ -78,7 +78,7 @@ def recorded(data: RunData, *names: str) -> list[Column]:
     return columns
 
 
-def over_rounds(data: RunData, columns: Sequence[Column]) -> Html:
+def over_rounds(data: ShownRun, columns: Sequence[Column]) -> Html:
     """The rounds in which at least one of the numbers is known."""
     rows = []
     for i, round_ in enumerate(data.numbers):

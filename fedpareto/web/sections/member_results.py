@@ -2,33 +2,33 @@
 
 import math
 from collections.abc import Sequence
-from statistics import median
+from dataclasses import replace
 
 from coordinator.alerts.about_rounds import OUTLIER
-from fedpareto.formatting import NOT_DISCLOSED, UNKNOWN, natural, number, of_member, percent
-from fedpareto.series import known, mean
+from fedpareto.formatting import NOT_DISCLOSED, UNKNOWN, natural, number, of_member
+from fedpareto.run_table import MemberNumber
+from fedpareto.series import mean
 from fedpareto.web.pages.charts import ACCURACY
 from fedpareto.web.pages.dumbbells import Dumbbell, dumbbells
 from fedpareto.web.pages.html import Html, join, table, tag
 from fedpareto.web.pages.scales import Axis, general
 from fedpareto.web.pages.verdict import Standing, counted_members
 from fedpareto.web.sections.layout import absence, absent, figure
-from fedpareto.web.sections.report_data import RunData
+from fedpareto.web.sections.shown_run import ShownRun
 
 _DRAWN = 40  # members; of more, the worst and the best
 _BEST = 10  # of these
 
 
-def results(data: RunData) -> Html:
+def results(data: ShownRun) -> Html:
     """A dumbbell for each member, the worst off first."""
     title = "From the first round to the last"
     standing = data.standing
     if standing is None:
         return absent(title, absence(data, "No round of this run has been evaluated.", "evaluation"))
     names = _drawn(standing.worst_first)
-    accuracy = standing.measure == "accuracy"
-    format_ = percent if accuracy else number
-    axis = ACCURACY if accuracy else Axis(standing.measure, general, low=0.0)
+    format_ = data.scored.text
+    axis = replace(ACCURACY, name=data.scored.title) if data.scored.share else Axis(data.scored.title, general)
     tail = set(standing.worst_first[: max(1, int(0.05 * len(standing.worst_first)))] if len(names) > 1 else ())
     once = standing.rounds < 2
     rows = [
@@ -41,7 +41,7 @@ def results(data: RunData) -> Html:
     some = f" {left_out} members in between are in the table only." if left_out else ""
     worst = standing.worst_first[0]
     caption = (
-        f"Each member's {data.final_split} {standing.measure} on its own data, the worst off first: {worst} with "
+        f"Each member's {data.scored.title} on its own data, the worst off first: {worst} with "
         f"{format_(standing.last[worst])}. The mean is {format_(standing.mean)}.{some}"
     )
     more = (
@@ -62,31 +62,28 @@ def _drawn(names: Sequence[str]) -> Sequence[str]:
     return names if len(names) <= _DRAWN else [*names[: _DRAWN - _BEST], *names[-_BEST:]]
 
 
-def members_table(data: RunData) -> Html:
+def members_table(data: ShownRun) -> Html:
     """Everybody that took part, the worst off first: the result, the influence, and the replies."""
-    summaries = {member.client_id: member for member in data.run.members}
-    private = any(member.HasField("epsilon") for member in summaries.values())
-    standing, ratios = data.standing, norm_ratios(data)
-    score_text = percent if standing and standing.measure == "accuracy" else number
+    private = any(summary.HasField("epsilon") for summary in data.run.members)
+    standing, ratios = data.standing, data.longest(MemberNumber.NORM)
     rows = []
-    for client in _ordered(data.clients, standing):
-        parts, summary = data.parts[client], summaries.get(client)
-        hidden = data.undisclosed if client in data.samples else frozenset[str]()  # it has an update that counted
+    for client in _ordered(data.names, standing):
+        summary = data.summaries.get(client)
+        hidden = data.undisclosed if client in data.table.samples else frozenset[str]()  # it has an update that counted
         score = standing.last.get(client, math.nan) if standing else math.nan
-        ratio = max(ratios.get(client, ()), default=math.nan)
         rows.append(
             (
                 client,
-                of_member(score_text(score), "evaluation", hidden),
-                of_member(_decimals(mean(part.weight for part in parts), 3), "weight", hidden),
-                of_member(_decimals(mean(part.cosine for part in parts), 2), "cosine", hidden),
-                of_member(_times(ratio), "update_norm", hidden),
-                of_member(str(data.samples.get(client) or UNKNOWN), "samples", hidden),
+                of_member(data.scored.text(score), "evaluation", hidden),
+                of_member(_decimals(mean(data.row(MemberNumber.WEIGHT, client)), 3), "weight", hidden),
+                of_member(_decimals(mean(data.row(MemberNumber.COSINE, client)), 2), "cosine", hidden),
+                of_member(_times(ratios.get(client, math.nan)), "update_norm", hidden),
+                of_member(str(data.table.samples.get(client) or UNKNOWN), "samples", hidden),
                 f"{summary.replied} of {summary.asked}" if summary else UNKNOWN,
                 *([number(summary.epsilon) if summary and summary.HasField("epsilon") else UNKNOWN] if private else []),
             )
         )
-    measure = f"{data.final_split} {standing.measure}" if standing else "score"
+    measure = f"{data.scored.title}" if standing else "score"
     columns = ["member", measure, "mean λ", "mean cosine", "longest update", "samples", "replies"]
     caption = (
         f"{counted_members(len(rows)).capitalize()}. The longest update is against the median of its round; the cosine "
@@ -123,27 +120,14 @@ def _ordered(clients: Sequence[str], standing: Standing | None) -> list[str]:
     return [*worst, *sorted(set(clients) - set(worst), key=natural)]
 
 
-def norm_ratios(data: RunData) -> dict[str, list[float]]:
-    """Each member's length of update over the median of the round, round by round."""
-    ratios: dict[str, list[float]] = {}
-    for item in data.rounds:
-        norms = {part.client_id: part.update_norm for part in item.participations if part.update_norm > 0}
-        middle = median(known(norms.values())) if known(norms.values()) else 0.0
-        for client, norm in norms.items():
-            if middle > 0 and math.isfinite(norm):
-                ratios.setdefault(client, []).append(norm / middle)
-    return ratios
-
-
-def took_part(data: RunData) -> Html:
+def took_part(data: ShownRun) -> Html:
     """How each member's rounds ended, its machine, and why a reply last did not come or did not count."""
     outcomes = ("asked", "replied", "declined", "refused", "missing")
-    by_name = {member.client_id: member for member in data.run.members}
     rows = []
-    for client in data.clients:
+    for client in data.names:
         member = data.members.get(client)
         machine = f"{member.device or UNKNOWN}, {member.software or UNKNOWN}" if member else UNKNOWN
-        counts = [str(getattr(by_name.get(client), outcome, UNKNOWN)) for outcome in outcomes]
+        counts = [str(getattr(data.summaries.get(client), outcome, UNKNOWN)) for outcome in outcomes]
         rows.append((client, machine, *counts))
     caption = (
         "The counts are of rounds that have ended; a reply is refused for its content. Device and software are the "
@@ -153,7 +137,7 @@ def took_part(data: RunData) -> Html:
     elements: list[Html] = [tag("details", tag("summary", "Devices, software and replies, member by member"), listed)]
     reasons = [
         (member.client_id, str(member.last_reason_round), member.last_reason)
-        for member in data.run.members
+        for member in data.summaries.values()
         if member.last_reason
     ]
     if reasons:

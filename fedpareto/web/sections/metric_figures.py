@@ -8,12 +8,12 @@ from fedpareto.web.pages.charts import Series
 from fedpareto.web.pages.html import Html, table
 from fedpareto.web.pages.scales import Axis, general
 from fedpareto.web.sections.layout import figure, line_figure, recorded
-from fedpareto.web.sections.report_data import RunData
+from fedpareto.web.sections.shown_run import ShownRun
 
 _MOST = 12  # figures
 
 
-def figures(data: RunData) -> Iterator[Html]:
+def figures(data: ShownRun) -> Iterator[Html]:
     """A figure for each metric, or for each of its values: mean, mean by samples, worst and best member."""
     better = {kind.name: kind.better for kind in data.run.metrics}
     for name in data.own_metrics[:_MOST]:

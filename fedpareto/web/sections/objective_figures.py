@@ -18,14 +18,14 @@ from fedpareto.web.pages.plane import Guide, Path, plane
 from fedpareto.web.pages.radar import radar
 from fedpareto.web.pages.scales import Axis, Format, general
 from fedpareto.web.sections.layout import absence, absent, figure, line_figure, over_rounds, recorded
-from fedpareto.web.sections.report_data import RunData
+from fedpareto.web.sections.shown_run import ShownRun
 
 _NO_LOSSES = "No member reported the losses of the objectives in this run."
 LINES = 12  # objectives that get a line of their own; more become the rows of a heat map
 _TRAINED = ("train", "validation", "test")  # a preference and the weights are about training losses
 
 
-def figures(data: RunData, beside: Sequence[RunData]) -> Iterator[Html]:
+def figures(data: ShownRun, beside: Sequence[ShownRun]) -> Iterator[Html]:
     """The figures of a run; runs of `beside` that train for one objective alone show what is possible in it."""
     alone = [run for run in beside if run.alone]
     runs = [data, *(run for run in beside if not run.alone)]
@@ -40,7 +40,7 @@ def figures(data: RunData, beside: Sequence[RunData]) -> Iterator[Html]:
 # --- at the end
 
 
-def _front(runs: Sequence[RunData], alone: Sequence[RunData]) -> Html:
+def _front(runs: Sequence[ShownRun], alone: Sequence[ShownRun]) -> Html:
     title = "The way through the plane of losses"
     across, up = runs[0].objectives
     split = runs[0].split(_TRAINED)
@@ -91,7 +91,7 @@ def _point(point: tuple[float, float, str]) -> str:
     return f"({general(point[0])}, {general(point[1])})"
 
 
-def _radar(runs: Sequence[RunData]) -> Html:
+def _radar(runs: Sequence[ShownRun]) -> Html:
     title = "All objectives at once"
     names = runs[0].objectives
     split = runs[0].split(SCORED)
@@ -119,7 +119,7 @@ def _radar(runs: Sequence[RunData]) -> Html:
     return figure(title, chart, caption, table(["objective", *(name for name, _ in named_values)], rows))
 
 
-def _ends(runs: Sequence[RunData], alone: Sequence[RunData]) -> Html:
+def _ends(runs: Sequence[ShownRun], alone: Sequence[ShownRun]) -> Html:
     """Every run at its end, as a table; with Delta_M where every objective was trained for alone."""
     names = runs[0].objectives
     accurate = any(known(run.at_the_end("accuracy/objective/")) for run in runs)
@@ -148,7 +148,7 @@ def _ends(runs: Sequence[RunData], alone: Sequence[RunData]) -> Html:
 
 
 def _per_objective(
-    data: RunData, title: str, values: dict[str, list[float]], axis: Axis, caption: str, text_of: Format = number
+    data: ShownRun, title: str, values: dict[str, list[float]], axis: Axis, caption: str, text_of: Format = number
 ) -> Html:
     columns = [(name, line, text_of) for name, line in values.items()]
     if len(values) > LINES:
@@ -161,14 +161,14 @@ def _per_objective(
     return line_figure(data, title, "", series, axis, caption, columns)
 
 
-def _weights(data: RunData) -> Html:
+def _weights(data: ShownRun) -> Html:
     title = "Weights λ of the objectives"
     weights = {name: data.metric(f"weight/{name}") for name in data.objectives}
     if not any(map(known, weights.values())):
         return absent(title, f"The algorithm of this run, {data.run.algorithm}, does not weigh objectives.")
-    notes = [(str(item.summary.round), note) for item in data.rounds for note in item.objectives.notes]
-    modes = Counter(item.objectives.mode for item in data.rounds if item.objectives.mode)
-    results = (result for item in data.rounds for result in item.objectives.results)
+    notes = [(str(line.number), note) for line in data.lines for note in line.objectives.notes]
+    modes = Counter(line.objectives.mode for line in data.lines if line.objectives.mode)
+    results = (result for line in data.lines for result in line.objectives.results)
     left_out = Counter(result.name for result in results if result.left_out)
     modes_text = ", ".join(f"{mode} in {count}" for mode, count in modes.items())
     left_out_text = "".join(f" {name} was left out of {counted(count, 'round')}." for name, count in left_out.items())
@@ -188,7 +188,7 @@ def _notes(notes: Sequence[tuple[str, str]]) -> Html:
     return tag("figure", tag("h3", "Notes on the weights"), table(["round", "note"], notes, words=2))
 
 
-def _losses(data: RunData) -> Html:
+def _losses(data: ShownRun) -> Html:
     title = "Loss of each objective"
     split = data.split(SCORED)
     if split is None:
@@ -201,7 +201,7 @@ def _losses(data: RunData) -> Html:
     return _per_objective(data, title, losses, Axis(f"{split} loss", general, log=True), caption)
 
 
-def _accuracies(data: RunData) -> Html:
+def _accuracies(data: ShownRun) -> Html:
     title = "Accuracy in each objective"
     accuracies = {name: data.metric(f"accuracy/objective/{name}") for name in data.objectives}
     if not any(map(known, accuracies.values())):
@@ -217,7 +217,7 @@ def _accuracies(data: RunData) -> Html:
     return _per_objective(data, title, accuracies, ACCURACY, caption, percent)
 
 
-def _conflicts(data: RunData) -> Html:
+def _conflicts(data: ShownRun) -> Html:
     title = "Conflicts between objectives"
     names = ("conflicts", "conflict_depth", "conflict_mean", "stationarity")
     columns = recorded(data, *(f"objective/{name}" for name in names))

@@ -6,10 +6,10 @@ from datetime import UTC
 from itertools import accumulate
 
 from federation.record.metric_definitions import SCORED
-from federation.v1.admin_pb2 import ExportRoundsResponse, PhaseProgress
-from federation.v1.common_pb2 import AssignmentState
-from fedpareto.admin_messages import duration, name_of
-from fedpareto.formatting import UNKNOWN, number, percent, size, whole
+from federation.v1.admin_pb2 import PhaseProgress
+from fedpareto.admin_messages import duration
+from fedpareto.formatting import UNKNOWN, natural, number, percent, size, whole
+from fedpareto.run_table import Outcome, RoundLine
 from fedpareto.series import known, mean
 from fedpareto.web.pages import charts
 from fedpareto.web.pages.charts import Series
@@ -19,7 +19,7 @@ from fedpareto.web.pages.plane import Path, plane
 from fedpareto.web.pages.scales import Axis, Format
 from fedpareto.web.pages.timeline import TimelineLane, TimelineSpan, timeline
 from fedpareto.web.sections.layout import absence, absent, figure, line_figure, over_rounds, recorded, some
-from fedpareto.web.sections.report_data import RunData
+from fedpareto.web.sections.shown_run import ShownRun
 
 _SHOWN = 24  # rounds of the timeline
 _WORDS = 2  # phases of a round whose replies stand beside it
@@ -32,7 +32,7 @@ _LOOKS = {
 }  # colour and fill
 
 
-def figures(data: RunData, beside: Sequence[RunData]) -> Iterator[Html]:
+def figures(data: ShownRun, beside: Sequence[ShownRun]) -> Iterator[Html]:
     """Replies and bytes of the run, bytes for each member of all the runs, and the phases of its rounds."""
     runs = [data, *(run for run in beside if not run.alone)]
     yield _replies(data)
@@ -43,20 +43,19 @@ def figures(data: RunData, beside: Sequence[RunData]) -> Iterator[Html]:
     yield _phases(data)
 
 
-def _replies(data: RunData) -> Html:
+def _replies(data: ShownRun) -> Html:
     title = "Replies, and why some do not count"
     layers = [
-        Series(name, [float(getattr(item.summary, name)) for item in data.rounds], colour)
+        Series(name, [float(getattr(line.summary, name)) for line in data.lines], colour)
         for name, colour in (("accepted", 2), ("refused", 1), ("missing", 4))
     ]
-    clients_by_reason: dict[tuple[str, str], list[str]] = {}  # the clients of a state and reason, once for each reply
-    for client, parts in data.parts.items():
-        for part in parts:
-            if part.state not in (AssignmentState.ASSIGNMENT_STATE_FULFILLED, AssignmentState.ASSIGNMENT_STATE_OPEN):
-                key = (name_of(part, "state").lower(), part.reason.partition(":")[0] or UNKNOWN)
-                clients_by_reason.setdefault(key, []).append(client)
+    clients_by_reason: dict[tuple[str, str], list[str]] = {}  # the members of an outcome and reason, once a reply
+    for line in data.lines:
+        unneeded = {member: (Outcome.NOT_NEEDED, reason) for member, reason in line.unneeded.items()}
+        for member, (outcome, reason) in {**line.failed, **unneeded}.items():
+            clients_by_reason.setdefault((outcome, reason.partition(":")[0] or UNKNOWN), []).append(member)
     ordered = sorted(clients_by_reason.items(), key=lambda item: -len(item[1]))
-    rows = [(*key, some(sorted(set(clients))), str(len(clients))) for key, clients in ordered]
+    rows = [(*key, some(sorted(set(clients), key=natural)), str(len(clients))) for key, clients in ordered]
     caption = (
         "Every update counted." if not rows else "The reasons are in the table; the page of reasons explains each."
     )
@@ -70,7 +69,7 @@ def _replies(data: RunData) -> Html:
     return figure(title, join([chart, *reasons]), caption, over_rounds(data, columns), more=more)
 
 
-def _bytes(data: RunData) -> Html:
+def _bytes(data: ShownRun) -> Html:
     title = "Bytes"
     columns = recorded(data, "bytes/up", "bytes/refused", "bytes/down")
     up, _, down = (values for _, values, _ in columns)
@@ -87,7 +86,7 @@ def _bytes(data: RunData) -> Html:
     return line_figure(data, title, no_round, series, axis, caption, columns, more=more)
 
 
-def _share(data: RunData) -> str:
+def _share(data: ShownRun) -> str:
     """A sentence about what one member sends and fetches in a round; empty if that is not known."""
     up, down, model = mean(data.up), mean(data.down), 4.0 * data.run.parameters
     if not (math.isfinite(up) and math.isfinite(down)):
@@ -96,7 +95,7 @@ def _share(data: RunData) -> str:
     return f" In a round, a member sends {size(up)} and fetches {size(down)}{in_models}."
 
 
-def _for_each_client(runs: Sequence[RunData]) -> Html:
+def _for_each_client(runs: Sequence[ShownRun]) -> Html:
     title = "Bytes for each member in a round"
     if not known(runs[0].up):
         return absent(title, absence(runs[0], "No round of this run has ended.", "weight"))
@@ -118,7 +117,7 @@ def _for_each_client(runs: Sequence[RunData]) -> Html:
     return tag("figure", tag("h3", title), table(columns, rows, words=2), caption, class_="wide")
 
 
-def _against_bytes(runs: Sequence[RunData]) -> Html:
+def _against_bytes(runs: Sequence[ShownRun]) -> Html:
     """The accuracy or loss of each run against the bytes that its members sent."""
     title = "Progress against uploaded bytes"
     measures = {"accuracy/mean": "mean accuracy", **{f"loss/{split}": f"mean {split} loss" for split in SCORED}}
@@ -154,9 +153,9 @@ def _against_bytes(runs: Sequence[RunData]) -> Html:
 # --- time
 
 
-def _phases(data: RunData) -> Html:
+def _phases(data: ShownRun) -> Html:
     title = "The phases of the rounds"
-    rounds = [_lane(item) for item in data.rounds if item.phases]
+    rounds = [_lane(line) for line in data.lines if line.phases]
     if not rounds:
         return absent(title, "No phase of this run is on record.")
     shown = rounds[-_SHOWN:]
@@ -171,8 +170,8 @@ def _phases(data: RunData) -> Html:
         "process, and evaluations are not on record as phases."
     )
     kinds: dict[str, list[PhaseProgress]] = {}
-    for item in data.rounds:
-        for phase in item.phases:
+    for line in data.lines:
+        for phase in line.phases:
             kinds.setdefault(phase.kind, []).append(phase)
     rows = []
     for kind, phases in kinds.items():
@@ -187,10 +186,10 @@ def _phases(data: RunData) -> Html:
     return figure(title, timeline(shown, alt=title, words=f"{words}."), caption, table(columns, rows), more=more)
 
 
-def _lane(item: ExportRoundsResponse) -> TimelineLane:
+def _lane(line: RoundLine) -> TimelineLane:
     spans, words = [], []
-    start = item.summary.started.ToDatetime(UTC)
-    for phase in item.phases:
+    start = line.summary.started.ToDatetime(UTC)
+    for phase in line.phases:
         began = (phase.started.ToDatetime(UTC) - start).total_seconds()
         lasted = duration(phase)
         ended = began + lasted if math.isfinite(lasted) else began
@@ -201,4 +200,4 @@ def _lane(item: ExportRoundsResponse) -> TimelineLane:
         words.append(replies)
         spans.append(TimelineSpan(phase.kind, title, began, ended, *_LOOKS.get(phase.kind.lower(), (3, 0))))
     text = " ".join(words[:_WORDS]) + (" …" if len(words) > _WORDS else "")
-    return TimelineLane(f"round {item.summary.round}", text, spans, item.summary.seconds)
+    return TimelineLane(f"round {line.number}", text, spans, line.summary.seconds)

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federation.v1.admin_pb2 import Client, ClientScores, ExportRoundsResponse, Participation, Run
-from federation.v1.common_pb2 import AssignmentState
+from federation.v1.admin_pb2 import Client, ClientScores, ExportRoundsResponse, Participation, PhaseProgress, Run
+from federation.v1.common_pb2 import ROUND_STATE_COMPLETED, AssignmentState
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.report import _check_comparable
+from fedpareto.run_table import MemberNumber
 from fedpareto.series import equals
 from fedpareto.turnout import MemberTurnout, Turnout
 from fedpareto.web.pages import charts, heat, marks, plane, scales, small, timeline
@@ -24,7 +25,7 @@ from fedpareto.web.pages.html import Html, tag, text
 from fedpareto.web.pages.scales import Axis
 from fedpareto.web.pages.verdict import Standing, verdict
 from fedpareto.web.report import page
-from fedpareto.web.sections.report_data import RunData
+from fedpareto.web.sections.shown_run import ShownRun
 from storage.states import RoundState
 from tests.browsers import NARROW, WIDE, Scheme, chromium, fits, smallest_text, violations
 from tests.fedpareto.scene import troubled_run
@@ -83,15 +84,15 @@ def check_needs_nothing(made: Page) -> None:
 
 def test_a_run_becomes_a_page_with_every_figure(stage: Stage) -> None:
     run = troubled_run(stage, "report", 3, "training", EVIL)
-    data = RunData.read(stage._admin, run)
+    data = ShownRun.read(stage._admin, run)
     assert data.numbers == [0, 1, 2]
-    first = data.rounds[0]
+    first = data.lines[0]
     assert first.summary.metrics["bytes/refused"] == pytest.approx(first.summary.metrics["bytes/up"] / 2)
-    for item in data.rounds:
-        accuracies = {one.client_id: one.scores["test/accuracy"] for one in item.scores}
-        assert item.summary.worst_client == min(accuracies, key=lambda name: accuracies[name])
-        assert item.summary.metrics["accuracy/worst"] == min(accuracies.values())
-        assert item.summary.metrics["stationarity"] <= item.summary.metrics["stationarity/relative"] * 20
+    for line in data.lines:
+        accuracies = {name: data.row(MemberNumber.SCORE, name)[line.number] for name in data.names}
+        assert line.summary.worst_client == min(accuracies, key=lambda name: accuracies[name])
+        assert line.summary.metrics["accuracy/worst"] == pytest.approx(min(accuracies.values()))
+        assert line.summary.metrics["stationarity"] <= line.summary.metrics["stationarity/relative"] * 20
     assert data.final is not None
     assert (data.final.round, data.final.split, data.final.measure) == (2, "test", "accuracy")
     made = Page(page(data))
@@ -108,21 +109,21 @@ def test_a_round_that_was_skipped_has_its_bytes_and_its_remark(stage: Stage) -> 
     run, (player,) = stage.begin("dora")
     player.submit_zeros(player.order())
     stage.wait_round(run, 0, RoundState.SKIPPED)
-    data = RunData.read(stage._admin, run)
-    numbers = data.rounds[0].summary.metrics
+    data = ShownRun.read(stage._admin, run)
+    numbers = data.lines[0].summary.metrics
     assert numbers["bytes/up"] == numbers["bytes/refused"] > 4 * LAYOUT.size
     made = Page(page(data))
     assert "quorum: 0 of 1" in made.words
     assert "No round of this run has made a step." in made.words
 
 
-def made_up(rounds: int, clients: int, name: str = "client", objectives: Sequence[str] = ()) -> RunData:
+def made_up(rounds: int, clients: int, name: str = "client", objectives: Sequence[str] = ()) -> ShownRun:
     """A run with any number of rounds, evaluated every third one, whose every text is `name`."""
     rng = np.random.default_rng(0)
     found = []
     for number in range(rounds):
         item = ExportRoundsResponse()
-        item.summary.round = number
+        item.summary.round, item.summary.state = number, ROUND_STATE_COMPLETED
         item.summary.reason = name
         item.summary.accepted = clients
         item.summary.worst_client = name
@@ -149,7 +150,7 @@ def made_up(rounds: int, clients: int, name: str = "client", objectives: Sequenc
     run.objectives.extend(objectives)
     if found:
         run.latest.CopyFrom(found[-1].summary)
-    return RunData(run, found, {f"{name}0": Client(client_id=f"{name}0", device=name, software=name)})
+    return ShownRun.of(run, found, [Client(client_id=f"{name}0", device=name, software=name)])
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2, 400])
@@ -178,7 +179,7 @@ def test_a_page_is_made_of_any_number_of_objectives_beside_other_runs(rounds: in
         assert "objective-0 was left out of" in made.words
 
 
-def run_of(algorithm: str, hyperparameters: str, points: Sequence[tuple[float, float]]) -> RunData:
+def run_of(algorithm: str, hyperparameters: str, points: Sequence[tuple[float, float]]) -> ShownRun:
     """A run of two objectives whose training losses went that way."""
     spec = f'name = "{algorithm}"\ntask = "two-digits"\nrounds = 9\n[algorithm]\nname = "{algorithm}"\n'
     run = Run(name=algorithm, algorithm=algorithm, task="two-digits", objectives=["left", "right"])
@@ -186,12 +187,12 @@ def run_of(algorithm: str, hyperparameters: str, points: Sequence[tuple[float, f
     rounds = []
     for number, (left, right) in enumerate(points):
         item = ExportRoundsResponse()
-        item.summary.round = number
+        item.summary.round, item.summary.state = number, ROUND_STATE_COMPLETED
         item.summary.metrics.update({"loss/train/left": left, "loss/train/right": right, "bytes/up": 1600.0})
         item.participations.add(client_id="a", payload_bytes=800, answered=[0])
         item.participations.add(client_id="b", payload_bytes=800, answered=[0])
         rounds.append(item)
-    return RunData(run, rounds, {})
+    return ShownRun.of(run, rounds)
 
 
 def test_the_plane_of_losses_shows_what_was_preferred_and_how_far_each_objective_can_come() -> None:
@@ -248,8 +249,8 @@ def test_an_axis_of_accuracies_ends_at_0_and_100_percent_and_so_does_the_band() 
     assert min(band) >= 0
     assert max(band) <= charts.HEIGHT
     data = made_up(3, 3)
-    for item in data.rounds:
-        item.summary.metrics.update({"accuracy/mean": 0.5, "accuracy/std": 0.9, "accuracy/worst5": 0.2})
+    for line in data.lines:
+        line.summary.metrics.update({"accuracy/mean": 0.5, "accuracy/std": 0.9, "accuracy/worst5": 0.2})
     words = Page(page(data)).words
     assert "150 %" not in words
     assert "-50 %" not in words
@@ -272,8 +273,8 @@ def test_the_worst_client_and_the_worst_5_percent_are_told_apart_unless_they_are
     worst: float, together: bool
 ) -> None:
     data = made_up(4, 3)
-    for item in data.rounds:
-        item.summary.metrics.update({"accuracy/mean": 0.5, "accuracy/worst5": 0.2, "accuracy/worst": worst})
+    for line in data.lines:
+        line.summary.metrics.update({"accuracy/mean": 0.5, "accuracy/worst5": 0.2, "accuracy/worst": worst})
     drawing = page(data).partition("Accuracy over the rounds")[2].partition("</figure>")[0]
     legend = re.sub("<[^>]+>", "", drawing.partition("</p>")[0])
     assert ("─■─ worst 5 %" in legend) != together
@@ -307,11 +308,13 @@ def test_the_first_and_the_last_round_are_labelled_and_few_between(count: int) -
 
 def test_training_and_evaluation_have_two_colours() -> None:
     data = made_up(2, 1)
-    for item in data.rounds:
+    for line in data.lines:
+        assert isinstance(line.phases, list)
         for kind in ("train", "evaluate"):
-            phase = item.phases.add(kind=kind, asked=1, replied=1)
+            phase = PhaseProgress(kind=kind, asked=1, replied=1)
             phase.started.FromSeconds(1)
             phase.ended.FromSeconds(2)
+            line.phases.append(phase)
     drawing = page(data).partition("The phases of the rounds")[2].partition("</figure>")[0]
     assert set(re.findall(r'<rect [^>]*class="(f\d)', drawing)) == {"f0", "f2"}
 

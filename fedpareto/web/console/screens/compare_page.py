@@ -13,6 +13,7 @@ from fedpareto.web.console.view import PageRequest, PageView, Screen
 from fedpareto.web.pages.dumbbells import Dumbbell, dumbbells
 from fedpareto.web.pages.html import Html
 from fedpareto.web.pages.scales import ACCURACY, Axis
+from fedpareto.web.sections.shown_run import Scored
 
 LEAST, MOST = 2, 6
 SHOWN = 20  # members; the others are unfolded by the reader
@@ -49,18 +50,18 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
 
 
 def _lasts(runs: Sequence[HeldRun]) -> list[dict[str, float]]:
-    return [held.history.first_and_last()[1] for held in runs]
+    return [held.table.first_and_last()[1] for held in runs]
 
 
 def _sentences(runs: Sequence[HeldRun], names: Sequence[str]) -> list[str]:
     """For each run after the first: whom it helps most against the first, and whom it costs most."""
     first, *others = _lasts(runs)
     base = runs[0]
-    kind = wording.scored(base.run, base.history)
+    kind = base.shown().scored
     sentences = []
     for held, run_name, last in zip(runs[1:], names[1:], others, strict=True):
         both = sorted(set(first) & set(last), key=natural)
-        if not both or wording.scored(held.run, held.history) != kind:
+        if not both or held.shown().scored != kind:
             sentences.append(f"{run_name} and {names[0]} have no scores in common.")
             continue
         gains = {name: (last[name] - first[name]) * (1 if kind.higher else -1) for name in both}
@@ -77,7 +78,7 @@ def _sentences(runs: Sequence[HeldRun], names: Sequence[str]) -> list[str]:
     return sentences
 
 
-def _by(kind: wording.Scored, before: float, after: float) -> str:
+def _by(kind: Scored, before: float, after: float) -> str:
     return f"from {kind.text(before)} to {kind.text(after)}"
 
 
@@ -85,7 +86,7 @@ def _figures(runs: Sequence[HeldRun], run_names: Sequence[str]) -> list[tuple[st
     """A dumbbell for each member, the largest difference first: title, the first members, and the others."""
     first, *others = _lasts(runs)
     base = runs[0]
-    kind = wording.scored(base.run, base.history)
+    kind = base.shown().scored
     axis = (
         Axis(kind.title, ACCURACY.format, low=0.0, high=1.0, bounded=True)
         if kind.share
@@ -149,7 +150,7 @@ def _time(held: HeldRun) -> str:
 
 def _version(reader: Reader, asked: PageRequest) -> object:
     runs = [reader.known(name) for name in asked.query.getlist("run")]
-    return tuple((held.history.version, held.run.state) if held else None for held in runs)
+    return tuple((held.table.version, held.run.state) if held else None for held in runs)
 
 
 SCREEN = Screen(_view, _version, "/compare")

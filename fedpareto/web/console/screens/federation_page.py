@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from federation.text import counted
+from fedpareto.run_table import Outcome
 from fedpareto.web.console.federation_reader import HeldRun, PageError, Reader
 from fedpareto.web.console.first_page import FederationState, MemberState, OpenRun
-from fedpareto.web.console.run_history import Outcome
 from fedpareto.web.console.screens import wording
 from fedpareto.web.console.view import PageRequest, PageView, Screen
 from fedpareto.web.pages.alert_list import alert_list, lines_of
@@ -54,10 +54,10 @@ class _Running:
 def _spark(held: HeldRun | None) -> Html:
     if held is None:
         return Html("")
-    lines = [held.history.lines[number] for number in sorted(held.history.lines)][-_POINTS:]
+    lines = [held.table.lines[number] for number in sorted(held.table.lines)][-_POINTS:]
     if len(lines) < 2:
         return Html("")
-    kind = wording.scored(held.run, held.history)
+    kind = held.shown().scored
     series = [Series("mean", [line.mean for line in lines], 0), Series("worst", [line.worst for line in lines], 1)]
     newest = lines[-1]
     alt = f"Mean {kind.text(newest.mean)} and worst member {kind.text(newest.worst)} after round {newest.number}"
@@ -96,7 +96,7 @@ def _outcomes(seen: FederationState, client: str) -> list[Outcome]:
     for run in reversed(seen.lists.runs):
         held = seen.held.get(run.run_id)
         if held is not None:
-            last.extend(outcome for _, outcome in held.history.outcomes_of(client, _STRIP))
+            last.extend(outcome for _, outcome in held.table.outcomes_of(client, _STRIP))
     return list(last)
 
 

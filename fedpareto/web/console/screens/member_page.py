@@ -8,9 +8,9 @@ import numpy as np
 from federation.v1 import admin_pb2 as v1
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of
+from fedpareto.run_table import MemberNumber, Outcome
 from fedpareto.series import equals
 from fedpareto.web.console.federation_reader import HeldRun, PageError, Reader
-from fedpareto.web.console.run_history import MemberNumber, Outcome
 from fedpareto.web.console.screens import wording
 from fedpareto.web.console.view import PageRequest, PageView, Screen
 from fedpareto.web.pages.alert_list import alert_list, lines_of
@@ -18,6 +18,7 @@ from fedpareto.web.pages.charts import Series
 from fedpareto.web.pages.html import Html
 from fedpareto.web.pages.scales import ACCURACY, Axis
 from fedpareto.web.pages.small import sparkline, strip
+from fedpareto.web.sections.shown_run import Scored
 
 _RUNS = 8  # the newest, that the page reads
 _ENTRIES = 20  # of the log
@@ -31,7 +32,7 @@ class _Part:
     """A member's part in a run."""
 
     run: v1.Run
-    kind: wording.Scored
+    kind: Scored
     first: str
     last: str
     scores: Html
@@ -80,13 +81,13 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
 
 
 def _part(held: HeldRun, name: str) -> _Part | None:
-    history = held.history
-    if name not in history.members:
+    table = held.table
+    if name not in table.members:
         return None
-    kind = wording.scored(held.run, history)
-    scores, norms = history.row(MemberNumber.SCORE, name), history.row(MemberNumber.NORM, name)
+    kind = held.shown().scored
+    scores, norms = table.row(MemberNumber.SCORE, name), table.row(MemberNumber.NORM, name)
     known = scores[np.isfinite(scores)]
-    outcomes = history.outcomes_of(name, 10**9)
+    outcomes = table.outcomes_of(name, 10**9)
     failures = sum(outcome in (Outcome.DECLINED, Outcome.REFUSED, Outcome.MISSING) for _, outcome in outcomes)
     axis = ACCURACY if kind.share else Axis(kind.title, kind.text)
     last = [str(outcome) for _, outcome in outcomes[-30:]]
@@ -97,7 +98,7 @@ def _part(held: HeldRun, name: str) -> _Part | None:
         kind.text(float(known[-1])) if known.size else formatting.UNKNOWN,
         _line(scores.tolist(), axis, f"{kind.title} of {name} in {held.run.name}", 0),
         _line(norms.tolist(), Axis("norm", formatting.number, low=0.0), f"Norms of {name} in {held.run.name}", 4),
-        formatting.number(history.newest(MemberNumber.NORM, name)),
+        formatting.number(table.newest(MemberNumber.NORM, name)),
         strip(last, alt=f"The last {len(last)} rounds of {name} in {held.run.name}; {failures} failed"),
         f"{failures} of {len(outcomes)}",
     )
@@ -112,7 +113,7 @@ def _failures(runs: list[HeldRun], name: str) -> list[_Failure]:
     """The last failures, the newest first; equal ones of a run that follow one another are one."""
     failures = []
     for held in sorted(runs, key=lambda held: held.run.created.ToNanoseconds(), reverse=True):
-        failed = [line for _, line in sorted(held.history.lines.items(), reverse=True) if name in line.failed]
+        failed = [line for _, line in sorted(held.table.lines.items(), reverse=True) if name in line.failed]
         for group in equals(failed, lambda line: line.number, lambda line: line.failed[name]):
             outcome, why = group.said
             told = f"{wording.VERBS[outcome]}{f': {why}' if why else ''}"

@@ -258,7 +258,7 @@ def _version(reader: Reader, asked: PageRequest) -> object:
     """The page is made again while its round goes on: its envelopes are verified each time."""
     held = reader.known(asked.parameters["run"])
     if held is None or held.phase is None or str(held.phase.round) != asked.parameters["number"]:
-        return None if held is None else asked.parameters["number"] in map(str, [held.history.stop])
+        return None if held is None else asked.parameters["number"] in map(str, [held.table.stop])
     return held.phase.phase, held.phase.replied
 
 

@@ -15,9 +15,9 @@ from federation.v1.common_pb2 import RunState
 from fedpareto import formatting
 from fedpareto.admin_messages import epsilon_of_clients
 from fedpareto.run_names import ENDED
+from fedpareto.run_table import OUTCOMES, MemberNumber, Outcome, RoundLine, RunTable
 from fedpareto.series import equals
 from fedpareto.web.console.federation_reader import HeldRun, Reader
-from fedpareto.web.console.run_history import OUTCOMES, MemberNumber, Outcome, RoundLine, RunHistory
 from fedpareto.web.console.screens import wording
 from fedpareto.web.console.view import PageRequest, PageView, Screen
 from fedpareto.web.pages.alert_list import alert_list, lines_of
@@ -25,6 +25,7 @@ from fedpareto.web.pages.dumbbells import Dumbbell, dumbbells
 from fedpareto.web.pages.heat import COLUMNS, column, heat
 from fedpareto.web.pages.html import Html
 from fedpareto.web.pages.scales import ACCURACY, Axis
+from fedpareto.web.sections.shown_run import Scored
 
 ROUNDS = 50  # entries of the list, on a page
 SHOWN = 20  # members; the others are unfolded by the reader
@@ -46,25 +47,25 @@ _HEAT_WORDS: Mapping[str, str] = MappingProxyType(
 
 def _view(reader: Reader, asked: PageRequest) -> PageView:
     held = reader.run(asked.parameters["run"])
-    run, history = held.run, held.history
+    run, table = held.run, held.table
     measure = asked.choice("heat", HEATS)
-    kind = wording.scored(run, history)
-    bins = Bins.of(run.rounds_total, history.stop, POINTS)
+    kind = held.shown().scored
+    bins = Bins.of(run.rounds_total, table.stop, POINTS)
     return PageView(
         reader.names.named(run.run_id, run.name),
         "run.html",
         {
             "run": run,
-            "verdict": wording.verdict_of(held),
+            "verdict": held.shown().verdict,
             "progress": wording.rounds_done(run),
             "left": wording.time_left(held),
             "waits": wording.waiting(held),
             "state_look": wording.state_look(run),
-            "loading": not held.complete and not held.over and not history.lines,
+            "loading": not held.complete and not held.over and not table.lines,
             "partial": not held.complete and bool(run.rounds_done),
             "alerts": alert_list(lines_of(run.alerts, reader.names.named)) if run.alerts else Html(""),
             "kind": kind,
-            "measured": bool(history.scored),
+            "measured": bool(table.scored),
             "tail": json.dumps(_tail(held, bins, measure), separators=(",", ":")),
             "heats": HEATS,
             "heat": measure,
@@ -84,7 +85,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
 
 def _version(reader: Reader, asked: PageRequest) -> object:
     held = reader.known(asked.parameters["run"])
-    return reader.version if held is None or not held.over or not held.complete else held.history.version
+    return reader.version if held is None or not held.over or not held.complete else held.table.version
 
 
 def _commands(run: v1.Run, name: str) -> list[str]:
@@ -133,28 +134,28 @@ class Bins:
 def series(reader: Reader, asked: PageRequest) -> dict[str, Any]:
     """The lines of the chart, for the script of the page: of each member, the mean and the worst."""
     held = reader.run(asked.parameters["run"])
-    history = held.history
+    table = held.table
     first = asked.number("from", default=0)
-    stop = min(asked.number("to", default=history.stop), history.stop)
-    if first or stop < history.stop:
+    stop = min(asked.number("to", default=table.stop), table.stop)
+    if first or stop < table.stop:
         return _part(held, first, max(first, stop))
-    bins = Bins.of(held.run.rounds_total, history.stop, POINTS)
-    return _lines(held, bins, 0) | {"together": bins.together, "names": history.names}
+    bins = Bins.of(held.run.rounds_total, table.stop, POINTS)
+    return _lines(held, bins, 0) | {"together": bins.together, "names": table.names}
 
 
 def _part(held: HeldRun, first: int, stop: int) -> dict[str, Any]:
     """Some rounds in detail, for a reader who has marked them."""
     bins = Bins.of(stop - first, stop - first, POINTS)
     document = _lines(held, bins, 0, offset=first)
-    return document | {"together": bins.together, "names": held.history.names}
+    return document | {"together": bins.together, "names": held.table.names}
 
 
 def _lines(held: HeldRun, bins: Bins, first: int, offset: int = 0) -> dict[str, Any]:
-    history = held.history
-    scores = history.values(MemberNumber.SCORE)[history.order][:, offset:]
+    table = held.table
+    scores = table.values(MemberNumber.SCORE)[table.order][:, offset:]
     means = np.array(
-        [[_of_line(history, n, "mean") for n in range(offset, history.stop)],
-         [_of_line(history, n, "worst") for n in range(offset, history.stop)]]
+        [[_of_line(table, n, "mean") for n in range(offset, table.stop)],
+         [_of_line(table, n, "worst") for n in range(offset, table.stop)]]
     ).reshape(2, -1)  # fmt: skip
     summary = bins.means(means, first)
     return {
@@ -166,8 +167,8 @@ def _lines(held: HeldRun, bins: Bins, first: int, offset: int = 0) -> dict[str, 
     }
 
 
-def _of_line(history: RunHistory, number: int, name: str) -> float:
-    line = history.lines.get(number)
+def _of_line(table: RunTable, number: int, name: str) -> float:
+    line = table.lines.get(number)
     return math.nan if line is None else getattr(line, name)
 
 
@@ -177,18 +178,18 @@ def _compact(values: Sequence[float] | NDArray[np.float64]) -> list[float | None
 
 def _tail(held: HeldRun, bins: Bins, measure: str) -> dict[str, Any]:
     """The last point of each line and the last column of the heat map, which a new round changes."""
-    history, run = held.history, held.run
-    kind = wording.scored(run, history)
+    table, run = held.table, held.run
+    kind = held.shown().scored
     document: dict[str, Any] = {
-        "stop": history.stop, "together": bins.together, "members": len(history.members), "share": kind.share,
+        "stop": table.stop, "together": bins.together, "members": len(table.members), "share": kind.share,
         "complete": held.complete,
     }  # fmt: skip
-    if not history.stop:
+    if not table.stop:
         return document
     document |= _lines(held, bins, bins.count - 1)
-    columns = Bins.of(run.rounds_total, history.stop, COLUMNS)
-    values = _heat_values(history, measure)
-    shades = columns.means(values[:, : history.stop], columns.count - 1)
+    columns = Bins.of(run.rounds_total, table.stop, COLUMNS)
+    values = _heat_values(table, measure)
+    shades = columns.means(values[:, : table.stop], columns.count - 1)
     document["column"] = columns.count - 1
     document["shades"] = column([float(value) for value in shades[:, 0]], columns.count - 1, _largest(held, measure))
     return document
@@ -197,14 +198,14 @@ def _tail(held: HeldRun, bins: Bins, measure: str) -> dict[str, Any]:
 # --- the heat map
 
 
-def _heat_values(history: RunHistory, measure: str) -> NDArray[np.floating[Any]]:
+def _heat_values(table: RunTable, measure: str) -> NDArray[np.floating[Any]]:
     """(members, rounds), in the order of the members' names; NaN is blank."""
-    order = history.order
+    order = table.order
     if measure == "status":
-        codes = history.outcomes()[order]
+        codes = table.outcomes()[order]
         failed = np.isin(codes, [OUTCOMES.index(o) for o in (Outcome.DECLINED, Outcome.REFUSED, Outcome.MISSING)])
         return np.where(codes == 0, np.nan, failed.astype(np.float64))
-    values = history.values(MemberNumber(measure))[order].astype(np.float64)
+    values = table.values(MemberNumber(measure))[order].astype(np.float64)
     return 1.0 - values if measure == "cosine" else values
 
 
@@ -212,26 +213,26 @@ def _largest(held: HeldRun, measure: str) -> float:
     """The value of the darkest shade, which the rounds to come should not change."""
     if measure in ("status", "cosine"):
         return {"status": 1.0, "cosine": 2.0}[measure]
-    values = _heat_values(held.history, measure)
+    values = _heat_values(held.table, measure)
     finite = values[np.isfinite(values)]
     return float(np.quantile(finite, 0.995)) if finite.size else 0.0
 
 
 def _heat(held: HeldRun, measure: str) -> Html:
-    history, run = held.history, held.run
-    values = _heat_values(history, measure)
+    table, run = held.table, held.run
+    values = _heat_values(table, measure)
     if not np.isfinite(values).any():
         return Html("")
-    columns = Bins.of(run.rounds_total, history.stop, COLUMNS)
-    planned = max(run.rounds_total, history.stop) if not held.over else history.stop
+    columns = Bins.of(run.rounds_total, table.stop, COLUMNS)
+    planned = max(run.rounds_total, table.stop) if not held.over else table.stop
     width = -(-planned // columns.together)
     means = columns.means(values)
     padded = np.pad(means, ((0, 0), (0, max(0, width - means.shape[1]))), constant_values=np.nan)
     rounds = [at * columns.together for at in range(width)]
-    alt = f"{HEATS[measure]} of {len(history.members)} members in {history.stop} rounds"
+    alt = f"{HEATS[measure]} of {len(table.members)} members in {table.stop} rounds"
     format_: Callable[[float], str] = formatting.number if measure != "status" else formatting.percent
     return heat(
-        rounds, history.names, padded.tolist(), format_, alt=alt, largest=_largest(held, measure),
+        rounds, table.names, padded.tolist(), format_, alt=alt, largest=_largest(held, measure),
         together=columns.together,
     )  # fmt: skip
 
@@ -239,9 +240,9 @@ def _heat(held: HeldRun, measure: str) -> Html:
 # --- the members
 
 
-def _left_behind(held: HeldRun, kind: wording.Scored) -> list[Html]:
+def _left_behind(held: HeldRun, kind: Scored) -> list[Html]:
     """The worst off, and the others: a dumbbell for each member, from its first score to its last."""
-    first, last = held.history.first_and_last()
+    first, last = held.table.first_and_last()
     if not last:
         return []
     names = sorted(last, key=lambda name: (last[name] if kind.higher else -last[name], formatting.natural(name)))
@@ -276,14 +277,14 @@ class _Row:
     remark: str
 
 
-def _rows(held: HeldRun, kind: wording.Scored) -> list[_Row]:
-    history = held.history
-    norms, losses = _over_median(history, MemberNumber.NORM), _over_median(history, MemberNumber.LOSS)
-    pulls = _pulls(history)
-    codes = history.outcomes()
+def _rows(held: HeldRun, kind: Scored) -> list[_Row]:
+    table = held.table
+    norms, losses = _over_median(table, MemberNumber.NORM), _over_median(table, MemberNumber.LOSS)
+    pulls = _pulls(table)
+    codes = table.outcomes()
     rows = []
-    for at in history.order:
-        name = history.members[at]
+    for at in table.order:
+        name = table.members[at]
         asked = int((codes[at] > 0).sum())
         counts = [
             int((codes[at] == OUTCOMES.index(o)).sum()) for o in (Outcome.DECLINED, Outcome.REFUSED, Outcome.MISSING)
@@ -294,17 +295,17 @@ def _rows(held: HeldRun, kind: wording.Scored) -> list[_Row]:
             if ratio[at] > _OUTLIER
         ]
         shown = {
-            measure: formatting.number(history.newest(measure, name))
+            measure: formatting.number(table.newest(measure, name))
             for measure in (MemberNumber.WEIGHT, MemberNumber.COSINE)
         }
         texts = {
-            "score": kind.text(history.newest(MemberNumber.SCORE, name)),
+            "score": kind.text(table.newest(MemberNumber.SCORE, name)),
             "weight": shown[MemberNumber.WEIGHT],
             "pull": formatting.percent(float(pulls[at])),
             "update_norm": f"{norms[at]:.2f}" if math.isfinite(norms[at]) else formatting.UNKNOWN,
             "cosine": shown[MemberNumber.COSINE],
         }
-        hidden = {key: formatting.of_member(text, key, history.undisclosed) for key, text in texts.items()}
+        hidden = {key: formatting.of_member(text, key, table.undisclosed) for key, text in texts.items()}
         rows.append(
             _Row(
                 name, hidden["score"], hidden["weight"], hidden["pull"], hidden["update_norm"], hidden["cosine"],
@@ -314,10 +315,10 @@ def _rows(held: HeldRun, kind: wording.Scored) -> list[_Row]:
     return rows
 
 
-def _over_median(history: RunHistory, measure: MemberNumber) -> NDArray[np.float64]:
+def _over_median(table: RunTable, measure: MemberNumber) -> NDArray[np.float64]:
     """Each member's last number over the median of its round's, (members,); NaN if unknown."""
-    values = history.values(measure).astype(np.float64)
-    ratios = np.full(len(history.members), np.nan)
+    values = table.values(measure).astype(np.float64)
+    ratios = np.full(len(table.members), np.nan)
     for at, row in enumerate(values):
         places = np.flatnonzero(np.isfinite(row))
         if places.size:
@@ -327,11 +328,11 @@ def _over_median(history: RunHistory, measure: MemberNumber) -> NDArray[np.float
     return ratios
 
 
-def _pulls(history: RunHistory) -> NDArray[np.float64]:
+def _pulls(table: RunTable) -> NDArray[np.float64]:
     """Each member's share of the last step: its coefficient times its norm, over the sum of all; NaN if unknown."""
-    lengths = np.abs(history.values(MemberNumber.COEFFICIENT).astype(np.float64) * history.values(MemberNumber.NORM))
+    lengths = np.abs(table.values(MemberNumber.COEFFICIENT).astype(np.float64) * table.values(MemberNumber.NORM))
     places = np.flatnonzero(np.isfinite(lengths).any(axis=0))
-    none: NDArray[np.float64] = np.full(len(history.members), np.nan)
+    none: NDArray[np.float64] = np.full(len(table.members), np.nan)
     if not places.size:
         return none
     newest = lengths[:, places[-1]]
@@ -344,15 +345,15 @@ def _pulls(history: RunHistory) -> NDArray[np.float64]:
 
 
 def _feed(held: HeldRun, asked: PageRequest) -> dict[str, Any]:
-    history = held.history
+    table = held.table
     failed = asked.choice("rounds", {"all": "", "failed": ""}) == "failed"
     before = asked.number("before", default=0)
     numbers = [
         number
-        for number in sorted(history.lines, reverse=True)
-        if (not before or number < before) and (not failed or history.lines[number].has_failed)
+        for number in sorted(table.lines, reverse=True)
+        if (not before or number < before) and (not failed or table.lines[number].has_failed)
     ]
-    lines = [history.lines[number] for number in numbers]
+    lines = [table.lines[number] for number in numbers]
     # Equal failures are one entry; rounds without a failure stay apart.
     told = {line.number: (wording.of_round(line), -1 if line.has_failed else line.number) for line in lines}
     groups = equals(lines, lambda line: line.number, lambda line: told[line.number])

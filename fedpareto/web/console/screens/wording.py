@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 
@@ -13,14 +12,11 @@ from federation.v1.common_pb2 import RunState
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of
 from fedpareto.run_names import ENDED
-from fedpareto.turnout import MemberTurnout, Turnout, never_asked
+from fedpareto.run_table import Outcome, RoundLine
 from fedpareto.web.console.federation_reader import HeldRun
-from fedpareto.web.console.run_history import OUTCOMES, Outcome, RoundLine, RunHistory
-from fedpareto.web.pages.verdict import Standing, verdict
 
 NAMED = 3  # members that a sentence names
 _RECENT = 10  # rounds whose median length foretells the next ones
-_COUNTED = (Outcome.REPLIED, Outcome.DECLINED, Outcome.REFUSED, Outcome.MISSING)  # outcomes of rounds that needed it
 VERBS = {Outcome.DECLINED: "declined", Outcome.REFUSED: "was refused", Outcome.MISSING: "did not reply"}
 
 
@@ -32,10 +28,10 @@ def rounds_done(run: v1.Run) -> str:
 def time_left(held: HeldRun) -> str:
     """How long a run will take, by its last rounds: "about 12 min left"; empty if that is not known."""
     run = held.run
-    if run.state != RunState.RUN_STATE_RUNNING or not held.history.lines:
+    if run.state != RunState.RUN_STATE_RUNNING or not held.table.lines:
         return ""
-    stop = held.history.stop
-    recent = [held.history.lines[n].seconds for n in range(max(0, stop - _RECENT), stop) if n in held.history.lines]
+    stop = held.table.stop
+    recent = [held.table.lines[n].summary.seconds for n in range(max(0, stop - _RECENT), stop) if n in held.table.lines]
     known = [seconds for seconds in recent if math.isfinite(seconds)]
     left = run.rounds_total - run.rounds_done
     if not known or not left:
@@ -70,11 +66,12 @@ def _awaited(member: v1.Outstanding) -> str:
 
 def of_round(line: RoundLine) -> str:
     """A round in a sentence: "4 of 5 replied; hospital-c declined: disk"."""
-    told = [f"{line.accepted} of {line.asked} replied"]
+    summary = line.summary
+    told = [f"{summary.accepted} of {summary.asked} replied"]
     if line.state == "SKIPPED":
-        told.append(f"no step: {line.reason}" if line.reason else "no step")
-    elif line.reason:
-        told.append(line.reason)
+        told.append(f"no step: {summary.reason}" if summary.reason else "no step")
+    elif summary.reason:
+        told.append(summary.reason)
     names = sorted(line.failed, key=formatting.natural)
     for name in names[:NAMED]:
         outcome, why = line.failed[name]
@@ -82,66 +79,6 @@ def of_round(line: RoundLine) -> str:
     if len(names) > NAMED:
         told.append(f"{len(names) - NAMED} more failed")
     return "; ".join(told)
-
-
-@dataclass(frozen=True)
-class Scored:
-    """How the members' scores are written: "test accuracy", and larger is better."""
-
-    title: str
-    higher: bool
-    share: bool
-
-    def text(self, value: float) -> str:
-        """A score as text."""
-        return formatting.percent(value) if self.share else formatting.number(value)
-
-
-def scored(run: v1.Run, history: RunHistory) -> Scored:
-    """What the scores of a run are."""
-    split, measure = history.scored or ("", "accuracy")
-    metric = next((item for item in run.metrics if item.name == measure.partition("/")[0]), None)
-    higher = measure != "loss" if metric is None else metric.better == "higher"
-    share = measure == "accuracy" or (metric is not None and metric.largest == 1.0)
-    return Scored(f"{split} {measure}".strip(), higher, share)
-
-
-def standing(run: v1.Run, history: RunHistory) -> Standing | None:
-    """Each member's first and last score; None if no member has one, or they are hidden."""
-    first, last = history.first_and_last()
-    if not last:
-        return None
-    kind = scored(run, history)
-    measure = history.scored[1] if history.scored else "accuracy"
-    return Standing(measure=measure, first=first, last=last, higher=kind.higher, rounds=history.evaluated)
-
-
-def turnout(held: HeldRun) -> Turnout:
-    """Who took part: by the rounds once all are read, before that by the run's members if they are known."""
-    history = held.history
-    if not held.complete:
-        return Turnout.of(held.details) if held.details is not None and held.details.members else Turnout()
-    codes = history.outcomes()
-    counts = {outcome: (codes == OUTCOMES.index(outcome)).sum(axis=1).tolist() for outcome in _COUNTED}
-    parts = [
-        MemberTurnout(name=name, replied=replied, declined=declined, refused=refused, missing=missing)
-        for name, replied, declined, refused, missing in zip(history.members, *counts.values(), strict=True)
-    ]
-    never = never_asked(held.details) if held.details is not None else {}
-    unasked = {name: why for name, why in never.items() if name not in history.members}
-    return Turnout([part for part in parts if part.asked], unasked)
-
-
-def verdict_of(held: HeldRun) -> str:
-    """How the members fare, in one sentence."""
-    run, history = held.run, held.history
-    if not run.rounds_done:
-        return "The first round has not ended yet." if not held.over else f"It ended without a round. {run.reason}"
-    if not history.lines:
-        return "Its rounds are being read."
-    newest = history.lines[max(history.lines)]
-    sentence = verdict(standing(run, history), over=held.over, accuracy=newest.mean, turnout=turnout(held))
-    return sentence if sentence.endswith(".") else f"{sentence}."
 
 
 def state_look(run: v1.Run) -> str:

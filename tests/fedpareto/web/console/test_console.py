@@ -171,7 +171,7 @@ def test_ten_pages_of_a_run_ask_the_coordinator_as_little_as_one(stage: Stage, c
     console.page(f"/runs/{run}")
     held = console.reader.known(run)
     assert held is not None
-    wait_for(lambda: 0 in held.history.whole and held.followed, "the run to be followed")
+    wait_for(lambda: 0 in held.table.whole and held.followed, "the run to be followed")
     before = exports(stage, run)
     for _ in range(10):
         assert "Round 0</a>" in console.page(f"/runs/{run}")

@@ -3,6 +3,7 @@
 import asyncio
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -13,11 +14,11 @@ from starlette.datastructures import QueryParams
 
 from federation.v1 import admin_pb2 as v1
 from federation.v1.common_pb2 import RoundState, RunState
+from fedpareto.run_table import OUTCOMES, MemberNumber, Outcome, RoundLine, RunTable
 from fedpareto.web.console import page_events
 from fedpareto.web.console.application import Console
 from fedpareto.web.console.federation_reader import HeldRun, Lists, Reader
 from fedpareto.web.console.render import ConsoleSite
-from fedpareto.web.console.run_history import OUTCOMES, MemberNumber, Outcome, RunHistory
 from fedpareto.web.console.screens import run_page
 from fedpareto.web.console.security import EntranceKeys
 from fedpareto.web.console.view import PageRequest
@@ -56,20 +57,27 @@ def a_round(number: int, members: int, rng: np.random.Generator) -> v1.ExportRou
     return item
 
 
+def summary_of(line: RoundLine, number: int) -> v1.RoundSummary:
+    summary = v1.RoundSummary()
+    summary.CopyFrom(line.summary)
+    summary.round = number
+    return summary
+
+
 @pytest.fixture
 def held() -> HeldRun:
     """The run in memory; all rounds but one are written into its arrays directly, which is faster."""
     rng = np.random.default_rng(3)
-    history = RunHistory()
-    history.add(a_round(ROUNDS - 1, MEMBERS, rng))
+    table = RunTable()
+    table.add(a_round(ROUNDS - 1, MEMBERS, rng))
     for measure in MemberNumber:
-        history.values(measure)[:, : ROUNDS - 1] = rng.uniform(0.0, 1.0, (MEMBERS, ROUNDS - 1))
-    history.outcomes()[:, : ROUNDS - 1] = OUTCOMES.index(Outcome.REPLIED)
-    line = history.lines[ROUNDS - 1]
-    history.lines |= {number: line.__class__(**{**vars(line), "number": number}) for number in range(ROUNDS)}
-    history.whole |= set(range(ROUNDS))
+        table.values(measure)[:, : ROUNDS - 1] = rng.uniform(0.0, 1.0, (MEMBERS, ROUNDS - 1))
+    table.outcomes()[:, : ROUNDS - 1] = OUTCOMES.index(Outcome.REPLIED)
+    line = table.lines[ROUNDS - 1]
+    table.lines |= {number: replace(line, summary=summary_of(line, number)) for number in range(ROUNDS)}
+    table.whole |= set(range(ROUNDS))
     run = v1.Run(run_id=RUN, name="large", state=RunState.RUN_STATE_RUNNING, rounds_done=ROUNDS, rounds_total=1200)
-    return HeldRun(run, history, followed=True)
+    return HeldRun(run, table, followed=True)
 
 
 @pytest.fixture
@@ -113,7 +121,7 @@ def test_a_new_round_sends_less_than_20_kb(console: Console, held: HeldRun) -> N
             size = 0
             if len(sizes) > 3:
                 break
-            held.history.add(a_round(held.history.stop, MEMBERS, rng))
+            held.table.add(a_round(held.table.stop, MEMBERS, rng))
             held.run.rounds_done += 1
             bell.ring()
         return sizes

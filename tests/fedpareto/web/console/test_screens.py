@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedpareto.web.report import page
-from fedpareto.web.sections.report_data import RunData
+from fedpareto.web.sections.shown_run import ShownRun
 from storage.states import RunState
 from tests.fedpareto.scene import play_without, run_without_some
 from tests.fedpareto.web.console.scene import Served, served
@@ -104,7 +104,7 @@ def test_members_that_took_no_part_are_in_the_first_sentence_and_stay(
     on_console = verdict_of(console.page(f"/runs/{lacking}"))
     assert on_console.startswith(f"{absent}; ")
     assert "All two members gained" not in on_console
-    report = page(RunData.read(stage._admin, lacking.run))
+    report = page(ShownRun.read(stage._admin, lacking.run))
     assert verdict_of(report).startswith(f"{absent}; ")
     assert "2 of 4" in words(report)
     printed = stage.served.command("run", lacking.run, columns=200)
@@ -208,7 +208,7 @@ def test_runs_of_one_name_are_told_apart_by_id_and_date_and_commands_name_the_id
         lambda: "after 3 of 3 rounds" in stage.served.command("alerts", "--all", columns=200), "an alert of its end"
     )
     assert re.search(rf"lacking \({told.pattern}\)", stage.served.command("alerts", "--all", columns=200))
-    data, beside = (RunData.read(stage._admin, run) for run in (first, second))
+    data, beside = (ShownRun.read(stage._admin, run) for run in (first, second))
     report = words(page(data, [beside]))
     assert re.search(rf"lacking \({second}, \d{{4}}", report)
 
@@ -245,7 +245,7 @@ def test_screens_and_tables_call_a_member_a_member(stage: Stage, console: Served
         "/log?kind=runs",
     )
     shown = {path: words(console.page(path)) for path in paths}
-    shown["report"] = words(page(RunData.read(stage._admin, lacking.run)))
+    shown["report"] = words(page(ShownRun.read(stage._admin, lacking.run)))
     for command in (*COMMANDS, *(command.format(run=lacking.run) for command in RUN_COMMANDS)):
         printed = stage.served.command(*command.split()).partition("specification")[0]
         shown[command] = re.sub(r"fedpareto admin clients?", " ", printed)

@@ -1,23 +1,36 @@
-"""The numbers of a run over its rounds and members, in arrays: what the figures of the console are made of."""
+"""The numbers of a run over its rounds and members, in arrays: what each page about a run is made of.
+
+Here alone an exported round becomes numbers. Rounds are read once and in any order, and no message with every member's
+part is kept: a run of a thousand rounds and a hundred members takes a few megabytes.
+"""
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from federation.record.metric_definitions import SCORED
+from federation.record.metric_definitions import OWN, SCORED
 from federation.record.results import accepted
-from federation.v1.admin_pb2 import ExportRoundsResponse, Participation, RoundSummary
+from federation.v1.admin_pb2 import (
+    ExportRoundsResponse,
+    MemberSummary,
+    Objectives,
+    Participation,
+    PhaseProgress,
+    RoundSummary,
+)
 from federation.v1.common_pb2 import AssignmentState, RoundState
 from fedpareto.formatting import natural
 
 Array = NDArray[np.float32]
 S = TypeVar("S", bound=np.generic)
+M = TypeVar("M", bound=Message)
 
 
 class MemberNumber(StrEnum):
@@ -49,28 +62,97 @@ _STATES: Mapping[int, Outcome] = {
     AssignmentState.ASSIGNMENT_STATE_DECLINED: Outcome.DECLINED,
     AssignmentState.ASSIGNMENT_STATE_EXPIRED: Outcome.MISSING,
 }
+FAILURES = (Outcome.DECLINED, Outcome.REFUSED, Outcome.MISSING)
 _ENDED = (RoundState.ROUND_STATE_COMPLETED, RoundState.ROUND_STATE_SKIPPED)
 _SPARE = 64  # columns that an array grows by at least
 
 
 @dataclass(frozen=True)
-class RoundLine:
-    """A round in numbers, with its failures, as a list of rounds shows it.
+class MemberPart:
+    """A member's part in a round that asked it for more than an evaluation.
 
-    `failed` maps each member whose reply was missing or did not count to its outcome and the reason.
+    Attributes:
+        counts: whether its reply entered the step.
+        reason: why it did not; empty if it did.
+        samples: on which it trained, as it states; None without a reply.
+        payload: bytes that it sent.
+        answered: whether it answered a phase.
+        numbers: NaN where one is not known.
+        epsilon: that its own noise has spent, as it states; None without noise.
     """
 
-    number: int
-    state: str
+    name: str
+    outcome: Outcome
+    counts: bool
     reason: str
-    started: float  # seconds since 1970; NaN if unknown
-    seconds: float
-    asked: int
-    accepted: int
-    mean: float  # of the members' accuracies, or of their losses
+    samples: int | None
+    payload: int
+    answered: bool
+    numbers: Mapping[MemberNumber, float]
+    epsilon: float | None
+
+    @property
+    def weighed(self) -> bool:
+        """True if it has a weight or a length: its update was read, or privacy hides both."""
+        return bool(self.numbers[MemberNumber.WEIGHT] or self.numbers[MemberNumber.NORM])
+
+
+def parts_of(item: ExportRoundsResponse) -> Iterator[MemberPart]:
+    """The members' parts in a round, by name."""
+    for part in item.participations:
+        yield MemberPart(
+            name=part.client_id,
+            outcome=_outcome(part),
+            counts=accepted(item.phases, part),
+            reason=part.reason,
+            samples=part.samples if part.envelope else None,
+            payload=part.payload_bytes,
+            answered=bool(part.answered),
+            numbers={
+                MemberNumber.LOSS: part.loss_before,
+                MemberNumber.NORM: part.update_norm,
+                MemberNumber.WEIGHT: part.weight,
+                MemberNumber.COEFFICIENT: part.coefficient,
+                MemberNumber.COSINE: part.cosine,
+            },
+            epsilon=part.privacy.epsilon if part.HasField("privacy") else None,
+        )
+
+
+@dataclass(frozen=True)
+class RoundLine:
+    """A round in numbers, with its failures.
+
+    Attributes:
+        summary: the round as the coordinator sums it up, with its metrics.
+        mean: of the members' scores.
+        worst: of them.
+        failed: of each member whose reply was missing or did not count, the outcome and the reason.
+        unneeded: the members without whose reply the round went on, each with the reason.
+        senders: the members that sent a payload; likewise `fetchers`, which got the model to answer or to evaluate.
+        phases: of the round, in order; empty until it is read with every member's part.
+        objectives: of a task that has several.
+    """
+
+    summary: RoundSummary
+    mean: float
     worst: float
-    worst_client: str
     failed: Mapping[str, tuple[Outcome, str]] = field(default_factory=dict)
+    unneeded: Mapping[str, str] = field(default_factory=dict)
+    senders: int = 0
+    fetchers: int = 0
+    phases: Sequence[PhaseProgress] = ()
+    objectives: Objectives = field(default_factory=Objectives)
+
+    @property
+    def number(self) -> int:
+        """The round, from 0."""
+        return self.summary.round
+
+    @property
+    def state(self) -> str:
+        """COMPLETED or SKIPPED."""
+        return RoundState.Name(self.summary.state).removeprefix("ROUND_STATE_")
 
     @property
     def has_failed(self) -> bool:
@@ -78,19 +160,28 @@ class RoundLine:
         return self.state == "SKIPPED" or bool(self.failed)
 
 
-class RunHistory:
+@dataclass(frozen=True)
+class RoundScores:
+    """What the members measured after a round: by member, numbers with names such as "test/accuracy"."""
+
+    round: int
+    scores: Mapping[str, Mapping[str, float]]
+
+
+class RunTable:
     """The rounds of a run that have ended and were read, with the numbers of each member in arrays.
 
-    Rounds may be read in any order. `scored` names what the members' scores are: a split and "accuracy" or "loss", of
-    the first round that measured one.
+    `scored` names what the members' scores are: a split, and the metric that stops the run (`preferred`), "accuracy" or
+    "loss", as the first round has it that measured one. `evaluation` is the newest that is known.
     """
 
     def __init__(self, preferred: str = "") -> None:
-        self.preferred = preferred  # the metric that stops the run, such as "auc"; empty for accuracy, else loss
+        self.preferred = preferred  # such as "auc"; empty for accuracy, else loss
         self.members: list[str] = []
         self.lines: dict[int, RoundLine] = {}
         self.whole: set[int] = set()  # the rounds that were read with every client's part
         self.scored: tuple[str, str] | None = None
+        self.evaluation: RoundScores | None = None
         self.undisclosed: set[str] = set()
         self.samples: dict[str, int] = {}
         self._index: dict[str, int] = {}
@@ -111,20 +202,35 @@ class RunHistory:
     def _add(self, item: ExportRoundsResponse) -> None:
         summary = item.summary
         number = summary.round
-        self._make_room(number, [part.client_id for part in item.participations] + [s.client_id for s in item.scores])
+        parts = list(parts_of(item))
+        self._make_room(number, [part.name for part in parts] + [scored.client_id for scored in item.scores])
         self.undisclosed.update(summary.undisclosed)
         failed: dict[str, tuple[Outcome, str]] = {}
-        for part in item.participations:
-            at, outcome = self._index[part.client_id], _outcome(part)
-            self._outcomes[at, number] = OUTCOMES.index(outcome)
-            if outcome in (Outcome.DECLINED, Outcome.REFUSED, Outcome.MISSING):
-                failed[part.client_id] = outcome, part.reason
-            if accepted(item.phases, part):
-                self.samples[part.client_id] = part.samples
-            for measure, value in _numbers(part):
-                self._arrays[measure][at, number] = value
+        unneeded: dict[str, str] = {}
+        for part in parts:
+            at = self._index[part.name]
+            self._outcomes[at, number] = OUTCOMES.index(part.outcome)
+            if part.outcome in FAILURES:
+                failed[part.name] = part.outcome, part.reason
+            elif part.outcome is Outcome.NOT_NEEDED:
+                unneeded[part.name] = part.reason
+            if part.counts:
+                self.samples[part.name] = part.samples or 0
+            for measure, value in part.numbers.items():
+                if measure is MemberNumber.LOSS or part.weighed:
+                    self._arrays[measure][at, number] = value
         self._add_scores(item, number)
-        self.lines[number] = self._line(summary, failed)
+        fetchers = {part.name for part in parts if part.answered}
+        fetchers.update(scored.client_id for scored in item.scores)
+        self.lines[number] = self._line(
+            summary,
+            failed=failed,
+            unneeded=unneeded,
+            senders=sum(part.payload > 0 for part in parts),
+            fetchers=len(fetchers),
+            phases=[_copied(phase) for phase in item.phases],
+            objectives=_copied(item.objectives),
+        )
         self.whole.add(number)
         self.stop = max(self.stop, number + 1)
         self.version += 1
@@ -138,7 +244,7 @@ class RunHistory:
                 return
             self._make_room(summary.round, [])
             self.undisclosed.update(summary.undisclosed)
-            self.lines[summary.round] = self._line(summary, {})
+            self.lines[summary.round] = self._line(summary)
             self.stop = max(self.stop, summary.round + 1)
             self.version += 1
 
@@ -146,6 +252,8 @@ class RunHistory:
         scores = {scored.client_id: dict(scored.scores) for scored in item.scores}
         if not scores:
             return
+        if self.evaluation is None or number > self.evaluation.round:
+            self.evaluation = RoundScores(number, scores)
         self.scored = self.scored or self._measured(scores)
         if self.scored is None:
             return
@@ -174,28 +282,26 @@ class RunHistory:
                 self._arrays[measure] = _grown(array, rows, columns, np.nan)
             self._outcomes = _grown(self._outcomes, rows, columns, 0)
 
-    def _line(self, summary: RoundSummary, failed: Mapping[str, tuple[Outcome, str]]) -> RoundLine:
-        metrics = summary.metrics
-        measure = self.scored[1] if self.scored else "accuracy"
-        measure = measure if f"{measure}/mean" in metrics else "accuracy" if "accuracy/mean" in metrics else "loss"
-        mean = metrics.get(f"{measure}/mean", math.nan)
-        if measure == "loss":
+    def _line(self, summary: RoundSummary, **read: Any) -> RoundLine:
+        metrics, measure = summary.metrics, self.scored[1] if self.scored else "accuracy"
+        names = (measure, f"{OWN}{measure}", "accuracy", "loss")
+        name = next((name for name in names if f"{name}/mean" in metrics), "loss")
+        mean = metrics.get(f"{name}/mean", math.nan)
+        if name == "loss":
             mean = next((metrics[f"loss/{s}"] for s in SCORED if f"loss/{s}" in metrics), math.nan)
-        return RoundLine(
-            number=summary.round,
-            state=RoundState.Name(summary.state).removeprefix("ROUND_STATE_"),
-            reason=summary.reason,
-            started=summary.started.ToNanoseconds() / 1e9 if summary.HasField("started") else math.nan,
-            seconds=summary.seconds,
-            asked=summary.asked,
-            accepted=summary.accepted,
-            mean=mean,
-            worst=metrics.get(f"{measure}/worst", math.nan),
-            worst_client=summary.worst_client,
-            failed=failed,
-        )
+        return RoundLine(_copied(summary), mean, metrics.get(f"{name}/worst", math.nan), **read)
 
     # --- showing
+
+    @property
+    def numbers(self) -> list[int]:
+        """The rounds that are known, in order."""
+        return sorted(self.lines)
+
+    @property
+    def newest_line(self) -> RoundLine | None:
+        """The last round that is known; None without any."""
+        return self.lines[max(self.lines)] if self.lines else None
 
     @property
     def order(self) -> list[int]:
@@ -236,6 +342,20 @@ class RunHistory:
         asked = np.flatnonzero(row)[-most:]
         return [(int(number), OUTCOMES[row[number]]) for number in asked]
 
+    def summaries(self) -> list[MemberSummary]:
+        """How the rounds ended for each member that was asked, and why its reply last did not come or did not count."""
+        reasons = {name: (n, why) for n in self.numbers for name, (_, why) in self.lines[n].failed.items()}
+        summaries = []
+        for name, row in zip(self.members, self.outcomes(), strict=True):
+            counts = {outcome: int((row == OUTCOMES.index(outcome)).sum()) for outcome in OUTCOMES[1:]}
+            summary = MemberSummary(client_id=name, asked=sum(counts.values()))
+            for outcome, count in counts.items():
+                setattr(summary, outcome.replace("-", "_"), count)
+            if name in reasons:
+                summary.last_reason_round, summary.last_reason = reasons[name]
+            summaries.append(summary)
+        return [summary for summary in summaries if summary.asked]
+
     def row(self, measure: MemberNumber, client: str) -> Array:
         """A member's numbers over the rounds; empty if it took no part."""
         at = self._index.get(client)
@@ -270,16 +390,14 @@ def _grown(array: NDArray[S], rows: int, columns: int, fill: float) -> NDArray[S
     return larger
 
 
+def _copied(message: M) -> M:
+    """A message of its own: a part of another one would keep all of that in memory."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
 def _outcome(part: Participation) -> Outcome:
     if part.state == AssignmentState.ASSIGNMENT_STATE_CANCELLED:
         return Outcome.NOT_NEEDED if part.reason.startswith(("not-needed", "run-ended")) else Outcome.MISSING
     return _STATES.get(part.state, Outcome.NONE)
-
-
-def _numbers(part: Participation) -> Iterator[tuple[MemberNumber, float]]:
-    yield MemberNumber.LOSS, part.loss_before
-    if part.weight or part.update_norm:
-        yield MemberNumber.WEIGHT, part.weight
-        yield MemberNumber.COSINE, part.cosine
-        yield MemberNumber.NORM, part.update_norm
-        yield MemberNumber.COEFFICIENT, part.coefficient
