@@ -109,7 +109,7 @@ class Scene:
             self.received, began = 0, time.perf_counter()
             page = self.page()
             page.wait_for_selector("#head .verdict")
-            page.wait_for_selector("#table tbody tr")
+            page.wait_for_selector("#members tbody tr")
             times.append(time.perf_counter() - began)
             page.wait_for_selector("#chart canvas")
             page.wait_for_timeout(1000)

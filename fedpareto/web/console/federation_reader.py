@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TypeVar
 
 import grpc
@@ -83,6 +84,7 @@ class HeldRun:
     ahead: float = 0.0  # seconds of the coordinator's clock before ours
     followed: bool = False
     used: float = 0.0
+    seldom: tuple[object, Mapping[str, str]] = (None, MappingProxyType({}))  # sections, and of which state they are
     details: v1.Run | None = None  # as `GetRun` gave it last: with the specification, and the members never asked
 
     @property

@@ -21,6 +21,7 @@ from fedpareto.run_names import ENDED, RunNames
 from fedpareto.run_table import RunTable
 from fedpareto.web.console.federation_reader import FOLLOWED, HeldRun, Lists, read_lists
 from fedpareto.web.console.screens import wording
+from fedpareto.web.sections.overview import NAMED
 from fedpareto.web.sections.shown_run import stop_metric
 
 _RECENT = 12  # runs that have ended
@@ -135,7 +136,7 @@ class FederationState:
         lists = self.lists
         yield from self._pending()
         asked = [request for request in self._open_requests() if request.officer != self.administrator]
-        if len(asked) > wording.NAMED:
+        if len(asked) > NAMED:
             told = wording.some([f"{request.officer} asks to {request.phrase}" for request in asked])
             yield Need(f"{len(asked)} requests wait for another security officer: {told}", "consent --all")
         else:
@@ -161,7 +162,7 @@ class FederationState:
         known |= {request.subject for request in self._open_requests() if request.action == Action.APPROVE}
         waiting = (item for item in self.lists.clients if item.state == ClientState.CLIENT_STATE_PENDING)
         names = sorted((item.client_id for item in waiting if item.client_id not in known), key=natural)
-        if len(names) > wording.NAMED:
+        if len(names) > NAMED:
             yield Need(f"{len(names)} members wait for approval: {wording.some(names)}", "approve --all-pending")
         else:
             yield from (Need(f"{name} waits for approval", f"approve {name}") for name in names)
@@ -176,7 +177,7 @@ class FederationState:
     def own_requests(self) -> list[Need]:
         """What the operator has asked for, and another officer has to decide."""
         own = [request for request in self._open_requests() if request.officer == self.administrator]
-        if len(own) > wording.NAMED:
+        if len(own) > NAMED:
             told = wording.some([request.phrase for request in own])
             return [
                 Need(f"You made {len(own)} requests, to {told}: another security officer has to consent", "requests")

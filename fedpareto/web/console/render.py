@@ -3,17 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 from google.protobuf.message import Message
-from jinja2 import DictLoader, Environment, StrictUndefined
 
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of
 from fedpareto.web.console.federation_reader import Reader
 from fedpareto.web.console.view import PageView
 from fedpareto.web.pages.html import Html
+from fedpareto.web.pages.rendering import environment
 from fedpareto.web.pages.skeleton import Link, WebPage, served
 
 SCRIPTS = ("htmx.min.js", "sse.min.js", "uPlot.iife.min.js", "console.js")
@@ -57,11 +56,7 @@ class Renderer:
     """Makes HTML; `version` is of the scripts and style sheets, and part of their addresses."""
 
     def __init__(self, site: ConsoleSite, version: str) -> None:
-        place = files("fedpareto.web.console").joinpath("templates")
-        texts = {item.name: item.read_text("utf-8") for item in place.iterdir() if item.name.endswith(".html")}
-        self._environment = Environment(
-            autoescape=True, loader=DictLoader(texts), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-        )
+        self._environment = environment("fedpareto.web.console")
         names = ("number", "percent", "size", "seconds", "span", "short", "local", "when", "moment", "whole", "UNKNOWN")
         self._environment.globals |= {name: getattr(formatting, name) for name in names}
         self._environment.globals |= {"clock": clock, "name_of": name_of, "site": site}
@@ -80,7 +75,7 @@ class Renderer:
             for name, block in template.blocks.items()
             if name != _LAYOUT
         }
-        return self.common(reader) | made
+        return self.common(reader) | view.parts | made
 
     def common(self, reader: Reader) -> dict[str, str]:
         """The parts that every page has."""

@@ -47,11 +47,15 @@ class PageRequest:
 
 @dataclass(frozen=True)
 class PageView:
-    """A page: `template` is the name of its file; each block of it, but "layout", is a part that is kept up to date."""
+    """A page: `template` is the name of its file; each block of it, but "layout", is a part that is kept up to date.
+
+    `parts` are further such parts, by the id of their element.
+    """
 
     title: str
     template: str
     values: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

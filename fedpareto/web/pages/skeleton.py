@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
+from typing import Any
 
-from fedpareto.web.pages.html import Html, join, tag
+from fedpareto.web.pages.html import Html
+from fedpareto.web.pages.rendering import rendered
 
 STYLE = files("fedpareto.web.pages").joinpath("style.css").read_text("utf-8")
 """The style sheet, to be served or put into the page."""
@@ -47,34 +49,16 @@ def in_one_file(page: WebPage, *, more_style: str = "") -> Html:
     sheet = f"\n{STYLE}{more_style}"
     digest = b64encode(sha256(sheet.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    head = [tag("meta", http_equiv="Content-Security-Policy", content=policy)]
-    return _document(page, head, [Html(f"<style>{sheet}</style>")], {})
+    return _document(page, policy=policy, sheet=Html(sheet))
 
 
 def served(
     page: WebPage, *, styles: Sequence[str], scripts: Sequence[str] = (), attributes: dict[str, str] | None = None
 ) -> Html:
     """A page that loads style sheets and scripts from these addresses; `attributes` are those of its body."""
-    links = [tag("link", rel="stylesheet", href=style) for style in styles]
-    links += [tag("script", src=script, defer=True) for script in scripts]
-    return _document(page, [], links, attributes or {})
+    return _document(page, styles=styles, scripts=scripts, attributes=attributes or {})
 
 
-def _document(page: WebPage, first: Sequence[Html], last: Sequence[Html], attributes: dict[str, str]) -> Html:
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        *first,
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", page.title),
-        *last,
-    )
-    links = [tag("a", link.title, href=link.href, aria_current="page" if link.current else None) for link in page.nav]
-    navigation = [tag("nav", *links, aria_label=page.nav_label)] if links else []
-    body = [
-        tag("a", "Skip to the content", href="#main", class_="skip"),
-        tag("header", tag("div", tag("span", "fedpareto", class_="brand"), *navigation, *page.header, class_="bar")),
-        tag("main", join(page.body), id="main", tabindex="-1"),
-    ]
-    return Html("<!doctype html>\n" + tag("html", head, tag("body", *body, **attributes), lang="en") + "\n")
+def _document(page: WebPage, **values: Any) -> Html:
+    unused = {"policy": "", "sheet": "", "styles": (), "scripts": (), "attributes": {}}
+    return rendered("page.html", page=page, **{**unused, **values})

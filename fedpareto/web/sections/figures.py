@@ -1,46 +1,58 @@
 """The figures that say why: each a chart, a caption that says what it shows, and its numbers in a table."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from federation.record.metric_definitions import SCORED
 from fedpareto.formatting import number, percent, whole
 from fedpareto.run_table import MemberNumber
 from fedpareto.series import known, last, mean
-from fedpareto.web.pages import heat
+from fedpareto.web.pages import charts
 from fedpareto.web.pages.charts import ACCURACY, COSINE, Series
-from fedpareto.web.pages.html import Html, table
+from fedpareto.web.pages.html import Html
 from fedpareto.web.pages.scales import Axis, general
-from fedpareto.web.sections import metric_figures, objective_figures, traffic
-from fedpareto.web.sections.layout import absence, absent, figure, line_figure, recorded, same, some
+from fedpareto.web.sections.layout import (
+    absence,
+    absent,
+    figure,
+    line_figure,
+    recorded,
+    same,
+    score_axis,
+    some,
+    thinned,
+)
 from fedpareto.web.sections.shown_run import ShownRun
 
 _NO_ACCURACY = "No member reported an accuracy in this run."
+_LINES = 60  # members that have a line of their own
 _NO_STEP = "No round of this run has made a step."
 
 
-@dataclass(frozen=True)
-class FigureSection:
-    """A section of a report."""
+def course(data: ShownRun) -> Html:
+    """A thin line for each member's scores, and bold ones for the mean and the worst."""
+    title = "Each member over the rounds"
+    standing = data.standing
+    if standing is None:
+        return absent(title, absence(data, "No round of this run has been evaluated.", "evaluation"))
+    names = standing.worst_first[:_LINES]
+    series = [Series(name, data.row(MemberNumber.SCORE, name), 4, weight="thin") for name in names]
+    series.append(Series("mean", [line.mean for line in data.lines], 0, weight="bold"))
+    series.append(Series("worst member", [line.worst for line in data.lines], 1, weight="bold"))
+    left_out = len(standing.worst_first) - len(names)
+    some_left_out = f" The {left_out} best of {len(standing.worst_first)} members have no line." if left_out else ""
+    caption = f"The {data.scored.title} of each member on its own data, a thin line each.{some_left_out}"
+    return figure(title, charts.lines(*thinned(data, series), score_axis(data), alt=title), caption)
 
-    anchor: str
-    title: str
-    figures: Sequence[Html]
+
+def rounds(data: ShownRun) -> list[Html]:
+    """The members' results over the rounds."""
+    return [_accuracy(data), _losses(data), _spread(data), _improved(data)]
 
 
-def sections(data: ShownRun, beside: Sequence[ShownRun]) -> Iterator[FigureSection]:
-    """The sections that say why, the most telling ones first."""
-    if data.objectives:
-        yield FigureSection("objectives", "The objectives", list(objective_figures.figures(data, beside)))
-    yield FigureSection("rounds", "Round by round", [_accuracy(data), _losses(data), _spread(data), _improved(data)])
-    if data.own_metrics:
-        yield FigureSection("metrics", "The task's own metrics", list(metric_figures.figures(data)))
-    yield FigureSection("weights", "Who decided", [_weights(data), _entropy(data)])
-    yield FigureSection(
-        "conflicts", "Whether a step served everybody", [_cosines(data), _norms(data), _conflicts(data)]
-    )
-    yield FigureSection("traffic", "Replies, bytes and time", list(traffic.figures(data, beside)))
+def conflicts(data: ShownRun) -> list[Html]:
+    """The geometry of the updates and the step."""
+    return [_cosines(data), _norms(data), _conflicts(data)]
 
 
 # --- accuracy
@@ -140,33 +152,14 @@ def _improved(data: ShownRun) -> Html:
 # --- weights
 
 
-def _weights(data: ShownRun) -> Html:
-    title = "Weights λ, member by member"
-    weights = data.rows(MemberNumber.WEIGHT)
-    if not any(map(known, weights.values())):
-        return absent(title, absence(data, _NO_STEP, "weight"))
-    chart = heat.heat(data.numbers, list(weights), list(weights.values()), number, alt=title)
-    rows = []
-    for name, values in weights.items():
-        own = known(values)
-        least, largest = min(own, default=math.nan), max(own, default=math.nan)
-        rows.append((name, str(len(own)), *map(number, (mean(own), least, largest))))
-    caption = "The darker, the larger a member's weight in a round; blank where it took no part."
-    more = (
-        "Plain averaging gives even rows. Multi-gradient descent gives weight to those whom the others would leave "
-        "behind: a dark row is a member with unusual data, or one that tries to steer; its cosines in the command "
-        "fedpareto admin round tell more. A single dark cell in a column is a round that one member decided."
-    )
-    return figure(title, chart, caption, table(["member", "steps", "mean λ", "least", "largest"], rows), more=more)
-
-
-def _entropy(data: ShownRun) -> Html:
+def entropy(data: ShownRun) -> Html:
+    """How many members the coefficients stand for."""
     title = "How many members decided"
-    entropy = data.metric("entropy")
-    effective = [math.exp(value) for value in entropy]
+    selectivity = data.metric("entropy")
+    effective = [math.exp(value) for value in selectivity]
     present = [
         float(line.summary.accepted) if math.isfinite(value) else math.nan
-        for line, value in zip(data.lines, entropy, strict=True)
+        for line, value in zip(data.lines, selectivity, strict=True)
     ]
     series = [Series("effective number", effective, 0), Series("updates accepted", present, 4, dashed=True)]
     caption = (

@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from urllib.parse import quote
 
 from federation.record.metric_definitions import definition
 from fedpareto.formatting import NOT_DISCLOSED, UNKNOWN, format_of
 from fedpareto.series import known
 from fedpareto.web.pages import charts
 from fedpareto.web.pages.charts import Series
-from fedpareto.web.pages.html import Html, table, tag
-from fedpareto.web.pages.scales import Axis, Format
+from fedpareto.web.pages.html import Html, table, tag, text
+from fedpareto.web.pages.scales import ACCURACY, Axis, Format, general
+from fedpareto.web.sections.bins import POINTS, Bins
 from fedpareto.web.sections.shown_run import ShownRun
 
 NO_DISCLOSURE = "Not disclosed: the privacy of this run hides it."
@@ -54,8 +57,31 @@ def line_figure(
         return absent(title, NO_DISCLOSURE if hidden else why)
     if hidden:
         caption += f" {NOT_DISCLOSED.capitalize()} in this run: {', '.join(hidden)}."
-    chart = charts.lines(data.numbers, lines, axis, alt=title, band=band)
+    numbers, thin = thinned(data, [*lines, *(band or ())])
+    edges = (thin[-2], thin[-1]) if band else None
+    chart = charts.lines(numbers, thin[: len(lines)], axis, alt=title, band=edges)
     return figure(title, chart, caption, over_rounds(data, columns), more=more)
+
+
+def thinned(data: ShownRun, series: Sequence[Series], most: int = POINTS) -> tuple[list[int], list[Series]]:
+    """Rounds and lines over them: in the console, several rounds of a long run are averaged."""
+    count = len(data.numbers)
+    if not data.live or count <= most:
+        return data.numbers, list(series)
+    bins = Bins.of(data.run.rounds_total, count, most)
+    numbers = [data.numbers[min(at, count - 1)] for at in bins.rounds()]
+    return numbers, [replace(line, values=bins.of_line(line.values)) for line in series]
+
+
+def score_axis(data: ShownRun) -> Axis:
+    """The axis of the members' scores."""
+    kind = data.scored
+    return replace(ACCURACY, name=kind.title) if kind.share else Axis(kind.title, general)
+
+
+def member_name(data: ShownRun, name: str) -> Html:
+    """A member's name, which in the console leads to its page."""
+    return tag("a", name, href=f"/members/{quote(name, safe='')}") if data.live else text(name)
 
 
 def absence(data: ShownRun, why: str, *names: str) -> str:
@@ -78,8 +104,10 @@ def recorded(data: ShownRun, *names: str) -> list[Column]:
     return columns
 
 
-def over_rounds(data: ShownRun, columns: Sequence[Column]) -> Html:
-    """The rounds in which at least one of the numbers is known."""
+def over_rounds(data: ShownRun, columns: Sequence[Column]) -> Html | None:
+    """The rounds in which one of the numbers is known; None in the console, which has a page for each round."""
+    if data.live:
+        return None
     rows = []
     for i, round_ in enumerate(data.numbers):
         values = [(series[i], format_) for _, series, format_ in columns]

@@ -2,94 +2,108 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import TypeVar
 
 from coordinator.alerts.about_rounds import OUTLIER
-from fedpareto.formatting import NOT_DISCLOSED, UNKNOWN, natural, number, of_member
+from fedpareto.formatting import NOT_DISCLOSED, UNKNOWN, natural, number, of_member, percent
 from fedpareto.run_table import MemberNumber
 from fedpareto.series import mean
-from fedpareto.web.pages.charts import ACCURACY
 from fedpareto.web.pages.dumbbells import Dumbbell, dumbbells
 from fedpareto.web.pages.html import Html, join, table, tag
-from fedpareto.web.pages.scales import Axis, general
 from fedpareto.web.pages.verdict import Standing, counted_members
-from fedpareto.web.sections.layout import absence, absent, figure
+from fedpareto.web.sections.layout import absence, absent, figure, member_name, score_axis
 from fedpareto.web.sections.shown_run import ShownRun
 
-_DRAWN = 40  # members; of more, the worst and the best
-_BEST = 10  # of these
+T = TypeVar("T")
+
+_DRAWN = 100  # members; of more, the worst and the best
+_BEST = 20  # of these
+_UNFOLDED = 20  # members; the others are unfolded by the reader
 
 
 def results(data: ShownRun) -> Html:
-    """A dumbbell for each member, the worst off first."""
-    title = "From the first round to the last"
+    """A dumbbell for each member, the worst off first; many are folded up."""
     standing = data.standing
     if standing is None:
-        return absent(title, absence(data, "No round of this run has been evaluated.", "evaluation"))
-    names = _drawn(standing.worst_first)
-    format_ = data.scored.text
-    axis = replace(ACCURACY, name=data.scored.title) if data.scored.share else Axis(data.scored.title, general)
+        return absent("Each member's result", absence(data, "No round of this run has been evaluated.", "evaluation"))
+    title, names, kind = "Who is left behind", _drawn(standing.worst_first), data.scored
     tail = set(standing.worst_first[: max(1, int(0.05 * len(standing.worst_first)))] if len(names) > 1 else ())
-    once = standing.rounds < 2
-    rows = [
-        Dumbbell(
-            name, math.nan if once else standing.first.get(name, math.nan), standing.last[name], marked=name in tail
-        )
-        for name in names
-    ]
+    firsts = standing.first if standing.rounds > 1 else {}
+    rows = [Dumbbell(name, firsts.get(name, math.nan), standing.last[name], marked=name in tail) for name in names]
     left_out = len(standing.worst_first) - len(names)
     some = f" {left_out} members in between are in the table only." if left_out else ""
     worst = standing.worst_first[0]
     caption = (
-        f"Each member's {data.scored.title} on its own data, the worst off first: {worst} with "
-        f"{format_(standing.last[worst])}. The mean is {format_(standing.mean)}.{some}"
+        f"Each member's {kind.title} on its own data, from the first evaluated round to the last, the worst off first: "
+        f"{worst} with {kind.text(standing.last[worst])}. The mean is {kind.text(standing.mean)}.{some}"
     )
     more = (
         "A group at the top that stays behind is one that the model does not serve: look there for data that no other "
         "member has, or for few rounds taken part in. The scores are the members' own words."
     )
-    drawing = dumbbells(
-        rows,
-        axis,
-        names=("first evaluated round", "last one"),
-        alt=title,
-        line=(f"mean {format_(standing.mean)}", standing.mean),
-    )
-    return figure(title, drawing, caption, more=more)
+    first, *others = [
+        dumbbells(
+            part,
+            score_axis(data),
+            names=("first evaluated round", "last one"),
+            alt=title if part[0] is rows[0] else "The other members",
+            line=(f"mean {kind.text(standing.mean)}", standing.mean),
+        )
+        for part in _folded(rows)
+    ]
+    folded = [tag("details", tag("summary", "The other members"), other, id="more-behind") for other in others]
+    return figure(title, join([first, *folded]), caption, more=more)
 
 
 def _drawn(names: Sequence[str]) -> Sequence[str]:
     return names if len(names) <= _DRAWN else [*names[: _DRAWN - _BEST], *names[-_BEST:]]
 
 
+def _folded(rows: Sequence[T]) -> list[Sequence[T]]:
+    """The first rows, and the others, if there are many."""
+    return [rows] if len(rows) <= 3 * _UNFOLDED // 2 else [rows[:_UNFOLDED], rows[_UNFOLDED:]]
+
+
 def members_table(data: ShownRun) -> Html:
     """Everybody that took part, the worst off first: the result, the influence, and the replies."""
     private = any(summary.HasField("epsilon") for summary in data.run.members)
-    standing, ratios = data.standing, data.longest(MemberNumber.NORM)
+    standing, norms, losses = data.standing, data.longest(MemberNumber.NORM), data.longest(MemberNumber.LOSS)
+    pulls = data.pulls
     rows = []
-    for client in _ordered(data.names, standing):
-        summary = data.summaries.get(client)
-        hidden = data.undisclosed if client in data.table.samples else frozenset[str]()  # it has an update that counted
-        score = standing.last.get(client, math.nan) if standing else math.nan
+    for name in _ordered(data.names, standing):
+        summary = data.summaries.get(name)
+        hidden = data.undisclosed if name in data.table.samples else frozenset[str]()  # it has an update that counted
+        score = standing.last.get(name, math.nan) if standing else math.nan
         rows.append(
             (
-                client,
+                join([member_name(data, name), _remark(losses.get(name, math.nan))]),
                 of_member(data.scored.text(score), "evaluation", hidden),
-                of_member(_decimals(mean(data.row(MemberNumber.WEIGHT, client)), 3), "weight", hidden),
-                of_member(_decimals(mean(data.row(MemberNumber.COSINE, client)), 2), "cosine", hidden),
-                of_member(_times(ratios.get(client, math.nan)), "update_norm", hidden),
-                of_member(str(data.table.samples.get(client) or UNKNOWN), "samples", hidden),
+                of_member(_decimals(mean(data.row(MemberNumber.WEIGHT, name)), 3), "weight", hidden),
+                of_member(percent(pulls.get(name, math.nan)), "weight", hidden),
+                of_member(_decimals(mean(data.row(MemberNumber.COSINE, name)), 2), "cosine", hidden),
+                of_member(_times(norms.get(name, math.nan)), "update_norm", hidden),
+                of_member(str(data.table.samples.get(name) or UNKNOWN), "samples", hidden),
                 f"{summary.replied} of {summary.asked}" if summary else UNKNOWN,
                 *([number(summary.epsilon) if summary and summary.HasField("epsilon") else UNKNOWN] if private else []),
             )
         )
-    measure = f"{data.scored.title}" if standing else "score"
-    columns = ["member", measure, "mean λ", "mean cosine", "longest update", "samples", "replies"]
+    if not rows:
+        return tag("p", "No member has taken part in a round yet.", class_="soft")
+    measure = data.scored.title if standing else "score"
+    columns = ["member", measure, "mean λ", "pull", "mean cosine", "longest update", "samples", "replies"]
     caption = (
-        f"{counted_members(len(rows)).capitalize()}. The longest update is against the median of its round; the cosine "
-        "is between update and step. Scores and samples are the members' own words."
+        f"{counted_members(len(rows)).capitalize()}. Pull is the share of the last step that comes from the member's "
+        "update. The longest update is against the median of its round; the cosine is between update and step. Scores "
+        "and samples are the members' own words."
     )
     return _disclosed([*columns, *(["epsilon"] if private else [])], rows, caption)
+
+
+def _remark(ratio: float) -> Html:
+    """That the losses that a member reports are conspicuous."""
+    if not ratio > OUTLIER:
+        return Html("")
+    return tag("span", f" loss {ratio:,.0f} times the median", class_="small bad")
 
 
 def _disclosed(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Html:
@@ -99,7 +113,12 @@ def _disclosed(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: s
     if hidden:
         caption += f" {NOT_DISCLOSED.capitalize()} in this run: {', '.join(columns[i] for i in hidden)}."
     shown = [i for i in range(len(columns)) if i not in hidden]
-    return table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows], caption=caption)
+    first, *others = [
+        table([columns[i] for i in shown], [[row[i] for i in shown] for row in part], caption="" if at else caption)
+        for at, part in enumerate(_folded(rows))
+    ]
+    more = tag("summary", f"{len(rows) - _UNFOLDED} more members")
+    return join([first, *(tag("details", more, other, id="more-rows") for other in others)])
 
 
 def _decimals(value: float, digits: int) -> str:
@@ -128,15 +147,17 @@ def took_part(data: ShownRun) -> Html:
         member = data.members.get(client)
         machine = f"{member.device or UNKNOWN}, {member.software or UNKNOWN}" if member else UNKNOWN
         counts = [str(getattr(data.summaries.get(client), outcome, UNKNOWN)) for outcome in outcomes]
-        rows.append((client, machine, *counts))
+        rows.append((member_name(data, client), machine, *counts))
     caption = (
         "The counts are of rounds that have ended; a reply is refused for its content. Device and software are the "
         "member's own words."
     )
     listed = table(["member", "device, software", *outcomes], rows, words=2, caption=caption)
-    elements: list[Html] = [tag("details", tag("summary", "Devices, software and replies, member by member"), listed)]
+    elements: list[Html] = [
+        tag("details", tag("summary", "Devices, software and replies, member by member"), listed, id="more-replies")
+    ]
     reasons = [
-        (member.client_id, str(member.last_reason_round), member.last_reason)
+        (member_name(data, member.client_id), str(member.last_reason_round), member.last_reason)
         for member in data.summaries.values()
         if member.last_reason
     ]

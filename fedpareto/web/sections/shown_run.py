@@ -175,6 +175,16 @@ class ShownRun:
         ratios: NDArray[np.float64] = values / middle
         return ratios
 
+    @cached_property
+    def pulls(self) -> dict[str, float]:
+        """Each member's share of the last step: its coefficient times its norm, over the sum of all."""
+        table = self.table
+        lengths = np.abs(table.values(MemberNumber.COEFFICIENT).astype(np.float64) * table.values(MemberNumber.NORM))
+        places = np.flatnonzero(np.isfinite(lengths).any(axis=0))
+        newest = lengths[:, places[-1]] if places.size else np.zeros(0)
+        total = float(np.nansum(newest))
+        return dict(zip(table.members, (newest / total).tolist(), strict=True)) if total > 0 else {}
+
     def longest(self, measure: MemberNumber) -> dict[str, float]:
         """The largest of each member's numbers, each over the median of its round; without those of which none is."""
         ratios = self.over_median(measure)

@@ -18,9 +18,10 @@ from fedpareto.web.pages.marks import COLOURS
 from fedpareto.web.pages.plane import Path, plane
 from fedpareto.web.pages.scales import Axis, Format
 from fedpareto.web.pages.timeline import TimelineLane, TimelineSpan, timeline
-from fedpareto.web.sections.layout import absence, absent, figure, line_figure, over_rounds, recorded, some
+from fedpareto.web.sections.layout import absence, absent, figure, line_figure, over_rounds, recorded, some, thinned
 from fedpareto.web.sections.shown_run import ShownRun
 
+_BARS = 100  # rounds, in the console
 _SHOWN = 24  # rounds of the timeline
 _WORDS = 2  # phases of a round whose replies stand beside it
 _LOOKS = {
@@ -63,7 +64,7 @@ def _replies(data: ShownRun) -> Html:
         "The members that were asked to train, and those that failed before. A refused reply was signed by its member, "
         "has wrong content, and stays in the record. Missing are members that declined, were late or were not needed."
     )
-    chart = charts.stacked(data.numbers, layers, Axis("members", whole, low=0.0), alt=title)
+    chart = charts.stacked(*thinned(data, layers, _BARS), Axis("members", whole, low=0.0), alt=title)
     columns = [(layer.name, layer.values, whole) for layer in layers]
     reasons = [table(["what", "reason", "members", "times"], rows, words=3)] if rows else []
     return figure(title, join([chart, *reasons]), caption, over_rounds(data, columns), more=more)

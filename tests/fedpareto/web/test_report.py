@@ -97,8 +97,8 @@ def test_a_run_becomes_a_page_with_every_figure(stage: Stage) -> None:
     assert (data.final.round, data.final.split, data.final.measure) == (2, "test", "accuracy")
     made = Page(page(data))
     check_needs_nothing(made)
-    assert made.tags.count("figure") == made.tags.count("figcaption") == 13
-    assert len(made.labels) == 13
+    assert made.tags.count("figure") == made.tags.count("figcaption") == 17
+    assert len(made.labels) == 17
     assert set(made.labels) <= set(made.titles)
     task = f'task = "task-{stage.count}"'
     for words in ("refused", "zero", "declined", "cleo", "fedmgda+", task, "Pareto-stationary"):

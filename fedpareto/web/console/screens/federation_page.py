@@ -8,13 +8,13 @@ from federation.text import counted
 from fedpareto.run_table import Outcome
 from fedpareto.web.console.federation_reader import HeldRun, PageError, Reader
 from fedpareto.web.console.first_page import FederationState, MemberState, OpenRun
-from fedpareto.web.console.screens import wording
 from fedpareto.web.console.view import PageRequest, PageView, Screen
 from fedpareto.web.pages.alert_list import alert_list, lines_of
 from fedpareto.web.pages.charts import Series
 from fedpareto.web.pages.html import Html
 from fedpareto.web.pages.scales import ACCURACY, Axis
 from fedpareto.web.pages.small import sparkline, strip
+from fedpareto.web.sections import overview
 
 _STRIP = 30  # rounds
 _POINTS = 120  # of a sparkline
@@ -40,7 +40,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             "members": _members(seen),
             "ended": seen.ended,
             "runs": lists.runs,
-            "state_look": wording.state_look,
+            "state_look": overview.state_look,
         },
     )
 

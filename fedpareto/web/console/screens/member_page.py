@@ -18,6 +18,7 @@ from fedpareto.web.pages.charts import Series
 from fedpareto.web.pages.html import Html
 from fedpareto.web.pages.scales import ACCURACY, Axis
 from fedpareto.web.pages.small import sparkline, strip
+from fedpareto.web.sections import overview
 from fedpareto.web.sections.shown_run import Scored
 
 _RUNS = 8  # the newest, that the page reads
@@ -116,7 +117,7 @@ def _failures(runs: list[HeldRun], name: str) -> list[_Failure]:
         failed = [line for _, line in sorted(held.table.lines.items(), reverse=True) if name in line.failed]
         for group in equals(failed, lambda line: line.number, lambda line: line.failed[name]):
             outcome, why = group.said
-            told = f"{wording.VERBS[outcome]}{f': {why}' if why else ''}"
+            told = f"{overview.VERBS[outcome]}{f': {why}' if why else ''}"
             failures.append(_Failure(held.run, group.last, group.rounds, told))
     return failures[:_FAILURES]
 

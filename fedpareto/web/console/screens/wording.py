@@ -1,4 +1,4 @@
-"""Sentences of the pages: how far a run is, for whom it waits, what happened in a round."""
+"""Sentences of the pages: how far a run is, for whom it waits, since when a member is away."""
 
 import math
 import time
@@ -10,14 +10,11 @@ from federation.text import counted
 from federation.v1 import admin_pb2 as v1
 from federation.v1.common_pb2 import RunState
 from fedpareto import formatting
-from fedpareto.admin_messages import name_of
 from fedpareto.run_names import ENDED
-from fedpareto.run_table import Outcome, RoundLine
 from fedpareto.web.console.federation_reader import HeldRun
+from fedpareto.web.sections.overview import NAMED
 
-NAMED = 3  # members that a sentence names
 _RECENT = 10  # rounds whose median length foretells the next ones
-VERBS = {Outcome.DECLINED: "declined", Outcome.REFUSED: "was refused", Outcome.MISSING: "did not reply"}
 
 
 def rounds_done(run: v1.Run) -> str:
@@ -62,29 +59,6 @@ def waiting(held: HeldRun) -> str:
 
 def _awaited(member: v1.Outstanding) -> str:
     return member.client_id if member.attending else f"{member.client_id} (not connected)"
-
-
-def of_round(line: RoundLine) -> str:
-    """A round in a sentence: "4 of 5 replied; hospital-c declined: disk"."""
-    summary = line.summary
-    told = [f"{summary.accepted} of {summary.asked} replied"]
-    if line.state == "SKIPPED":
-        told.append(f"no step: {summary.reason}" if summary.reason else "no step")
-    elif summary.reason:
-        told.append(summary.reason)
-    names = sorted(line.failed, key=formatting.natural)
-    for name in names[:NAMED]:
-        outcome, why = line.failed[name]
-        told.append(f"{name} {VERBS[outcome]}{f': {why}' if why else ''}")
-    if len(names) > NAMED:
-        told.append(f"{len(names) - NAMED} more failed")
-    return "; ".join(told)
-
-
-def state_look(run: v1.Run) -> str:
-    """The class of a state's badge."""
-    looks = {"RUNNING": "good", "COMPLETED": "good", "PAUSED": "warning", "FAILED": "critical", "STOPPED": "warning"}
-    return looks.get(name_of(run, "state"), "notice")
 
 
 def since(message: v1.Client) -> str:
