@@ -75,7 +75,7 @@ class Renderer:
             for name, block in template.blocks.items()
             if name != _LAYOUT
         }
-        return self.common(reader) | view.parts | made
+        return {**self.common(reader), **view.parts, **made}
 
     def common(self, reader: Reader) -> dict[str, str]:
         """The parts that every page has."""

@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 _DRAWN = 100  # members; of more, the worst and the best
 _BEST = 20  # of these
+_LISTED = 40  # members with their machines, in the console
 _UNFOLDED = 20  # members; the others are unfolded by the reader
 
 
@@ -153,9 +154,10 @@ def took_part(data: ShownRun) -> Html:
         "member's own words."
     )
     listed = table(["member", "device, software", *outcomes], rows, words=2, caption=caption)
-    elements: list[Html] = [
-        tag("details", tag("summary", "Devices, software and replies, member by member"), listed, id="more-replies")
-    ]
+    summary = tag("summary", "Devices, software and replies, member by member")
+    elements: list[Html] = [tag("details", summary, listed, id="more-replies")]
+    if data.live and len(data.names) > _LISTED:
+        elements = [tag("p", "The page of each member has its device, its software and its replies.", class_="soft")]
     reasons = [
         (member_name(data, member.client_id), str(member.last_reason_round), member.last_reason)
         for member in data.summaries.values()

@@ -37,8 +37,8 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
     members = {client.client_id: client for client in reader.lists.clients} if reader.lists else {}
     data = held.shown(members, reader.names.origin(run.run_id, run.name))
     bins = Bins.of(run.rounds_total, table.stop, POINTS)
-    parts = {section.anchor: section.html(data) for section in SECTIONS if section.pace is Pace.ALWAYS}
-    parts |= _seldom(held, data)
+    always = {section.anchor: section.html(data) for section in SECTIONS if section.pace is Pace.ALWAYS}
+    parts = {**always, **_seldom(held, data)}
     return PageView(
         reader.names.named(run.run_id, run.name),
         "run.html",
@@ -71,7 +71,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
 
 
 def _seldom(held: HeldRun, data: ShownRun) -> Mapping[str, str]:
-    """The figures: they are many, so a long run has them drawn again when it has a tenth more rounds, and at its end."""
+    """The figures. They are many: those of a long run are made again with a tenth more rounds, and at its end."""
     count = len(held.table.whole)
     state = count if count < _EACH else int(math.log(count, _GROWTH)), held.over
     before, made = held.seldom

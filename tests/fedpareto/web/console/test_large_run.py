@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import event
 from starlette.datastructures import QueryParams
 
+from federation.record.metric_definitions import DEFINITIONS
 from federation.v1 import admin_pb2 as v1
 from federation.v1.common_pb2 import RoundState, RunState
 from fedpareto.run_table import OUTCOMES, MemberNumber, Outcome, RoundLine, RunTable
@@ -46,6 +47,7 @@ def a_round(number: int, members: int, rng: np.random.Generator) -> v1.ExportRou
     item = v1.ExportRoundsResponse()
     item.summary.round, item.summary.state = number, RoundState.ROUND_STATE_COMPLETED
     item.summary.asked = item.summary.accepted = members
+    item.summary.metrics.update({name: rng.uniform(0.5, 0.9) for name in DEFINITIONS if "<" not in name})
     item.summary.metrics.update({"accuracy/mean": 0.8, "accuracy/worst": 0.5})
     item.phases.add(phase=0, decides=True)
     for at in range(members):
