@@ -44,9 +44,8 @@ def _marked(name: str) -> str:
 
 def _panels(story: Story) -> Iterator[tuple[str, Html]]:
     """Without an attack, and with one: for each hospital the accuracy under FedAvg and under FedMGDA+."""
-    for title, pair in zip(
-        ("All are honest", "hospital-1 attacks"), (story.columns[:2], story.columns[2:]), strict=True
-    ):
+    pairs = {"All are honest": story.columns[:2], "hospital-1 attacks": story.columns[2:]}
+    for title, pair in pairs.items():
         if len(pair) == 2:
             first, second = pair
             rows = [

@@ -57,6 +57,11 @@ def _with_rounds(content: Content) -> Content:
     return lambda data, beside: content(data, beside) if data.lines else Html("")
 
 
+def _members(data: ShownRun) -> Html:
+    results = tag("div", member_results.results(data), class_="figures one")
+    return join([results, _card(member_results.members_table(data))])
+
+
 def _objectives(data: ShownRun, beside: Sequence[ShownRun]) -> Html:
     return _figures(objective_figures.figures(data, beside) if data.objectives else ())
 
@@ -68,12 +73,7 @@ def _metrics(data: ShownRun, beside: Sequence[ShownRun]) -> Html:
 SECTIONS = (
     Section("alerts", "Alerts", Pace.ALWAYS, lambda data, _: overview.alerts(data)),
     Section("course", "How each member fares", Pace.OWN, _with_rounds(lambda data, _: figures.course(data))),
-    Section(
-        "members",
-        "Members",
-        Pace.ALWAYS,
-        _with_rounds(lambda data, _: join([member_results.results(data), _card(member_results.members_table(data))])),
-    ),
+    Section("members", "Members", Pace.ALWAYS, _with_rounds(lambda data, _: _members(data))),
     Section("heat", "Members and rounds", Pace.OWN, _with_rounds(lambda data, _: heat_maps.maps(data))),
     Section("objectives", "The objectives", Pace.SELDOM, _with_rounds(_objectives)),
     Section("rounds", "Round by round", Pace.SELDOM, _with_rounds(lambda data, _: _figures(figures.rounds(data)))),
