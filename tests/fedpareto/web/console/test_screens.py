@@ -234,6 +234,22 @@ def test_the_log_shows_one_kind_of_entries(stage: Stage, console: Served, lackin
     assert all(".exported" in line for line in lines)
 
 
+def test_the_report_has_the_sections_of_the_console_and_neither_form_nor_address(
+    stage: Stage, console: Served, lacking: Lacking
+) -> None:
+    live = console.page(f"/runs/{lacking}")
+    saved = page(ShownRun.read(stage._admin, lacking.run))
+    headings, figures = ([re.findall(rf"<{name}\b[^>]*>(.*?)</{name}>", source) for source in (live, saved)]
+                         for name in ("h2", "h3"))  # fmt: skip
+    assert headings[0] == headings[1]
+    assert len(headings[0]) > 9
+    only_saved = {"Each member over the rounds", "Weight", "Against the step", "Loss", "Failures", "Every member"}
+    assert {*figures[1]} - {*figures[0]} <= only_saved
+    assert {"Accuracy over the rounds", "Pairs in conflict", "Bytes", "Who is left behind"} <= {*figures[0]}
+    assert not [word for word in ("127.0.0.1", "localhost", "/members/", "token", "<form", "<button") if word in saved]
+    assert str(stage.served.home.directory) not in saved
+
+
 def test_screens_and_tables_call_a_member_a_member(stage: Stage, console: Served, lacking: Lacking) -> None:
     paths = (
         "/",
