@@ -220,6 +220,7 @@ class RunTable:
                 if measure is MemberNumber.LOSS or part.weighed:
                     self._arrays[measure][at, number] = value
         self._add_scores(item, number)
+        self.stop = max(self.stop, number + 1)
         fetchers = {part.name for part in parts if part.answered}
         fetchers.update(scored.client_id for scored in item.scores)
         self.lines[number] = self._line(
@@ -232,7 +233,6 @@ class RunTable:
             objectives=_copied(item.objectives),
         )
         self.whole.add(number)
-        self.stop = max(self.stop, number + 1)
         self.version += 1
 
     def add_summary(self, summary: RoundSummary) -> None:
@@ -290,6 +290,16 @@ class RunTable:
         if name == "loss":
             mean = next((metrics[f"loss/{s}"] for s in SCORED if f"loss/{s}" in metrics), math.nan)
         return RoundLine(_copied(summary), mean, metrics.get(f"{name}/worst", math.nan), **read)
+
+    def snapshot(self) -> "RunTable":
+        """The table as it is: what another thread adds to this one is not in it."""
+        with self._lock:
+            copy = RunTable(self.preferred)
+            for name in ("scored", "evaluation", "stop", "version", "_outcomes"):
+                setattr(copy, name, getattr(self, name))
+            for name in ("members", "lines", "whole", "undisclosed", "samples", "_index", "_arrays"):
+                setattr(copy, name, getattr(self, name).copy())
+        return copy
 
     # --- showing
 

@@ -10,8 +10,8 @@ from fedpareto.run_names import RunNames
 from fedpareto.web.pages.html import Html
 from fedpareto.web.pages.rendering import rendered
 from fedpareto.web.pages.skeleton import Link, WebPage, in_one_file
-from fedpareto.web.sections import overview
-from fedpareto.web.sections.run_sections import SECTIONS
+from fedpareto.web.sections import run_words
+from fedpareto.web.sections.page_sections import SECTIONS
 from fedpareto.web.sections.shown_run import ShownRun
 
 
@@ -27,9 +27,9 @@ def page(data: ShownRun, beside: Sequence[ShownRun] = ()) -> Html:
         data=data,
         run=run,
         state=name_of(run, "state").lower(),
-        look=overview.state_look(run),
+        look=run_words.state_look(run),
         words=_words(data, beside),
-        cards=overview.cards(data),
+        cards=run_words.cards(data),
         sections=shown,
     )
     links = [Link(anchor.capitalize(), f"#{anchor}") for anchor in shown]

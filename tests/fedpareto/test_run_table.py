@@ -69,3 +69,21 @@ def test_a_round_that_goes_on_is_not_in_the_table() -> None:
     table = table_of(0)
     table.add(a_round(1, state=RoundState.ROUND_STATE_OPEN))
     assert table.numbers == [0]
+
+
+def test_what_is_added_later_is_not_in_a_snapshot() -> None:
+    table = table_of(0)
+    seen = table.snapshot()
+    for number in range(1, 200):  # the arrays grow meanwhile
+        table.add(a_round(number))
+    assert (seen.numbers, seen.names, seen.stop, seen.whole, seen.scored) == (
+        [0],
+        ["ann"],
+        1,
+        {0},
+        ("test", "accuracy"),
+    )
+    assert {measure: seen.values(measure).shape for measure in MemberNumber} == dict.fromkeys(MemberNumber, (1, 1))
+    assert [summary.asked for summary in seen.summaries()] == [1]
+    assert seen.evaluation is not None
+    assert seen.evaluation.round == 0

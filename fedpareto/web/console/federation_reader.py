@@ -111,9 +111,9 @@ class HeldRun:
         return len(self.table.whole) >= self.run.rounds_done
 
     def shown(self, members: Mapping[str, v1.Client] | None = None, origin: str = "") -> ShownRun:
-        """The run for a page, with members of the federation by name."""
+        """The run as it is, for a page; with members of the federation by name."""
         run = self.run if self.details is None else merged(self.run, self.details)
-        return ShownRun(run, self.table, members or {}, origin, live=True)
+        return ShownRun(run, self.table.snapshot(), members or {}, origin, live=True)
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import ClientState, RunState
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of
-from fedpareto.formatting import moment, natural
+from fedpareto.formatting import moment, natural, some
 from fedpareto.officer_requests import OfficerRequest
 from fedpareto.run_names import ENDED, RunNames
 from fedpareto.run_table import RunTable
 from fedpareto.web.console.federation_reader import FOLLOWED, HeldRun, Lists, read_lists
 from fedpareto.web.console.screens import wording
-from fedpareto.web.sections.overview import NAMED
+from fedpareto.web.sections.run_words import NAMED
 from fedpareto.web.sections.shown_run import stop_metric
 
 _RECENT = 12  # runs that have ended
@@ -137,7 +137,7 @@ class FederationState:
         yield from self._pending()
         asked = [request for request in self._open_requests() if request.officer != self.administrator]
         if len(asked) > NAMED:
-            told = wording.some([f"{request.officer} asks to {request.phrase}" for request in asked])
+            told = some([f"{request.officer} asks to {request.phrase}" for request in asked], NAMED)
             yield Need(f"{len(asked)} requests wait for another security officer: {told}", "consent --all")
         else:
             for request in asked:
@@ -153,7 +153,7 @@ class FederationState:
             verb = "is" if len(away) == 1 else "are"
             active = sum(client.state == ClientState.CLIENT_STATE_ACTIVE for client in lists.clients)
             of_all = f"{len(away)} of {counted(active, 'member')} {verb} not connected: " if active > 1 else ""
-            sentence = f"{of_all}{wording.some(away)}" if of_all else f"{away[0]} is not connected"
+            sentence = f"{of_all}{some(away, NAMED)}" if of_all else f"{away[0]} is not connected"
             yield Need(sentence, f"client {away[0]}" if len(away) == 1 else "clients")
 
     def _pending(self) -> Iterator[Need]:
@@ -163,7 +163,7 @@ class FederationState:
         waiting = (item for item in self.lists.clients if item.state == ClientState.CLIENT_STATE_PENDING)
         names = sorted((item.client_id for item in waiting if item.client_id not in known), key=natural)
         if len(names) > NAMED:
-            yield Need(f"{len(names)} members wait for approval: {wording.some(names)}", "approve --all-pending")
+            yield Need(f"{len(names)} members wait for approval: {some(names, NAMED)}", "approve --all-pending")
         else:
             yield from (Need(f"{name} waits for approval", f"approve {name}") for name in names)
 
@@ -178,7 +178,7 @@ class FederationState:
         """What the operator has asked for, and another officer has to decide."""
         own = [request for request in self._open_requests() if request.officer == self.administrator]
         if len(own) > NAMED:
-            told = wording.some([request.phrase for request in own])
+            told = some([request.phrase for request in own], NAMED)
             return [
                 Need(f"You made {len(own)} requests, to {told}: another security officer has to consent", "requests")
             ]

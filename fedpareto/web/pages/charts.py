@@ -16,9 +16,6 @@ _MARKERS = 60  # points of a line of which each gets a mark with a tooltip; of m
 _SPARSE = 12  # marks of such a line
 _LAYERS = (0, 2, 3)  # how the bars of each layer are filled
 
-ACCURACY = Axis("accuracy", lambda value: f"{100 * value:.0f} %", low=0.0, high=1.0, bounded=True)
-COSINE = Axis("cosine", lambda value: f"{value:.1f}", low=-1.0, high=1.0, bounded=True)
-
 
 @dataclass(frozen=True)
 class Series:

@@ -4,27 +4,18 @@ import math
 from dataclasses import replace
 
 from federation.record.metric_definitions import SCORED
-from fedpareto.formatting import number, percent, whole
+from fedpareto.formatting import number, percent, some, whole
 from fedpareto.run_table import MemberNumber
 from fedpareto.series import known, last, mean
 from fedpareto.web.pages import charts
-from fedpareto.web.pages.charts import ACCURACY, COSINE, Series
+from fedpareto.web.pages.charts import Series
 from fedpareto.web.pages.html import Html
-from fedpareto.web.pages.scales import Axis, general
-from fedpareto.web.sections.layout import (
-    absence,
-    absent,
-    figure,
-    line_figure,
-    recorded,
-    same,
-    score_axis,
-    some,
-    thinned,
-)
+from fedpareto.web.pages.scales import ACCURACY, COSINE, Axis, general
+from fedpareto.web.sections.layout import absence, absent, figure, line_figure, recorded, same, thinned
 from fedpareto.web.sections.shown_run import ShownRun
 
 _NO_ACCURACY = "No member reported an accuracy in this run."
+_MOST = 8  # rounds that a caption names
 _LINES = 60  # members that have a line of their own
 _NO_STEP = "No round of this run has made a step."
 
@@ -42,7 +33,7 @@ def course(data: ShownRun) -> Html:
     left_out = len(standing.worst_first) - len(names)
     some_left_out = f" The {left_out} best of {len(standing.worst_first)} members have no line." if left_out else ""
     caption = f"The {data.scored.title} of each member on its own data, a thin line each.{some_left_out}"
-    return figure(title, charts.lines(*thinned(data, series), score_axis(data), alt=title), caption)
+    return figure(title, charts.lines(*thinned(data, series), data.scored.axis, alt=title), caption)
 
 
 def rounds(data: ShownRun) -> list[Html]:
@@ -226,8 +217,8 @@ def _norms(data: ShownRun) -> Html:
     norm, left = (values for _, values, _ in columns[:2])
     still = [str(line.number) for line in data.lines if line.summary.metrics.get("stationary") == 1]
     stood = (
-        f" In {len(still)} rounds there was no such direction and the model stayed as it was ({some(still)}): it is "
-        "Pareto-stationary for those participants, or one of them stands in the way on purpose."
+        f" In {len(still)} rounds there was no such direction and the model stayed as it was ({some(still, _MOST)}): "
+        "it is Pareto-stationary for those participants, or one of them stands in the way on purpose."
         if still
         else ""
     )

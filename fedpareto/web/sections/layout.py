@@ -11,7 +11,7 @@ from fedpareto.series import known
 from fedpareto.web.pages import charts
 from fedpareto.web.pages.charts import Series
 from fedpareto.web.pages.html import Html, table, tag, text
-from fedpareto.web.pages.scales import ACCURACY, Axis, Format, general
+from fedpareto.web.pages.scales import Axis, Format
 from fedpareto.web.sections.bins import POINTS, Bins
 from fedpareto.web.sections.shown_run import ShownRun
 
@@ -73,12 +73,6 @@ def thinned(data: ShownRun, series: Sequence[Series], most: int = POINTS) -> tup
     return numbers, [replace(line, values=bins.of_line(line.values)) for line in series]
 
 
-def score_axis(data: ShownRun) -> Axis:
-    """The axis of the members' scores."""
-    kind = data.scored
-    return replace(ACCURACY, name=kind.title) if kind.share else Axis(kind.title, general)
-
-
 def member_name(data: ShownRun, name: str) -> Html:
     """A member's name, which in the console leads to its page."""
     return tag("a", name, href=f"/members/{quote(name, safe='')}") if data.live else text(name)
@@ -123,9 +117,3 @@ def over_rounds(data: ShownRun, columns: Sequence[Column]) -> Html | None:
 def same(a: Sequence[float], b: Sequence[float]) -> bool:
     """True if two series are equal wherever one of them is known."""
     return all(x == y or (math.isnan(x) and math.isnan(y)) for x, y in zip(a, b, strict=True))
-
-
-def some(names: Sequence[str], most: int = 8) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

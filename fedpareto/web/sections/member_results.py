@@ -11,7 +11,7 @@ from fedpareto.series import mean
 from fedpareto.web.pages.dumbbells import Dumbbell, dumbbells
 from fedpareto.web.pages.html import Html, join, table, tag
 from fedpareto.web.pages.verdict import Standing, counted_members
-from fedpareto.web.sections.layout import absence, absent, figure, member_name, score_axis
+from fedpareto.web.sections.layout import absence, absent, figure, member_name
 from fedpareto.web.sections.shown_run import ShownRun
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def results(data: ShownRun) -> Html:
     first, *others = [
         dumbbells(
             part,
-            score_axis(data),
+            data.scored.axis,
             names=("first evaluated round", "last one"),
             alt=title if part[0] is rows[0] else "The other members",
             line=(f"mean {kind.text(standing.mean)}", standing.mean),

@@ -11,12 +11,12 @@ from federation.text import counted
 from fedpareto.formatting import number, percent
 from fedpareto.series import first, known, last, mean
 from fedpareto.web.pages import heat
-from fedpareto.web.pages.charts import ACCURACY, COSINE, Series
+from fedpareto.web.pages.charts import Series
 from fedpareto.web.pages.html import Html, join, table, tag
 from fedpareto.web.pages.marks import COLOURS
 from fedpareto.web.pages.plane import Guide, Path, plane
 from fedpareto.web.pages.radar import radar
-from fedpareto.web.pages.scales import Axis, Format, general
+from fedpareto.web.pages.scales import ACCURACY, COSINE, Axis, Format, general
 from fedpareto.web.sections.layout import absence, absent, figure, line_figure, over_rounds, recorded
 from fedpareto.web.sections.shown_run import ShownRun
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ from fedpareto.run_names import ENDED
 from fedpareto.run_table import MemberNumber, RoundLine, RunTable
 from fedpareto.series import known, last, metric, own_names, own_values
 from fedpareto.turnout import Turnout
+from fedpareto.web.pages.scales import ACCURACY, Axis, general
 from fedpareto.web.pages.verdict import Standing, verdict
 
 
@@ -44,6 +45,11 @@ class Scored:
     def title(self) -> str:
         """Such as "test accuracy"."""
         return f"{self.split} {self.measure}".strip()
+
+    @property
+    def axis(self) -> Axis:
+        """Of the scores."""
+        return replace(ACCURACY, name=self.title) if self.share else Axis(self.title, general)
 
     def text(self, value: float) -> str:
         """A score as text."""

@@ -8,7 +8,7 @@ from itertools import accumulate
 from federation.record.metric_definitions import SCORED
 from federation.v1.admin_pb2 import PhaseProgress
 from fedpareto.admin_messages import duration
-from fedpareto.formatting import UNKNOWN, natural, number, percent, size, whole
+from fedpareto.formatting import UNKNOWN, natural, number, percent, size, some, whole
 from fedpareto.run_table import Outcome, RoundLine
 from fedpareto.series import known, mean
 from fedpareto.web.pages import charts
@@ -18,10 +18,11 @@ from fedpareto.web.pages.marks import COLOURS
 from fedpareto.web.pages.plane import Path, plane
 from fedpareto.web.pages.scales import Axis, Format
 from fedpareto.web.pages.timeline import TimelineLane, TimelineSpan, timeline
-from fedpareto.web.sections.layout import absence, absent, figure, line_figure, over_rounds, recorded, some, thinned
+from fedpareto.web.sections.layout import absence, absent, figure, line_figure, over_rounds, recorded, thinned
 from fedpareto.web.sections.shown_run import ShownRun
 
 _BARS = 100  # rounds, in the console
+_NAMED = 8  # members with one reason
 _SHOWN = 24  # rounds of the timeline
 _WORDS = 2  # phases of a round whose replies stand beside it
 _LOOKS = {
@@ -56,7 +57,7 @@ def _replies(data: ShownRun) -> Html:
         for member, (outcome, reason) in {**line.failed, **unneeded}.items():
             clients_by_reason.setdefault((outcome, reason.partition(":")[0] or UNKNOWN), []).append(member)
     ordered = sorted(clients_by_reason.items(), key=lambda item: -len(item[1]))
-    rows = [(*key, some(sorted(set(clients), key=natural)), str(len(clients))) for key, clients in ordered]
+    rows = [(*key, some(sorted(set(clients), key=natural), _NAMED), str(len(clients))) for key, clients in ordered]
     caption = (
         "Every update counted." if not rows else "The reasons are in the table; the page of reasons explains each."
     )

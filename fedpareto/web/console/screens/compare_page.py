@@ -5,14 +5,13 @@ from collections.abc import Sequence
 
 from federation.text import counted
 from fedpareto import formatting
-from fedpareto.formatting import natural, recorded
+from fedpareto.formatting import natural, recorded, some
 from fedpareto.series import mean
 from fedpareto.web.console.federation_reader import HeldRun, PageError, Reader
-from fedpareto.web.console.screens import wording
 from fedpareto.web.console.view import PageRequest, PageView, Screen
 from fedpareto.web.pages.dumbbells import Dumbbell, dumbbells
 from fedpareto.web.pages.html import Html
-from fedpareto.web.pages.scales import ACCURACY, Axis
+from fedpareto.web.sections import run_words
 from fedpareto.web.sections.shown_run import Scored
 
 LEAST, MOST = 2, 6
@@ -46,11 +45,11 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
         "names": names,
         "table": _table(runs),
     }
-    return PageView(f"Compare {wording.some(names)}", "compare.html", values)
+    return PageView(f"Compare {some(names, run_words.NAMED)}", "compare.html", values)
 
 
 def _lasts(runs: Sequence[HeldRun]) -> list[dict[str, float]]:
-    return [held.table.first_and_last()[1] for held in runs]
+    return [held.table.snapshot().first_and_last()[1] for held in runs]
 
 
 def _sentences(runs: Sequence[HeldRun], names: Sequence[str]) -> list[str]:
@@ -87,11 +86,6 @@ def _figures(runs: Sequence[HeldRun], run_names: Sequence[str]) -> list[tuple[st
     first, *others = _lasts(runs)
     base = runs[0]
     kind = base.shown().scored
-    axis = (
-        Axis(kind.title, ACCURACY.format, low=0.0, high=1.0, bounded=True)
-        if kind.share
-        else Axis(kind.title, formatting.number)
-    )
     figures: list[tuple[str, Html, Html]] = []
     for run_name, last in zip(run_names[1:], others, strict=True):
         both = set(first) & set(last)
@@ -102,7 +96,7 @@ def _figures(runs: Sequence[HeldRun], run_names: Sequence[str]) -> list[tuple[st
         parts = [
             dumbbells(
                 part,
-                axis,
+                kind.axis,
                 names=(run_names[0], run_name),
                 alt=f"{kind.title} of {len(part)} members after {run_names[0]} and after {run_name}",
             )

@@ -12,9 +12,8 @@ from fedpareto.web.console.view import PageRequest, PageView, Screen
 from fedpareto.web.pages.alert_list import alert_list, lines_of
 from fedpareto.web.pages.charts import Series
 from fedpareto.web.pages.html import Html
-from fedpareto.web.pages.scales import ACCURACY, Axis
 from fedpareto.web.pages.small import sparkline, strip
-from fedpareto.web.sections import overview
+from fedpareto.web.sections import run_words
 
 _STRIP = 30  # rounds
 _POINTS = 120  # of a sparkline
@@ -40,7 +39,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             "members": _members(seen),
             "ended": seen.ended,
             "runs": lists.runs,
-            "state_look": overview.state_look,
+            "state_look": run_words.state_look,
         },
     )
 
@@ -61,7 +60,7 @@ def _spark(held: HeldRun | None) -> Html:
     series = [Series("mean", [line.mean for line in lines], 0), Series("worst", [line.worst for line in lines], 1)]
     newest = lines[-1]
     alt = f"Mean {kind.text(newest.mean)} and worst member {kind.text(newest.worst)} after round {newest.number}"
-    return sparkline(series, ACCURACY if kind.share else Axis(kind.title, kind.text), alt=alt)
+    return sparkline(series, kind.axis, alt=alt)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from fedpareto.web.console.view import PageRequest, PageView, Screen
 from fedpareto.web.pages.alert_list import alert_list, lines_of
 from fedpareto.web.pages.charts import Series
 from fedpareto.web.pages.html import Html
-from fedpareto.web.pages.scales import ACCURACY, Axis
+from fedpareto.web.pages.scales import Axis
 from fedpareto.web.pages.small import sparkline, strip
-from fedpareto.web.sections import overview
+from fedpareto.web.sections import run_words
 from fedpareto.web.sections.shown_run import Scored
 
 _RUNS = 8  # the newest, that the page reads
@@ -82,7 +82,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
 
 
 def _part(held: HeldRun, name: str) -> _Part | None:
-    table = held.table
+    table = held.table.snapshot()
     if name not in table.members:
         return None
     kind = held.shown().scored
@@ -90,14 +90,13 @@ def _part(held: HeldRun, name: str) -> _Part | None:
     known = scores[np.isfinite(scores)]
     outcomes = table.outcomes_of(name, 10**9)
     failures = sum(outcome in (Outcome.DECLINED, Outcome.REFUSED, Outcome.MISSING) for _, outcome in outcomes)
-    axis = ACCURACY if kind.share else Axis(kind.title, kind.text)
     last = [str(outcome) for _, outcome in outcomes[-30:]]
     return _Part(
         held.run,
         kind,
         kind.text(float(known[0])) if known.size else formatting.UNKNOWN,
         kind.text(float(known[-1])) if known.size else formatting.UNKNOWN,
-        _line(scores.tolist(), axis, f"{kind.title} of {name} in {held.run.name}", 0),
+        _line(scores.tolist(), kind.axis, f"{kind.title} of {name} in {held.run.name}", 0),
         _line(norms.tolist(), Axis("norm", formatting.number, low=0.0), f"Norms of {name} in {held.run.name}", 4),
         formatting.number(table.newest(MemberNumber.NORM, name)),
         strip(last, alt=f"The last {len(last)} rounds of {name} in {held.run.name}; {failures} failed"),
@@ -117,7 +116,7 @@ def _failures(runs: list[HeldRun], name: str) -> list[_Failure]:
         failed = [line for _, line in sorted(held.table.lines.items(), reverse=True) if name in line.failed]
         for group in equals(failed, lambda line: line.number, lambda line: line.failed[name]):
             outcome, why = group.said
-            told = f"{overview.VERBS[outcome]}{f': {why}' if why else ''}"
+            told = f"{run_words.VERBS[outcome]}{f': {why}' if why else ''}"
             failures.append(_Failure(held.run, group.last, group.rounds, told))
     return failures[:_FAILURES]
 

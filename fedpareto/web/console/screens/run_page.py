@@ -19,10 +19,10 @@ from fedpareto.run_table import MemberNumber, RunTable
 from fedpareto.web.console.federation_reader import HeldRun, Reader
 from fedpareto.web.console.screens import wording
 from fedpareto.web.console.view import PageRequest, PageView, Screen
-from fedpareto.web.sections import overview
+from fedpareto.web.sections import run_words
 from fedpareto.web.sections.bins import POINTS, Bins
 from fedpareto.web.sections.heat_maps import ABSENT, HEATS, WORDS, heat_map, last_column
-from fedpareto.web.sections.run_sections import SECTIONS, Pace
+from fedpareto.web.sections.page_sections import SECTIONS, Pace
 from fedpareto.web.sections.shown_run import ShownRun
 
 ROUNDS = 50  # entries of the list, on a page
@@ -32,10 +32,10 @@ _EACH = 10  # rounds of which each draws them again
 
 def _view(reader: Reader, asked: PageRequest) -> PageView:
     held = reader.run(asked.parameters["run"])
-    run, table = held.run, held.table
     measure = asked.choice("heat", HEATS)
     members = {client.client_id: client for client in reader.lists.clients} if reader.lists else {}
-    data = held.shown(members, reader.names.origin(run.run_id, run.name))
+    data = held.shown(members, reader.names.origin(held.run.run_id, held.run.name))
+    run, table = data.run, data.table
     bins = Bins.of(run.rounds_total, table.stop, POINTS)
     always = {section.anchor: section.html(data) for section in SECTIONS if section.pace is Pace.ALWAYS}
     parts = {**always, **_seldom(held, data)}
@@ -48,11 +48,11 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             "progress": wording.rounds_done(run),
             "left": wording.time_left(held),
             "waits": wording.waiting(held),
-            "state_look": overview.state_look(run),
+            "state_look": run_words.state_look(run),
             "partial": not held.complete and bool(run.rounds_done),
-            "cards": overview.cards(data) if table.lines else "",
+            "cards": run_words.cards(data) if table.lines else "",
             "kind": data.scored,
-            "tail": json.dumps(_tail(held, data, bins, measure), separators=(",", ":")),
+            "tail": json.dumps(_tail(data, bins, measure), separators=(",", ":")),
             "sections": SECTIONS,
             "Pace": Pace,
             "shown": [section for section in SECTIONS if parts.get(section.anchor, True)],
@@ -62,7 +62,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
             "heat_words": WORDS[measure],
             "heat_absent": ABSENT,
             "heat_figure": lambda: heat_map(data, measure),
-            **_feed(held, asked),
+            **_feed(table, asked),
             "commands": _commands(run, reader.names.argument(run)),
             "argument": reader.names.argument(run),
         },
@@ -72,10 +72,10 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
 
 def _seldom(held: HeldRun, data: ShownRun) -> Mapping[str, str]:
     """The figures. They are many: those of a long run are made again with a tenth more rounds, and at its end."""
-    count = len(held.table.whole)
-    state = count if count < _EACH else int(math.log(count, _GROWTH)), held.over
+    count = len(data.table.whole)
+    state = count if count < _EACH else int(math.log(count, _GROWTH)), data.over
     before, made = held.seldom
-    if not made or (held.complete and before != state):
+    if not made or (data.complete and before != state):
         made = {section.anchor: section.html(data) for section in SECTIONS if section.pace is Pace.SELDOM}
         held.seldom = state, made
     return made
@@ -102,24 +102,23 @@ def _commands(run: v1.Run, name: str) -> list[str]:
 def series(reader: Reader, asked: PageRequest) -> dict[str, Any]:
     """The lines of the chart, for the script of the page: of each member, the mean and the worst."""
     held = reader.run(asked.parameters["run"])
-    table = held.table
+    table = held.table.snapshot()
     first = asked.number("from", default=0)
     stop = min(asked.number("to", default=table.stop), table.stop)
     if first or stop < table.stop:
-        return _part(held, first, max(first, stop))
+        return _part(table, first, max(first, stop))
     bins = Bins.of(held.run.rounds_total, table.stop, POINTS)
-    return _lines(held, bins, 0) | {"together": bins.together, "names": table.names}
+    return _lines(table, bins, 0) | {"together": bins.together, "names": table.names}
 
 
-def _part(held: HeldRun, first: int, stop: int) -> dict[str, Any]:
+def _part(table: RunTable, first: int, stop: int) -> dict[str, Any]:
     """Some rounds in detail, for a reader who has marked them."""
     bins = Bins.of(stop - first, stop - first, POINTS)
-    document = _lines(held, bins, 0, offset=first)
-    return document | {"together": bins.together, "names": held.table.names}
+    document = _lines(table, bins, 0, offset=first)
+    return document | {"together": bins.together, "names": table.names}
 
 
-def _lines(held: HeldRun, bins: Bins, first: int, offset: int = 0) -> dict[str, Any]:
-    table = held.table
+def _lines(table: RunTable, bins: Bins, first: int, offset: int = 0) -> dict[str, Any]:
     scores = table.values(MemberNumber.SCORE)[table.order][:, offset:]
     means = np.array(
         [[_of_line(table, n, "mean") for n in range(offset, table.stop)],
@@ -144,16 +143,16 @@ def _compact(values: Sequence[float] | NDArray[np.float64]) -> list[float | None
     return [round(float(value), 4) if math.isfinite(value) else None for value in values]
 
 
-def _tail(held: HeldRun, data: ShownRun, bins: Bins, measure: str) -> dict[str, Any]:
+def _tail(data: ShownRun, bins: Bins, measure: str) -> dict[str, Any]:
     """The last point of each line and the last column of the heat map, which a new round changes."""
-    table = held.table
+    table = data.table
     document: dict[str, Any] = {
         "stop": table.stop, "together": bins.together, "members": len(table.members), "share": data.scored.share,
-        "complete": held.complete,
+        "complete": data.complete,
     }  # fmt: skip
     if not table.stop:
         return document
-    document |= _lines(held, bins, bins.count - 1)
+    document |= _lines(table, bins, bins.count - 1)
     document["column"], document["shades"] = last_column(data, measure)
     return document
 
@@ -161,8 +160,7 @@ def _tail(held: HeldRun, data: ShownRun, bins: Bins, measure: str) -> dict[str, 
 # --- the rounds
 
 
-def _feed(held: HeldRun, asked: PageRequest) -> dict[str, Any]:
-    table = held.table
+def _feed(table: RunTable, asked: PageRequest) -> dict[str, Any]:
     failed = asked.choice("rounds", {"all": "", "failed": ""}) == "failed"
     before = asked.number("before", default=0)
     numbers = [
@@ -170,7 +168,7 @@ def _feed(held: HeldRun, asked: PageRequest) -> dict[str, Any]:
         for number in sorted(table.lines, reverse=True)
         if (not before or number < before) and (not failed or table.lines[number].has_failed)
     ]
-    entries = overview.feed([table.lines[number] for number in numbers])
+    entries = run_words.feed([table.lines[number] for number in numbers])
     return {
         "feed": entries[:ROUNDS],
         "failed_only": failed,

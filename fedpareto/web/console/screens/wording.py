@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from statistics import median
 
@@ -12,7 +11,7 @@ from federation.v1.common_pb2 import RunState
 from fedpareto import formatting
 from fedpareto.run_names import ENDED
 from fedpareto.web.console.federation_reader import HeldRun
-from fedpareto.web.sections.overview import NAMED
+from fedpareto.web.sections.run_words import NAMED
 
 _RECENT = 10  # rounds whose median length foretells the next ones
 
@@ -69,9 +68,3 @@ def since(message: v1.Client) -> str:
 def days_left(at: datetime, now: datetime | None = None) -> int:
     """Whole days until a time."""
     return (at - (now or datetime.now(UTC))).days
-
-
-def some(names: Sequence[str], most: int = NAMED) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

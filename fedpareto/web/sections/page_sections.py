@@ -11,7 +11,7 @@ from fedpareto.web.sections import (
     member_results,
     metric_figures,
     objective_figures,
-    overview,
+    run_words,
     traffic,
 )
 from fedpareto.web.sections.shown_run import ShownRun
@@ -29,7 +29,7 @@ class Pace(Enum):
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A section; its content is made of a run and those beside it, and is empty where the run has none."""
 
     anchor: str
@@ -71,28 +71,28 @@ def _metrics(data: ShownRun, beside: Sequence[ShownRun]) -> Html:
 
 
 SECTIONS = (
-    Section("alerts", "Alerts", Pace.ALWAYS, lambda data, _: overview.alerts(data)),
-    Section("course", "How each member fares", Pace.OWN, _with_rounds(lambda data, _: figures.course(data))),
-    Section("members", "Members", Pace.ALWAYS, _with_rounds(lambda data, _: _members(data))),
-    Section("heat", "Members and rounds", Pace.OWN, _with_rounds(lambda data, _: heat_maps.maps(data))),
-    Section("objectives", "The objectives", Pace.SELDOM, _with_rounds(_objectives)),
-    Section("rounds", "Round by round", Pace.SELDOM, _with_rounds(lambda data, _: _figures(figures.rounds(data)))),
-    Section("metrics", "The task's own metrics", Pace.SELDOM, _with_rounds(_metrics)),
-    Section("weights", "Who decided", Pace.SELDOM, _with_rounds(lambda data, _: _figures([figures.entropy(data)]))),
-    Section(
+    PageSection("alerts", "Alerts", Pace.ALWAYS, lambda data, _: run_words.alerts(data)),
+    PageSection("course", "How each member fares", Pace.OWN, _with_rounds(lambda data, _: figures.course(data))),
+    PageSection("members", "Members", Pace.ALWAYS, _with_rounds(lambda data, _: _members(data))),
+    PageSection("heat", "Members and rounds", Pace.OWN, _with_rounds(lambda data, _: heat_maps.maps(data))),
+    PageSection("objectives", "The objectives", Pace.SELDOM, _with_rounds(_objectives)),
+    PageSection("rounds", "Round by round", Pace.SELDOM, _with_rounds(lambda data, _: _figures(figures.rounds(data)))),
+    PageSection("metrics", "The task's own metrics", Pace.SELDOM, _with_rounds(_metrics)),
+    PageSection("weights", "Who decided", Pace.SELDOM, _with_rounds(lambda data, _: _figures([figures.entropy(data)]))),
+    PageSection(
         "conflicts",
         "Whether a step served everybody",
         Pace.SELDOM,
         _with_rounds(lambda data, _: _figures(figures.conflicts(data))),
     ),
-    Section(
+    PageSection(
         "traffic",
         "Replies, bytes and time",
         Pace.SELDOM,
         _with_rounds(lambda data, beside: _figures(traffic.figures(data, beside))),
     ),
-    Section("failures", "Rounds", Pace.OWN, _with_rounds(lambda data, _: _card(overview.failures(data)))),
-    Section("replies", "Who took part", Pace.SELDOM, lambda data, _: _card(member_results.took_part(data))),
-    Section("run", "The run itself", Pace.ALWAYS, lambda data, _: _card(overview.itself(data))),
-    Section("definitions", "What the numbers mean", Pace.NEVER, lambda data, _: overview.definitions()),
+    PageSection("failures", "Rounds", Pace.OWN, _with_rounds(lambda data, _: _card(run_words.failures(data)))),
+    PageSection("replies", "Who took part", Pace.SELDOM, lambda data, _: _card(member_results.took_part(data))),
+    PageSection("run", "The run itself", Pace.ALWAYS, lambda data, _: _card(run_words.itself(data))),
+    PageSection("definitions", "What the numbers mean", Pace.NEVER, lambda data, _: run_words.definitions()),
 )
