@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy.random  # noqa: F401 - as it is loaded, it swallows the exception of a signal: not while work runs
 import psutil
 
 HERE = Path(__file__).resolve().parent

@@ -11,8 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from federation.aggregation import Aggregate as Aggregate
-    from federation.aggregation import aggregate as aggregate
     from federation.aggregation.base import Rule as Rule
     from federation.aggregation.base import conclude as conclude
     from federation.aggregation.interface import Combination as Combination
@@ -43,13 +41,15 @@ if TYPE_CHECKING:
     from federation.training.plans import TrainingPlan as TrainingPlan
     from federation.training.trainer import Trainer as Trainer
     from fedpareto.notebook import simulate as simulate
+    from fedpareto.offline_aggregation import Aggregate as Aggregate
+    from fedpareto.offline_aggregation import aggregate as aggregate
     from fedpareto.simulation.history import History as History
 
 # The module of each name.
 _PLACES = {
     name: module
     for module, names in {
-        "federation.aggregation": "Aggregate aggregate",
+        "fedpareto.offline_aggregation": "Aggregate aggregate",
         "federation.aggregation.base": "Rule conclude",
         "federation.aggregation.pre": "Stage",
         "federation.aggregation.interface": "Combination HyperparameterError Mixture Rows TooFewUpdatesError",

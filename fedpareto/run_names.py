@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 
+from federation.record.results import RUN_ENDED
 from federation.v1.admin_pb2 import ListRunsRequest, Run
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunState
 from fedpareto.formatting import when
 
-ENDED = (RunState.RUN_STATE_COMPLETED, RunState.RUN_STATE_FAILED, RunState.RUN_STATE_STOPPED)
+ENDED = tuple(RunState.Value(f"RUN_STATE_{state}") for state in RUN_ENDED)
 
 
 class RunNames:

@@ -133,7 +133,7 @@ def postgresql_database(server: Postgres) -> Iterator[str]:
     """The URL of an empty database of this server."""
     name = f"test_{secrets.token_hex(8)}"
     with psycopg.connect(server.get_uri(), autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name}")
+        admin.execute(f"CREATE DATABASE {name} STRATEGY FILE_COPY")  # half of the other one's cost
         yield server.get_uri(database=name)
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -27,9 +27,9 @@ LIMIT = (
     800  # CPU seconds above which `--costs` fails: one commit cost 424 on one day, 515 on another; one 710 at load 10
 )
 YARDSTICK = 0.0085  # CPU seconds of `yardstick` where BUDGET was set: two cores that run nothing but `make test`
-INTERVAL = 5.0  # seconds between two measurements of the yardstick
+INTERVAL = 10.0  # seconds between two measurements of the yardstick
 DEAREST = 25
-LOOK = 0.25  # seconds between two looks at other processes: to find them takes 2 ms where 75 threads may have made them
+LOOK = 0.5  # seconds between two looks at other processes: to find them takes 2 ms where 75 threads may have made them
 SERVER = pytest.StashKey[float]()
 
 
@@ -71,7 +71,7 @@ def over_budget(spent: float, samples: list[float]) -> str | None:
         return None
     return (
         f"The tests cost {spent / slowness:.0f} CPU seconds ({spent:.0f} here, where work takes {slowness:.2f} times "
-        f"as long as where the budget was set); {BUDGET} is the budget, and {LIMIT} the limit. See CONTRIBUTING.md, "
+        f"as long as where the budget was set); {BUDGET} is the budget, and {LIMIT} the limit. See tests/README.md, "
         "What tests may cost."
     )
 

@@ -1,4 +1,4 @@
-"""Runs the release checklist of CONTRIBUTING.md without publishing anything; see `make release-check`.
+"""Runs the release checklist of tools/releasing.md without publishing anything; see `make release-check`.
 
     python tools/release_check.py [--only STEP ...]
 

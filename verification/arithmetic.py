@@ -61,7 +61,9 @@ def check_gram(signed: Matrix, computed: Matrix) -> None:
     if signed.shape != computed.shape:
         raise VerificationError(f"K has the shape {signed.shape}; there are {len(computed)} rows")
     lengths = np.sqrt(np.diagonal(computed))
+    # Verify, 6: relative to both lengths: a bound by the longest row would let products of short ones be anything.
     off = np.abs(signed - computed) > GRAM_TOLERANCE * np.outer(lengths, lengths)
+    # NaN is above no bound, so it needs a check of its own.
     if off.any() or not np.isfinite(signed).all():
         i, j = np.argwhere(off | ~np.isfinite(signed))[0]
         raise VerificationError(f"K[{i}, {j}] is {signed[i, j]!r}; the updates give {computed[i, j]!r}")
@@ -204,6 +206,7 @@ def _check_rounding(given: Matrix, value: Matrix, magnitude: Callable[[], Matrix
             return
         error = _ERROR * magnitude()
         low, high = (value - error).astype(np.float32), (value + error).astype(np.float32)
+    # Verify, 7: `not inside` and not `outside`: NaN is neither below nor above.
     off = ~((low <= given) & (given <= high))
     if off.any():
         first = int(np.argmax(off))

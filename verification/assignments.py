@@ -21,7 +21,6 @@ from federation.work.secure.terms import SessionStage
 from verification.errors import VerificationError
 
 _STATES = tuple(name.removeprefix("RUN_STATE_") for name in RunState.keys()[1:])
-_ENDED = ("COMPLETED", "FAILED", "STOPPED")
 
 
 @dataclass
@@ -35,6 +34,7 @@ class RunCourse:
 
     def check_goes_on(self, record: RoundRecord) -> None:
         """Checks that a round could follow the ones before. Raises VerificationError."""
+        # Verify, 11: a further round could be one that the coordinator added when it knew the model.
         if self.rounds >= self.spec.rounds:
             raise VerificationError(f"the specification ends after {self.spec.rounds} rounds")
         if self.skipped >= self.spec.limits.skipped_rounds:
@@ -113,6 +113,8 @@ def check_in_order(record: RoundRecord, spec: RunSpec) -> None:
             raise VerificationError(
                 f"phase {number} is of attempt {phase.attempt}, after one of {attempt}, in {record.attempt + 1}"
             )
+        # Verify, a verifier of your own, 4: after the evaluation the step is known; what is asked then cannot decide on
+        # it.
         if phase.decides and not deciding:
             raise VerificationError(f"phase {number} decides on the step, after a phase that evaluates the model")
         if not phase.decides and not stepped:
@@ -156,6 +158,7 @@ def check_admitted(
     selection = spec.selection
     for order in orders:
         name, serves = order.client_id, list(order.objectives)
+        # Verify, 1: without a certificate, the member may have been made up for this round.
         if name not in clients:
             raise VerificationError(f"{name[:80]!r} was asked, and no certificate names it")
         if name in selection.exclude or (selection.members and name not in selection.members):
@@ -241,6 +244,7 @@ def check_asks_for_evaluation(
         for exchange in phase.exchanges:
             order = exchange.assignment.manifest
             name = f"the assignment of {order.client_id} in phase {order.phase}"
+            # Verify, 4: metrics of another model would stand under this round.
             if order.base_model != model:
                 raise VerificationError(f"{name} evaluates another model than the round has made")
             if opened.step is None or order.previous_step != opened.step.digest:
@@ -274,6 +278,7 @@ def check_answered(bundle: BundleReader, spec: RunSpec, opened: OpenedRound) -> 
             raise VerificationError(
                 f"{order.client_id} was given the inputs {inputs} in phase {order.phase}; each comes once"
             )
+        # Verify, each value: the rows decide; a larger bound for one member would let it send what others may not.
         if order.max_payload_bytes != largest:
             raise VerificationError(
                 f"{order.client_id} may send {order.max_payload_bytes} bytes; the rows have {largest}"
@@ -296,6 +301,8 @@ def check_answered(bundle: BundleReader, spec: RunSpec, opened: OpenedRound) -> 
                     raise VerificationError(f"{answer.reply.name} has a payload of other rows than it says")
                 if bundle.size(said.payload) != said.payload_bytes:
                     raise VerificationError(f"{answer.reply.name} has a payload of another size than it says")
+            # Verify, 14: the coordinator must have refused it; accepted, its session would rest on a statement for
+            # another stage.
             if problem := statement_problem(order.kind, order.work, said.statement):
                 raise VerificationError(f"{answer.reply.name}: {problem}")
             statements = kind(order.kind).statements

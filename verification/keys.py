@@ -56,6 +56,7 @@ def verify_known(envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519Pu
         Refusal: as of `federation.trust.envelope.verify`; or `manifest` for a field that this release does not know.
     """
     manifest = verify(envelope, kind, key)
+    # Verify, 12: an unknown field may change what the others mean, so nothing of the message counts as verified.
     if has_unknown_fields(manifest):
         raise Refusal("manifest", "it has a field that this release does not know: use the release that wrote it")
     return manifest
@@ -76,22 +77,26 @@ def read_keys(bundle: BundleReader, fingerprint: str = "") -> Keys:
     """
     present = hashlib.sha256(bundle.ca).hexdigest()
     trusted = fingerprint.replace(":", "").strip().lower()
+    # Verify, 1: first of all: every key below is believed because this CA has certified it.
     if trusted and trusted != present:
         raise VerificationError(
             f"the bundle's CA has the fingerprint {present}, not {trusted}: it is of another federation"
         )
     try:
         ca = load_certificate(bundle.ca)
+        # Verify, 1: a certificate that is not signed by its own key is no root: somebody else could have issued it.
         ca.verify_directly_issued_by(ca)
     except (IdentityError, ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
         raise VerificationError(f"the CA's certificate: {error or 'it is not signed by its own key'}") from error
     keys: dict[tuple[str, str], bytes] = {}
     for name, data in bundle.certificates.items():
         holder = _holder(name, data, ca)
+        # Verify, 1: a certificate of an administrator is genuine, too, and must not sign as a member.
         if holder.federation_id != bundle.about.federation_id or holder.kind == "admin" or not holder.signing_key:
             raise VerificationError(
                 f"{name} names no signing key of a member of {bundle.about.federation_id}: {holder.uri}"
             )
+        # Verify, 1: one present key for each holder; former ones come from rotations, where the old key has agreed.
         if keys.setdefault((holder.kind, holder.name), holder.signing_key) != holder.signing_key:
             raise VerificationError(f"{name} names another signing key of {holder.uri} than an earlier certificate")
     replaced: dict[str, list[KeyRotation]] = {}
@@ -106,6 +111,7 @@ def read_keys(bundle: BundleReader, fingerprint: str = "") -> Keys:
     clients = {
         name: _chain(replaced.pop(name, []), key, federation_id, name, coordinator) for (_, name), key in keys.items()
     }
+    # Verify, 12: rotations that belong to nobody are verified by nobody.
     if replaced:
         raise VerificationError(f"the bundle has rotations of {min(replaced)}, and no certificate of it")
     return Keys(present, coordinator, clients)
@@ -125,6 +131,7 @@ def _claimed(rotation: KeyRotation) -> str:
 def _chain(
     rotations: list[KeyRotation], present: bytes, federation_id: str, client_id: str, coordinator: KeyChain | None
 ) -> KeyChain:
+    # Verify, each value: nobody could have signed a receipt for the coordinator, so a field there is not verified.
     if coordinator is None and any(rotation.HasField("receipt") for rotation in rotations):
         raise VerificationError("a rotation of the coordinator has a receipt")
     try:
@@ -137,10 +144,13 @@ def _chain(
 def _holder(name: str, data: bytes, ca: x509.Certificate) -> PeerIdentity:
     try:
         certificate = load_certificate(data)
+        # Verify, 1: before its names are read: what it says of its holder is the CA's word or nothing.
         certificate.verify_directly_issued_by(ca)
         holder = parse_peer(data)
         if holder.signing_key:
             signing_public_key(holder.signing_key)
+        # Verify, a verifier of your own, 1: under its serial number and as DER: else one certificate could stand there
+        # twice.
         if name != certificate_entry(holder.serial) or data != certificate.public_bytes(Encoding.DER):
             raise VerificationError(f"{name} is not the DER of the certificate with this serial number")
     except InvalidSignature:

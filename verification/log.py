@@ -29,6 +29,7 @@ from federation.record.log_entries import (
     LogEntry,
 )
 from federation.record.merkle import HASH_BYTES, ranges_around, root_from
+from federation.record.results import RUN_ENDED
 from federation.record.rounds import OpenedRound
 from federation.refusals import Refusal
 from federation.trust.identity import client_uri
@@ -50,7 +51,7 @@ REVOKED = "client.revoked"
 _REASON = 400  # characters that are kept of the reason of a round
 _OF_KEYS = ("Enroll", "key.rotated")  # actions whose digest is that of a client's new signing key
 _OF_EXCHANGES = (ISSUED, DECLINED, ACCEPTED, REFUSED, EQUIVOCATED)
-_ENDS = {f"run.{state.lower()}": state for state in ("COMPLETED", "FAILED", "STOPPED")}
+_ENDS = {f"run.{state.lower()}": state for state in RUN_ENDED}
 _TEXTS = ("actor", "action", "subject", "outcome", "detail", "digest")
 
 
@@ -113,6 +114,8 @@ class RunLog:
             accepted: the assignments that the replies fulfil, by client.
             asked: all assignments that were made at that time.
         """
+        # Verify, metrics: a revocation counts only if the log has it before the run went on; later ones say nothing of
+        # this evaluation.
         issued = max((entry.number for name in asked for entry in self._by.get((ISSUED, name), ())), default=-1)
         later = (entry for entry in self.entries if entry.number > issued)
         goes_on = (ISSUED, STEPPED, SKIPPED)
@@ -131,6 +134,8 @@ class RunLog:
         """
         state = about.state
         submission = self._check_logged(Fact(SUBMITTED, self.run_id, spec), "the submission of the run")
+        # Verify, a verifier of your own, 3: members decide by this name, so the assignments must not have another one
+        # than the log.
         if submitted_by is not None and submission.actor.rpartition("/")[2] != submitted_by:
             raise VerificationError(
                 f"the assignments say that {submitted_by[:80]!r} submitted the run; the audit log says otherwise"
@@ -175,6 +180,8 @@ class RunLog:
             consent = open_consent(envelope, client_id, keys.signers, facts)
             if consent.problem is not None or consent.fact is None:
                 raise VerificationError(consent.words)
+            # Verify, 2: the newest entry of each member, once: an older answer that was taken back must not stand for
+            # it.
             entry = entries.pop(consent.fact.subject, None)
             if entry is None or Fact(entry.action, entry.subject, entry.digest) != consent.fact:
                 raise VerificationError(
@@ -211,6 +218,8 @@ class RunLog:
         began, stepped, named = self._ended, None, set[str]()
         if opened.skipped is not None:
             skipped = self._check_logged(opened.skipped, "the end of the round", COORDINATOR)
+            # Verify, a verifier of your own, 4: a reason of 400 characters is the begin of a longer one, and no
+            # contradiction.
             cut = len(skipped.detail) >= _REASON and reason[:-1] == skipped.detail[: _REASON - 1]
             if reason != skipped.detail and not cut:
                 raise VerificationError(
@@ -224,9 +233,11 @@ class RunLog:
             self._check_precedes(opened.step.envelope, stepped, opened.step.name)
             self._check_revoked({*step.revoked, *step.forgotten}, stepped.number)
         for phase in opened.phases:
+            # Verify, 15: an evaluation of a model that the log does not know yet was not of this model.
             after = stepped.number if stepped is not None and phase.evaluates else began
             for exchange in phase.exchanges:
                 for reply, entry in self._check_exchange_logged(exchange, after):
+                    # Verify, 15: a reply that came after the step cannot have entered it.
                     if stepped is not None and reply.digest in named and entry.number > stepped.number:
                         raise VerificationError(
                             f"entry {entry.number} of the audit log tells of {reply.name} after the step"
@@ -234,6 +245,7 @@ class RunLog:
 
     def _check_follows(self, entry: LoggedEntry, before: int, name: str) -> None:
         """Checks that the end of a round comes after that of the round before. Raises VerificationError."""
+        # Verify, 15: rounds follow each other, or a coordinator could make a round again when it knows its outcome.
         if entry.number < before:
             raise VerificationError(
                 f"entry {entry.number} of the audit log tells of {name} before the end of the round before"
@@ -249,6 +261,7 @@ class RunLog:
         assignment = exchange.assignment
         issued = self._check_envelope_logged(assignment, COORDINATOR)
         client = client_uri(assignment.manifest.federation_id, assignment.manifest.client_id)
+        # Verify, 15: an assignment that is older than the round before was not given from its model.
         if issued.number < after:
             raise VerificationError(
                 f"entry {issued.number} of the audit log tells of {assignment.name} before entry {after}"
@@ -261,6 +274,7 @@ class RunLog:
             refused = answer.receipt is not None and not answer.is_accepted
             reason = answer.receipt.manifest.reason if answer.receipt is not None and refused else ""
             entry = self._check_envelope_logged(answer.reply, client, reason)
+            # Verify, 15: a reply from before its assignment was made for something else.
             if entry.number < issued.number:
                 name = answer.reply.name
                 raise VerificationError(f"entry {entry.number} of the audit log tells of {name} before its assignment")
@@ -272,6 +286,8 @@ class RunLog:
             kept = entry.action in _OF_EXCHANGES or (
                 entry.action in (STEPPED, SKIPPED) and entry.subject.startswith(f"{self.run_id}/")
             )
+            # Verify, 15: the log must tell of nothing that the record leaves out: a reply that was accepted, and then
+            # hidden.
             if kept and entry.number not in self._recorded:
                 raise VerificationError(
                     f"entry {entry.number} of the audit log tells {entry.action} of {entry.subject}, which is not in "
@@ -303,6 +319,8 @@ class RunLog:
     def _check_precedes(self, envelope: SignedEnvelope, entry: LoggedEntry, fact: str) -> None:
         """Checks that the key of an envelope was not replaced before an entry. Raises VerificationError."""
         number = self._replaced.get(envelope.key_id)
+        # Verify, 1: by the order of the log, which nobody can date back: a key that was replaced signs nothing
+        # afterwards.
         if number is not None and number < entry.number:
             raise VerificationError(
                 f"entry {entry.number} of the audit log tells of {fact}; a key that was replaced by entry {number} "
@@ -330,6 +348,7 @@ class RunLog:
             )
         if newest is None:
             raise VerificationError(f"{name}: no entry of the audit log tells of it")
+        # Verify, 15: told once, by whom it concerns: a second entry about one fact could be about another envelope.
         if (actor and newest.actor != actor) or newest.outcome != outcome or newest.times != 1:
             raise VerificationError(
                 f"{name}: entry {newest.number} of the audit log tells of {newest.actor}, {newest.outcome!r}, "
@@ -362,11 +381,13 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
     except ValueError as error:
         raise VerificationError(f"the key of the audit log: {error}") from None
     checkpoints = [_checkpoint(envelope, key, number) for number, envelope in enumerate(record.checkpoints)]
+    # Verify, 15: a log of another federation can be genuine, too.
     if statement.federation_id != federation or any(
         checkpoint.federation_id != federation for checkpoint in checkpoints
     ):
         raise VerificationError("the audit log is of another federation")
     sizes = [checkpoint.size for checkpoint in checkpoints]
+    # Verify, 15: growing and not empty: without a checkpoint, nobody has signed the entries.
     if not sizes or sizes != sorted(set(sizes)) or not sizes[0]:
         raise VerificationError(
             f"the checkpoints of the audit log cover {sizes} entries; expected one or more, growing"
@@ -376,6 +397,8 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
     numbers = list(leaves)
     for node in record.nodes:
         first = bisect_left(numbers, node.start)
+        # Verify, the log in the file: a node over a shown entry would take its place, and the root would not depend on
+        # the entry.
         if first < bisect_left(numbers, node.stop):
             raise VerificationError(f"the audit log: a node hides entry {numbers[first]}, which is shown")
         _check_hash(node.hash, f"the node of the entries from {node.start} to {node.stop - 1}")
@@ -387,6 +410,7 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
         except LookupError as error:
             defect = f"{error}, below the checkpoint of {checkpoint.size} entries"
             raise VerificationError(f"the audit log: {defect}: the entry, or a node above it, was removed") from None
+        # Verify, 15: each checkpoint: members were shown these roots, so a later one must not rewrite an earlier one.
         if root != checkpoint.root:
             raise VerificationError(
                 f"the audit log: an entry from {verified} to {checkpoint.size - 1} was changed, removed, inserted or "
@@ -394,11 +418,13 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
             )
         verified = checkpoint.size
     places = [(node.start, node.stop) for node in record.nodes]
+    # Verify, 12: exactly the nodes that the roots need: others are bytes that nobody has signed.
     if places != sorted(ranges_around(numbers, sizes)):
         raise VerificationError(
             "the audit log: its nodes are not those that lead from the entries to the checkpoints, each once"
         )
     log = RunLog(bundle.about.run_id, checkpoints[-1], tuple(record.entries), nodes)
+    # Verify, 15: the log tells of its own key, or a second log with another key could be shown to this reader.
     log._check_logged(Fact("key.set", "log key", digest(statement.key)), "the key of the audit log")
     return log
 
@@ -425,12 +451,14 @@ def _leaves(entries: Iterable[LoggedEntry], size: int) -> dict[int, bytes]:
     last = -1
     for entry in entries:
         number = entry.number
+        # Verify, 15: in order and below the newest checkpoint: beyond it, an entry is signed by nobody.
         if not last < number < size:
             raise VerificationError(
                 f"the audit log: entry {number} comes after entry {last}, under a checkpoint of {size} entries"
             )
         _check_hash(entry.previous, f"entry {number}")
         before = leaves.get(number - 1, FIRST if number == 0 else entry.previous)
+        # Verify, 15: each entry continues the one before: one that was removed in between leaves a gap that shows here.
         if entry.previous != before:
             raise VerificationError(
                 f"the audit log: entry {number} does not continue the entry before it; one of both was changed"

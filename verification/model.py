@@ -9,6 +9,7 @@ import numpy as np
 from federation.aggregation.phases import Step
 from federation.aggregation.qp import STATIONARY_TOLERANCE
 from federation.aggregation.server_optimizers import OPTIMIZERS, Optimizer, Sgd
+from federation.spec.run_sections import AUTO
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.vectors import RowFile
@@ -95,7 +96,9 @@ def check_makes(
             raise VerificationError("the replies give no direction, and the step changes the model")
         if step.rate:
             raise VerificationError(f"the learning rate is {step.rate!r}; the replies give no direction, so it is 0")
-    if moved and step.rate == 0.0 and server.learning_rate:
+    # Verify, 7: with a rate that is given, 0 may only stand where the replies give no direction, or a coordinator
+    # could leave a step out.
+    if moved and step.rate == 0.0 and server.learning_rate != AUTO:
         raise VerificationError("the step says that there is no direction; the replies give one")
     layout = bundle.model(step.base_model)[0]
     parameters = slice(0, run.spec.parameters.parameters_of(layout).size)
@@ -103,6 +106,8 @@ def check_makes(
     def vector(name: str, part: slice = parameters) -> RowFile:
         """Columns of a model or of a vector that belongs to one."""
         found_layout, row = bundle.model(name)
+        # Verify, 7: numbers are compared by place: in another layout, each would be compared with one of another
+        # tensor.
         if found_layout != layout:
             raise VerificationError(f"{name} has another layout than the model")
         return row.columns(part)

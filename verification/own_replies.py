@@ -8,6 +8,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from federation.record.bundle import BundleError, BundleReader
+from federation.record.results import RUN_ENDED
 from federation.spec.run_spec import RunSpec
 from federation.spec.sharing import BUFFERS
 from federation.trust.envelope import envelope_digest
@@ -17,7 +18,6 @@ from federation.work.secure.orders import Owner, order_problems, session_of
 from federation.work.secure.sessions import TRAIN
 from federation.work.site import SessionEntry
 
-_ENDED = ("COMPLETED", "FAILED", "STOPPED")
 _UNIT = 2.0**-32  # of the coefficients of a private round
 
 
@@ -78,7 +78,7 @@ def reply_outcomes(bundle: BundleReader, client_id: str, receipts: Iterable[Memb
     for record in bundle.rounds():
         with _readable(record):
             yield from _outcomes_of_round(record, client_id, held)
-    goes_on = bundle.about.state not in _ENDED
+    goes_on = bundle.about.state not in RUN_ENDED
     for lost in sorted(held.values(), key=lambda receipt: (receipt.round, receipt.phase)):
         later = goes_on and lost.round >= bundle.about.rounds
         wrong = f"the record does not know assignment {lost.assignment_id}, for which this member has a receipt"
@@ -139,11 +139,13 @@ def private_problems(
                 yield f"round {record.number}: {problem}"
     of_run = [entry for entry in sessions if entry.run_id == bundle.about.run_id and "/" not in entry.session]
     for entry in of_run:
+        # Verify, own replies: by the member's own ledger: a session that was left out of the record has shown something
+        # all the same.
         if entry.session not in named:
             yield (
                 f"this member answered in the private session {entry.session[:16]} of {entry.work}, which the record "
                 "lacks"
-                + ("" if bundle.about.state in _ENDED else "; if a round has begun since, ask for a newer bundle")
+                + ("" if bundle.about.state in RUN_ENDED else "; if a round has begun since, ask for a newer bundle")
             )
 
 
@@ -165,6 +167,8 @@ def _fate(
             text = "accepted" if receipt.accepted else f"refused, {receipt.reason}"
             yield ReplyOutcome(**position, words=text, wrong="this member has no receipt for it")
         return
+    # Verify, own replies: by digests of the envelopes that this member has: a record can be right in itself, and about
+    # other messages.
     if held.assignment != envelope_digest(exchange.assignment):
         yield ReplyOutcome(
             **position, words="", wrong="the record has another assignment than the one that this member was sent"

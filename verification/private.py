@@ -38,6 +38,8 @@ def private_step(run: BundleRunFacts, signed: SignedRound, step: StepManifest, s
     if len(rows) != 1 or rows[0].dtype != "F32":
         raise VerificationError("the signed step names no combined vector of one row")
     for order in signed.asked.values():
+        # Verify, 14: vectors of a session have the same rows; a member with fewer objectives would add to the wrong
+        # ones.
         if tuple(order.objectives) != run.objectives:
             raise VerificationError(f"{order.client_id} was asked, and does not serve all objectives")
     named = {*step.replies, *step.consulted}
@@ -84,6 +86,7 @@ def _context(
     run: BundleRunFacts, number: int, model: str, state: Mapping[str, Any], terms: Iterable[SessionTerms]
 ) -> RoundContext:
     """The facts on which a private conversation about a model may depend. Raises BlobAbsent without the model."""
+    # Raises without the model: the length of the vectors follows from it, and an assumed one would verify nothing.
     run.bundle.size(model)
     return replace(round_context(run, number, model, state), private=_private(run, model, terms))
 
@@ -133,16 +136,19 @@ def _stages(run: BundleRunFacts, signed: Sequence[SignedReply]) -> tuple[list[Ph
     for reply in signed:
         recorded = recorded_reply(run, reply)
         if isinstance(recorded.rows, Absent):
+            # Protocol, Private rounds: everything else is needed to repeat the session, so it is named as missing.
             if recorded.names != (CIPHERTEXTS,):  # ciphertexts are not kept, and nothing is computed from them
                 raise BlobAbsent(recorded.payload)
             recorded = replace(recorded, rows=())
         replies.append(recorded)
+        # Verify, 14: work in the clear in a private round would be read as no stage, and its reply would enter nothing.
         if reply.order.kind not in STAGES:
             raise VerificationError(
                 f"{recorded.client_id} was asked for {reply.order.kind}, which is no stage of a private round"
             )
         try:
             work = decode(reply.order.kind, reply.order.work, _shape(run))
+            # Verify, 12: an unknown field in the terms or lists could change what the members did.
             if encode(work) != reply.order.work:
                 raise WorkError("the work has a field that this release does not know")
         except WorkError as error:
@@ -165,6 +171,7 @@ def _shape(run: BundleRunFacts) -> Shape:
 def read_session(message: SecureSession, run: BundleRunFacts) -> Record:
     """The record of a session in a signed step. Raises WorkError if its terms are malformed."""
     agreed = read_terms(message.terms, _shape(run))
+    # Verify, 12: as bytes inside a signed message, the terms are not covered by the check of its own fields.
     if has_unknown_fields(SecureTerms.FromString(message.terms)):
         raise WorkError("its terms have a field that this release does not know")
     return Record(

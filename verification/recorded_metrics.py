@@ -6,6 +6,7 @@ import numpy as np
 
 from federation.aggregation.diagnostics import measure
 from federation.aggregation.metrics.expected_metrics import Expected, RunMetrics, StepFacts
+from federation.aggregation.metrics.step_rate import step_lengths
 from federation.aggregation.phases import PhaseReply, Replies, Step
 from federation.record.bundle import BlobAbsent
 from federation.record.results import not_finite
@@ -136,6 +137,7 @@ class RecordedMetrics:
             rate=step.rate,
             weights={part.objective: part.weight for part in step.weights},
             updates=len(rows),
+            lengths=None if made is None else step_lengths(made, K),
             made=made,
             measured=measured,
             epsilons=[epsilon for epsilon in epsilons if epsilon],

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from federation.aggregation.base import Algorithm
 from federation.aggregation.metrics.replayed_step import Absent, replayed_step
+from federation.aggregation.metrics.step_rate import scheduled_rate
 from federation.aggregation.phases import (
     AlgorithmPhase,
     Asked,
@@ -23,7 +24,6 @@ from federation.aggregation.phases import (
     Step,
     Voided,
 )
-from federation.aggregation.registry import server_rate
 from federation.digests import digest
 from federation.record.bundle import BlobAbsent, BundleReader
 from federation.spec.objective_names import encoder_columns
@@ -125,7 +125,7 @@ def open_step(
 
 def round_context(run: BundleRunFacts, number: int, model: str, state: Mapping[str, Any]) -> RoundContext:
     """The context of the conversation of a round, as far as it follows from the bundle."""
-    spec, server, bundle = run.spec, run.spec.server, run.bundle
+    spec, bundle = run.spec, run.bundle
     layout = bundle.model(model)[0] if bundle.has(model) else None
 
     def recall(payload: str) -> RowFile:
@@ -143,7 +143,7 @@ def round_context(run: BundleRunFacts, number: int, model: str, state: Mapping[s
         encoder=() if layout is None else encoder_columns(spec.parameters.parameters_of(layout)),
         seed=spec.seed,
         local_rate=spec.train.rate(number, spec.rounds),
-        server_rate=server_rate(server.learning_rate, server.decay, number, spec.rounds, server.decay_every),
+        server_rate=scheduled_rate(spec, number),
     )
 
 
@@ -159,6 +159,8 @@ def _conversation(
     named = {*step.replies, *step.consulted}
     phases: dict[int, list[PhaseReply]] = {number: [] for number in signed.phases}
     for reply in signed.replies.values():
+        # Verify, a verifier of your own, 4: what the step names; `check_logged` and `_check_step` find what it leaves
+        # out.
         if reply.envelope in named:
             phases[reply.order.phase].append(recorded_reply(run, reply))
     samples = {reply.manifest.client_id: reply.manifest.samples for reply in signed.replies.values()}
@@ -194,6 +196,7 @@ def _conversation(
             raise VerificationError(f"{run.rule.name} asks for {phase.kind.name}; the run asked for {orders[0].kind}")
 
     made, more = replayed_step(run.rule, context, phases, K, asks)
+    # Verify, 4: phases that the rule does not ask for were asked for another purpose.
     if asked and more is not None:
         raise VerificationError(f"the rule asks for nothing in phase {more}, which is on record")
     return made
@@ -209,8 +212,11 @@ def _check_asks(run: BundleRunFacts, phase: AlgorithmPhase, orders: Sequence[Ass
         name = f"the assignment of {order.client_id} in phase {order.phase}"
         if order.kind != phase.kind.name:
             raise VerificationError(f"{name} asks for {order.kind}; the rule asks for {phase.kind.name}")
+        # Verify, 4: the bytes of the work, made again: any field that differs for one member is found, also one that
+        # the rule ignores.
         if order.work != encode(phase.work(Asked(order.client_id, tuple(order.objectives), run.spec, order.round))):
             raise VerificationError(f"{name} asks for other work than the rule and the specification")
+        # Verify, 4: with other inputs, a member would have answered another question in the same words.
         if [(part.name, part.digest, part.size) for part in order.inputs] != inputs:
             raise VerificationError(f"{name} has other inputs than the rule gives")
 

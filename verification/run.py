@@ -11,13 +11,15 @@ import numpy as np
 
 from federation import digests
 from federation.aggregation.interface import HyperparameterError
+from federation.aggregation.metrics.step_rate import step_rate
 from federation.aggregation.phases import Step
-from federation.aggregation.registry import algorithm, server_rate
+from federation.aggregation.registry import algorithm
 from federation.digests import digest
 from federation.plugins import names_of_others
 from federation.record.bundle import BlobAbsent, BundleReader
 from federation.record.rounds import OpenedRound, RecordReader
 from federation.spec.run_facts import run_facts
+from federation.spec.run_sections import AUTO
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.v1.common_pb2 import StepManifest
 from federation.v1.record_pb2 import RoundRecord
@@ -99,13 +101,18 @@ class OpenedRun:
         at = ReplayState(model=about.initial_model)
         bundle, spec, metrics = self.facts.bundle, self.facts.spec, RecordedMetrics(self.facts, log)
         course, named, grams = RunCourse(spec), {about.initial_model}, set[str]()
+        # Verify, 1: before the rounds: `check_logged` judges each envelope by the entries of keys that are found here.
         log.check_keys_logged(self.keys)
         for record in bundle.rounds():
             try:
+                # Verify, a verifier of your own, in this order: form, signatures, arithmetic, log. Each relies on what
+                # the one before has refused.
                 check_in_order(record, spec)
                 opened = self.reader.read(record, at.model, at.previous_step)
                 signed = SignedRound.of(opened, log.gone(opened))
                 verified, at = _round(self.facts, record, signed, at, metrics)
+                # Verify, 10 and 12: what no arithmetic depends on: it would pass although members were asked for
+                # something else.
                 self._check_fits(opened, signed)
                 log.check_logged(opened, record.reason)
                 model = at.vectors.get(AVERAGE, at.model)
@@ -125,6 +132,8 @@ class OpenedRun:
             if signed.step is not None and signed.step.noise:
                 verified = replace(verified, missing=(*verified.missing, CHOSEN))
             yield verified
+        # Verify, a verifier of your own, 9: or the steps would verify, and the model that is handed on would be another
+        # one.
         if about.model != at.model:
             raise VerificationError(
                 f"the bundle says that the run ends with the model {about.model}; its steps end with {at.model}"
@@ -134,6 +143,7 @@ class OpenedRun:
         answered = {name: self.reader.facts[name] for name in ("federation_id", "run_id", "spec")}
         log.check_consents_logged(consents, answered, self.keys)
         log.check_run_logged(self.facts.spec_digest, about, self.reader.submitted_by)
+        # Verify, 15: at the end: only then is it known which entries no message of the record explains.
         log.check_all_logged()
         for name in bundle.blobs:
             if name not in named:
@@ -142,6 +152,7 @@ class OpenedRun:
                 raise VerificationError(
                     f"the bundle says that it has neither updates nor models, and has the blob {name}"
                 )
+        # Verify, a verifier of your own, 6: also those that no check has read.
         bundle.verify_blobs(bundle.blobs)
 
     @names_of_others()
@@ -180,6 +191,8 @@ def _round(
     """Verifies one round. Returns the findings and the state of the run after it. Raises VerificationError."""
     count = f"{signed.envelopes} signatures"
     if run.spec.privacy.secure != "off":
+        # Verify, 14: first, and for rounds without a step, too: a voided attempt can have asked for what shows an
+        # update.
         for problem in order_problems(run.spec, signed.orders, signed.answers):
             raise VerificationError(problem)
     if signed.step is None:
@@ -196,6 +209,8 @@ def _round(
                     f"the model has {size} bytes; {order.client_id} was told {order.base_model_bytes}"
                 )
     payloads = (reply.manifest.payload for reply in signed.replies.values())
+    # Verify, a verifier of your own, 6: before they are read: everything below computes with these bytes under their
+    # signed names.
     run.bundle.verify_blobs([*payloads, step.base_model, step.result_model, step.combined, step.noise])
     missing: list[str] = []
     memory = _memory(record, step, at)
@@ -260,6 +275,8 @@ def _check_suits(run: BundleRunFacts, step: StepManifest) -> None:
             raise VerificationError(f"the {name} of the signed step: {error}") from error
     privacy = run.spec.privacy
     private = privacy.secure != "off"
+    # Verify, 14: an open step in a private run would need updates that nobody may have; sessions in an open run would
+    # not be checked.
     if bool(step.combined) != private or bool(step.secure) != private:
         raise VerificationError(
             f'the sessions of the signed step do not suit a run with privacy.secure = "{privacy.secure}"'
@@ -267,6 +284,7 @@ def _check_suits(run: BundleRunFacts, step: StepManifest) -> None:
     scale = 0.0
     if privacy.client_noise:
         scale = privacy.client_noise * (run.rule.sensitivity(len(step.replies)) or math.nan)
+    # Verify, 13: noise without a specification for it is a free choice of the model.
     if bool(step.noise) != bool(privacy.client_noise):
         raise VerificationError(
             f"the signed step has {'' if step.noise else 'no '}noise; the specification says otherwise"
@@ -279,6 +297,7 @@ def _check_suits(run: BundleRunFacts, step: StepManifest) -> None:
 
 def _memory(record: RoundRecord, step: StepManifest, at: ReplayState) -> dict[str, Any]:
     """The remembered state of the run after a step, whose digest is signed. Raises VerificationError."""
+    # Verify, 8: before the rule runs: from another state, it would give another step that fits.
     if step.state_before != digest(_canonical(at.memory)):
         raise VerificationError("the step begins from another state than the step before has left")
     try:
@@ -286,6 +305,7 @@ def _memory(record: RoundRecord, step: StepManifest, at: ReplayState) -> dict[st
         data = _canonical(memory)
     except (ValueError, RecursionError) as error:
         raise VerificationError(f"the state after the step is not JSON: {str(error)[:100]}") from error
+    # Verify, 8: the bytes as well: two texts of one value would be one state with two digests.
     if not isinstance(memory, dict) or data != record.state_after.encode() or digest(data) != step.state_after:
         raise VerificationError("the state after the step has another digest than the one that was signed")
     vectors = memory.get("vectors", {})
@@ -311,8 +331,8 @@ def _canonical(value: Any) -> bytes:
 def _check_step(run: BundleRunFacts, made: Step, step: StepManifest, at: ReplayState, after: ReplayState) -> None:
     """Checks that the signed step, and the state after it, follow from the replies. Raises VerificationError."""
     memory = after.memory
-    server, spec = run.spec.server, run.spec
-    rate = made.size * server_rate(server.learning_rate, server.decay, step.round, spec.rounds, server.decay_every)
+    spec = run.spec
+    rate = _rate(run, made, step)
     by_coordinates = made.combination.coordinates is not None  # whether there is a direction is seen with the model
     still = not by_coordinates and stands_still(made, step, [])
     if step.rate != (0.0 if still else rate) and not (by_coordinates and step.rate == 0.0):
@@ -350,6 +370,20 @@ def _check_step(run: BundleRunFacts, made: Step, step: StepManifest, at: ReplayS
     kept = sorted({*memory.get("vectors", {}).values(), *run.rule.blobs(made.combination.state)})
     if memory.get("blobs") != kept or memory.keys() - {"averaged"} != {"blobs", "rule", "vectors"}:
         raise VerificationError("the state after the step keeps other values or blobs than its rule and its vectors")
+
+
+def _rate(run: BundleRunFacts, made: Step, step: StepManifest) -> float:
+    """The rate that follows from the specification and, with "auto", from the signed K and coefficients, to the bit.
+
+    Raises:
+        BlobAbsent: the bundle has no K.
+        VerificationError: no rate follows.
+    """
+    try:
+        K = read_gram(run.bundle, step.gram) if run.spec.server.learning_rate == AUTO else made.gram
+        return step_rate(run.spec, step.round, made, K, np.array(step.coefficients))
+    except ValueError as error:  # a BlobAbsent or a VerificationError is none
+        raise VerificationError(f"no learning rate follows from the replies: {error}") from error
 
 
 def _check_coefficients(made: Step, step: StepManifest) -> None:

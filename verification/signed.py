@@ -67,8 +67,10 @@ class SignedRound:
         """
         envelopes = list(opened.envelopes)
         for envelope in envelopes:
+            # Verify, 2 and 3: all envelopes before anything is computed: the rules read these manifests as true.
             if envelope.problem is not None:
                 raise VerificationError(envelope.words) from envelope.problem
+        # Verify, a verifier of your own, 4: the last attempt alone: replies of a voided one must not enter the step.
         phases = [phase for phase in opened.phases if phase.decides]
         orders = [exchange.assignment.manifest for exchange in opened.exchanges]
         return cls(
@@ -84,6 +86,7 @@ class SignedRound:
             evaluations=_accepted(phase for phase in opened.phases if phase.evaluates),
             envelopes=len(envelopes),
             orders=orders,
+            # Verify, 14: of all attempts: what members refuse must not have been asked for in a voided one, either.
             answers=[answer.reply.manifest for exchange in opened.exchanges for answer in exchange.accepted],
             sent=opened.sent,
             measures=any(phase.evaluates for phase in opened.phases),

@@ -51,6 +51,8 @@ class LedgerFile:
             with self.using() as connection:
                 for setting in SETTINGS:
                     connection.execute(f"PRAGMA {setting}")
+                # Section 3, rule 1: compared before tables are made: a ledger of another version, read as an empty one,
+                # would count from 0.
                 self._check_has(tables)
                 connection.executescript(tables)
         except BaseException:

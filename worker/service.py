@@ -8,7 +8,9 @@ from functools import partial
 
 from federation.attacks import Attack, AttackError, attack_seed, poisoned
 from federation.directories import Directories
+from federation.spec.run_spec import RunSpec
 from federation.tasks import Dataset, DataSource, Splits, task, task_code
+from federation.training.run_trial import FirstTraining
 from federation.training.trainer import Trainer
 from federation.training.trainers import TrainerChoice, close_trainer, trainer_code
 from federation.trust.member_files import MemberFiles, note_addresses
@@ -58,11 +60,13 @@ def prepare_offers(
     client_id: str = "",
     objectives: Mapping[str, Sequence[str]] | None = None,
     trainers: Mapping[str, TrainerChoice] | None = None,
+    run: RunSpec | None = None,
 ) -> tuple[dict[str, Trainer], str]:
     """Loads the owner's tasks and this client's data, and tries each task on a batch.
 
     `names` is the allow-list; an attack poisons the training data of `client_id`; `objectives` are those that the owner
-    serves, by task, and all for other tasks; `trainers` replace the tasks' own.
+    serves, by task, and all for other tasks; `trainers` replace the tasks' own. Of `run`, the smallest minibatch is
+    tried, too.
     `device` and `threads` are as for `Trainer`.
 
     Returns:
@@ -72,7 +76,8 @@ def prepare_offers(
         TaskError: no such task or objective, or an exception of the task's code on a batch of the data.
         PluginError: no such trainer, or an exception of its code.
         DataError: missing or malformed data, or data whose losses are not finite.
-        ValueError: no such device, or an attack that does not fit the data.
+        SharingError: `[parameters]` of the run does not suit the model.
+        ValueError: no such device, an attack that does not fit the data, or a run that this worker would decline.
     """
     served, offers = objectives or {}, {}
     for name in names:
@@ -84,6 +89,8 @@ def prepare_offers(
         trainer = choice.make(loaded, data, device, threads, served.get(name))
         with trainer_code(kind, "trying it on the data"):
             trainer.try_out()
+            if run is not None and run.task == name:
+                FirstTraining.of(trainer, run).try_smallest(trainer)
         in_memory = isinstance(data, Splits) and isinstance(data.train, Dataset)
         if attack is not None and not in_memory and type(attack).poison is not Attack.poison:
             trainer.close()

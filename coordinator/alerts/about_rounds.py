@@ -41,6 +41,11 @@ class WeightBounds:
     rule: Algorithm | None = None  # None in private rounds, and with several objectives: rows are not members there
     by_samples: bool = False
 
+    @property
+    def auto(self) -> str:
+        """The words that name "auto" as a rate for the rule; empty where it cannot be one, or the rule is not known."""
+        return ' or to "auto"' if self.rule is not None and not self.rule.no_auto else ""
+
     @classmethod
     def of(cls, run: Run) -> "WeightBounds":
         """Those of a run; none if its rule is a plug-in that is not installed any more."""
@@ -232,7 +237,7 @@ class RoundFacts:
                     AlertSeverity.WARNING,
                     f"{name} worked against the step in {streak.count} rounds in a row: in round {streak.last} the "
                     f"cosine between its update and the step was {streak.value:.2f}",
-                    "it attacks, or its data or labels differ from the others': ask the member what its data are",
+                    "its data or labels differ from the others', or it attacks: ask the member what its data are",
                     streak.first,
                     streak.last,
                     name,
@@ -259,8 +264,9 @@ class RoundFacts:
                 AlertSeverity.WARNING,
                 f"the updates of {name} were up to {_times(norm.worst)} times as long as the median of the members', "
                 f"in {counted(norm.rounds.count, 'round')}, last in round {norm.rounds.last}",
-                "it attacks, or trains at another rate or on wrong data; a rule that normalises updates, such as "
-                "fedmgda+, gives a long update no more influence",
+                "it has few samples or wrong data, trains at another rate, has minibatches that are too small for "
+                "BatchNorm, or attacks: ask the member; a rule that normalises updates, such as fedmgda+, gives a long "
+                "update no more influence",
                 norm.rounds.first,
                 norm.rounds.last,
                 name,
@@ -308,8 +314,8 @@ class RoundFacts:
             f"the mean training loss rose in {len(rises)} of the last {len(self._evaluated) - 1} evaluated rounds, "
             f"last in round {last.number}, where the step was {step.ratio:.1f} times as long as the median of the "
             f"updates ({step.median:.3g}): the steps go too far",
-            f"set server.learning_rate to about {step.rate / step.ratio:.2g} (it is {step.rate:.3g}), or let it decay "
-            "(server.decay)",
+            f"set server.learning_rate to about {step.rate / step.ratio:.2g} (it is {step.rate:.3g})"
+            f"{self._bounds.auto}, or let it decay (server.decay)",
             rises[0][0].number,
             last.number,
         )

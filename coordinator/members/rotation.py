@@ -129,6 +129,8 @@ def _check_in_no_private_run(session: Session, client_id: str) -> None:
         .distinct()
     )
     for name, spec in session.execute(runs):
+        # Section 3, rule 0: the others take a new key from its owner's card alone, and would decline this member until
+        # then.
         if RunSpec.parse(spec).privacy.secure != "off":
             raise Refusal(
                 "run-state",

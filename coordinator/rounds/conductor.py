@@ -97,6 +97,7 @@ class Conductor:
         with self._around.database.begin() as session:
             self._run.running(session)
             round_, cancelled = self._note_void(session, current, record, begins_next=not last)
+            # Section 4: in the transaction of the void: the audit log names a cheater if and only if the record does.
             record_named(session, current, voided.named, now)
         self._fleet.tell_cancelled(cancelled)
         log.warning("%s: voided: %s", where, why)

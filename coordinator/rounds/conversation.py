@@ -14,9 +14,9 @@ from coordinator.rounds.runs.private import private_facts
 from coordinator.rounds.step import recall
 from federation.aggregation.base import Algorithm
 from federation.aggregation.interface import TooFewUpdatesError
+from federation.aggregation.metrics.step_rate import scheduled_rate
 from federation.aggregation.phases import AlgorithmPhase, PrivateSetting, Replies, RoundContext, Selected, Step
 from federation.aggregation.qp import UnsolvedError
-from federation.aggregation.registry import server_rate
 from federation.aggregation.secure.evaluation import Means, evaluation
 from federation.aggregation.streaming import one_thread
 from federation.sketches.base import SketchError
@@ -61,7 +61,7 @@ def hold_evaluation(fleet: Fleet, current: Round, model: str, number: int, clien
     """The evaluation of a model in a run with private rounds, whose first phase has this number.
 
     Raises:
-        Held, Skipped, Voided: as `hold`.
+        Held, Skipped, Voided: as `run_phases`.
         RevokedMeanwhile: a member whose reply entered was revoked.
     """
     facts = _facts(fleet, current, number, clients)
@@ -77,9 +77,13 @@ def _facts(fleet: Fleet, current: Round, number: int, names: Sequence[str]) -> C
     """
     with fleet.context.database.read() as session:
         phase = select(models.Phase.conversation).filter_by(round_id=current.round_id, number=number)
+        # Section 2: with other keys or members, a restart would make other terms, and members that are ready would be
+        # asked into a new session.
         if (recorded := ConversationFacts.decode(session.scalar(phase) or {})) is not None:
             return recorded
         known = fleet.known(session)
+        # Section 3, rule 1: members are invited with the key that they had at the first phase, which others have
+        # pinned.
         keys = fleet.keys(session) if fleet.run.spec.privacy.secure != "off" else {}
     return ConversationFacts(
         clients={name: (known[name].samples, known[name].objectives) for name in names if name in known},
@@ -130,6 +134,8 @@ def _ask(
     conversation: ConversationFacts | None,
 ) -> Replies:
     """The replies to one phase; raises if there are too few, or if they would reveal updates of private rounds."""
+    # Section 3, rule 4: members that keep no specification would answer it in the clear, so the coordinator does not
+    # ask.
     if fleet.run.spec.privacy.secure != "off" and phase.kind.shows is Shows.UPDATE:
         raise Skipped(f"privacy.secure: the algorithm asks for {phase.kind.name}, which shows updates in the clear")
     clients = list(current.selected if phase.clients is None else phase.clients)
@@ -176,6 +182,8 @@ def _context(
     with context.database.read() as session:
         if state is None:
             state = fleet.memory(session, current.number, current.base_model).rule
+        # Its masks are in the others' vectors, so a private round is voided for a revoked member and does not go on
+        # without it.
         gone = revoked_clients(session) if not facts.keys else frozenset()
         private = private_facts(session, fleet, current, model, facts.keys)
     layout = model_layout(context.blobs.local(current.base_model))
@@ -196,7 +204,7 @@ def bare_context(
     run: RunFacts, layout: Layout, number: int, state: Mapping[str, Any], private: PrivateSetting | None
 ) -> RoundContext:
     """The context of a round as far as it follows from the run's facts, its state, and the model's layout."""
-    spec, server = run.spec, run.spec.server
+    spec = run.spec
     layout = spec.parameters.parameters_of(layout)
     return RoundContext(
         number=number,
@@ -208,7 +216,7 @@ def bare_context(
         encoder=encoder_columns(layout),
         seed=spec.seed,
         local_rate=spec.train.rate(number, spec.rounds),
-        server_rate=server_rate(server.learning_rate, server.decay, number, spec.rounds, server.decay_every),
+        server_rate=scheduled_rate(spec, number),
         private=private,
     )
 

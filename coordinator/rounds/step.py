@@ -19,8 +19,9 @@ from federation.aggregation.base import Algorithm
 from federation.aggregation.direction import Direction
 from federation.aggregation.gram import Average, apply_step, combine
 from federation.aggregation.interface import Vector
+from federation.aggregation.metrics.step_rate import step_rate
 from federation.aggregation.phases import Step
-from federation.aggregation.registry import origins, server_rate
+from federation.aggregation.registry import origins
 from federation.aggregation.server_optimizers import OPTIMIZERS, Optimizer, Sgd
 from federation.aggregation.streaming import Row, one_thread
 from federation.plugins import CodeOrigin
@@ -39,7 +40,7 @@ class Stepped:
     """The results of a step: digests, measurements and the run's memory."""
 
     model: str  # the digest of the new model, from which the next round trains; the old one's if the step is stationary
-    rate: float  # the server's learning rate of the round, times the step size that a line search chose
+    rate: float  # see `step_rate`
     gram: str  # the digest of the Gram matrix
     combined: str | None  # the digest of a vector that was combined before the step; None where rows were combined
     memory: RunMemory  # of the run, after the step
@@ -66,7 +67,7 @@ def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) ->
 
     Raises:
         RecordError: the run's memory differs from that of the newest signed step.
-        Skipped: the new model, or a vector, would not be finite.
+        Skipped: the new model, or a vector, would not be finite; or no rate follows from the step.
     """
     context, spec = fleet.context, fleet.run.spec
     server, base = spec.server, current.base_model
@@ -76,7 +77,10 @@ def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) ->
     noise = noise_of(fleet, current, algorithm.sensitivity(len(step.rows)))
     added = None if noise is None else (noise.scale, noise.row)
     direction = Direction(step.combination, step.rows, step.gram, noise=added, device=context.device)
-    rate = step.size * server_rate(server.learning_rate, server.decay, current.number, spec.rounds, server.decay_every)
+    try:
+        rate = step_rate(spec, current.number, step, step.gram, step.combination.coefficients)
+    except ValueError as error:
+        raise Skipped(str(error)) from error
     writer = StepWriter(
         blobs=context.blobs,
         base_model=base,

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, bindparam, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from federation.record import log_entries
+from federation.record import log_entries, results
 from federation.refusals import Refusal
 from storage import audit
 from storage.models import Assignment, Client, Phase, Round, Run
@@ -48,7 +48,7 @@ ASSIGNMENT_TRANSITIONS: dict[AssignmentState, frozenset[AssignmentState]] = {
 
 ROUND_OVER = "round-ended"  # the reason of assignments that were open when their round, or its attempt, ended
 UNDER_WAY = (RunState.PENDING, RunState.RUNNING)
-RUN_ENDED = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.STOPPED})
+RUN_ENDED = frozenset(map(RunState, results.RUN_ENDED))
 ROUND_ENDED = frozenset({RoundState.COMPLETED, RoundState.SKIPPED})
 
 SIMULATOR = "simulation"  # the submitter of runs on simulated clients

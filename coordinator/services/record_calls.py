@@ -15,7 +15,6 @@ from coordinator.alerts import rows
 from coordinator.lookup import Choice, check_client, find_round, find_run
 from coordinator.members import administrators, join_strings, requests
 from coordinator.members.access.rpc_messages import Context
-from coordinator.run_sizes import usage
 from coordinator.services.views import alerts, details, member_views, overview, system
 from coordinator.services.views.conversion import like
 from coordinator.services.views.paging import Page, size_of_page
@@ -53,6 +52,8 @@ class RecordCalls(RecordViews):
 
     async def GetDisk(self, request: messages.GetDiskRequest, context: Context) -> messages.GetDiskResponse:
         """Shows the disk space of the record."""
+        from coordinator.run_sizes import usage  # noqa: PLC0415 - with all algorithms, which no other call needs
+
         use = await self._read(usage, self._blobs)
         runs = [like(messages.RunDisk, run) for run in use.runs]
         return like(messages.GetDiskResponse, use, keep_rounds=self._settings.keep_rounds, runs=runs)

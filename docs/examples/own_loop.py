@@ -3,8 +3,6 @@
 The data are the handwritten digits that scikit-learn brings.
 """
 
-import math
-
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -62,16 +60,12 @@ class OwnLoop(Trainer):
 
     def train(self, model, plan):
         self.load_module(self.network, model)  # parameters and buffers
-        torch.manual_seed(plan.seed)  # of the order of the samples, and of dropout
-        size = plan.sgd.batch_size or plan.samples
+        torch.manual_seed(plan.seed)  # of dropout
         data = TensorDataset(self.data.train.x, self.data.train.y)
-        # BatchNorm cannot normalise a last minibatch of one sample.
-        loader = DataLoader(data, batch_size=size, shuffle=True, drop_last=plan.samples % size == 1)
+        # The minibatches of all epochs. BatchNorm needs several samples in each of them: even=True.
+        loader = DataLoader(data, batch_sampler=plan.minibatches(even=True))
         optimizer = torch.optim.AdamW(self.network.parameters(), lr=plan.sgd.learning_rate)
-        epochs = plan.sgd.epochs or math.ceil(plan.sgd.steps * size / plan.samples)
-        for epoch in range(epochs):
-            plan.progress(epoch / epochs)  # ends the training if its result is no longer wanted
-            train_epoch(self.network, loader, optimizer, self.device)
+        train_epoch(self.network, loader, optimizer, self.device)
         return self.module_vector(self.network)  # parameters and buffers
 
     def evaluate(self, model, plan):

@@ -48,6 +48,8 @@ class Algorithm(Options, ABC):
             the clients train from the last model.
         stages: they change the rows before the rule sees them.
         private: the values that a private round must open for it; None where it cannot work in a private round.
+        no_auto: why `server.learning_rate` cannot be "auto"; empty where the rate is a factor of its direction, whose
+            length follows from the Gram matrix.
     """
 
     refusal = HyperparameterError
@@ -56,6 +58,7 @@ class Algorithm(Options, ABC):
     reads_accuracies: ClassVar[bool] = False
     averages: ClassVar[bool] = False
     private: ClassVar[Opened] = None
+    no_auto: ClassVar[str] = ""
 
     stages: tuple[Stage, ...] = ()
 

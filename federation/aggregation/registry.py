@@ -1,4 +1,4 @@
-"""Algorithms by name, and the schedule of the server's step."""
+"""Algorithms by name."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -156,16 +156,6 @@ def listed_stages() -> tuple[ListedRule, ...]:
 def names() -> tuple[str, ...]:
     """The names of the listed algorithms; imports no plug-in."""
     return (*ALGORITHMS, *(offer.name for offer in _RULES.offers()))
-
-
-def server_rate(learning_rate: float, decay: float, t: int, T: int, every: int = 100) -> float:
-    """eta_t = eta_0 beta^floor(t / P), beta = decay^(P / T) (FedMGDA+, section 6.1.5, where P = 100).
-
-    `decay` is the share of eta_0 that is left after all T rounds, 0 for no decay; `every` is P, in rounds.
-    """
-    if decay == 0:
-        return learning_rate
-    return float(learning_rate * (decay ** (every / T)) ** (t // every))
 
 
 def _kind(name: str) -> type[Algorithm]:

@@ -81,6 +81,7 @@ class Signers:
 
     def of_coordinator(self, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
         """The manifest in an envelope of the coordinator. Raises Refusal."""
+        # Verify, 1: the signature, then the time of its key, which only a signed manifest tells.
         manifest = self.verify(envelope, kind, self.coordinator.signer(envelope))
         self.coordinator.check_made(envelope, manifest)
         return manifest
@@ -126,6 +127,7 @@ class Opened(Generic[ManifestT]):
 
     def but(self, *problems: Refusal | None, action: str = "", subject: str = "") -> "Opened[ManifestT]":
         """A copy with its problem or else the first of these, and with the fact of an action of the log."""
+        # Its own problem stays the first: those that are found later can follow from it, and would hide it.
         first = next((problem for problem in (self.problem, *problems) if problem is not None), None)
         fact = Fact(action, subject, self.digest) if action else self.fact
         return replace(self, problem=first, fact=fact)
@@ -203,8 +205,10 @@ def open_answers(
     decline = reader.decline(exchange.decline) if exchange.HasField("decline") else None
     answers = tuple(reader.answer(answer) for answer in exchange.answers)
     opened = OpenedExchange(assignment=assignment, decline=decline, answers=answers)
+    # Verify, 3: of two accepted replies, the coordinator could choose the update after it has seen both.
     if (count := len(opened.accepted)) > 1:
         return replace(opened, assignment=assignment.but(Unbound("answers", f"has {count} accepted replies")))
+    # Verify, 3: a member that declined has not worked, so one of both messages is not what it says.
     if count and decline is not None:
         return replace(opened, assignment=assignment.but(Unbound("answers", "was declined, and has an accepted reply")))
     return opened
@@ -228,6 +232,7 @@ class _AnswerReader:
         """The decline of the assignment."""
         decline = self._opened("decline", envelope, DeclineManifest)
         order = self.assignment.manifest
+        # Verify, 3: or the decline of one assignment could explain the silence at another.
         expected = repeated(order, bound_fields.DECLINE)
         if decline.manifest.assignment:  # empty if the worker could not verify the assignment
             expected["assignment"] = self.assignment.digest
@@ -239,6 +244,8 @@ class _AnswerReader:
         reply = self._opened("reply", answer.reply, ReplyManifest)
         order, size = self.assignment.manifest, reply.manifest.payload_bytes
         too_long = None
+        # Protocol, order of checks, 4: the coordinator must have refused it; accepted, the record shows an exception
+        # for one member.
         if size > order.max_payload_bytes:
             text = f"has a payload of {size} bytes; {order.max_payload_bytes} were allowed"
             too_long = Unbound("payload_bytes", text)
@@ -247,6 +254,8 @@ class _AnswerReader:
         if receipt is not None:  # an unsigned receipt does not decide which entry the reply has
             action = "" if not receipt.is_signed else ACCEPTED if receipt.manifest.accepted else REFUSED
         reply = reply.but(
+            # Verify, 3: before its key is judged: a reply that repeats another assignment belongs to another round or
+            # model.
             self._difference(reply, repeated(order, bound_fields.REPLY)),
             too_long,
             self._problem_of_key(answer.reply, receipt),
@@ -259,8 +268,10 @@ class _AnswerReader:
     def _receipt(self, envelope: SignedEnvelope, reply: Opened[ReplyManifest]) -> Opened[ReceiptManifest]:
         name = f"the receipt for {reply.name}"
         receipt = opened("receipt", name, envelope, ReceiptManifest, self.signers.of_coordinator)
+        # Verify, 3: the digest of this reply: two replies to one assignment have the same place, and other content.
         of_order = {"envelope": reply.digest, **repeated(self.assignment.manifest, bound_fields.PLACE)}
         of_reply = repeated(reply.manifest, bound_fields.RECEIPT) if reply.is_signed else {}
+        # Verify, 3: accepted and refused for a reason at once would be read in two ways.
         if receipt.manifest.accepted:
             of_reply["reason"] = ""
         problems = (self._difference(receipt, expected) for expected in (of_order, of_reply))
@@ -274,6 +285,7 @@ class _AnswerReader:
 
     def _difference(self, answer: Opened[Any], expected: Mapping[str, object]) -> Mismatch | None:
         """The first field in which an answer differs; an assignment without a valid signature is not compared."""
+        # Without a signature, a manifest is empty: compared, it would give a second problem that is none.
         return mismatch(answer.manifest, expected) if answer.is_signed and self.assignment.is_signed else None
 
     def _unverified(self) -> Unbound | None:
@@ -286,6 +298,8 @@ class _AnswerReader:
         """The problem of an envelope whose key was replaced before; one without receipt counts as received at once."""
         try:
             keys = self.signers.client(self.client_id, envelope)
+            # Protocol, rotation: the assignment's time is the coordinator's, so a member cannot date its reply back to
+            # a former key.
             asked = received = moment(self.assignment.manifest.created)
             if receipt is not None and receipt.is_signed:
                 received = moment(receipt.manifest.created)
@@ -346,6 +360,7 @@ def opened(
     try:
         manifest = verify(envelope, message)
     except Refusal as refusal:
+        # Protocol, the envelope: an empty manifest, so no reader can use a value that nobody has signed.
         return Opened(kind=kind, name=name, envelope=envelope, manifest=message(), is_signed=False, problem=refusal)
     return Opened(kind=kind, name=name, envelope=envelope, manifest=manifest, is_signed=True)
 

@@ -192,7 +192,8 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
             title="the rule's share",
         ),
         "step/rate": Definition(
-            "the server's learning rate of the round, times the step size that a line search chose",
+            "the server's learning rate of the round, times the step size that a line search chose, or the bound of "
+            '[`"auto"`](../research/algorithms.md#the-length-of-a-step)',
             label="server's rate",
         ),
     },

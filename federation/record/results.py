@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from federation.v1.admin_pb2 import Participation, PhaseProgress
 from federation.v1.common_pb2 import AssignmentState, ReplyManifest
 
+RUN_ENDED = ("COMPLETED", "FAILED", "STOPPED")  # the states in which a run has ended; none leads to another one
+
 
 def accepted(phases: Iterable[PhaseProgress], part: Participation) -> bool:
     """True if a client's reply to the last phase that the step depends on was accepted."""

@@ -40,6 +40,7 @@ def check(dealt: Collection[str], accuser: str, accused: Collection[str]) -> Non
     Raises:
         Malformed: somebody is accused who did not deal, or twice, or who is the accuser.
     """
+    # Section 2.4: a name that stands twice, or that did not deal, would count and could lift an honest dealer above t.
     if len(set(accused)) < len(accused) or accuser in accused or not set(accused) <= set(dealt):
         raise Malformed(Fault.ACCUSATION, f"{accuser!r} accuses {sorted(accused)}: not members that dealt, once each")
 
@@ -59,13 +60,21 @@ def shrink(dealt: Collection[str], answers: Mapping[str, Collection[str]], t: in
         if name not in dealt:
             raise Malformed(Fault.ACCUSATION, f"{name!r} did not deal")
         check(dealt, name, names)
+    # Counted once, before anybody leaves: otherwise liars that leave first would take accusations against a bad dealer
+    # with them.
     accusations = Counter(name for names in answers.values() for name in names)
     left = set(answers)
+    # Section 2.4: of more than t accusers one is honest, so the dealer is bad. At t or fewer, liars alone could remove
+    # an honest dealer.
     accused = tuple(sorted(name for name in left if accusations[name] > t))
     left -= set(accused)
+    # Section 2.4: at most t dealers are bad, so who names more has lied, and leaves alone. In a pair, it would take an
+    # honest dealer with it.
     accusers = tuple(sorted(name for name in left if len(answers[name]) > t))
     left -= set(accusers)
     pairs = []
+    # Section 2.4: in sorted order, so that a verifier removes the same pairs. Both leave: nobody can tell who lied, and
+    # a liar that stays would cost an honest member again.
     for pair in sorted((name, other) for name, names in answers.items() for other in names):
         if left.issuperset(pair):
             pairs.append(pair)

@@ -43,8 +43,11 @@ def safe_errors(n: int, degree: int, t: int) -> int:
     Raises:
         ValueError: n is so small that t liars could forge a value without any correction.
     """
+    # The liars and `degree` honest answers lie on a polynomial of the liars' choice: with so few answers it would pass
+    # as true.
     if n < degree + 1 + t:
         raise ValueError(f"{n} answers of degree {degree} can be forged by {t} liars")
+    # Section 4: one correction more, and t liars could move a value of an honest dealer to where they want it.
     return min(t, n - degree - 1 - t)
 
 
@@ -62,6 +65,7 @@ def decode(field: Field, points: Sequence[int], values: Sequence[int], degree: i
         ValueError: more errors than leave one polynomial only.
     """
     n, p = len(points), field.modulus
+    # Beyond that, two polynomials can fit, and who looks like a liar would depend on which one is found.
     if errors < 0 or n < degree + 1 + 2 * errors:
         raise ValueError(f"of {n} values of degree {degree}, {errors} wrong ones cannot be corrected")
     product, through = _interpolated(field, points, values)
@@ -71,9 +75,11 @@ def decode(field: Field, points: Sequence[int], values: Sequence[int], degree: i
         before, after = after, rest
         last, factor = factor, _less(last, _times(quotient, factor, p), p)
     f, rest = _divided(after, factor, field)
+    # No polynomial of this degree is near enough. A quotient that leaves a rest would blame members at random.
     if rest or len(f) > degree + 1:
         return None
     wrong = frozenset(i for i, (x, y) in enumerate(zip(points, values, strict=True)) if _value(f, x, p) != y)
+    # Counted again on all values: a quotient that is off in more places than `errors` proves nothing against anybody.
     return Decoded(f[0] if f else 0, wrong) if len(wrong) <= errors else None
 
 
@@ -85,6 +91,8 @@ def decode_columns(
     Raises:
         ValueError: more errors than leave one polynomial only.
     """
+    # As in `decode`, also where no column needs a correction: else too few answers would pass as long as the lies
+    # agree.
     if errors < 0 or len(points) < degree + 1 + 2 * errors:
         raise ValueError(f"of {len(points)} values of degree {degree}, {errors} wrong ones cannot be corrected")
     good = interpolate(field, points, shares, degree, [0])[0]
@@ -100,6 +108,8 @@ def decode_columns(
             trusted = [points[i] for i in order[: degree + 1]]
             values = interpolate(field, trusted, shares[np.ix_(order[: degree + 1], left)], degree, [0, *points])
             off = values[1:] != shares[:, left]
+            # Trusted rows are a guess. A column that does not fit it within `errors` is decoded by itself, so a wrong
+            # guess blames nobody.
             found = off.sum(axis=0) <= errors
             for i in np.flatnonzero(found):
                 columns[left[i]] = Decoded(int(values[0, i]), frozenset(int(row) for row in np.flatnonzero(off[:, i])))

@@ -22,6 +22,7 @@ def blocks(vector: NDArray[Scalar]) -> Iterator[NDArray[Scalar]]:
 
 def norm(vector: Blocks) -> float:
     """The length of a vector, in float64."""
+    # In float64: the square of a finite float32 can overflow, and a good vector would count as a failed computation.
     return float(np.sqrt(sum(float(np.square(block, dtype=np.float64).sum()) for block in vector)))
 
 

@@ -19,6 +19,8 @@ from federation.secure.thresholds import Thresholds
 
 def deviation(blur: float, cohort: Thresholds) -> float:
     """C / sqrt(n_min - t): the standard deviation of a member's noise on a coordinate, relative to the coordinate."""
+    # Section 2c: n_min - t is the fewest honest members of a sum. Divided by more, their noise together would be below
+    # `blur`.
     return blur / math.sqrt(cohort.n_min - cohort.t)
 
 
@@ -31,6 +33,10 @@ def blurred(vector: Blocks, secret: bytes, view1: bytes, size: float) -> Iterato
         view1: the view after READY.
         size: `deviation`.
     """
+    # Section 2c: from the member's own secret, or others could subtract it. From view1, so a repeated question gets the
+    # same noise and not a second sample to average.
     stream = Stream(own(secret, Purpose.BLUR, view1))
     for block in vector:
+        # Section 2c: in proportion to the coordinate. Equal noise of the same energy would leave the large coordinates
+        # bare.
         yield block * (1.0 + size * stream.normal(len(block)))

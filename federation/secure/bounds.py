@@ -56,6 +56,7 @@ _KINDS = {
     ),
     **dict.fromkeys(("geometric-median", "centred-clipping"), BoundKind.NONE),
 }
+# Section 3.5, rule 3: any other name here lets a coordinator ask for differences of members' vectors.
 _SIGNED = frozenset({"adafed"})
 
 
@@ -70,12 +71,17 @@ def bounds(
         epsilon: of the specification; None or "auto" for the default.
         stages: before the rule. With stages, weights of the rule are not those of the members.
     """
+    # Section 3.5: by the name alone. To look into the rule, its code would have to be imported, and the coordinator
+    # chose the name.
     if is_plugged_in(algorithm) or algorithm.startswith(_TORCHJD):
         return Bounds(kind=BoundKind.NONE, prior=prior, signed=algorithm.startswith(_TORCHJD))
     kind = _KINDS.get(algorithm)
+    # Section 3.5: an unknown name has no bounds, so it must be declined: any coefficients could be said to suit it.
     if kind is None:
         return None
     width = None if epsilon in (None, "auto") else float(epsilon)  # type: ignore[arg-type] # a number of a specification
+    # Section 3.5: stages mix the rows before the rule, so the bounds of the rule's weights do not bound those of
+    # members.
     if stages:
         kind = BoundKind.NONE
     return Bounds(kind=kind, prior=prior, epsilon=width if kind is BoundKind.BOX else None, signed=algorithm in _SIGNED)
@@ -96,14 +102,21 @@ def problem(rule: Bounds, coefficients: Mapping[str, int], samples: Mapping[str,
         cohort: the numbers of U1.
     """
     total, members = sum(map(abs, coefficients.values())), len(coefficients)
+    # Section 3.5, rule 2: no slack on either side. With small coefficients, the rounding to 28 bits would hide or show
+    # parts of a vector.
     if not ONE - members <= total <= ONE:
         return f"the coefficients add up to {total / ONE:.9f}, not to 1"
+    # Section 3.5, rule 3: two sums that differ in the sign of one coefficient show the vector of its member (section
+    # 5).
     if not rule.signed and (below := [name for name, a in coefficients.items() if a < 0]):
         return f"the coefficient of {below[0]} is negative; this algorithm has none that are"
+    # After rules 2 and 3, which hold for every algorithm; the caller checks rule 1, the cover.
     if rule.kind is BoundKind.NONE:
         return ""
     prior = _prior(rule, coefficients, samples)
     for name, a in coefficients.items():
+        # Section 3.5, rule 4: integers and fractions. Rounded, a coordinator could find coefficients at the bound that
+        # some members accept.
         low, high = _interval(rule, prior[name], members, cohort)
         if not low <= a <= high:
             between = f"{float(low) / ONE:.9f} and {float(high) / ONE:.9f}"
@@ -125,18 +138,24 @@ def uncovered(coefficients: Mapping[str, int], t: int, least: Fraction) -> str:
 
 def _prior(rule: Bounds, coefficients: Mapping[str, int], samples: Mapping[str, int]) -> dict[str, Fraction]:
     """lambda0 of each member, in units of 2^-32."""
+    # Section 2b: an evaluation weighs all alike, also in a run with prior "samples": a member with more weight would
+    # stand out.
     if rule.kind is BoundKind.EQUAL or rule.prior == "uniform":
         return dict.fromkeys(coefficients, Fraction(ONE, len(coefficients)))
+    # Section 3.5: the part of the samples of W. Over all of U1, the coefficients that are allowed would not add up to
+    # 1.
     total = sum(samples[name] for name in coefficients)
     return {name: Fraction(ONE * samples[name], total) for name in coefficients}
 
 
 def _interval(rule: Bounds, prior: Fraction, members: int, cohort: Thresholds) -> tuple[Fraction, Fraction]:
     """The smallest and the largest coefficient of a member with this lambda0."""
+    # Section 3.5, rule 4: exactly. No rule gives other weights here, so a difference would only single a member out.
     if rule.kind is BoundKind.EQUAL:
         return Fraction(prior // 1), Fraction(prior // 1)
     if rule.kind is BoundKind.FIXED:
         return Fraction(prior // 1 - 1), Fraction(prior // 1 + 1)
+    # Section 1: so at least t + 3 + floor(m/10) members share the sum, and three are left beside colluders and losses.
     cap = Fraction(cohort.cap) * ONE
     if rule.kind is BoundKind.CAP:
         return Fraction(0), cap + SOLVER_TOLERANCE

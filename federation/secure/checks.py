@@ -63,8 +63,10 @@ def failures_of_sum(R: Blocks, coefficients: Sequence[float]) -> tuple[list[Fail
         largest = max(largest, float(np.abs(block).max(initial=0.0)))
         square += float(np.square(block, dtype=np.float64).sum())
     failures = []
+    # Section 4: no coordinate of a mean of vectors of length 1 is above 1. A mask that did not cancel shows here.
     if largest > (limit := 1 + 2.0**-10):
         failures.append(Failure(Check.ENTRY, None, largest, limit))
+    # Section 4: in mode `sum` the only check against a member that sends a vector that is too long.
     if math.sqrt(square) > (limit := 1.01 * sum(abs(a) for a in coefficients)):
         failures.append(Failure(Check.LENGTH, None, math.sqrt(square), limit))
     return failures, square
@@ -76,8 +78,11 @@ def failures_of_gram(G: Reals, W: Sequence[str], k: int) -> list[Failure]:
     failures = [
         Failure(Check.DIAGONAL, name, float(value), limit)
         for name, value in zip(W, np.diag(G), strict=True)
+        # `not <=`, and not `>`: a value that is no number has to fail.
         if not abs(value - 1) <= limit
     ]
+    # Section 4: of G as it was opened. In the matrix that the rule sees, small eigenvalues are lifted, and lies with
+    # them.
     least = float(np.linalg.eigvalsh(G)[0])
     if not least >= (limit := -(2 * math.sqrt(len(W)) + 6) / (4 * math.sqrt(k))):
         failures.append(Failure(Check.EIGENVALUE, None, least, limit))
@@ -96,8 +101,13 @@ def failures_of_identity(
         k: rows of the sketch.
         shorter: the vectors of the sum may be shorter than 1, so ||R||^2 has only an upper bound.
     """
+    # Section 4: ties R to G. Elements of OPEN were sent before the coefficients were known, so a longer vector at MASK
+    # does not fit them.
     products = np.outer(coefficients, coefficients) * G
+    # With a clip, a vector may be shorter than its direction in G. Products below 0 are left out, since a short vector
+    # removes less.
     expected = float(np.maximum(products, 0.0).sum() if shorter else products.sum())
     limit = (6 * math.sqrt(2 / k) + 2 * len(G) / k) * max(expected, float(coefficients @ coefficients))
+    # Section 4: no lower bound with a clip, or honest short vectors would void every session.
     gap = square - expected if shorter else abs(square - expected)
     return [] if gap <= limit else [Failure(Check.IDENTITY, None, gap, limit)]

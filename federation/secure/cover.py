@@ -19,6 +19,7 @@ def cover(coefficients: Mapping[str, int], member: str, t: int) -> Fraction | fl
         KeyError: the member has no coefficient.
     """
     own = coefficients[member] ** 2
+    # Section 3.5: infinite at 0, where nothing of the member is in the sum.
     return Fraction(own + _squares(coefficients, member, t), own) if own else math.inf
 
 
@@ -36,15 +37,19 @@ def least_covered(coefficients: Mapping[str, int], t: int, least: Fraction) -> s
 
     The cover of every other member is at least as large.
     """
+    # Section 3.5: by name among equals, so that members, coordinator and verifiers name the same one.
     member = min(coefficients, key=lambda name: (-abs(coefficients[name]), name))
     return None if covers(coefficients, member, t, least) else member
 
 
 def _enough(own: int, others: int, least: Fraction) -> bool:
+    # Section 3.5: exact integers. In floating point, two sides could disagree at the bound, and one would confirm what
+    # the other refuses.
     return (least.numerator - least.denominator) * own <= least.denominator * others
 
 
 def _squares(coefficients: Mapping[str, int], member: str, t: int) -> int:
     """The sum of A_j^2 over the others, without the t largest."""
+    # Section 3.5: without the t largest others: these may be the colluders, who subtract what they know.
     ordered = sorted(a * a for name, a in coefficients.items() if name != member)
     return sum(ordered[: max(0, len(ordered) - t)])

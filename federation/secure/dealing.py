@@ -42,6 +42,8 @@ class DealShares:
         Raises:
             Malformed: a wrong length, or an element at or above the modulus.
         """
+        # Section 2.4: a dealer may encrypt anything. A plaintext of another length would be cut into shares of
+        # something else.
         exactly(plaintext, deal_bytes(rows) - TAG, "a plaintext of DEAL")
         sigma = unpack(F_Q, plaintext[: 2 * SIGMA_BYTES], 2 * SIGMA)
         return cls(sigma[:SIGMA], sigma[SIGMA:], unpack(F_P, plaintext[2 * SIGMA_BYTES :], rows))
@@ -64,8 +66,13 @@ def deal_shares(
         secret: the member's own secret of the session, from which all coefficients follow.
         view1: the view after READY.
     """
+    # Section 2: points from 1 on. The share at 0 is the secret itself.
     points, stream = range(1, thresholds.m + 1), Stream(own(secret, Purpose.SHARES, view1))
     sigma = unpack(F_Q, keys.sigma_b + keys.sigma_s, 2 * SIGMA)
+    # Section 2.2: degree t_mask - 1, so fewer than t_mask members open no mask. Mask secrets come first in the stream
+    # (section 2a).
     masks = share(F_Q, sigma, thresholds.t_mask - 1, points, stream)
+    # Section 2.3: degree t, so t colluders learn nothing of a sketch; a higher one would need more members to open the
+    # products.
     sketches = share(F_P, sketch, thresholds.t, points, stream)
     return tuple(DealShares(row[:SIGMA], row[SIGMA:], part) for row, part in zip(masks, sketches, strict=True))

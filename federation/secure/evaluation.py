@@ -23,11 +23,13 @@ _BITS = 52  # of a word: (w + 1/2) / 2^52 is exact in float64, and neither 0 nor
 
 def clip(length: int, sigma: float) -> float:
     """C: no sum of vectors with noise is longer than the checks of a sum allow."""
+    # Section 2b: room for the noise. Without it, honest vectors with noise would fail the check of the sum's length.
     return math.sqrt(length) * (1 + 3 * sigma)
 
 
 def deviation(sigma: float, cohort: Thresholds) -> float:
     """s, the standard deviation of one member's noise on an entry in [0, 1]."""
+    # Section 2b: n_min - t is the fewest honest members. Divided by more, the noise in the sum would be below sigma.
     return sigma / math.sqrt(cohort.n_min - cohort.t)
 
 
@@ -38,6 +40,7 @@ def deviation_of_mean(sigma: float, cohort: Thresholds, members: int) -> float:
 
 def common(measured: Collection[bytes]) -> bytes:
     """A byte for each entry: 1 if every member computes it. `measured` has these bytes of each member."""
+    # Section 2b: 1 only if all compute it. A metric of few members, summed over all, would be that of those few.
     return bytes(min(column) for column in zip(*measured, strict=True))
 
 
@@ -51,6 +54,8 @@ def noise(secret: bytes, view_mask: bytes, length: int) -> Reals:
         view_mask: the view of MASK.
         length: n.
     """
+    # Section 2b: from view_mask: other lists get other noise, and the same question the same, so asking again averages
+    # nothing away.
     words = np.frombuffer(Stream(own(secret, Purpose.EVALUATION, view_mask)).read(8 * length), "<u8")
     normal = NormalDist()
     lowest = [int(word) % 2**_BITS for word in words]

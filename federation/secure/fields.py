@@ -50,6 +50,8 @@ class Field:
         p = np.uint64(self.modulus)
         for _ in range(2):  # the second fold is for p: 64 bits are more than twice 31
             x = (x & p) + (x >> np.uint64(self.bits))
+        # Section 2a: one word for each element. p and 0 would be two words for the same share, and payloads with p are
+        # refused.
         return np.where(x >= p, x - p, x)
 
     def add(self, x: Elements, y: Elements) -> Elements:
@@ -58,6 +60,7 @@ class Field:
 
     def sub(self, x: Elements, y: Elements) -> Elements:
         """The differences x - y."""
+        # The modulus first: x - y below 0 would wrap around 2^64, which is not 0 mod p.
         return self.reduce(x + (np.uint64(self.modulus) - y))
 
     def mul(self, x: Elements, y: Elements) -> Elements:
@@ -71,6 +74,7 @@ class Field:
         """A B, (n, r) of (n, l) and (l, r)."""
         limbs = -(-self.bits // _LIMB)
         total = np.zeros((A.shape[0], B.shape[1]), np.uint64)
+        # At most 2^11 terms: a longer sum is rounded by float64, and the shares of two machines would differ.
         for start in range(0, A.shape[1], _TERMS):
             left = [_limb(A[:, start : start + _TERMS], i) for i in range(limbs)]
             right = [_limb(B[start : start + _TERMS], i) for i in range(limbs)]
@@ -97,6 +101,7 @@ class Field:
             Malformed: one is larger.
         """
         half = self.modulus // 2
+        # Beyond half the modulus, a number would be decoded with the other sign.
         if x.size and not -half <= int(x.min()) <= int(x.max()) <= half:
             raise Malformed(Fault.RANGE, f"an integer is above {half} in absolute value")
         return np.where(x < 0, x + self.modulus, x).astype(np.uint64)
@@ -127,8 +132,10 @@ def fixed(x: Reals, bits: int) -> Integers:
         Malformed: a value that is not finite, or 2^62 or more.
     """
     scaled = np.rint(x * 2.0**bits)
+    # Before the conversion: as an integer, NaN is an arbitrary number that would be shared and summed like any other.
     if not np.isfinite(scaled).all():
         raise Malformed(Fault.NON_FINITE, "a value is not finite")
+    # Beyond 2^63 int64 wraps, and a vector that is too long would look short.
     if (np.abs(scaled) >= 2.0**62).any():
         raise Malformed(Fault.RANGE, f"a value does not fit into 62 bits with {bits} fractional bits")
     return scaled.astype(np.int64)

@@ -36,6 +36,8 @@ def hash_parts(*parts: bytes) -> bytes:
     """H(parts), 32 bytes."""
     state = blake3()
     for part in parts:
+        # Section 2a: the length before each part. Without it, two different lists could be the same bytes, and have one
+        # view.
         state.update(len(part).to_bytes(8, "big"))
         state.update(part)
     return state.digest()
@@ -63,6 +65,7 @@ def members(ids: Sequence[str]) -> tuple[bytes, ...]:
     Raises:
         Malformed: the ids are not sorted, or one occurs twice.
     """
+    # Section 2a: one order, or equal lists would give different views. Twice the same name would count as two members.
     for before, after in pairwise(ids):
         if before >= after:
             raise Malformed(Fault.ORDER, f"{after!r} comes after {before!r} in a list of members")
@@ -76,6 +79,7 @@ def digests(values: Sequence[bytes]) -> tuple[bytes, ...]:
         Malformed: one has another length.
     """
     for value in values:
+        # Section 2a: raw bytes. The same digest spelt as text would give another view.
         exactly(value, DIGEST, "a digest")
     return listed(values)
 
@@ -92,6 +96,8 @@ def view1(session: bytes, keys: Mapping[str, PublicKeys]) -> bytes:
         session: the session's digest.
         keys: the public keys of the members that finished READY, by id.
     """
+    # Section 2.1: ids and keys as this member saw them. Who is shown other keys has another view1, and can open nothing
+    # of the others.
     ids = sorted(keys)
     shown = [key for name in ids for key in (exactly(keys[name].c, KEY, "a key"), exactly(keys[name].s, KEY, "a key"))]
     return hash_parts(b"view1", session, *members(ids), *shown)
@@ -103,6 +109,7 @@ def view_open(view1: bytes, opening: int, W: Sequence[str]) -> bytes:
     Raises:
         Malformed: W is not sorted.
     """
+    # Section 2.4: the number of the opening is in it, so that openings 1 and 2 have different noise and masks.
     return hash_parts(b"open", view1, integer(opening), *members(W))
 
 
@@ -112,6 +119,7 @@ def view_mask(view1: bytes, W: Sequence[str], coefficients: Sequence[int]) -> by
     Raises:
         Malformed: W is not sorted, not one coefficient for each member, or one that is not a sint64.
     """
+    # Section 2.1: one for each member of W. With more or fewer, nobody could say whose coefficient is whose.
     one_each(W, coefficients, "coefficient")
     return hash_parts(b"mask", view1, *members(W), *listed([integer(a) for a in coefficients]))
 
@@ -131,6 +139,8 @@ def final(
     Raises:
         Malformed: V is not sorted, not one digest for each member, or a digest of another length.
     """
+    # Section 2.7: final names each masked vector, so the coordinator cannot exchange one after the members have
+    # confirmed.
     one_each(V, inputs, "digest")
     return hash_parts(b"final", view_mask, *members(V), *digests(inputs), tau1, tau2_digest)
 
@@ -142,6 +152,7 @@ def digest(data: bytes) -> bytes:
 
 def commitment(sigma_b: bytes) -> bytes:
     """The commitment of a member to its mask secret at DEAL: BLAKE3("fedpareto/v1/secure/commit" sigma_b)."""
+    # Section 2a: a prefix of its own, so no other digest of a session passes as a commitment.
     return blake3(b"fedpareto/v1/secure/commit" + sigma_b).digest()
 
 

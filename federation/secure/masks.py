@@ -50,6 +50,8 @@ def member_masks(
     pairs = (
         _pair_mask(private, me, other, public, view_mask) for other, public in sorted(publics.items()) if other != me
     )
+    # Section 2.5: the self mask, too. If the vector of a member that counts as lost arrives late, its pair masks are
+    # known, and this one alone hides it.
     return (MaskStream(self_mask_key(sigma_b, view_mask), 1), *pairs)
 
 
@@ -67,9 +69,12 @@ def masked(vector: Blocks, coefficient: int, masks: Sequence[MaskStream]) -> Ite
     streams = [(Stream(mask.key), mask.sign) for mask in masks]
     a = np.float64(np.ldexp(coefficient, -COEFFICIENT_BITS))
     for block in vector:
+        # Section 2a: float64, half to even. A restarted member must send the same bytes: two roundings under one mask
+        # would show where they differ.
         rounded = np.rint(block.astype(np.float64) * a * 2.0**SUM_BITS)
         if len(rounded) and not -(2.0**31) <= rounded.min() <= rounded.max() < 2.0**31:  # or not a number
             raise Malformed(Fault.RANGE, "a coordinate of a u is not finite, or does not fit into the sum")
+        # Through int64: a negative float becomes an undefined word if it is converted directly.
         words = rounded.astype(np.int64).astype(np.uint32)
         _apply(words, streams)
         yield words
@@ -94,6 +99,8 @@ def masks_of_sum(
     Raises:
         Malformed: a public key is refused.
     """
+    # Section 2.6: self masks of V alone, pair keys of the lost alone. Both of one member would open its vector by
+    # itself.
     self_masks = [MaskStream(self_mask_key(sigma_b[name], view_mask), 1) for name in sorted(V)]
     pair_masks = [
         MaskStream(mask.key, -mask.sign)  # computed from the lost member's side; the sum holds that of the other one
@@ -112,11 +119,14 @@ def unmask(total: Words, masks: Sequence[MaskStream]) -> None:
 
 def reals(words: Words) -> Reals:
     """R from unmasked words: the integers nearest to 0, divided by 2^28."""
+    # Section 1: read as signed words: a sum of coordinates in 28 bits stays far below half of 2^32 (`failures_of_sum`
+    # checks it).
     return words.astype(np.uint32).view(np.int32).astype(np.float64) * 2.0**-SUM_BITS
 
 
 def _pair_mask(private: X25519PrivateKey, me: str, other: str, public: bytes, view_mask: bytes) -> MaskStream:
     """Of the member with this private key, with another one."""
+    # Section 2.5: by the order of ids, so one of both adds what the other one subtracts.
     return MaskStream(pair_mask_key(shared_secret(private, public), view_mask, me, other), 1 if me < other else -1)
 
 

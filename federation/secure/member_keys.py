@@ -19,6 +19,7 @@ from federation.secure.hashing import KEY, PublicKeys, exactly
 from federation.secure.streams import Stream
 from federation.secure.wire import pack
 
+# Section 2.2: more bits than a key has, so the sharing is not the weakest part.
 SIGMA = 5
 """Elements of F_q of a mask secret: 305 bits."""
 SIGMA_BYTES = SIGMA * F_Q.width
@@ -67,9 +68,12 @@ def shared_secret(private: X25519PrivateKey, public: bytes) -> bytes:
     Raises:
         Malformed: the public key has another length, is not canonical, or gives zero.
     """
+    # Section 2.2: one encoding for each point. In a second one, a key that was shown before would not be recognised.
     if int.from_bytes(exactly(public, KEY, "a public key"), "little") >= 2**255 - 19:
         raise Malformed(Fault.KEY_FORM, f"the public key {public.hex()} is not below 2^255 - 19")
     try:
+        # Section 2.2: a key of low order gives zero with every private key: everybody would know masks and channels of
+        # this member.
         return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
         raise Malformed(Fault.KEY_ZERO, f"X25519 with {public.hex()} gives zero") from error
@@ -87,6 +91,8 @@ def check_keys(keys: Iterable[PublicKeys], known: Collection[bytes] = ()) -> Non
     private, seen = X25519PrivateKey.from_private_bytes(bytes(KEY)), set(known)
     for public in (key for both in keys for key in (both.c, both.s)):
         shared_secret(private, public)
+        # Section 2.2: in either place. The s of a lost member is opened; whoever shows it too, or uses it as c, would
+        # be opened with it.
         if public in seen:
             raise Malformed(Fault.KEY_REPEATED, f"the public key {public.hex()} occurs twice")
         seen.add(public)

@@ -1,4 +1,4 @@
-"""Attempts 1 and 2 of OPEN: products of shares, which add up to the Gram matrix (section 2.4).
+"""Openings 1 and 2: products of shares, which add up to the Gram matrix (section 2.4).
 
     o_ab = L_i <X_a(i), X_b(i)> + noise + sum_{j > i} PRG_ij - sum_{j < i} PRG_ij  mod p    for a <= b in W
 
@@ -39,6 +39,8 @@ def noise(secret: bytes, view_open: bytes, rows: int, members: int) -> Integers:
         rows: k of the sketch.
         members: |W|.
     """
+    # Section 2.4: other noise in each opening. With equal noise, the difference of both would show a colluder's number
+    # exactly.
     stream = Stream(own(secret, Purpose.NOISE, view_open))
     return stream.centred(noise_bound(rows, members), pair_count(members))
 
@@ -77,9 +79,13 @@ def opening(
         masks: its masks in this opening.
     """
     ids = sorted(points)
+    # Section 2.4: over all of W. If one answer is missing, the others do not add up to products, so fewer members need
+    # an opening of their own.
     weight = weights(F_P, [points[name] for name in ids])[ids.index(me)]
     products = F_P.matmul(shares, shares.T)[np.triu_indices(len(ids))]
+    # Section 2.4: noise on each entry, before the masks. Masks cancel in the sum, and G would be exact without it.
     elements = F_P.add(F_P.mul(products, np.full_like(products, weight)), F_P.encode(noise))
+    # Section 2.4: without the masks, each answer would show the products of one member's shares.
     for mask in masks:
         words = Stream(mask.key).elements(F_P, len(elements))
         elements = F_P.add(elements, words) if mask.sign > 0 else F_P.sub(elements, words)
@@ -92,5 +98,6 @@ def gram(answers: Iterable[Elements], members: int) -> Reals:
     for elements in answers:
         total = F_P.add(total, elements)
     G = np.zeros((members, members))
+    # Decoded after the sum: single answers are uniform elements, and the sum of what they stand for would be noise.
     G[np.triu_indices(members)] = np.ldexp(F_P.decode(total).astype(np.float64), -2 * S_BITS)
     return G + np.triu(G, 1).T

@@ -92,6 +92,8 @@ class Unmasking:
         """
         sizes = [SIGMA * survivors, SIGMA * lost, *([survivors] * 3 + [RANGE_TESTS * survivors, T_ROWS]) * verified]
         ends = np.cumsum(sizes)
+        # Section 2a: all at once and exactly. A payload that is longer or shorter would move shares from one secret to
+        # another.
         elements = unpack(F_Q, payload, int(ends[-1]))
         sigma_b, sigma_s, *checks = np.split(elements, ends[:-1])
         answers = None
@@ -107,6 +109,8 @@ def split_ciphertexts(payload: bytes, count: int, length: int) -> list[bytes]:
     Raises:
         Malformed: the payload does not hold this many.
     """
+    # Section 2a: cut elsewhere, the ciphertext of one dealer would be read as that of the next one, who would be
+    # accused.
     exactly(payload, count * length, f"a message of {count} ciphertexts")
     return [payload[start : start + length] for start in range(0, len(payload), length)] if length else []
 
@@ -125,10 +129,12 @@ def split_envelopes(inbox: bytes, ciphertexts: int = 0) -> tuple[list[bytes], by
     envelopes, at, end = [], 0, len(inbox) - ciphertexts
     while at < end:
         length = int.from_bytes(inbox[at : min(at + 4, end)], "big")
+        # The length is a claim. Beyond `end` it would take ciphertexts, or other members' envelopes, for this one.
         if at + 4 > end or at + 4 + length > end:
             raise Malformed(Fault.LENGTH, f"the envelope at byte {at} does not end within the {end} bytes of envelopes")
         envelopes.append(inbox[at + 4 : at + 4 + length])
         at += 4 + length
+    # A negative end would cut the ciphertexts from the wrong side.
     if end < 0:
         raise Malformed(Fault.LENGTH, f"an inbox of {len(inbox)} bytes lacks its {ciphertexts} bytes of ciphertexts")
     return envelopes, inbox[end:]

@@ -18,6 +18,8 @@ def random_direction(secret: bytes, session: bytes, length: int) -> NDArray[np.f
         session: its digest.
         length: n.
     """
+    # Section 2d: from the member's secret: who could derive it would see that the computation failed. From the session,
+    # so a repeated question gets the same bytes.
     stream, vector = Stream(own(secret, Purpose.FAILED, session)), np.empty(length, np.float32)
     for start in range(0, length, BLOCK):
         part = vector[start : start + BLOCK]

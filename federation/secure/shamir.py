@@ -24,6 +24,7 @@ def share(field: Field, secrets: Elements, degree: int, points: Sequence[int], s
         points: x_j of the n members.
         stream: gives degree r elements: the coefficients of x for all columns, then those of x^2, ...
     """
+    # Uniform elements: with biased ones, `degree` shares would tell something of the secret.
     coefficients = stream.elements(field, degree * len(secrets)).reshape(degree, len(secrets))
     return field.matmul(powers(field, points, degree), np.vstack([secrets[None, :], coefficients]))
 
@@ -53,6 +54,7 @@ def interpolate(field: Field, points: Sequence[int], shares: Elements, degree: i
     Raises:
         ValueError: there are fewer shares.
     """
+    # Fewer shares fit every secret: interpolation would return one of them, and no error.
     if len(points) != len(shares) or len(points) <= degree:
         raise ValueError(f"{degree + 1} shares are needed; there are {len(shares)} at {len(points)} points")
     base = points[: degree + 1]
@@ -62,12 +64,14 @@ def interpolate(field: Field, points: Sequence[int], shares: Elements, degree: i
 
 def inconsistent(field: Field, points: Sequence[int], shares: Elements, degree: int) -> NDArray[np.bool_]:
     """Marks the columns that do not lie on a polynomial of this degree, (r,)."""
+    # The first shares fix the polynomial; each further one has to lie on it, or somebody has lied.
     rest = points[degree + 1 :]
     off: NDArray[np.bool_] = (interpolate(field, points, shares, degree, rest) != shares[degree + 1 :]).any(axis=0)
     return off
 
 
 def _distinct(points: Sequence[int]) -> Sequence[int]:
+    # At 0, a share is the secret itself. An equal point would count one member's share as two.
     if len(set(points)) < len(points) or any(x < 1 for x in points):
         raise ValueError(f"points are positive and distinct; got {list(points)}")
     return points

@@ -57,7 +57,9 @@ def first_sketch(session: bytes, unit: Blocks, rows: int) -> Elements:
         Malformed: u is not finite or too long, or its sketch is 0.
     """
     sums = integer_sketch(session, unit, rows)
+    # Python's integers: squares of 53 bits do not fit into 64, and a rounded length would differ between machines.
     square = sum(int(value) ** 2 for value in sums)
+    # Section 2.3: a zero has no direction. Divided by its length, it would be shared as an arbitrary element.
     if not square:
         raise Malformed(Fault.ZERO, "the sketch of the update is 0")
     return F_P.encode(fixed(sums / math.sqrt(square), S_BITS))
@@ -86,7 +88,10 @@ def _table(seed: bytes, vector: Blocks) -> Reals:
     halves = np.zeros((_PARTS, 2, _BUCKETS))  # plus, minus
     stream, size = Stream(count_key(seed)), 0.0
     for block in vector:
+        # Section 2a: integers first. Sums of floats depend on their order, and the check of T R compares the sketches
+        # of several machines.
         q = np.rint(block.astype(np.float64) * 2.0**_BITS)
+        # Section 2a: counted before the sums are used: beyond 2^53 they would be rounded.
         size += float(np.abs(q).sum())
         if not size <= 2.0**53 / _PARTS:  # or not a number
             raise Malformed(Fault.RANGE, "the vector is not finite, or too long for exact sums")

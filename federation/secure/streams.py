@@ -27,6 +27,8 @@ class Stream:
     """
 
     def __init__(self, key: bytes) -> None:
+        # Section 2a: from a zero counter, so each key may be used once: a second stream of it would make two equal
+        # masks.
         self._cipher = Cipher(AES(key), CTR(bytes(16))).encryptor()
 
     def read(self, count: int) -> bytes:
@@ -64,7 +66,11 @@ class Stream:
         """Words whose lowest bits are below the limit; no word after the last of them is read."""
         accepted = np.empty(0, np.uint64)
         while len(accepted) < count:
+            # Section 2a: only as many words as are missing: what follows belongs to the next value, and another reader
+            # would draw others.
             words = np.frombuffer(self.read(width * (count - len(accepted))), f"<u{width}").astype(np.uint64)
             words &= np.uint64(2**bits - 1)
+            # Section 2a: skipped, not reduced. A remainder would make small values more likely, and shares would tell
+            # of secrets.
             accepted = np.concatenate([accepted, words[words < np.uint64(limit)]])
         return accepted

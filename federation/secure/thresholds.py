@@ -65,21 +65,25 @@ class Thresholds:
     @property
     def t(self) -> int:
         """Colluders that learn nothing more; liars that are found."""
+        # Section 4: `verified` corrects t wrong answers of degree 2t, for which 4t + 1 members are needed.
         return (self.m - 1) // (4 if self.mode is Mode.VERIFIED else 3)
 
     @property
     def t_mask(self) -> int:
         """Shares that open a mask, and confirmations: floor(2 m / 3) + 1, so that 2 (t_mask - t) > m - t."""
+        # Section 1: with fewer, two lists could each be confirmed, and a mask be opened in two ways.
         return 2 * self.m // 3 + 1
 
     @property
     def n_min(self) -> int:
         """Members that are left at the end."""
+        # Section 4: in `verified`, t liars can forge values of degree 2t among 3t answers or fewer.
         return max(self.t_mask, 3 * self.t + 1) if self.mode is Mode.VERIFIED else self.t_mask
 
     @property
     def cap(self) -> float:
         """The largest weight of multi-gradient descent."""
+        # Section 1: with the losses: a member at the cap must be covered also after they are gone.
         return 1 / (self.t + 3 + self.losses)
 
     @property
@@ -93,6 +97,7 @@ class Thresholds:
 
         Equal coefficients of n_min members have twice that cover.
         """
+        # Section 3.5: at least 2: below, more than half of what colluders cannot subtract would be one member's.
         return max(Fraction(2), Fraction(self.n_min - self.t, 2))
 
     @property
@@ -113,9 +118,12 @@ def assumed(roster: int) -> int:
 
 def smallest_cohort(mode: Mode, assumed: int) -> int:
     """The smallest m with t >= assumed."""
+    # Section 1: the inverse of `t`. In a smaller cohort, t would be below what the owner assumes.
     return max(SMALLEST, (4 if mode is Mode.VERIFIED else 3) * assumed + 1)
 
 
 def truncated(coefficients: Sequence[float]) -> list[int]:
     """Coefficients a as integers A = 2^32 a, truncated towards zero."""
+    # Section 2a: towards zero, so the sum of absolute values never exceeds 2^32 by rounding, which members would
+    # refuse.
     return [int(a * ONE) for a in coefficients]

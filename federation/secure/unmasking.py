@@ -43,11 +43,15 @@ class Recovered:
 
 def commits(shown: bytes) -> Check:
     """Checks that sigma_b is the secret of this commitment."""
+    # Section 2.6: against what was signed at DEAL. Unchecked, liars could bend the secret, and the "sum" would be
+    # noise.
     return lambda sigma: commitment(sigma) == shown
 
 
 def gives_key(public: bytes, session: bytes) -> Check:
     """Checks that sigma_s gives the private key of this s."""
+    # Section 2.6: against the key that all members saw at DEAL. Another secret would remove other masks than those that
+    # are in the sum.
     return lambda sigma: pair_private_key(sigma, session).public_key().public_bytes_raw() == public
 
 
@@ -65,16 +69,23 @@ def recover(
     """
     n, degree = len(points), t_mask - 1
     columns = shares.reshape(n, -1)
+    # Section 2.6: more corrections leave more than one polynomial, and the wrong one would name honest members.
     corrected = decode_columns(F_Q, points, columns, degree, (n - t_mask) // 2)
+    # Where too many are wrong to decode, the first answers may be right; the check of the secret decides.
     first = interpolate(F_Q, points, columns, degree, [0])[0]
     secrets, wrong = [], Counter[int]()
     for i, check in enumerate(checks):
         part = slice(SIGMA * i, SIGMA * (i + 1))
         decoded = [column for column in corrected[part] if column]
         sigma = pack(F_Q, np.array([column.secret for column in decoded], np.uint64))
+        # Section 2.6: answers count as wrong only beside a secret that passes its check; beside another one, nobody is
+        # blamed.
         if len(decoded) == SIGMA and check(sigma):
             wrong.update({row for c in decoded if len(c.wrong) <= n - t_mask + 1 - t for row in c.wrong})
+        # Section 2.6: nothing fits. Void, and nobody is named: it cannot be told whose answers were wrong.
         elif not check(sigma := pack(F_Q, first[part])):
             return None
         secrets.append(sigma)
+    # Section 2.6: more than t: each of t bad dealers can hand an honest member a wrong share, which it passes on
+    # without a lie.
     return Recovered(tuple(secrets), dict(wrong), frozenset(row for row, count in wrong.items() if count > t))

@@ -153,13 +153,14 @@ def check_shares(
         secret: the member's own secret of the session, from which all coefficients follow.
         final: the last view.
     """
+    # Section 2a: all coefficients from one stream, in the order below, so a repeated question deals the same shares.
     stream, zero = Stream(own(secret, Purpose.CHECK_SHARES, final)), np.zeros(1, np.uint64)
     rows = np.hstack(
         [
             share(F_Q, sketch, t, points, stream),
-            share(F_Q, zero, 2 * t, points, stream),
-            share(F_Q, stream.elements(F_Q, 1), t, points, stream),
-            share(F_Q, zero, 2 * t, points, stream),
+            share(F_Q, zero, 2 * t, points, stream),  # z: without it, the norms show more of the sketch than its length
+            share(F_Q, stream.elements(F_Q, 1), t, points, stream),  # b: without it, rho x shows the sketch
+            share(F_Q, zero, 2 * t, points, stream),  # b': without it, the zero value shows z, which then hides nothing
             share(F_Q, F_Q.encode(stream.centred(RANGE_NOISE, RANGE_TESTS)), t, points, stream),
         ]
     )
@@ -171,6 +172,8 @@ def challenge(tau2: bytes) -> Challenge:
 
     An entry is the first bit less the second one.
     """
+    # Section 2.8: from tau2, which is shown after the shares were dealt. A dealer that knew rho, s and E could deal
+    # shares that pass.
     stream = Stream(challenge_key(tau2))
     rho, s = stream.elements(F_Q, T_ROWS), stream.elements(F_Q, 1)
     bits = np.unpackbits(np.frombuffer(stream.read(RANGE_TESTS * T_ROWS // 4), np.uint8)).astype(np.int64)
@@ -193,6 +196,7 @@ def check_answers(shares: Sequence[CheckShares], coefficients: Sequence[int], ch
         degrees=F_Q.add(F_Q.matmul(X, challenge.rho[:, None])[:, 0], b),
         zeros=F_Q.add(F_Q.mul(z, challenge.s), b_zero),
         projections=F_Q.add(F_Q.matmul(X, challenge.E.T), np.stack([held.y for held in shares])),
+        # Section 2.8: one sum over all dealers. A value for each dealer would show each sketch.
         sums=F_Q.matmul(A[None, :], X)[0],
     )
 
@@ -213,6 +217,7 @@ def examine(points: Mapping[str, int], answers: Mapping[str, CheckAnswers], V: S
     xs, n = [points[name] for name in ids], len(ids)
 
     def decoded(columns: Sequence[Elements], degree: int) -> tuple[Decoded | None, ...]:
+        # Section 4: no more corrections than are safe: with more, t liars could forge the value of a dealer.
         return decode_columns(F_Q, xs, np.stack(columns), degree, safe_errors(n, degree, t))
 
     given = [answers[name] for name in ids]
@@ -225,19 +230,27 @@ def examine(points: Mapping[str, int], answers: Mapping[str, CheckAnswers], V: S
     squares = {
         name: _real(column.secret, 2 * T_BITS) if column else None for name, column in zip(V, norms, strict=True)
     }
+    # Section 4: shares on no polynomial of degree t give each group of members another sketch, so the values below
+    # would mean nothing.
     failures = [Failure(Check.DEGREE, name) for name, column in zip(V, degrees, strict=True) if not column]
     for h, name in enumerate(V):
         columns = projections[RANGE_TESTS * h : RANGE_TESTS * (h + 1)]
+        # Section 4: without the range, an element mod q can have a small square and still stand for a long vector.
         if not all(column and abs(_signed(column.secret)) <= RANGE_LIMIT for column in columns):
             failures.append(Failure(Check.RANGE, name))
+    # Section 4: of all dealers together, so it names nobody.
     if len(sums) < T_ROWS:
         failures.append(Failure(Check.SUM_SHARES))
     blame = {failure.member: str(failure.check) for failure in reversed(failures) if failure.member}
+    # Section 4: a z that is not 0 at 0 would lower the dealer's norm by as much.
     weighty = [Failure(Check.ZERO, name) for name, column in zip(V, zeros, strict=True) if not column or column.secret]
     for name, square in squares.items():
+        # Section 4: below 0, too: read as a signed number, a forged square can be negative.
         if square is None or not 0 <= square <= NORM_LIMIT:
             weighty.append(Failure(Check.NORM, name, square, NORM_LIMIT))
     counted = [degrees, *(projections[row::RANGE_TESTS] for row in range(RANGE_TESTS))]
+    # Section 4: values of degree 2t name somebody only if t errors could have been corrected. Else one liar makes every
+    # honest dealer look bad.
     if n >= 4 * t + 1:
         blame = {failure.member: str(failure.check) for failure in weighty if failure.member} | blame
         counted += [zeros, norms]
@@ -247,6 +260,8 @@ def examine(points: Mapping[str, int], answers: Mapping[str, CheckAnswers], V: S
         )
         for place, name in enumerate(ids)
     }
+    # Section 4: more than t: up to t dealers may have handed the member wrong shares, about which its honest answers
+    # are wrong.
     blame |= {name: "wrong-answers" for name, dealers in corrected.items() if len(dealers) > t and name not in blame}
     return ShareFindings(
         norms=squares,
@@ -261,6 +276,8 @@ def failures_of_second_sketch(TR: Reals, sums: Reals, d: int, m: int) -> list[Fa
     """Checks ||T R - sum_V a_h T u_h|| <= 8 (2^-28 sqrt(d m / 12) + 2^-16 sqrt(k' / 12)), both (256,)."""
     limit = 8 * (2.0**-SUM_BITS * math.sqrt(d * m / 12) + 2.0**-T_BITS * math.sqrt(T_ROWS / 12))
     gap = float(np.linalg.norm(TR - sums))
+    # Section 4: ties the masked vectors to the sketches that were checked. Without it, a member could share one vector
+    # and mask another.
     return [] if gap <= limit else [Failure(Check.SECOND_SKETCH, None, gap, limit)]
 
 

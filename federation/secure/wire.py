@@ -21,8 +21,10 @@ def unpack(field: Field, data: bytes, count: int) -> Elements:
     Raises:
         Malformed: another length, or a word at or above the modulus.
     """
+    # Section 2a: a list that is longer or shorter would be read as shares of other secrets.
     exactly(data, field.width * count, f"a message of {count} elements")
     elements = np.frombuffer(data, field.word).astype(np.uint64)
+    # Section 2a: x and x + p are one share in two spellings. The arithmetic expects values below p, and would be wrong.
     if (elements >= np.uint64(field.modulus)).any():
         raise Malformed(Fault.ELEMENT, f"a word is at or above 2^{field.bits} - 1")
     return elements

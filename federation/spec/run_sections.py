@@ -66,6 +66,19 @@ def replies_needed(quorum: float | str, wanted: int) -> int:
     return wanted // 2 + 1 if isinstance(quorum, str) else max(1, math.ceil(quorum * wanted - 1e-9))
 
 
+AUTO = "auto"
+
+
+def _positive_or_auto(value: Any) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value != AUTO and not (number and 0 < value < math.inf):
+        raise ValueError(f'a number above 0 is needed, or "{AUTO}"; got {value!r}')
+    return value
+
+
+ServerRate = Annotated[float | Literal["auto"], BeforeValidator(_positive_or_auto)]
+
+
 class AlgorithmSpec(BaseModel):
     """The aggregation rule: `name`, `prior`, and the rule's own hyper-parameters beside them."""
 
@@ -99,7 +112,11 @@ class ServerSpec(Section):
         "tau": ("optimizer", ("adam", "yogi", "adagrad")),
     }
 
-    learning_rate: Positive = Field(1.0, description="eta_0, the rate of the first round")
+    learning_rate: ServerRate = Field(
+        1.0,
+        description="eta_0, the rate of the first round; auto: at most 1, and so small that no step is longer than the "
+        "lower median of the members' updates",
+    )
     decay: float = Field(
         0.0,
         ge=0,

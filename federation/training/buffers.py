@@ -1,6 +1,7 @@
 """A model's parameters and their gradients in flat buffers, and what else the model keeps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -112,3 +113,14 @@ class ModelState:
         """Puts the modules that keep it into evaluation mode: they use it in training, and do not change it."""
         for module in self._modules:
             module.eval()
+
+
+@contextmanager
+def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Gives all buffers of a model the values back that they had before."""
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, values in kept:
+            buffer.copy_(values)

@@ -8,7 +8,6 @@ those of a run, so rehearsals and simulations try them.
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from federation.tasks import DataError, Dataset, Task, TaskError, metrics_of, task_code
 from federation.tasks.classification import check_labels
 from federation.tasks.parameters import build, trainable
+from federation.training.buffers import buffers_kept
 from federation.training.lending import Lending
 from federation.training.objective_losses import losses, measure
 from federation.training.stored import StoredSamples
@@ -59,7 +59,7 @@ class DataTrial:
             DataError: a loss is not finite; the message names the data set.
             TaskError: the task's code raised an exception; the message names the data set and the line of code.
         """
-        with _as_they_were(self.model.buffers()):
+        with buffers_kept(self.model):
             for place, split in data.items():
                 if len(split):
                     x, y = _batch(split)
@@ -130,17 +130,6 @@ class DataTrial:
         if not reached:
             raise TaskError(f"task {self.task.name!r}: no loss depends on a trainable parameter of the model")
         return {name: values[name].item() for name in self.objectives}
-
-
-@contextmanager
-def _as_they_were(buffers: Iterator[Tensor]) -> Iterator[None]:
-    """Gives these tensors their values back at the end."""
-    kept = [(buffer, buffer.clone()) for buffer in buffers]
-    try:
-        yield
-    finally:
-        for buffer, values in kept:
-            buffer.copy_(values)
 
 
 def _batch(split: Split) -> tuple[Tensor, Tensor]:

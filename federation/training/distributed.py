@@ -2,8 +2,8 @@
 
 Each process holds the model and the data, and makes the gradient of its part of every minibatch. The gradients are
 added up, so that every process makes the same step. The result is that of one process up to rounding; where the model
-draws random numbers, as dropout does, each process draws its own. BatchNorm normalises each process's part, and the
-first process's statistics count.
+draws random numbers, as dropout does, each process draws its own. BatchNorm normalises each process's part, which has
+two samples or more if the minibatch has, and the first process's statistics count.
 
 Where one process meets an operation without a deterministic kernel, the work begins again in all of them, also in those
 whose part of the minibatch is empty and which never meet it. Process 0 evaluates alone, so its orders begin with the
@@ -76,13 +76,13 @@ class DistributedTrainer(TorchTrainer):
         self._ranks.leave()
         super().close()
 
-    def _train(self, model: Vector, plan: TrainingPlan) -> Vector:
+    def _train(self, model: Vector, plan: TrainingPlan, even: bool) -> Vector:
         with self._telling():
-            return super()._train(model, plan)
+            return super()._train(model, plan, even)
 
-    def _gradients(self, model: Vector, batch_size: int, seed: int) -> dict[str, Vector]:
+    def _gradients(self, model: Vector, batch_size: int, seed: int, even: bool) -> dict[str, Vector]:
         with self._telling():
-            return super()._gradients(model, batch_size, seed)
+            return super()._gradients(model, batch_size, seed, even)
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -99,8 +99,12 @@ class DistributedTrainer(TorchTrainer):
     def _seed(self, seed: int) -> None:
         super()._seed(seed + self._ranks.rank)
 
-    def _part(self, samples: Tensor) -> Tensor:
-        return self._ranks.part(samples)
+    @property
+    def _processes(self) -> int:
+        return self._ranks.count
+
+    def _part(self, samples: Tensor, even: bool) -> Tensor:
+        return self._ranks.part(samples, even=even)
 
     def _add_up(self, tensor: Tensor) -> None:
         # Only what is made of a process's own part, the gradient, can meet an operation that the others do not.

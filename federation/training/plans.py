@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from federation.spec.computation import LocalSgd, PrivateSgd
 from federation.training import TrainingStopped
+from federation.work.minibatch_sizes import Cut
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,8 +52,11 @@ class TrainingPlan:
             raise TrainingStopped
         self.tell(share)
 
-    def minibatches(self) -> Iterator[NDArray[np.int64]]:
+    def minibatches(self, *, even: bool = False) -> Iterator[NDArray[np.int64]]:
         """The samples of each step, as indices (n,); they are reshuffled in every epoch, and follow from the seed.
+
+        With `even`, no minibatch of an epoch has less than half of `batch_size` samples, as models with BatchNorm need
+        it: the last two share theirs where the last one would be smaller. The number of steps stays.
 
         Between two steps, it tells the progress.
 
@@ -60,13 +64,13 @@ class TrainingPlan:
             TrainingStopped: the result is no longer wanted.
         """
         generator, total, done = np.random.default_rng(self.seed), self.steps, 0
-        size = self.sgd.batch_size or self.samples
+        sizes = Cut.of(self.samples, self.sgd.batch_size, even=even).sizes
         while done < total:
-            order = generator.permutation(self.samples)
-            for start in range(0, min(self.samples, size * (total - done)), size):
+            order, start = generator.permutation(self.samples), 0
+            for size in sizes[: total - done]:
                 self.progress(done / total)
                 yield order[start : start + size]
-                done += 1
+                start, done = start + size, done + 1
         self.progress(1.0)
 
 

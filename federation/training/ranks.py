@@ -19,6 +19,7 @@ from torch import Tensor
 
 from federation.vectors import Vector
 from federation.work.base import WorkError
+from federation.work.minibatch_sizes import shares
 
 # A process waits for its next order as long as the worker has none: days. A process that ends is noticed at once.
 _WAIT = timedelta(days=365)
@@ -67,9 +68,9 @@ class Ranks:
             raise ValueError(f"{self.count} processes need a GPU each, and there are {gpus}")
         return f"cuda:{self.rank}"
 
-    def part(self, samples: Tensor) -> Tensor:
-        """This process's part of a minibatch, which may be empty."""
-        return torch.tensor_split(samples, self.count)[self.rank]
+    def part(self, samples: Tensor, *, even: bool) -> Tensor:
+        """This process's part of a minibatch, which may be empty; `even` is that of `shares`."""
+        return torch.split(samples, list(shares(len(samples), self.count, even=even)))[self.rank]
 
     def add(self, tensor: Tensor) -> None:
         """Adds up a tensor over all processes, in place; each gets the same bytes."""

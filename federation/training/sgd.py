@@ -10,6 +10,7 @@ from torch import Tensor
 from federation.spec.computation import LocalSgd
 from federation.tasks import Dataset
 from federation.training.stored import StoredSamples
+from federation.work.minibatch_sizes import Cut
 
 # Minibatches gathered at a time: for small models, gathering each alone costs as much as a forward pass.
 _GATHERED = 32
@@ -87,21 +88,32 @@ class Descent:
         torch._foreach_addcdiv_(self.values, self.means, roots, -rate / (1 - work.beta1**self.made))
 
 
-def minibatches(data: Dataset | StoredSamples, size: int, seed: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+def minibatches(
+    data: Dataset | StoredSamples, size: int, seed: int, count: int, *, even: bool = False
+) -> Iterator[tuple[Tensor, Tensor]]:
     """At least `count` minibatches of `size` samples (0: the whole split): reshuffled every pass, the short one kept.
+
+    `even` is that of `Cut`.
 
     Raises:
         DataError: a sample that is not in memory cannot be read.
     """
     if isinstance(data, StoredSamples):
-        yield from data.minibatches(size, seed, count)
+        yield from data.minibatches(size, seed, count, even=even)
         return
     if size == 0 or size >= len(data):
         while True:
             yield data.x, data.y
     generator = torch.Generator().manual_seed(seed)
+    gathered = in_groups(Cut.of(len(data), size, even=even))
     while True:
         order = torch.randperm(len(data), generator=generator).to(data.x.device)
-        for some in torch.split(order, size * _GATHERED):
+        for some, sizes in zip(torch.split(order, list(map(sum, gathered))), gathered, strict=True):
             x, y = data.x.index_select(0, some), data.y.index_select(0, some)
-            yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
+            yield from zip(torch.split(x, sizes), torch.split(y, sizes), strict=True)
+
+
+def in_groups(cut: Cut) -> list[list[int]]:
+    """The sizes of the minibatches of one pass, in the groups that are gathered at a time."""
+    sizes = cut.sizes
+    return [sizes[first : first + _GATHERED] for first in range(0, len(sizes), _GATHERED)]

@@ -28,6 +28,7 @@ from federation.training import shared_memory
 from federation.training.sample_tensors import as_tensor, splits_of_tensors
 from federation.value_words import in_words
 from federation.work.base import WorkError
+from federation.work.minibatch_sizes import Cut
 
 _HERE = Loading()
 _PAIR = 2
@@ -318,14 +319,14 @@ class StoredSamples:
                 reason="whole-split",
             )
 
-    def minibatches(self, size: int, seed: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def minibatches(self, size: int, seed: int, count: int, *, even: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """As `federation.training.sgd.minibatches`; the first `count`, and no other samples are read."""
         self.check_readable(size)
         generator = torch.Generator().manual_seed(seed)
         while count > 0:
             whole = size >= self._count
             order = torch.arange(self._count) if whole else torch.randperm(self._count, generator=generator)
-            batches = torch.split(order, size)[:count]
+            batches = torch.split(order, Cut.of(self._count, size, even=even).sizes)[:count]
             count -= len(batches)
             yield from self._read(batches)
 

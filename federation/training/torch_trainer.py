@@ -13,15 +13,18 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from federation.spec.computation import SPLITS, Ability, Computation, Descend, Differentiate
+from federation.spec.computation import SPLITS, Ability, Computation, Descend, Differentiate, LocalSgd
 from federation.spec.noise import Noise
-from federation.tasks import Dataset, DataSource, Splits, Task, TaskError, initial_model
+from federation.tasks import Dataset, DataSource, Splits, Task, TaskError, initial_model, task_code
 from federation.tasks import parameters as flat
+from federation.text import counted
 from federation.training import TrainingDiverged, TrainingStopped, precision
-from federation.training.buffers import ModelState, ParameterBuffers
+from federation.training.batch_statistics import TRIED, WHY_TWO, is_evened, needs_two, normalizes
+from federation.training.buffers import ModelState, ParameterBuffers, buffers_kept
 from federation.training.data_trial import DataTrial
 from federation.training.determinism import Kernels, describe_device, pick_device, seed_torch
 from federation.training.dp_sgd import PrivateGradients, check_suits
+from federation.training.generators import generators_kept
 from federation.training.lending import Lending, SamplesWrittenError
 from federation.training.objective_losses import losses, measure, weighted
 from federation.training.plans import EvaluationPlan, TrainingPlan
@@ -32,6 +35,7 @@ from federation.training.stored import StoredSamples, with_stored
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector
 from federation.work.base import Result
+from federation.work.minibatch_sizes import Cut, Forming
 
 T = TypeVar("T")
 # Steps between checks of the losses: on a GPU each check waits for the device.
@@ -42,11 +46,12 @@ _CACHED = 64
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """One training: its plan, its optimiser, and the precision of its gradients."""
+    """One training: its plan, its optimiser, the precision of its gradients, and whether it evens minibatches out."""
 
     plan: TrainingPlan
     descent: Descent
     precision: Precision
+    even: bool
 
 
 class TorchTrainer(Trainer):
@@ -90,6 +95,7 @@ class TorchTrainer(Trainer):
         self._model = model.to(self._device)
         self._state = ModelState(self._model)
         self._lending = Lending(self.task)
+        self._statistics: dict[bool, bool] = {}  # see _needs_two; trainers that share the model share it
         count = len(self._layout.tensors) - len(self._state.names)
         self._buffers = ParameterBuffers(self._model, Layout(self._layout.tensors[:count]), self._device)
         self.kernels = Kernels(self._device, self.task.name)
@@ -142,8 +148,11 @@ class TorchTrainer(Trainer):
     def try_out(self) -> None:
         """Evaluates and trains the initial model on a batch of each split that a round evaluates or trains on.
 
-        Raises as `DataTrial`.
+        Raises as `DataTrial`, and TaskError also for a single training sample where the model needs two.
         """
+        if self.samples == 1 and self._needs_two(()):
+            remedy = "use more samples, or a model with GroupNorm or LayerNorm"
+            raise TaskError(f"task {self.task.name!r}: the train split has one sample, and {WHY_TWO}: {remedy}")
         self.try_on({f"the {name} split": getattr(self.data, name) for name in SPLITS}, ["the train split"])
 
     def try_on(self, data: Mapping[str, Dataset | StoredSamples], trained: Collection[str]) -> None:
@@ -162,8 +171,8 @@ class TorchTrainer(Trainer):
     def check_can_do(self, computation: Computation) -> None:
         """As `Trainer.check_can_do`.
 
-        Raises WorkError also for a precision that the device lacks, and for a minibatch of a whole split that is not in
-        memory.
+        Raises WorkError also for a precision that the device lacks, for a minibatch of a whole split that is not in
+        memory, and as `is_evened`.
         """
         self._note_kernels()
         super().check_can_do(computation)
@@ -172,8 +181,38 @@ class TorchTrainer(Trainer):
             precision.check_suits(computation.sgd.precision, self._device)
             if isinstance(train, StoredSamples):
                 train.check_readable(computation.sgd.batch_size)
-        elif isinstance(computation, Differentiate) and isinstance(train, StoredSamples):
-            train.check_readable(computation.batch_size)
+            if self.samples and computation.private is None:
+                self._evens(computation.sgd, computation.frozen)
+        elif isinstance(computation, Differentiate):
+            if isinstance(train, StoredSamples):
+                train.check_readable(computation.batch_size)
+            if self.samples:
+                self._evens_first(computation.batch_size)
+
+    def try_smallest(self, computation: Descend) -> None:
+        """Trains the initial model on as many samples as the smallest minibatch of this training has.
+
+        Raises:
+            TaskError: an exception of the task's code, or of PyTorch; the message has the number of samples.
+            WorkError: as of `check_can_do`.
+        """
+        self.check_can_do(computation)
+        if computation.idle or computation.private is not None or not self.samples:
+            return
+        even = self._evens(computation.sgd, computation.frozen)
+        size = self._forming(computation.sgd).smallest_minibatch(even=even)
+        weights = next(iter(computation.targets.values()))
+        plan = TrainingPlan(sgd=computation.sgd, weights=weights, seed=0, samples=size, frozen=computation.frozen)
+
+        def work() -> Tensor:
+            self._load(initial_model(self.task, 0)[1])
+            training = self._training(plan, even)
+            self._train_mode(plan.frozen)
+            return self._step(*self._first(size), training)
+
+        doing = f"a training pass on {counted(size, 'sample')}, the smallest minibatch of the run,"
+        with generators_kept(), buffers_kept(self._model), task_code(self.task.name, doing):
+            self._run(0, work)
 
     def compute(self, base: Vector, computation: Computation, **given: Any) -> Result:
         """As `Trainer.compute`. Gradients are kept until the next training.
@@ -187,11 +226,13 @@ class TorchTrainer(Trainer):
 
     def train(self, model: Vector, plan: TrainingPlan) -> Vector:
         """Descends a weighted sum of objectives (the local solver of the papers); DP-SGD cannot be repeated."""
-        return self._run(plan.seed, lambda: self._train(model, plan))
+        even = plan.private is None and self._evens(plan.sgd, plan.frozen)
+        return self._run(plan.seed, lambda: self._train(model, plan, even))
 
     def gradients(self, model: Vector, batch_size: int, seed: int) -> dict[str, Vector]:
         """The gradients on the first minibatch."""
-        return self._run(seed, lambda: self._gradients(model, batch_size, seed))
+        even = self._evens_first(batch_size)
+        return self._run(seed, lambda: self._gradients(model, batch_size, seed, even))
 
     def evaluate(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
         """Losses, accuracies if the task has them, and the requested metrics of the task.
@@ -214,17 +255,63 @@ class TorchTrainer(Trainer):
         if not self.kernels.repeatable:
             self.abilities = self.abilities - {Ability.REPEATABLE}
 
-    def _train(self, model: Vector, plan: TrainingPlan) -> Vector:
+    def _evens(self, sgd: LocalSgd, frozen: Sequence[slice]) -> bool:
+        """Whether this client's training evens its minibatches out. Raises WorkError as of `is_evened`."""
+        return self._is_evened(self._forming(sgd), frozen)
+
+    def _evens_first(self, batch_size: int) -> bool:
+        """The same for gradients on the first minibatch."""
+        first = Forming(samples=self.samples, batch_size=batch_size, steps=1, processes=self._processes)
+        return self._is_evened(first, ())
+
+    def _forming(self, sgd: LocalSgd) -> Forming:
+        return Forming(
+            samples=self.samples,
+            batch_size=sgd.batch_size,
+            steps=sgd.count(self.samples),
+            micro_batch=sgd.micro_batch,
+            processes=self._processes,
+        )
+
+    def _is_evened(self, forming: Forming, frozen: Sequence[slice]) -> bool:
+        self._train_mode(frozen)
+        layers = normalizes(self._model)
+        return is_evened(forming, layers=layers, needs_two=lambda: self._needs_two(frozen))
+
+    def _needs_two(self, frozen: Sequence[slice]) -> bool:
+        """`needs_two` of the initial model, which does not depend on a coordinator's; it is found once."""
+
+        def work() -> bool:
+            self._load(initial_model(self.task, 0)[1])
+            self._train_mode(frozen)
+            x, y = (part[torch.arange(TRIED) % len(part)] for part in self._first(min(TRIED, self.samples)))
+            return needs_two(self.task, self._model, self.objectives, x, y)
+
+        freezes = self._freezes(frozen)
+        if freezes not in self._statistics:
+            with generators_kept():
+                self._statistics[freezes] = self._run(0, work)
+        return self._statistics[freezes]
+
+    def _first(self, count: int) -> tuple[Tensor, Tensor]:
+        """The first training samples."""
+        train, index = self._data["train"], torch.arange(count)
+        if isinstance(train, StoredSamples):
+            return train.take(index)
+        index = index.to(self._device)
+        return train.x.index_select(0, index), train.y.index_select(0, index)
+
+    def _train(self, model: Vector, plan: TrainingPlan, even: bool) -> Vector:
         self._load(model)
         if plan.private is None:
-            self._descend(model, plan)
+            self._descend(model, plan, even)
         else:
             self._descend_privately(plan)
         return np.concatenate([self._buffers.flat(self._buffers.values), self._state.flat()])
 
-    def _gradients(self, model: Vector, batch_size: int, seed: int) -> dict[str, Vector]:
+    def _gradients(self, model: Vector, batch_size: int, seed: int, even: bool) -> dict[str, Vector]:
         self._load(model)
-        jacobian = self._jacobian_at(model, batch_size, seed)
+        jacobian = self._jacobian_at(model, batch_size, seed, even)
         unchanged = np.zeros(self._state.size, dtype=np.float32)
         rows = [np.concatenate([self._buffers.flat(gradient), unchanged]) for gradient in jacobian]
         return dict(zip(self.objectives, rows, strict=True))
@@ -236,13 +323,13 @@ class TorchTrainer(Trainer):
         given = self.objectives, size, plan.stopped, self._lending, plan.metrics
         return measure(self._model, self.task, self._data[plan.split], *given).scores()
 
-    def _jacobian_at(self, base: Vector, batch_size: int, key: int) -> Tensor:
+    def _jacobian_at(self, base: Vector, batch_size: int, key: int, even: bool) -> Tensor:
         """The gradients at w_t, which is loaded, as buffers, (M, padded); the kept ones if they are for w_t."""
         name = (key, batch_size, blake3(np.ascontiguousarray(base).data.cast("B")).digest())
         if self._jacobian is None or self._jacobian[0] != name:
             self._seed(key)
-            x, y = next(minibatches(self._data["train"], batch_size, key, 1))
-            count, x, y = len(y), self._part(x), self._part(y)
+            x, y = next(minibatches(self._data["train"], batch_size, key, 1, even=even))
+            count, x, y = len(y), self._part(x, even), self._part(y, even)
             self._model.train()
             values: Mapping[str, Tensor] = {}
             if len(y):
@@ -260,19 +347,19 @@ class TorchTrainer(Trainer):
             self._jacobian = (name, torch.stack(gradients))
         return self._jacobian[1]
 
-    def _descend(self, base: Vector, plan: TrainingPlan) -> None:
+    def _descend(self, base: Vector, plan: TrainingPlan, even: bool) -> None:
         """Training from w_t, which is loaded; the parameters move in place.
 
         A first step from gradients skips its minibatch.
         """
         work, key, total = plan.sgd, plan.seed, plan.steps
-        gradients = self._jacobian_at(base, work.batch_size, key) if plan.from_gradients else None
+        gradients = self._jacobian_at(base, work.batch_size, key, even) if plan.from_gradients else None
         # Every row uses the same batches and the same dropout, so that rows differ by their targets alone.
         self._seed(key)
-        batches = minibatches(self._data["train"], work.batch_size, key, total)
-        training = self._training(plan)
+        batches = minibatches(self._data["train"], work.batch_size, key, total, even=even)
+        training = self._training(plan, even)
         pending: list[Tensor] = []
-        self._train_mode(plan)
+        self._train_mode(plan.frozen)
         step = 0
         while step < total:
             if plan.stopped():
@@ -299,9 +386,9 @@ class TorchTrainer(Trainer):
         """DP-SGD from w_t, which is loaded; the parameters move in place."""
         assert plan.private is not None  # noqa: S101
         gradients = PrivateGradients(self._model, self.task, self._data["train"], plan.sgd, plan.private, Noise())
-        descent = self._training(plan).descent
+        descent = self._training(plan, even=False).descent
         views = self._buffers.parameters(self._buffers.gradient)
-        self._train_mode(plan)
+        self._train_mode(plan.frozen)
         for step in range(plan.steps):
             if plan.stopped():
                 raise TrainingStopped
@@ -310,17 +397,21 @@ class TorchTrainer(Trainer):
             descent.step([self._buffers.gradient])
             plan.tell((step + 1) / plan.steps)
 
-    def _train_mode(self, plan: TrainingPlan) -> None:
+    def _train_mode(self, frozen: Sequence[slice]) -> None:
         self._model.train()
-        if any(part.start >= self._parameters for part in plan.frozen):
+        if self._freezes(frozen):
             self._state.freeze()
 
-    def _training(self, plan: TrainingPlan) -> Training:
+    def _freezes(self, frozen: Sequence[slice]) -> bool:
+        """True if columns of buffers are among these."""
+        return any(part.start >= self._parameters for part in frozen)
+
+    def _training(self, plan: TrainingPlan, even: bool) -> Training:
         """A training from w_t, which is loaded."""
         frozen = [self._buffers.mask(plan.frozen)] if plan.frozen else []
         descent = Descent.fresh(plan.sgd, [self._buffers.values], [self._buffers.start], plan.steps, frozen)
         move = partial(self._move, plan, descent)
-        return Training(plan, descent, Precision(plan.sgd.precision, self._device, self._buffers.gradient, move))
+        return Training(plan, descent, Precision(plan.sgd.precision, self._device, self._buffers.gradient, move), even)
 
     def _move(self, plan: TrainingPlan, descent: Descent) -> None:
         """One step along the gradient in the buffer."""
@@ -335,12 +426,12 @@ class TorchTrainer(Trainer):
     def _step(self, x: Tensor, y: Tensor, training: Training) -> Tensor:
         """A step on one minibatch; its loss."""
         plan, count, shares = training.plan, len(y), list[Tensor]()
-        x, y = self._part(x), self._part(y)
+        x, y = self._part(x, training.even), self._part(y, training.even)
         self._buffers.gradient.zero_()
         if len(y):
             with self._lent(x, y) as (own_x, own_y):
-                size = plan.sgd.micro_batch or len(y)
-                parts = torch.split(self.task.augment(own_x), size), torch.split(own_y, size)
+                sizes = Cut.of(len(y), plan.sgd.micro_batch, even=training.even).sizes
+                parts = torch.split(self.task.augment(own_x), sizes), torch.split(own_y, sizes)
                 for part_x, part_y in zip(*parts, strict=True):
                     with training.precision.forward():
                         loss = weighted(losses(self.task, self._model(part_x), part_y), plan.weights)
@@ -371,7 +462,12 @@ class TorchTrainer(Trainer):
         """Seeds the random numbers of the model."""
         seed_torch(self._device, seed)
 
-    def _part(self, samples: Tensor) -> Tensor:
+    @property
+    def _processes(self) -> int:
+        """The number of processes that train together."""
+        return 1
+
+    def _part(self, samples: Tensor, even: bool) -> Tensor:
         """The part of a minibatch that this process computes."""
         return samples
 

@@ -169,6 +169,14 @@ class Trainer(ABC):
         """
         self._check_able({Ability.NOISE})
 
+    def try_smallest(self, computation: Descend) -> None:  # noqa: B027 - optional
+        """Tries the smallest minibatch of a training, if this trainer knows which that is, before the run begins.
+
+        Raises:
+            TaskError: the task's code raised an exception.
+            WorkError: the training would be declined.
+        """
+
     def close(self) -> None:  # noqa: B027 - optional
         """Releases what `prepare` took, such as processes."""
 

@@ -71,6 +71,7 @@ def key_id(key: Ed25519PublicKey) -> bytes:
 
 def sign(manifest: ManifestT, key: Ed25519PrivateKey) -> SignedEnvelope:
     """Serialises and signs `manifest`."""
+    # Protocol, the envelope: serialised once. What is signed is what is sent; a second encoding could have other bytes.
     data = manifest.SerializeToString(deterministic=True)
     return SignedEnvelope(
         manifest=data, key_id=key_id(key.public_key()), signature=key.sign(CONTEXTS[type(manifest)] + b"\0" + data)
@@ -85,13 +86,18 @@ def verify(envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKe
     Raises:
         Refusal: `key-unknown`, `signature` or `manifest`.
     """
+    # Protocol, the envelope: the caller says whose key it must be. If `key_id` could choose, everybody could sign with
+    # a key of their own.
     if key is None or envelope.key_id != key_id(key):
         raise Refusal("key-unknown", f"the key {envelope.key_id.hex()[:16] or '(none)'} may not sign this")
     try:
+        # Protocol, the envelope: the bytes as received, and before they are parsed: a parser may drop fields that the
+        # signature covers.
         key.verify(envelope.signature, CONTEXTS[kind] + b"\0" + envelope.manifest)
     except InvalidSignature:
         raise Refusal("signature", "the signature does not fit the manifest; nothing was recorded as done") from None
     try:
+        # Protocol, the envelope: parsed last, so no code acts on a message that nobody has signed.
         return kind.FromString(envelope.manifest)
     except DecodeError:
         raise Refusal("manifest", f"the signed bytes are not a {kind.__name__}") from None
@@ -99,6 +105,8 @@ def verify(envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKe
 
 def envelope_digest(envelope: SignedEnvelope) -> str:
     """The digest by which a step refers to an envelope: over key id, signature and manifest, in field order."""
+    # Protocol, envelopes to the byte: fields in order, each once: with two spellings, one reply would have two names in
+    # receipt and step.
     return digest(envelope.SerializeToString(deterministic=True))
 
 

@@ -62,8 +62,12 @@ class FormerKey:
 
     def check_counts(self, asked: datetime, received: datetime) -> None:
         """Raises the Refusal `key-ended` unless it may sign a reply that was asked for and received at these times."""
+        # Protocol, rotation: by the time of the assignment: a key that was replaced because it leaked must answer
+        # nothing new.
         if asked > self.ended:
             raise _ended(self.key, f"was replaced at {_time_text(self.ended)}, before this was asked or made")
+        # Protocol, rotation: replies to earlier assignments count for a limited time, or a leaked key could send them
+        # for ever.
         if received > self.until:
             raise _ended(
                 self.key, f"was replaced at {_time_text(self.ended)}, and counted until {_time_text(self.until)}"
@@ -89,6 +93,7 @@ class KeyChain:
     def signer(self, envelope: SignedEnvelope) -> Ed25519PublicKey:
         """The key of the holder that an envelope names; the present one if it names none."""
         former = self.former_of(envelope)
+        # With the present key for an unknown id, `verify` compares both ids and refuses (`key-unknown`).
         return self.present if former is None else former.key
 
     def check_counts(self, envelope: SignedEnvelope, asked: datetime, received: datetime) -> None:
@@ -103,6 +108,8 @@ class KeyChain:
         if former is None:
             return
         field = _TIME_FIELDS.get(type(manifest))
+        # Protocol, rotation: a manifest without a time is made for one call. With a former key, nobody could tell an
+        # old one from a forged one.
         if field is None:
             raise _ended(former.key, f"was replaced at {_time_text(former.ended)}, and this is signed anew each time")
         created = moment(getattr(manifest, field))
@@ -114,6 +121,7 @@ class KeyChain:
         Raises:
             Refusal: `key-unknown`, `key-ended`, `signature` or `manifest`.
         """
+        # Protocol, the envelope: the signature first: the time by which the key is judged stands in the manifest.
         manifest = verify(envelope, kind, self.signer(envelope))
         self.check_made(envelope, manifest)
         return manifest
@@ -146,6 +154,8 @@ class CoordinatorKeys:
             Refusal: they do not continue from the known key: `rotation`, or the reasons of `follow`.
         """
         with self._lock:
+            # Protocol, rotation: followed completely, then taken over: a list that breaks in the middle must change
+            # nothing.
             chain, new = follow(self.chain, shown, federation_id=self._federation_id)
             self.chain, self.rotations = chain, (*self.rotations, *new)
         return bool(new)
@@ -202,6 +212,7 @@ def rotate(
     )
     manifest.created.FromDatetime(now)
     statement = sign(manifest, old)
+    # Protocol, rotation: the new key signs, too, or anybody could have the key of somebody else registered as theirs.
     return KeyRotation(statement=statement, possession=new.sign(_POSSESSION + statement.manifest))
 
 
@@ -216,8 +227,11 @@ def open_rotation(
         Refusal: `key-unknown`, `signature`, `manifest`; `rotation`: it is of another holder, or not the next one;
             `signing-key`: the new key is not a key; `proof`: the new key has not signed.
     """
+    # Protocol, rotation: by the key that is replaced, whatever the statement says: only its holder may name a
+    # successor.
     manifest = verify(rotation.statement, RotationManifest, old)
     expected: dict[str, object] = {"federation_id": federation_id, "client_id": client_id}
+    # Protocol, rotation: also in the statement, which verifiers read as a link of the chain without this key at hand.
     expected["old_key"] = old.public_bytes_raw()
     if number is not None:
         expected["number"] = number
@@ -231,6 +245,7 @@ def open_rotation(
     except IdentityError as error:
         raise Refusal("signing-key", str(error)) from None
     try:
+        # Protocol, rotation: over the bytes of this statement: a proof for another rotation is of no use here.
         new.verify(rotation.possession, _POSSESSION + rotation.statement.manifest)
     except InvalidSignature:
         raise Refusal("proof", "the new key has not signed the rotation: nobody may take the key of another") from None
@@ -258,12 +273,14 @@ def follow(
         Refusal: a rotation is not signed by the key before and by its new key, or has no receipt; `rotation`: one is
             missing, or they lead to another key.
     """
+    # Before the first signature is verified: the list is a stranger's, and each entry costs time.
     if len(rotations) > MAX_ROTATIONS:
         raise Refusal("rotation", f"{len(rotations)} rotations; at most {MAX_ROTATIONS} are read")
     present, number, new = known.present, None, list[KeyRotation]()
     former, claimed = list(known.former), RotationManifest()
     for rotation in rotations:
         before, claimed = claimed, _claimed(rotation)
+        # Protocol, rotation: each continues the one before: in a gap, a key of anybody's could have been put.
         if claimed.old_key != (before.new_key or claimed.old_key):
             raise _missing(client_id, present)
         if claimed.old_key != present.public_bytes_raw():
@@ -271,12 +288,16 @@ def follow(
         manifest, following = open_rotation(
             rotation, present, federation_id=federation_id, client_id=client_id, number=number
         )
+        # Protocol, rotation: of a client, the times of the coordinator's receipt: with its own, a thief could keep the
+        # old key valid.
         ended = until = moment(manifest.created)
         if client_id:
             ended, until = _receipt_times(rotation, coordinator, federation_id, client_id)
         former.append(FormerKey(present, ended, until))
         present, number = following, manifest.number + 1
         new.append(rotation)
+    # Protocol, rotation: the last one has to lead to the present key, also where all were skipped: else rotations of
+    # somebody else would pass.
     if rotations and claimed.new_key != present.public_bytes_raw():
         raise _missing(client_id, present)
     return KeyChain(present, tuple(former)), new
@@ -307,6 +328,7 @@ def whole_chain(
     chain, _ = follow(
         KeyChain(oldest), rotations, federation_id=federation_id, client_id=client_id, coordinator=coordinator
     )
+    # Verify, 1: from the first key to the certified one. A chain that begins later hides a key that may have signed.
     if first.number != 1 or chain.present != present:
         raise _missing(client_id, present)
     return chain
@@ -332,9 +354,12 @@ def receipt(
 def _receipt_times(
     rotation: KeyRotation, coordinator: KeyChain | None, federation_id: str, client_id: str
 ) -> tuple[datetime, datetime]:
+    # Protocol, rotation: without the receipt, nobody knows when the old key ended, and it would count or not as one
+    # likes.
     if coordinator is None or not rotation.HasField("receipt"):
         raise Refusal("rotation", f"a rotation of {client_id} has no receipt of the coordinator")
     manifest = coordinator.verify(rotation.receipt, RotationReceiptManifest)
+    # Protocol, rotation: by the digest of the statement: the receipt of another rotation has other times.
     expected = (federation_id, client_id, envelope_digest(rotation.statement))
     if (manifest.federation_id, manifest.client_id, manifest.rotation) != expected:
         raise Refusal("rotation", f"the receipt of a rotation of {client_id} is for another one")

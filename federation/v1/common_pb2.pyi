@@ -1262,7 +1262,7 @@ class StepManifest(_message.Message):
     result_model: _builtins.str
     """The digest of the model after the step."""
     rate: _builtins.float
-    """The server learning rate of this round, times the step size that a line search chose."""
+    """The server learning rate of this round, times the step size that a line search chose, or the bound of "auto"."""
     gram: _builtins.str
     """The digest of the Gram matrix (a .npy blob, float64)."""
     algorithm: _builtins.str

@@ -105,7 +105,7 @@ class Demand:
 
     Attributes:
         steps: optimiser steps; 0 for work without training.
-        samples: training samples that the reply depends on.
+        samples: the fewest training samples that the reply depends on.
         rows: updates of the whole model.
         epochs: passes over the training split.
     """

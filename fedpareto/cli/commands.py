@@ -1,16 +1,15 @@
 """The table of commands: all that `fedpareto --help` and the help of a group load.
 
-A command's module imports what it needs at its top. It is loaded when the command is called, or its own help.
+A command's module is loaded when the command is called, or its own help. It has the parameters and the help; the
+imports of its work wait (`fedpareto.on_first_use`).
 """
 
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-
-from fedpareto.cli.failure import require
 
 # By group: the name of a command, its function (or the Typer app of a group that is a command, too) in a module of this
 # package, and the first sentence of its help.
@@ -136,17 +135,6 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "Models and the record": ("export", "bundle", "replay", "audit", "disk"),
     }
 }
-# By function: checks that the extras are installed which its module imports.
-NEEDS = {
-    "admin.console:console_command": partial(
-        require, "the console is served with", "starlette", "uvicorn", extra="console"
-    ),
-    "research.data:show": partial(require, "a task's data is read with", "torch"),
-    "research.experiment_run:run_command": partial(
-        require, "experiments need", "torch", "matplotlib", extra="torch,experiments"
-    ),
-    "research.simulate:simulate_command": partial(require, "simulated clients train with", "torch"),
-}
 # Typer's settings of commands, by their function.
 _SETTINGS: dict[str, dict[str, Any]] = {"admin.runs:show_round": {"context_settings": {"ignore_unknown_options": True}}}
 
@@ -167,8 +155,6 @@ class TableCommand(TyperCommand):
     @cached_property
     def loaded(self) -> Any:
         """The command itself, a Click command or group."""
-        if self._target in NEEDS:
-            NEEDS[self._target]()
         target = load(self._target)
         if isinstance(target, typer.Typer):
             return typer.main.get_command(target)
@@ -181,7 +167,17 @@ class TableCommand(TyperCommand):
         return self.loaded.make_context(*arguments, **settings)
 
 
-class TableGroup(TyperGroup):
+class QuickHelpGroup(TyperGroup):
+    """A group that shows the help of a command without reading its own options, for which Typer imports pydantic."""
+
+    def parse_args(self, context: Any, words: list[str]) -> list[str]:
+        """Parses the words after the group's name. The help of a command ends them all."""
+        if words and words[0] in self.commands and not set(context.help_option_names).isdisjoint(words):
+            self.commands[words[0]].make_context(words[0], words[1:], parent=context)  # it ends here if help is shown
+        return super().parse_args(context, words)
+
+
+class TableGroup(QuickHelpGroup):
     """A group whose commands are those of the table under its name; groups inside it come after them."""
 
     def __init__(self, **settings: Any) -> None:

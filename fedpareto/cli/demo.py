@@ -11,36 +11,41 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from federation.tasks.pairs import TwoDigitsScaled
-from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto.cli.admin import watch
-from fedpareto.cli.admin.client import connect
-from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, failing, require
 from fedpareto.cli.shared_options import ProgressJsonOption
-from fedpareto.cli.show.tables import console as make_console
-from fedpareto.demo import acts, show, story
-from fedpareto.demo.acts import Play
-from fedpareto.demo.demo_page import page
-from fedpareto.demo.demo_results import DemoResult, Ended, Served, how_it_ended, outcome, served
-from fedpareto.demo.hospitals import ATTACKER, HOSPITALS, POLICY, TWO, Hospitals
-from fedpareto.demo.outsider import Verification, verification
-from fedpareto.demo.private_act import PrivateResult, private
-from fedpareto.demo.show import follow, step
-from fedpareto.demo.story import of_private, of_the_record
-from fedpareto.processes.federation_directory import (
-    DirectoryError,
-    fresh_directory,
-    is_of,
-    keep_coordinator,
-    stop_kept,
-    wait_kept,
-)
-from fedpareto.processes.forked import start_server
-from fedpareto.processes.process_federation import ProcessError, leaving_on_signals
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import has_display, print_document
+
+with on_first_use():
+    from rich.console import Console
+
+    from federation.tasks.pairs import TwoDigitsScaled
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto.cli.admin import watch
+    from fedpareto.cli.admin.client import connect
+    from fedpareto.cli.document import dumps
+    from fedpareto.cli.show.tables import console as make_console
+    from fedpareto.demo import acts, hospitals, show, story
+    from fedpareto.demo.acts import Play
+    from fedpareto.demo.demo_page import page
+    from fedpareto.demo.demo_results import DemoResult, Ended, Served, how_it_ended, outcome, served
+    from fedpareto.demo.hospitals import Hospitals
+    from fedpareto.demo.outsider import Verification, verification
+    from fedpareto.demo.private_act import PrivateResult, private
+    from fedpareto.demo.show import follow, step
+    from fedpareto.demo.story import of_private, of_the_record
+    from fedpareto.processes.federation_directory import (
+        DirectoryError,
+        fresh_directory,
+        is_of,
+        keep_coordinator,
+        stop_kept,
+        wait_kept,
+    )
+    from fedpareto.processes.forked import start_server
+    from fedpareto.processes.process_federation import ProcessError, leaving_on_signals
+
 
 DEFAULT_DIRECTORY = Path("fedpareto-demo")
 PAGE = "demo.html"
@@ -139,18 +144,18 @@ class _Results:
     """The results of the acts that were played."""
 
     choices: _Choices
-    runs: dict[str, DemoResult] = field(default_factory=dict)
-    objectives: list[Served] = field(default_factory=list)
-    private: PrivateResult | None = None
-    verification: Verification | None = None
+    runs: "dict[str, DemoResult]" = field(default_factory=dict)
+    objectives: "list[Served]" = field(default_factory=list)
+    private: "PrivateResult | None" = None
+    verification: "Verification | None" = None
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> "list[Ended]":
         """All runs, in their order."""
         return [*self.runs.values(), *self.objectives, *([self.private] if self.private else [])]
 
 
-def _perform(console: Console, directory: Path, choices: _Choices) -> _Results:
+def _perform(console: "Console", directory: Path, choices: _Choices) -> _Results:
     results = _Results(choices)
     tasks = [*(["scanners"] if choices.whole or choices.private else []), *(["two-digits-scaled"] * choices.objectives)]
     with Hospitals(directory, seed=choices.seed, tasks=tasks) as stage:
@@ -164,7 +169,7 @@ def _perform(console: Console, directory: Path, choices: _Choices) -> _Results:
             joined = "ten hospitals have joined, each with keys, a certificate and images of its own"
             with step(console, "ten hospitals join", joined):
                 stage.enroll(stub)
-                stage.pin_rosters(POLICY)  # workers read it when they start
+                stage.pin_rosters(hospitals.POLICY)  # workers read it when they start
             with step(console, "their workers start", "their ten workers attend, over mutual TLS"):
                 stage.cast(stub, "")
             clock.note("federation")
@@ -179,7 +184,11 @@ def _perform(console: Console, directory: Path, choices: _Choices) -> _Results:
                     "\nAct 4: private rounds; the coordinator sees masked vectors and their sum", style="bold"
                 )
                 open_run = "fedmgda" if choices.whole else play.run(acts.OPEN).run_id
-                with step(console, f"{ATTACKER} starts again", f"{ATTACKER} makes its vector five times too long"):
+                with step(
+                    console,
+                    f"{hospitals.ATTACKER} starts again",
+                    f"{hospitals.ATTACKER} makes its vector five times too long",
+                ):
                     stage.cast(stub, acts.CHEAT)
                 run = play.run(acts.PRIVATE)
                 results.private = private(stub, stage.home, open_run, run.run_id)
@@ -218,13 +227,13 @@ class _Clock:
 class _Player:
     """Plays the acts that have rounds."""
 
-    console: Console
-    stage: Hospitals
-    stub: AdminStub
+    console: "Console"
+    stage: "Hospitals"
+    stub: "AdminStub"
     results: _Results
     clock: _Clock
 
-    def run(self, play: Play, title: str = "") -> Ended:
+    def run(self, play: "Play", title: str = "") -> "Ended":
         """Runs a play to its end, and returns its result."""
         choices = self.results.choices
         run_id = self.stage.submit(play.name, play.specification(choices.rounds, choices.seed))
@@ -247,7 +256,9 @@ class _Player:
 
     def attacked(self) -> None:
         """Act 3."""
-        self.console.print(f"\nAct 3: {ATTACKER} multiplies its update by 100 and adds 1000 to its loss", style="bold")
+        self.console.print(
+            f"\nAct 3: {hospitals.ATTACKER} multiplies its update by 100 and adds 1000 to its loss", style="bold"
+        )
         self.stage.cast(self.stub, acts.ATTACK)
         self._compared(acts.AVERAGE_ATTACKED, attacked=True)
         self._compared(acts.FAIR_ATTACKED, attacked=True)
@@ -261,7 +272,7 @@ class _Player:
             self.results.objectives.append(served(self.stub, run.run_id, TwoDigitsScaled.scales))
         self.clock.note("objectives")
 
-    def _compared(self, play: Play, *, attacked: bool = False) -> None:
+    def _compared(self, play: "Play", *, attacked: bool = False) -> None:
         run = self.run(play, f"{play.title}, attacked" if attacked else play.title)
         self.results.runs[play.name] = outcome(self.stub, run.run_id, attacked=attacked)
 
@@ -282,9 +293,9 @@ def _record(directory: Path, results: _Results) -> str:
         {
             "directory": str(directory),
             "admin_home": str(directory / "coordinator" / "admin"),
-            "hospitals": list(HOSPITALS),
-            "other_scanner": list(TWO),
-            "attacker": ATTACKER,
+            "hospitals": list(hospitals.HOSPITALS),
+            "other_scanner": list(hospitals.TWO),
+            "attacker": hospitals.ATTACKER,
             "attack": acts.ATTACK,
             "rounds": results.choices.rounds,
             "seed": results.choices.seed,
@@ -301,7 +312,7 @@ def _record(directory: Path, results: _Results) -> str:
     return text
 
 
-def _report(console: Console, directory: Path, results: _Results, *, keep: bool, browse: bool) -> None:
+def _report(console: "Console", directory: Path, results: _Results, *, keep: bool, browse: bool) -> None:
     show.story(console, story.story(results.runs, results.private, results.verification))
     if results.objectives:
         console.print(show.objectives(results.objectives))

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from federation.errors import Error
+from fedpareto.on_first_use import what_waits
 from fedpareto.standard_streams import print_document
 
 USAGE = 2
@@ -40,7 +41,7 @@ def failing(*errors: type[Exception], code: int = 1, what: str = "") -> Iterator
     """
     try:
         yield
-    except errors as error:
+    except tuple(map(what_waits, errors)) as error:
         message = str(error)
         if isinstance(error, OSError) and error.strerror:
             what, message = what or str(error.filename or "this machine"), error.strerror

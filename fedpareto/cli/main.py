@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 the work failed, 2 bad usage, 130 interrupted, 141 the reader of the output has ended.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -13,10 +14,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+import fedpareto
 from federation.owners_code import described, owners_frame
 from federation.text import escaped_lines
 from federation.transport.tls import require_tls13
-from fedpareto import __version__
 from fedpareto.cli.commands import TableGroup
 from fedpareto.cli.failure import INTERRUPTED, CommandFailure
 from fedpareto.cli.shared_options import DEFAULT_ADMIN_HOME, AdminHome, AdminPassphraseOption, ProxyOption
@@ -102,7 +103,7 @@ app.add_typer(_group("Show which samples each client would hold."), name="data")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"fedpareto {__version__}")
+        typer.echo(f"fedpareto {fedpareto.__version__}")
         raise typer.Exit
 
 
@@ -144,6 +145,7 @@ def main() -> None:
             program()()
         finally:
             sys.stdout.flush()
+            gc.freeze()  # Python would look for cycles in all that was imported before it ends: 0.2 CPU seconds
     except (CommandFailure, OutputError) as failure:
         _fail(failure)
     except KeyboardInterrupt:

@@ -5,18 +5,29 @@ finalizers that PyTorch's import registers would remove its kernels from tables 
 """
 
 import gc
+import sys
 from weakref import finalize
 
 from sqlalchemy.orm import configure_mappers
 
-from fedpareto.cli.commands import NEEDS, TABLE, load
+from fedpareto.cli.commands import TABLE, load
 from fedpareto.cli.main import program
+from fedpareto.on_first_use import what_waits
+
+# Commands that train by themselves, for long, or need an extra.
+_ALONE = {
+    f"fedpareto.cli.{name}"
+    for name in ("admin.console", "research.data", "research.experiment_run", "research.simulate")
+}
 
 configure_mappers()
 program()
 for target, _ in (row for rows in TABLE.values() for row in rows.values()):
-    if target not in NEEDS:  # those train by themselves, for long
-        load(target)
+    load(target)
+for name, module in list(sys.modules.items()):
+    if name.startswith("fedpareto.cli.") and name not in _ALONE:
+        for value in vars(module).values():
+            what_waits(value)
 gc.freeze()
 for finalizer in list(finalize._registry):  # type: ignore[attr-defined]
     finalizer.atexit = False

@@ -9,11 +9,14 @@ import typer
 from federation.text import counted
 from fedpareto.cli import completion
 from fedpareto.cli.admin.app import RunName
-from fedpareto.cli.admin.client import connect
 from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing
 from fedpareto.cli.shared_options import DEFAULT_ADMIN_HOME, AdminHome, AdminPassphraseOption, ForceOption, JsonOption
-from fedpareto.web.report import page
-from fedpareto.web.sections.shown_run import ShownRun
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from fedpareto.cli.admin.client import connect
+    from fedpareto.web.report import page
+    from fedpareto.web.sections.shown_run import ShownRun
 
 
 def report_command(
@@ -71,7 +74,7 @@ def report_command(
     )
 
 
-def _check_comparable(data: ShownRun, other: ShownRun) -> None:
+def _check_comparable(data: "ShownRun", other: "ShownRun") -> None:
     """Raises a Failure if two runs do not measure the same."""
     if (other.run.task, other.objectives) != (data.run.task, data.objectives):
         raise CommandFailure(

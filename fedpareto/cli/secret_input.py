@@ -12,11 +12,16 @@ from pathlib import Path
 
 import typer
 
-from federation.text_files import EncodingError, check_not_wide, decoded, read_text
-from federation.transport.proxies import Proxy, ProxyChoice, ProxyError, choose_proxy
-from federation.trust.join_string import JoinStringFields
-from federation.trust.keys import IdentityError, is_encrypted
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation.text_files import EncodingError, check_not_wide, decoded, read_text
+    from federation.transport.proxies import Proxy, ProxyChoice, ProxyError, choose_proxy
+    from federation.trust import keys
+    from federation.trust.join_string import JoinStringFields
+    from federation.trust.keys import is_encrypted
+
 
 STANDARD_INPUT = Path("-")
 _LONGEST = 20_000  # characters of a join string with white space
@@ -52,7 +57,7 @@ def _joined(lines: Iterable[bytes]) -> str:
     text = ""
     for line in lines:
         text += decoded(line)
-        with suppress(IdentityError):
+        with suppress(keys.IdentityError):
             JoinStringFields.decode(text)
             break
         if len(text) > _LONGEST:
@@ -95,7 +100,7 @@ def passphrase_for(key: Path, path: Path | None) -> bytes | None:
     return read_passphrase(path)
 
 
-def proxies_for(addresses: Sequence[str], given: str | None) -> ProxyChoice:
+def proxies_for(addresses: Sequence[str], given: str | None) -> "ProxyChoice":
     """The choice of a proxy on the way to each coordinator ("host:port"), from --proxy or the environment.
 
     Raises:
@@ -113,7 +118,7 @@ def proxies_for(addresses: Sequence[str], given: str | None) -> ProxyChoice:
         )
     environment = dict(os.environ)
 
-    def choose(address: str) -> Proxy | None:
+    def choose(address: str) -> "Proxy | None":
         with failing(ProxyError, code=USAGE):
             return choose_proxy(address, given, environment)
 

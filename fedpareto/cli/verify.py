@@ -6,17 +6,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import track
 
-from federation.record.bundle import BundleError, BundleReader
 from federation.text import counted, escaped
 from fedpareto.cli.failure import NOT_VERIFIED, CommandFailure, answer, failing
 from fedpareto.cli.shared_options import CodeOption, JsonOption
-from verification.errors import VerificationError
-from verification.exported import check_model
-from verification.log import RunLog
-from verification.run import OpenedRun
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from rich.console import Console
+    from rich.progress import track
+
+    from federation.record.bundle import BundleError, BundleReader
+    from verification import errors
+    from verification.exported import check_model
+    from verification.log import RunLog
+    from verification.run import OpenedRun
 
 
 def verify_command(
@@ -100,7 +104,7 @@ def verify_command(
                 if checked.missing:
                     missing.append(checked.missing)
                     say(f"not verified, because {checked.missing}")
-        except VerificationError as error:
+        except errors.VerificationError as error:
             wrong = str(error)
         whole = not missing and not absent
         document |= {
@@ -120,7 +124,7 @@ def verify_command(
         raise typer.Exit(NOT_VERIFIED)
 
 
-def _of_the_log(log: RunLog, say: Callable[[str], None]) -> dict[str, Any]:
+def _of_the_log(log: "RunLog", say: Callable[[str], None]) -> dict[str, Any]:
     """Prints a verified log. Returns its part of the document, with the digest of the record."""
     newest = log.newest
     at = newest.created.ToDatetime(tzinfo=UTC)

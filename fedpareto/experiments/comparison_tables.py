@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from federation.spec.run_sections import AUTO
 from fedpareto.experiments import measures
 from fedpareto.experiments.definition import Cell, Experiment
 from fedpareto.experiments.published_numbers import number
@@ -96,7 +97,13 @@ def _some_rate_changes(results: Iterable[RunResult]) -> bool:
 
 
 def _rates(results: Iterable[RunResult]) -> str:
-    """The server's learning rates in the first and the last step; unknown if the runs differ, or if no run has them."""
+    """The server's learning rates in the first and the last step; unknown if the runs differ, or if no run has them.
+
+    "auto" has other rates in every run.
+    """
+    results = list(results)
+    if results and all(item.spec.get("server", {}).get("learning_rate") == AUTO for item in results):
+        return AUTO
     keys = ("rate/first", "rate/last")
     rates = {tuple(item.final[key] for key in keys) for item in results if all(key in item.final for key in keys)}
     if len(rates) != 1:

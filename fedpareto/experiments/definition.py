@@ -92,6 +92,7 @@ class Derived(_Section):
     delta_m: dict[str, str] = {}
     front: tuple[str, str] | None = None
     groups: dict[str, tuple[int, ...]] = {}
+    after: tuple[int, ...] = ()
 
 
 class Quick(_Section):

@@ -22,7 +22,8 @@ def derived(experiment: Experiment, results: Sequence[RunResult]) -> list[RunRes
     the first objective counts most; `front/tau`, Kendall's tau-b of the two ranks, the same for all methods and NaN
     for a single one; `front/divergence`, mu of the last losses and the preference; `front/spread`, the largest r_k F_k
     divided by the smallest. For each group of clients, by their numbers from 0: `group/NAME`, the mean of their
-    accuracies (%); it needs `client/...`, so there are at most ten clients.
+    accuracies (%); it needs `client/...`, so there are at most ten clients. After each number of rounds in `after`, if
+    the models were evaluated then: `after/NUMBER/...`, the measures of that round.
     """
     wanted = experiment.derived
     extended = []
@@ -33,6 +34,12 @@ def derived(experiment: Experiment, results: Sequence[RunResult]) -> list[RunRes
             final |= _reached(target, item.rounds)
         final |= _against_baselines(wanted, final, {other.method: other.final for other in together})
         final |= _of_groups(wanted.groups, final)
+        final |= {
+            f"after/{measures['round']:g}/{name}": value
+            for measures in item.rounds
+            if measures["round"] in wanted.after
+            for name, value in measures.items()
+        }
         if wanted.front is not None:
             final |= _on_the_front(wanted.front, item, together)
         extended.append(replace(item, final=final))

@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ _SHARES_OF_ROUNDS = ("improved", "backdoor")
 _NOT_OF_THE_LAST_ROUND = {"round", "steps", "uploaded", "improved", "agreement", *_OF_ROUNDS}
 _OF_OBJECTIVES = r"loss/[a-z]+/.+|(weight|objective|preference)/.+"
 _OF_MEMBERS = (
-    "std|worst|best|worst5|best5|p5|p95|variance|jain|pooled|client/.+|improved|improved_late|agreement"
+    "rises|std|worst|best|worst5|best5|p5|p95|variance|jain|pooled|client/.+|improved|improved_late|agreement"
     "|stationarity(/relative)?|conflicts|conflict_depth|descent_min|descent_share"
 )
 _ACCURACY = "accuracy/objective/"
@@ -41,7 +41,8 @@ def final(history: "History", *, exclude: Collection[str] = ()) -> Measures:
         clients; `loss/train` and `loss/test` if they were evaluated; of several objectives `accuracy/NAME` (%),
         `loss/SPLIT/NAME` and the other measures of objectives in the last evaluated round; `improved`, the mean share
         of improved participants, attackers included, over the evaluated rounds, and `improved_late`, the same over the
-        last tenth of these; `backdoor`, the success of a backdoor at the end (%); `uploaded`, the bytes that each
+        last tenth of these; `rises`, the share of the evaluated rounds, without the first, in which the mean training
+        loss rose (%); `backdoor`, the success of a backdoor at the end (%); `uploaded`, the bytes that each
         participant sent (MB); `upload/d`, the same as floats per round and parameter of the model; `agreement`, the
         mean over the rounds; `rate/first` and `rate/last`, the server's learning rate in the first and the last step;
         `moved`, the share of private steps whose coefficients were moved towards plain averaging (%), and
@@ -58,8 +59,10 @@ def final(history: "History", *, exclude: Collection[str] = ()) -> Measures:
     shares = _values(records, "private/rule_share")
     last = evaluated[-1] if evaluated else _means_on_record(records)
     uploads, agreements = _uploads(history).values(), _means(history.reply_records, "cosine", by="round").values()
+    losses = [record["loss/train"] for record in evaluated if "loss/train" in record]
     optional = {
         "improved": _mean(improved),
+        "rises": _mean([100.0 * (after > before) for before, after in pairwise(losses)]),
         "improved_late": _mean(improved[-math.ceil(len(improved) / 10) :]),
         "uploaded": sum(uploads) / _MEGABYTE if uploads else math.nan,
         "upload/d": _mean(uploads) / (_FLOAT * len(history.model)),

@@ -1,21 +1,27 @@
 """The clients of a simulation: their names, their data, and which of them attack."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from federation.attacks import Attack, AttackError, attack_seed, parse_attack, poisoned
+from federation.spec.computation import LocalSgd
 from federation.spec.run_sections import SimulationSpec
 from federation.spec.run_spec import RunSpec
-from federation.tasks import Dataset, DataSource, Part, Splits, Task, pool_of, task_code
+from federation.tasks import Dataset, DataSource, Part, Splits, Task, TaskError, pool_of, task_code
 from federation.tasks.partition import deal_all
 from federation.training.data_trial import not_finite
 from federation.training.generators import generators_kept
 from federation.training.pool_trial import tried_pool, try_splits
+from federation.training.run_trial import FirstTraining
 from federation.training.sample_tensors import splits_of_tensors
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
+from federation.work.base import WorkError
+from federation.work.minibatch_sizes import Forming
+from fedpareto.simulation import SimulationError
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,36 @@ def populate(
     served = zip(names, _served(task, len(names), spec.objectives), strict=True)
     serves = {name: serve.get(name, own) for name, own in served}
     return Population(splits, attackers, serves)
+
+
+def try_smallest(task: Task, run: RunSpec, population: Population, device: str) -> None:
+    """Tries the smallest minibatch that an honest client forms in a run, with the built-in trainer.
+
+    Raises:
+        SharingError: `[parameters]` of the run does not suit the model.
+        SimulationError: the client would decline, or the task's code raised an exception on so few samples.
+    """
+    sgd = LocalSgd.of(run.train)
+
+    def smallest(name: str, *, even: bool) -> int:
+        count = population.samples[name]
+        forming = Forming(samples=count, batch_size=sgd.batch_size, steps=sgd.count(count), micro_batch=sgd.micro_batch)
+        return forming.smallest_part(even=even)
+
+    asked = [
+        name
+        for name, count in population.samples.items()
+        if count and name not in population.attackers and run.selection.admits(name)
+    ]
+    # Only the trainer knows if it evens minibatches out, so the client with the smallest one is tried for both cases.
+    for name in dict.fromkeys(min(asked, key=partial(smallest, even=even)) for even in (False, True) if asked):
+        trainer = TorchTrainer(task, population.splits[name], device, objectives=population.serves[name])
+        trainer.kernels.speaks = False
+        try:
+            with generators_kept(), closing(trainer):
+                FirstTraining.of(trainer, run).try_smallest(trainer)
+        except (TaskError, WorkError) as error:
+            raise SimulationError(f"{name}: {error}") from error
 
 
 def _served(task: Task, clients: int, objectives: str) -> list[tuple[str, ...]]:

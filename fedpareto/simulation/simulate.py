@@ -47,7 +47,7 @@ from fedpareto.simulation.backends import Backend, pick_backend
 from fedpareto.simulation.fleet import SimulatedFleet, enroll, forget_interrupted
 from fedpareto.simulation.history import History, read_history
 from fedpareto.simulation.local_state import PopulationState
-from fedpareto.simulation.population import Population, populate
+from fedpareto.simulation.population import Population, populate, try_smallest
 from storage import models
 from storage.models import Round, Run
 from storage.retention import collect
@@ -140,6 +140,8 @@ class Simulation(AbstractContextManager["Simulation"]):
                 ray_address=ray_address,
             )
             stack.callback(self.backend.close)
+            if self._trainer is TorchTrainer:
+                try_smallest(known_task, self.spec, self._population, picked_device)
             self._probe = _probe(known_task, self._trainer, self._population, picked_device)
             settings = Settings(federation_id=_FEDERATION, keep_rounds=_KEEP_ROUNDS)
             self._home = existing or CoordinatorHome.init(home, settings, now=utc_now())

@@ -21,17 +21,19 @@ from federation.spec.objective_names import Targets
 from federation.tasks import Dataset, Splits, Task
 from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.batch_statistics import TRIED, is_evened, needs_two, normalizes
 from federation.training.determinism import Kernels
+from federation.training.generators import generators_kept
 from federation.training.lending import Lending, version
 from federation.training.objective_losses import Measured, OwnMetrics, correct
 from federation.training.objective_losses import losses as losses_of
 from federation.training.serving import reported_losses, served, split_metrics
-from federation.training.sgd import Descent
+from federation.training.sgd import Descent, in_groups
 from federation.training.trainer import inability, training_seed
-from federation.work.base import Result
+from federation.work.base import Result, WorkError
+from federation.work.minibatch_sizes import Cut, Forming
 from fedpareto.simulation.local import LocalWork, Outcome, Serves, Stopped, Turn, naming
 
-_GATHERED = 32  # minibatches at a time
 _ROWS = 3  # samples that show whether an output has a row for each
 _KEPT = 4  # copies of joined samples; with more, memory would grow with the number of clients squared
 
@@ -52,6 +54,7 @@ class Stacked(LocalWork):
             name: {split: self._place(getattr(own, split)) for split in SPLITS} for name, own in splits.items()
         }
         self._kept: dict[tuple[str, ...], Dataset] = {}
+        self._two: bool | None = None  # see _needs_two
         self._lending = Lending(task)
         self._kernels = Kernels(self._device, task.name)
 
@@ -111,18 +114,21 @@ class Stacked(LocalWork):
         self, start: list[Tensor], works: list[AtBase], members: list[str], keys: list[int], stopped: Stopped
     ) -> dict[str, Outcome]:
         """The rows of clients whose computations are alike."""
-        match works[0]:
-            case Descend(idle=True, targets=targets):
-                zeros = {row: np.zeros(self._layout.size, dtype=np.float32) for row in targets}
-                return {name: Result(zeros, {}, {}, 0) for name in members}
-            case Descend(sgd=sgd):
-                # With given gradients, the first step is the step on the first minibatch.
-                targets_of = [work.targets for work in works if isinstance(work, Descend)]
-                return self._train_group(start, sgd, members, keys, targets_of, stopped)
-            case Differentiate(batch_size=size):
-                return self._gradients(start, size, members, keys)
-            case Measure():
-                return {name: Result({}, {}, {}, 0) for name in members}
+        try:
+            match works[0]:
+                case Descend(idle=True, targets=targets):
+                    zeros = {row: np.zeros(self._layout.size, dtype=np.float32) for row in targets}
+                    return {name: Result(zeros, {}, {}, 0) for name in members}
+                case Descend(sgd=sgd):
+                    # With given gradients, the first step is the step on the first minibatch.
+                    targets_of = [work.targets for work in works if isinstance(work, Descend)]
+                    return self._train_group(start, sgd, members, keys, targets_of, stopped)
+                case Differentiate(batch_size=size):
+                    return self._gradients(start, size, members, keys)
+                case Measure():
+                    return {name: Result({}, {}, {}, 0) for name in members}
+        except WorkError as error:
+            return dict.fromkeys(members, error)
 
     def _outcome(
         self, name: str, computation: AtBase, outcome: Outcome, measured: Mapping[str, Measured], seconds: float
@@ -177,12 +183,12 @@ class Stacked(LocalWork):
     ) -> dict[str, Outcome]:
         """The gradient of each objective at `start`, of clients that serve the same ones."""
         rows: dict[str, dict[str, NDArray[np.float32]]] = {name: {} for name in members}
-        x, y = next(self._batches(members, batch_size, keys))
+        x, y = next(self._batches(members, batch_size, keys, 1))
         drawn = version(x), version(y)
         self._model.train()
         for objective in self._serves[members[0]]:
             if (version(x), version(y)) != drawn:  # the task's code has written into them
-                x, y = next(self._batches(members, batch_size, keys))
+                x, y = next(self._batches(members, batch_size, keys, 1))
             leaves = [part.expand(len(members), *part.shape).clone().requires_grad_() for part in start]
             with self._lent(members, batch_size, x, y) as (own_x, own_y):
                 ones = torch.ones(len(members), 1, device=self._device)
@@ -229,7 +235,7 @@ class Stacked(LocalWork):
         loss_of = self._loss(used)
         losses = []
         descent = Descent.fresh(work, values, [part[None] for part in start], total)
-        batches = self._batches(members, work.batch_size, keys)
+        batches = self._batches(members, work.batch_size, keys, total)
         self._model.train()
         for _ in range(total):
             if stopped():
@@ -245,23 +251,44 @@ class Stacked(LocalWork):
             losses.append(loss.detach())
         return torch.stack(losses)
 
-    def _batches(self, members: list[str], size: int, keys: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Minibatches side by side, (clients, batch, ...), each in the order that the client's worker would draw."""
+    def _batches(self, members: list[str], size: int, keys: list[int], steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Minibatches side by side, (clients, batch, ...), each in the order that the client's worker would draw.
+
+        Raises:
+            WorkError: as of `is_evened`.
+        """
         data = [self._splits[name]["train"] for name in members]
         count = len(data[0])
+        even = self._evens(members[0], size, steps)
         if self._whole(members, size):
             whole = self._joined(members, "train")
             while True:
                 yield _per_client(whole.x, len(members)), _per_client(whole.y, len(members))
         generators = [torch.Generator().manual_seed(key) for key in keys]
+        groups = in_groups(Cut.of(count, size, even=even))
         while True:
             orders = [torch.randperm(count, generator=generator).to(self._device) for generator in generators]
-            gathered = [torch.split(order, size * _GATHERED) for order in orders]
-            for indices in zip(*gathered, strict=True):
+            gathered = [torch.split(order, list(map(sum, groups))) for order in orders]
+            for sizes, *indices in zip(groups, *gathered, strict=True):
                 pairs = list(zip(data, indices, strict=True))
                 x = torch.stack([part.x.index_select(0, index) for part, index in pairs])
                 y = torch.stack([part.y.index_select(0, index) for part, index in pairs])
-                yield from zip(torch.split(x, size, dim=1), torch.split(y, size, dim=1), strict=True)
+                yield from zip(torch.split(x, sizes, dim=1), torch.split(y, sizes, dim=1), strict=True)
+
+    def _evens(self, name: str, size: int, steps: int) -> bool:
+        """Whether a client and those with as many samples even their minibatches out, as their workers would."""
+        forming = Forming(samples=len(self._splits[name]["train"]), batch_size=size, steps=steps)
+        self._model.train()
+        return is_evened(forming, layers=normalizes(self._model), needs_two=lambda: self._needs_two(name))
+
+    def _needs_two(self, name: str) -> bool:
+        """`needs_two` of the initial model, which is found once."""
+        if self._two is None:
+            data = self._splits[name]["train"]
+            x, y = (part[torch.arange(TRIED) % len(part)] for part in (data.x, data.y))
+            with generators_kept():
+                self._two = needs_two(self._task, self._model, self._serves[name], x, y)
+        return self._two
 
     def _whole(self, members: list[str], size: int) -> bool:
         """True if minibatches of this size are whole splits, of clients whose splits are of one size."""
@@ -396,6 +423,9 @@ def why_not_stacked(
     try:
         if not _gives_rows(model, first.x[:_ROWS].clone()):
             return "the model's output in an evaluation has no row for each sample"
+        if normalizes(model.eval()):
+            return "its BatchNorm would mix the samples of clients that are evaluated together"
+        model.train()
         _try_stacked(task, model, Dataset(first.x[:1], first.y[:1]))
     except Exception as error:  # of many kinds: the same code has passed its trial, for one client alone
         return f"the model cannot be stacked: {(str(error) or type(error).__name__).splitlines()[0]}"

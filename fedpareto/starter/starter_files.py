@@ -20,8 +20,8 @@ class Starter:
 
 _BUFFERS = '\n[parameters]\nbuffers = "averaged"  # the running statistics of BatchNorm\n'
 STARTERS: Mapping[str, Starter] = {
-    "tabular": Starter("visits", "Visits", 0.1),
-    "images": Starter("scans", "Scans", 0.005, _BUFFERS),
+    "tabular": Starter("visits", "Visits", 0.02),
+    "images": Starter("scans", "Scans", 0.05, _BUFFERS),
     "text": Starter("notes", "Notes", 0.5),
 }
 
@@ -31,12 +31,16 @@ task = "{module}:{name}"
 rounds = 20
 
 [algorithm]
-name = "fedavg"  # the average; "fedmgda+" gives more weight to the members that would gain least
+name = "fedmgda+"  # gives more weight to the members that would gain least; "fedavg" is the plain average
+
+[server]
+learning_rate = "auto"  # no step is longer than the updates of most members
 
 [train]
 epochs = 1
 batch_size = 10
 learning_rate = {rate}  # tried on the data of this directory; try others on yours
+round_schedule = "cosine"  # the learning rate falls towards 0 until the last round
 
 [selection]
 minimum = {minimum}  # a round waits until all members attend

@@ -19,6 +19,7 @@ from sqlalchemy import select
 from coordinator.home import CoordinatorHome
 from federation.spec.run_spec import RunSpec
 from federation.tasks import DataSource, task
+from fedpareto import simulate
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.research.member_option import members_of
 from fedpareto.processes.federation_directory import fresh_directory
@@ -74,6 +75,7 @@ def test_new_writes_a_task_of_25_lines_whose_splits_all_have_both_classes(
     assert sum(bool(line.strip()) for line in lines) <= 30
     spec = RunSpec.parse((directory / "run.toml").read_bytes())
     assert (spec.task, spec.selection.minimum) == (f"{starter.module}:{starter.name}", len(SITES))
+    assert (spec.algorithm.name, spec.server.learning_rate) == ("fedmgda+", "auto")
     monkeypatch.syspath_prepend(str(directory))
     own = task(spec.task)
     for site in SITES:
@@ -82,6 +84,24 @@ def test_new_writes_a_task_of_25_lines_whose_splits_all_have_both_classes(
         assert pool.groups is not None
         assert pool.stratify
         assert all(set(split.y.tolist()) == {0, 1} for split in own.load(source))
+
+
+@pytest.mark.parametrize(
+    ("kind", "seeds"), [("tabular", 1), *(pytest.param(kind, 3, marks=pytest.mark.full) for kind in STARTERS)]
+)
+def test_at_the_end_of_the_run_that_new_writes_the_loss_stays_near_its_least(
+    made: Path, kind: str, seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(made / kind))
+    members = {site: made / kind / "data" / site for site in SITES}
+    for seed in range(seeds):
+        text = (made / kind / "run.toml").read_text().replace("[algorithm]", f"seed = {seed}\n\n[algorithm]")
+        history = simulate(text, members=members, threads=1)
+        assert [round_["state"] for round_ in history.round_records] == ["COMPLETED"] * 20
+        assert not [reply for reply in history.reply_records if not reply["accepted"]]
+        losses = history.rounds["loss/train"]
+        assert losses.iloc[-5:].max() <= 1.3 * losses.min()
+        assert losses.iloc[-1] < losses.iloc[0]
 
 
 @pytest.mark.full
@@ -127,6 +147,24 @@ def test_a_member_with_wrong_data_ends_local_with_the_reason_of_its_worker(made:
     done = fedpareto("local", made / "tabular" / "run.toml", *members, "--dir", tmp_path / "real", code=1)
     assert "site-b ended with exit code" in done.stderr
     assert "site-b/visits.csv: a header, then patient, 6 numbers, 0 or 1" in done.stderr
+
+
+@pytest.mark.full
+def test_local_tries_the_smallest_minibatch_of_the_run_before_it_begins(made: Path, tmp_path: Path) -> None:
+    """The small form is in `federation/training/test_batch_statistics.py`: the same trial at the start of a worker."""
+    (tmp_path / "own.py").write_text(
+        "import torch\nfrom visits import Visits\n\nclass Own(Visits):\n    def model(self):\n"
+        "        return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))\n"
+    )
+    text = (made / "tabular" / "run.toml").read_text().replace("visits:Visits", "own:Own")
+    spec = tmp_path / "run.toml"
+    spec.write_text(f'{text.replace("batch_size = 10", "batch_size = 1")}\n[parameters]\nbuffers = "averaged"\n')
+    done = fedpareto(
+        "local", spec, *arguments(made / "tabular"), "--code", tmp_path, "--dir", tmp_path / "real", code=1
+    )
+    assert "ended with exit code" in done.stderr
+    assert "a minibatch would have one sample (" in done.stderr
+    assert "use another train.batch_size, more samples, or a model with GroupNorm or LayerNorm" in done.stderr
 
 
 @pytest.mark.parametrize(

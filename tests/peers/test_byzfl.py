@@ -19,10 +19,10 @@ from byzfl import (
     TrMean,
 )
 
-from federation.aggregation import aggregate
 from federation.aggregation.interface import Rows
 from federation.aggregation.pre import apply
 from federation.aggregation.registry import algorithm
+from fedpareto.offline_aggregation import aggregate
 from tests.peers.scene import Matrix, Round, Vector, rounds
 
 ALL = tuple(rounds())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from federation.aggregation import aggregate
+from fedpareto.offline_aggregation import aggregate
 from tests.peers.scene import Round, Vector, rounds
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

@@ -6,8 +6,8 @@ import torch
 from torchjd._linalg import QuadprogProjector
 from torchjd.aggregation import IMTLG, MGDA, Aggregator, AlignedMTL, DualProj, Krum, Mean, NashMTL, TrimmedMean, UPGrad
 
-from federation.aggregation import aggregate
 from federation.aggregation.qp import UnsolvedError
+from fedpareto.offline_aggregation import aggregate
 from tests.peers.scene import Matrix, Round, Vector, rounds
 
 ALL = tuple(rounds())

@@ -13,11 +13,12 @@ import yaml
 
 from storage.revisions import UNRELEASED_FILE
 from tests import costs
-from tests.distribution import OPTIMIZERS
+from tests.distribution import SLOW
 from tests.paths import ROOT
-from tests.project.scene import git, rows, section, tool
+from tests.project.scene import git, rows, tool
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+PAGE = (ROOT / "tests/README.md").read_text()
 release_check = tool("release_check")
 
 
@@ -41,11 +42,11 @@ def test_the_files_and_tests_that_make_mutants_names_exist() -> None:
     for name, subject in tool("mutants").SUBJECTS.items():
         for path in (*subject.files, *subject.tests):
             assert (ROOT / path).is_file(), path
-        assert f"`{name}`" in CONTRIBUTING
+        assert f"`{name}`" in PAGE
 
 
 def test_the_budget_of_the_tests_is_that_of_the_page_and_what_exceeds_it_is_told() -> None:
-    assert f"at most **{costs.BUDGET / 60:.0f} CPU-minutes**" in CONTRIBUTING
+    assert f"at most **{costs.BUDGET / 60:.0f} CPU-minutes**" in PAGE
     usual = [costs.YARDSTICK] * 3
     assert costs.over_budget(costs.LIMIT, usual) is None
     assert f"cost {costs.LIMIT + 20} CPU seconds" in str(costs.over_budget(costs.LIMIT + 20, usual))
@@ -228,12 +229,13 @@ def test_an_audit_is_passed_if_every_package_was_found_and_none_is_vulnerable() 
 
 
 def test_the_checklist_for_releases_has_each_step_of_the_check() -> None:
-    steps = re.findall(r"^\| `([\w-]+)` \|", section(CONTRIBUTING, "Releasing"), re.MULTILINE)
+    steps = re.findall(r"^\| `([\w-]+)` \|", (ROOT / "tools/releasing.md").read_text(), re.MULTILINE)
     assert steps == list(release_check.STEPS)
 
 
-def test_the_test_files_that_move_with_an_optimiser_of_pytorch_run_in_one_process() -> None:
-    files = {file.relative_to(ROOT) for file in (ROOT / "tests").rglob("test_*.py")}
-    used = {str(file) for file in files if re.search(r"optim\.(SGD|Adam)", (ROOT / file).read_text())}
-    assert {Path(file) for file in OPTIMIZERS} <= files
-    assert used <= OPTIMIZERS
+def test_the_test_files_that_need_a_slow_import_run_in_one_process() -> None:
+    files = {file.relative_to(ROOT) for file in (ROOT / "tests").rglob("test_*.py") if "peers" not in file.parts}
+    slow = r"optim\.(SGD|Adam)|^ *(import|from) (scipy\.stats|cvxpy|dp_accounting|opacus)\b|^ *from scipy import stats"
+    used = {str(file) for file in files if re.search(slow, (ROOT / file).read_text(), re.MULTILINE)}
+    assert {Path(file) for file in SLOW} <= files
+    assert used <= SLOW

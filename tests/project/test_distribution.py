@@ -1,10 +1,18 @@
 """The scheduler of the tests: each test runs once, in the process that has its file, also when a process dies."""
 
+import sys
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Thread
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from xdist.remote import Producer
 
-from tests.distribution import Files
+from tests import distribution
+from tests.distribution import Files, pytest_collection
+from tests.waiting import wait_for
 
 TESTS = ["a.py::1", "a.py::2", "a.py::3", "b.py::1", "c.py::1", "c.py::2", "d.py::1"]
 
@@ -78,3 +86,60 @@ def test_a_process_that_dies_with_the_last_test_leaves_nothing_to_do() -> None:
     files.assigned_work[owner][last.partition("::")[0]][last] = False  # as if its process had died in it
     assert files.remove_node(owner) == last
     assert files.tests_finished
+
+
+def begun(session: Any, collecting: Event) -> tuple[Thread, Event]:
+    """A process's turn, in a thread: it sets `collecting` when it collects, until the event that is returned is set."""
+    end = Event()
+
+    def collect() -> None:
+        hook = pytest_collection(session)
+        next(hook)
+        collecting.set()
+        end.wait()
+        with suppress(StopIteration):
+            hook.send(None)
+
+    thread = Thread(target=collect, daemon=True)
+    thread.start()
+    return thread, end
+
+
+def waiting() -> int:
+    """How many wait for the turn, says the kernel."""
+    inode = f":{Path(distribution.__file__).stat().st_ino} "
+    return sum("->" in line and "FLOCK" in line and inode in line for line in Path("/proc/locks").open())
+
+
+def test_in_a_new_clone_one_process_compiles_while_the_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))  # nothing is compiled there
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    session: Any = SimpleNamespace(config=SimpleNamespace(workerinput={}))
+    first, second, third = Event(), Event(), Event()
+    threads = [begun(session, first)]
+    assert first.wait(60)
+    threads += [begun(session, second), begun(session, third)]
+    wait_for(lambda: waiting() == 2, "the others to wait")
+    assert not second.is_set()
+    assert not third.is_set()
+    threads[0][1].set()
+    assert second.wait(60)  # then both at once
+    assert third.wait(60)
+    for thread, end in threads:
+        end.set()
+        thread.join()
+
+
+def test_modules_that_are_compiled_keep_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    session: Any = SimpleNamespace(config=SimpleNamespace(workerinput={}))
+    first, second = Event(), Event()
+    threads = [begun(session, first), begun(session, second)]
+    assert first.wait(60)
+    assert second.wait(60)
+    for thread, end in threads:
+        end.set()
+        thread.join()

@@ -29,8 +29,9 @@ from federation.secure.thresholds import Mode, Thresholds, truncated
 from federation.work.secure.journal import Journal
 from leakage.federation import unit_rows
 from tests.federation.work.scene import cast, play, setting
+from tests.few import few_of
 
-SIZES = [5, 10, 20, pytest.param(50, marks=pytest.mark.full)]
+SIZES = few_of([5, 10, 20, 50], 5, 20)
 EQUAL = Bounds(kind=BoundKind.FIXED)
 FREE = Bounds(kind=BoundKind.NONE, signed=True)
 UNSIGNED = Bounds(kind=BoundKind.NONE)
@@ -101,7 +102,7 @@ def test_the_noise_is_that_of_the_cover_in_coordinates_that_all_use_and_the_memb
     assert np.mean(alone * updates[0] < 0) == pytest.approx(flipped, abs=0.01)
 
 
-@pytest.mark.parametrize("m", [10, 20, *(pytest.param(m, marks=pytest.mark.full) for m in (5, 50))])
+@pytest.mark.parametrize("m", few_of([5, 10, 20, 50], 10))
 def test_the_noise_of_a_sum_of_all_with_equal_weights_is_as_long_as_the_formula_says(m: int) -> None:
     found = measured(members=m, updates="digits", reader="linear", trials=1, blur=1.0, algorithm="evaluation")
     n = Thresholds(m, Mode.PRIVATE).n_min - Thresholds(m, Mode.PRIVATE).t
@@ -133,7 +134,7 @@ def test_a_reader_of_many_members_with_different_coefficients_takes_the_small_on
     assert means == pytest.approx(true[0])
 
 
-@pytest.mark.parametrize("m", [5, 10, 20])
+@pytest.mark.parametrize("m", few_of([5, 10, 20], 10))
 def test_tags_are_decoded_without_blur_and_say_hardly_more_than_the_bound_with_it(m: int) -> None:
     bare, blurred = measured(members=m, blur=0.0), measured(members=m, blur=1.0)
     assert bare["decoded"] > 0.99

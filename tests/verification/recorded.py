@@ -216,10 +216,10 @@ privacy.secure = "private"
 """
 
 
-def private(directory: Path) -> Recorded:
-    """A private run of real workers."""
+def private(directory: Path, more: str = "") -> Recorded:
+    """A private run of real workers; `more` are further keys of its specification."""
     with scene(directory, 8) as made:
-        run = made.fed.completed("private", PRIVATE)
+        run = made.fed.completed("private", PRIVATE + more)
         path = directory / "private.fedpareto"
         with made.fed.administrator() as channel:
             request = admin.ExportBundleRequest(run=run, payloads=True)

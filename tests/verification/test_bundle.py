@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federation.aggregation import HyperparameterError, aggregate
 from federation.record.bundle import BundleReader
 from federation.vectors import Layout, Tensor, to_bytes, update_rows
+from fedpareto.offline_aggregation import HyperparameterError, aggregate
 from storage.states import RunState
 from tests.compared_metrics import differences
 from tests.coordinator.rounds.scene import EXACT, begin

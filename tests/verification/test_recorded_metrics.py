@@ -64,7 +64,7 @@ def test_a_signed_matrix_that_is_no_gram_matrix_has_no_metrics(entry: float) -> 
     computed = RunMetrics(spec=run, rule=algorithm("median", {}), objectives=("loss",), kinds=())
     facts = {"number": 0, "coefficients": np.ones(2), "rate": 1.0, "weights": {}, "updates": 2, "epsilons": []}
     K = np.array([[entry, 0.0], [0.0, entry]])
-    step = StepFacts(K=K, made=None, measured=None, **facts)  # type: ignore[arg-type]
+    step = StepFacts(K=K, made=None, measured=None, lengths=None, **facts)  # type: ignore[arg-type]
     with np.errstate(all="ignore"):
         if entry == 1e308:
             assert computed.of_step(step).problem({})

@@ -118,9 +118,12 @@ def check_assignment(
     deadline = _check_time(manifest, newest, now)
     trainer, kept = _check_consent(manifest, offers, bounds, consent)
     try:
+        # Protocol, A client of your own: signature, address, deadline and task are checked by now: nothing else of a
+        # stranger's is read.
         shape, sharing = run_shape(trainer, manifest.unshared)
         work = decode(manifest.kind, manifest.work, shape)
         _check_model(manifest, shape)
+        # Section 3, rule 4: before `_check_clear`: what a kept run says holds also where the owner requires nothing.
         _check_specified(manifest, work, kept, site.policy(manifest.task))
         _check_clear(work, site.policy(manifest.task))
         _check_bound(bounds.problem_of_work(work, samples=trainer.samples, objectives=len(shape.serves)))
@@ -168,6 +171,8 @@ def _opened(envelope: SignedEnvelope, member: MemberFiles) -> AssignmentManifest
         message = f"an assignment of {size} bytes; at most {MAX_MANIFEST_BYTES}"
         raise UnverifiedAssignment("limit:manifest", message)
     try:
+        # Protocol, The envelope: the signature first: no other check may depend on bytes that the coordinator has not
+        # signed.
         return member.coordinator.verify(envelope, AssignmentManifest)
     except Refusal as refusal:
         reason = "manifest" if refusal.reason == "manifest" else "signature"
@@ -219,6 +224,7 @@ def _check_specified(
     manifest: AssignmentManifest, work: Work, kept: Sequence[RunRequest], policy: SecurePolicy
 ) -> None:
     """Declines work that the run, as it is kept here, does not ask for."""
+    # Section 7: each specification of the run that is kept: an assignment that names another one does not free it.
     for run in kept:
         if (problem := specified.problem(run, manifest, work, policy)) is not None:
             _require(False, *problem)
@@ -228,12 +234,12 @@ def _check_clear(work: Work, policy: SecurePolicy) -> None:
     """Declines results in the clear that an owner who requires private rounds does not disclose."""
     if policy.required:
         _require(
-            work.shows is not Shows.UPDATE,
+            work.shows is not Shows.UPDATE,  # section 3, rule 4: without masks, it is this member's alone
             "policy:required",
             f"the owner requires private rounds, and {work.name!r} shows an update or a gradient in the clear",
         )
         _require(
-            work.shows is not Shows.METRICS or "evaluation" in policy.disclose,
+            work.shows is not Shows.METRICS or "evaluation" in policy.disclose,  # section 3, rule 4: as above
             "policy:required",
             "the owner requires private rounds, and does not disclose evaluations in the clear",
         )
@@ -276,6 +282,8 @@ def _check_digests(manifest: AssignmentManifest, inputs: Sequence[bytes]) -> dic
         except ValueError as error:
             raise Declined("inputs", f"input {item.name!r}: {error}"[:500]) from None
         content = sent.get(item.name)
+        # Protocol, A client of your own: inputs beside the envelope are not signed, only their digests are. Others are
+        # fetched again.
         if content is not None and (len(content) != item.size or digest(content, algorithm) != item.digest):
             del sent[item.name]
     return sent

@@ -32,6 +32,7 @@ class ClearAnswers:
     def __init__(self, site: Site, offers: Collection[str], *, decides: bool, events: Events) -> None:
         self._events = events
         self._told: dict[tuple[str, str], None] = {}  # runs and their tasks, the oldest first
+        # Section 3, rule 4: with kept specifications, or `required`, the worker declines by itself.
         pinned = bool(site.roster) and not decides
         self._tasks = frozenset(name for name in offers if pinned and not site.policy(name).required)
         if self._tasks:
@@ -48,6 +49,8 @@ class ClearAnswers:
         One thread at a time may call.
         """
         run = order.manifest.run_id, order.manifest.task
+        # Section 7: without a kept specification it is not declined, since open runs are normal; so the owner has to
+        # see it.
         if order.work.shows is not Shows.UPDATE or order.manifest.task not in self._tasks or run in self._told:
             return
         if len(self._told) >= MAX_TOLD:

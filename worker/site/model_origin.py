@@ -32,6 +32,8 @@ def model_origin(run: RunRequest) -> ModelOrigin:
     """
     try:
         spec = RunSpec.parse(run.document)
+        # Section 7: the model of another task would be compared with this one, and differ for a reason that says
+        # nothing.
         if spec.task != run.task:
             return _unknown(f"the specification is for the task {spec.task}, the run for {run.task}")
         layout, vector = run_model(task(run.task), spec.seed, spec.parameters)
@@ -41,6 +43,7 @@ def model_origin(run: RunRequest) -> ModelOrigin:
         return _unknown(str(error))
     algorithm, value = parse(run.initial_model)
     state = hasher(algorithm)
+    # Section 7: header and values, as the file has them: the digest is of the file.
     state.update(layout.header)
     state.update(vector.data.cast("B"))
     if state.hexdigest() == value:

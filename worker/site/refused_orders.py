@@ -29,6 +29,7 @@ class RefusedOrders:
         """Alerts the owner of an order that was refused for a reason of `ATTACKS`, and keeps the order."""
         manifest = AssignmentManifest.FromString(order.manifest)
         occasion = f"run {escaped(manifest.run_id)} round {manifest.round}"
+        # Section 3.5: as the coordinator signed it: with it, the owner can prove to others what was asked for.
         evidence = self._keep(f"{reason}-{manifest.assignment_id}.order", order)
         self._events.warn(
             "alert",
@@ -45,6 +46,7 @@ class RefusedOrders:
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
             sync_directory(self._directory.parent)
+            # A coordinator that goes on asking must not fill the disk.
             if len(list(self._directory.glob("*.order"))) >= MAX_KEPT:
                 return f"{self._directory} holds {MAX_KEPT} orders already, so its signed order is not kept"
             path = self._directory / name.replace("/", "_").replace(":", "-")

@@ -96,11 +96,15 @@ class Card:
             return True
         except InvalidSignature:
             pass
+        # Section 3, rule 0: step by step, each signed by the key before. A gap could lead to a key of the
+        # coordinator's.
         for rotation in self.rotations:
             with suppress(Refusal):  # one of another key comes before
                 _, present = open_rotation(
                     rotation, present, federation_id=self.federation_id, client_id=self.client_id
                 )
+        # Section 3, rule 0: the chain has to end at this key, and to have moved: rotations to another key sign nothing
+        # for this one.
         return present.public_bytes_raw() == self.key != old
 
     def _signed(self) -> bytes:
@@ -145,20 +149,26 @@ class Roster:
             sorted((_card(entry, member.federation_id) for entry in document.member), key=lambda card: card.client_id)
         )
         for before, card in pairwise(cards):
+            # Section 3, rule 0: of two keys for one name, replies of either would count as the member's.
             if before.client_id == card.client_id:
                 raise RosterError(f"the member {card.client_id} stands in it twice")
         holders: dict[bytes, str] = {}
         for card in cards:
+            # Section 1: one holder under two names would be two of the members on whom the owner relies.
             if (holder := holders.setdefault(card.key, card.client_id)) != card.client_id:
                 raise RosterError(f"{holder} and {card.client_id} have the same key")
         own = next((card.key for card in cards if card.client_id == member.client_id), None)
+        # Section 3, rule 1: all others would decline a session with this member, or the roster is of another
+        # federation.
         if own is None:
             raise RosterError(f"this member, {member.client_id}, is not in it: add the card of `worker roster card`")
+        # Section 3, rule 0: who put another key under this name can answer in it, to all who pin the same roster.
         if own != member.signing_key.public_key().public_bytes_raw():
             raise RosterError(
                 f"it has another key for this member, {member.client_id}: replace its entry by the card of "
                 "`worker roster card`, and ask who put the other key into it"
             )
+        # Section 1: no session could ever be formed, and the owner would not know why.
         if len(cards) < SMALLEST:
             raise RosterError(f"it has {len(cards)} members; a private round needs {SMALLEST}")
         return cls(member.federation_id, cards)
@@ -211,6 +221,7 @@ def changes(pinned: Roster | None, new: Roster) -> Changes:
     """Compares a new roster with the pinned one; without a pinned one, all members are added."""
     before = {} if pinned is None else pinned.keys
     moved = [card for card in new.cards if before.get(card.client_id, card.key) != card.key]
+    # Section 3, rule 0: with the old key's signature. Other new keys need the owner's word for each name.
     signed = tuple(card.client_id for card in moved if card.succeeds(before[card.client_id]))
     return Changes(
         added=tuple(name for name in new.keys if name not in before),
@@ -245,6 +256,7 @@ def _card(entry: _Entry, federation_id: str) -> Card:
         name = check_name(entry.client_id, "client_id")
     except IdentityError as error:
         raise RosterError(str(error)) from None
+    # Section 3, rule 0: a card of another federation is genuine, too, and its member may be somebody else here.
     if entry.federation_id != federation_id:
         raise RosterError(
             f"{name} is of the federation {entry.federation_id[:80]!r}; this worker is a member of {federation_id!r}"

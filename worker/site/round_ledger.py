@@ -62,6 +62,8 @@ class RoundLedger(SessionLedger):
         reached = (entry.masked, entry.unmasked)
         values = (entry.session, entry.run_id, entry.task, entry.base_model, entry.work, *reached)
         with self.lock, self._file.using() as connection:
+            # Section 3, rule 1: IGNORE: a session that is asked again must not lose `masked` or `unmasked`, and counts
+            # once.
             new = connection.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?)", values).rowcount
         if new and self._added is not None:
             self._added(entry.task)
@@ -69,11 +71,13 @@ class RoundLedger(SessionLedger):
     def mask(self, session: str) -> None:
         """Records durably that MASK was answered in a session. Raises OSError if it cannot be written."""
         with self.lock, self._file.using() as connection:
+            # Section 3, rule 5: set and never cleared: nothing takes back what was sent.
             connection.execute("UPDATE sessions SET masked = 1 WHERE session = ?", (session,))
 
     def unmask(self, session: str) -> None:
         """Records durably that UNMASK was answered in a session. Raises OSError if it cannot be written."""
         with self.lock, self._file.using() as connection:
+            # Section 3, rule 5: by the session alone: no later message can move the sum to another model's limit.
             connection.execute("UPDATE sessions SET unmasked = 1 WHERE session = ?", (session,))
 
     def failures(self, tasks: Collection[str]) -> Sequence[FailedSession]:
@@ -90,12 +94,15 @@ class RoundLedger(SessionLedger):
         """Records a failed computation durably; a repetition changes nothing. Raises OSError if it cannot."""
         values = (failed.session, failed.run_id, failed.round, failed.task, failed.work, failed.error)
         with self.lock, self._file.using() as connection:
+            # Section 2d: a session that is asked again after a crash counts as one failure.
             connection.execute("INSERT OR IGNORE INTO failures VALUES (?, ?, ?, ?, ?, ?)", values)
 
     def succeed(self, tasks: Collection[str], work: str = "") -> None:
         """Ends the row of failures of some tasks, durably: of one kind of work, or of all. Raises OSError."""
         rows = [(task, work) for task in sorted(tasks)]
         with self.lock, self._file.using() as connection:
+            # Section 2d: of this kind of work: a coordinator could reset the count of trainings by evaluations that
+            # succeed.
             connection.executemany("DELETE FROM failures WHERE task = ? AND ? IN ('', work)", rows)
 
     def close(self) -> None:

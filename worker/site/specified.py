@@ -19,6 +19,8 @@ def problem(run: RunRequest, manifest: AssignmentManifest, work: Work, policy: S
         work: the work of the assignment.
         policy: the permissions of the owner for the task of the assignment.
     """
+    # Section 7, the initial model: the owner saw this one. From another, made for it, updates can show more of the
+    # data.
     if manifest.round == 0 and work.from_round_model and manifest.base_model != run.initial_model:
         return (
             "initial-model",
@@ -26,14 +28,17 @@ def problem(run: RunRequest, manifest: AssignmentManifest, work: Work, policy: S
             f"from {manifest.base_model}",
         )
     discloses = run.discloses
+    # Section 3, rule 4: an open run, or work that shows nothing, as the stages of private rounds.
     if discloses is None or work.shows is Shows.NOTHING:
         return None
+    # Section 3, rule 4: the run asks for private rounds. An update in the clear is what the masks are there to prevent.
     if work.shows is not Shows.METRICS:
         return (
             "policy:approved",
             f"the specification {run.spec} asks for private rounds, and {work.name!r} shows an update or a gradient in "
             "the clear",
         )
+    # Section 3, rule 4: the run and the owner have to allow it, each for itself.
     if "evaluation" not in discloses:
         return (
             "policy:approved",

@@ -63,6 +63,8 @@ class BegunWork:
         In a private round only if it died where the run's model is not used: elsewhere it is a failure.
         """
         tries = self._tries(order)
+        # Section 2d: in a private round, the second death gets an answer: a decline would tell that this model kills
+        # the process.
         if tries >= TRIES and (not order.work.conceals or tries > TRIES):
             raise Declined("crashed", f"{DIED}; it was tried {tries} times")
 
@@ -74,6 +76,7 @@ class BegunWork:
             True if the process has died in it so often that it is not tried again.
         """
         name = order.manifest.assignment_id
+        # Section 2d: only work with the model and the data can be made to fail; protocol messages repeat their answer.
         if order.work.lane is not Lane.COMPUTE:
             yield False
             return
@@ -82,6 +85,8 @@ class BegunWork:
             self._events.tell_of(order.manifest, "crashed", f"{DIED}. It is tried once more", warns=True)
         with self._lock:
             self._before[name] = self._notes.get(name)
+        # Section 2d: on the disk before the computation: a process that dies without it counts no failure, and dies
+        # again for ever.
         self._set(name, Note(tries + 1, _session(order)))
         try:
             yield tries >= TRIES
@@ -106,6 +111,7 @@ class BegunWork:
             self._notes.pop(name, None)
             if note is not None:
                 self._notes[name] = note
+            # Assignments that never come again would fill the file.
             while len(self._notes) > MAX_NOTES:
                 del self._notes[next(iter(self._notes))]
             if self._notes:

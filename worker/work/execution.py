@@ -79,7 +79,9 @@ class Execution:
             OSError: the disk cannot store the inputs, the reply or the kept values.
         """
         manifest, work, trainer = order.manifest, order.work, self.offers[order.manifest.task]
+        # Section 3, rule 2: before this attempt's memory is opened: a session whose day has passed must be found over.
         self.memory.sweep(self.attendance.now())
+        # Section 2d: before the data are used: work in which the process dies must not be begun a third time.
         self.begun.check_tries(order)
         client = WorkingClient(
             client_id=self.attendance.member.client_id,
@@ -90,9 +92,12 @@ class Execution:
             origin=_origin(manifest),
             site=self.site,
             inputs={item.name: self._input(order, item, control) for item in manifest.inputs},
+            # Section 3, rule 2: read before `answer` notes the question: afterwards, each one looks like a repetition.
             again=self.memory.answered(order),
         )
         with _declining(order):
+            # Section 3: what a member refuses at READY is refused here, before the model is fetched and the question is
+            # noted.
             computation = work.computation(client)
             own = None
             if computation is not None:
@@ -100,7 +105,9 @@ class Execution:
                 trainer.check_can_do(computation if own is None else own.widened(computation))
             client = replace(client, residual=self.local_state.residual(order, control.pause))
         base = None if computation is None else self._base_model(order, control)
+        # Section 3, rule 2: noted before the data are used: after a crash, another question of this name is declined.
         self.memory.answer(order)
+        # Section 2d: around the computation and the reply: a process that dies in either has failed in this session.
         with self.begun.noted(order) as died:
             self._reply(order, self._result(order, client, computation, base, own, control, died=died), control.wanted)
 
@@ -111,6 +118,8 @@ class Execution:
         """
         for name, failed in self.begun.died():
             with suppress(OSError):
+                # Section 2d: counted also if the session is never asked for again; the note is taken back after it is
+                # counted.
                 self.site.ledger.fail(failed)
                 self.begun.counted(name)
                 manifest = AssignmentManifest(
@@ -138,6 +147,7 @@ class Execution:
             except WorkError as error:
                 raise _declined(order, error) from error
         with _declining(order):
+            # Section 3, rule 4: an evaluation in the clear counts before anything is measured.
             self._admit(order, client)
         self.events.tell_of(manifest, work.doing, work.doing, kind=manifest.kind)
         self.attendance.beat(manifest.assignment_id, 0.0)
@@ -152,6 +162,7 @@ class Execution:
         self._tell_left_out(order, computed)
         text, seconds = f"{work.doing} done in {computed.seconds:.2f} s", computed.seconds
         self.events.tell_of(manifest, "done", text, kind=manifest.kind, seconds=seconds)
+        # Section 3, rule 2: the member was ready, so its secrets have a day, whatever the coordinator does.
         if work.ends_after is not None:
             self.memory.end_after(manifest, work.kept_under(), work.ends_after)
         return result
@@ -190,6 +201,7 @@ class Execution:
         except FailureShown as shown:
             self._alert(order.manifest, order.work.doing, shown.failure)
             raise
+        # Section 2d: the owner alone is told; the reply is like any other.
         if result.failure:
             self._alert(order.manifest, order.work.doing, result.failure)
         return result
@@ -232,19 +244,25 @@ class Execution:
         """
         samples, names = trainer.samples, frozenset[str]()
         if isinstance(computation, Measure):
+            # Section 2d: before the coordinator's model is used: which metrics there are must depend on task and data
+            # alone.
             names = self._measurable(order, trainer, computation, control)
         began = time.perf_counter()
         try:
+            # Section 2d: the second death was the last try: it is answered like any other failure.
             if died:
                 raise WorkError(DIED)
             result = self._compute(order, trainer, computation, base, own, control)
         except BaseException as error:
             if passes(error) or (isinstance(error, TrainingStopped) and control.stopped()):
                 raise
+            # Section 2d: the text stays in this machine's log.
             if not reason_of(error):
                 _log(order, error)
             result = Result({}, {}, {}, samples, time.perf_counter() - began, failure=described(error))
         if isinstance(computation, Measure):
+            # Section 2d: all of `names`, and none beside: a metric that comes or goes with the model would tell of the
+            # data.
             result = replace(result, metrics={name: result.metrics.get(name, math.nan) for name in names})
         return result
 
@@ -262,6 +280,7 @@ class Execution:
                 if passes(error):
                     raise
                 _log(order, error)
+                # Section 2d: the run's model was not used yet, so this decline tells nothing of it.
                 raise Declined(reason_of(error) or "failed", SILENT) from error
         return self._metrics[key]
 
@@ -350,6 +369,8 @@ def _declining(order: CheckedAssignment) -> Iterator[None]:
 def _declined(order: CheckedAssignment, error: BaseException) -> Declined:
     """The decline of work that raised an exception. Of work that conceals, only a text of the checks leaves."""
     reason, texts = reason_of(error), texts_of(error)
+    # Section 2d: a text of the owner's code, or of an exception, can depend on the data. Only texts of the checks
+    # leave.
     if order.work.conceals and (texts.differ or not isinstance(error, WorkError)):
         _log(order, error)
         texts = TwoTexts.same(SILENT)

@@ -62,6 +62,7 @@ class WorkerMemory:
     ) -> None:
         self.clock = clock
         derived = HKDF(SHA256(), 32, salt=None, info=b"fedpareto/v1/worker/memory")
+        # Section 3, rule 2: the secrets of sessions are on the disk: in a copy of the file alone, nobody reads them.
         self._cipher = ChaCha20Poly1305(derived.derive(signing_key.private_bytes_raw()))
         self._lock = threading.RLock()
         self._values: dict[Key, dict[str, bytes]] = {}
@@ -83,6 +84,8 @@ class WorkerMemory:
         run, round_, attempt = key = _key(manifest)
         with self._lock:
             for other in [other for other in self._deadlines if other[0] == run]:
+                # Protocol, Attempts: an earlier attempt is over. Answered beside the later one, the same vector would
+                # be in two of them.
                 if other[1] == round_ and other[2] > attempt:
                     message = f"it is of attempt {attempt} at round {round_}; attempt {other[2]} has begun"
                     raise Declined("attempt", message)
@@ -96,6 +99,7 @@ class WorkerMemory:
     def answered(self, order: CheckedAssignment) -> bool:
         """True if the question of an order was answered, or was about to be, by the record."""
         with self._file.using() as connection:
+            # Section 3, rule 2: by the record on the disk: after a restart, too, a repeated question is known as one.
             row = connection.execute(
                 "SELECT 1 FROM answered WHERE run = ? AND round = ? AND attempt = ? AND question = ?",
                 (*_asked_in(order), order.work.once()),
@@ -114,11 +118,13 @@ class WorkerMemory:
             return
         key, asked = _asked_in(order), question_digest(order.manifest)
         with self._lock, self._file.using() as connection:
+            # Section 3, rule 2: IGNORE keeps the first question, so that a different one under its name is found below.
             connection.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?, ?, ?)", (*key, question, asked))
             (first,) = connection.execute(
                 "SELECT asked FROM answered WHERE run = ? AND round = ? AND attempt = ? AND question = ?",
                 (*key, question),
             ).fetchone()
+        # Section 3, rule 2: two different answers to one stage are two functions of the same secrets.
         if first != asked:
             message = f"another question {question!r} was answered already"
             raise Declined("answered", message)
@@ -127,6 +133,7 @@ class WorkerMemory:
         """Erases the values of an attempt whose names begin with `names`; if that fails, the next sweep tries again."""
         if names:
             with self._lock:
+                # Section 3, rule 2: remembered first: if the disk fails, the next sweep erases what must not stay.
                 self._forgotten.add((_key(manifest), names))
                 self._forget()
 
@@ -135,8 +142,10 @@ class WorkerMemory:
 
         A later call for the same names changes nothing. Raises OSError if it cannot be written.
         """
+        # Section 3, rule 2: this machine's clock: with the coordinator's, it could keep a session's secrets alive.
         at = (self.clock() + time).isoformat()
         with self._lock, self._file.using() as connection:
+            # Section 3, rule 2: the first end stays: asked again and again, a session would never be over.
             connection.execute("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?)", (*_key(manifest), names, at))
 
     def _end(self) -> None:
@@ -237,6 +246,7 @@ class _AttemptMemory(Memory):
             if not durable:
                 whole._values.setdefault(key, {})[name] = value
                 return
+            # A new one for each write: one key encrypts all values, and a name can be written again.
             nonce = os.urandom(_NONCE_BYTES)
             encrypted = nonce + whole._cipher.encrypt(nonce, value, _bound(key, name))
             row = (*key, name, encrypted, whole._deadlines[key].isoformat())
@@ -258,6 +268,7 @@ def _key(manifest: AssignmentManifest) -> Key:
 
 def _asked_in(order: CheckedAssignment) -> Key:
     """The scope within which a question is answered once: its attempt, or one scope for all attempts."""
+    # Section 3, rule 2: in all attempts together: another attempt is another key, and would ask a session anew.
     return ("", 0, 0) if order.work.once_ever else _key(order.manifest)
 
 

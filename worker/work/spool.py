@@ -189,6 +189,8 @@ class Spool:
                 final = self._path(name, _PAYLOAD)
                 entry.payload.rename(final)
                 entry = replace(entry, payload=final)
+            # Protocol, Crash safety: the envelope last: a start that finds it finds the payload, too, and hands in one
+            # whole reply.
             self._write_envelope(entry.assignment, name, _ASSIGNMENT)
             self._write_envelope(entry.envelope, name, _ENVELOPE)
             sync_directory(self._directory)

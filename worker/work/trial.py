@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 
 from federation.owners_code import without_exit
 from federation.plugins import PluginError
-from federation.spec.computation import SPLITS, Descend, Measure
-from federation.spec.objective_names import joint_target
+from federation.spec.computation import SPLITS, Measure
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.run_spec import RunSpec
-from federation.tasks import initial_model
 from federation.training.external import ExternalTrainer
-from federation.training.own import Own, compute, run_shape
+from federation.training.own import compute
+from federation.training.run_trial import FirstTraining
 from federation.training.trainer import Trainer
 from federation.training.trainers import close_trainer
 from federation.work.base import payload_layout
-from federation.work.train.work import Train
 
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
@@ -59,46 +57,47 @@ def try_round(trainer: Trainer, spec: RunSpec | None = None) -> TrialRound:
     """Trains the task's initial model once on this client's data, as a run's first round does, and evaluates it.
 
     Without a specification, the keys have their defaults, and buffers are averaged. No noise is added. The trainer is
-    closed. A first step is not counted, since PyTorch and the trainer import modules in it.
+    closed. The smallest minibatch is tried first. A first step is not counted, since PyTorch and the trainer import
+    modules in it.
 
     Raises:
         DataError: there are no training samples.
         SharingError: `[parameters]` does not suit the model.
         PluginError: code of the owner's tried to end the process.
+        TaskError: the model cannot be trained on the smallest minibatch.
         TrainingDiverged: a loss or a parameter is not finite.
-        WorkError: the trainer lacks an ability that the training needs.
+        WorkError: the trainer lacks an ability that the training needs, or the model needs more than the one sample
+            that is left for a minibatch.
     """
     with ExitStack() as stack:
         stack.callback(close_trainer, trainer)
         if spec is None:
             parameters = ParametersSpec(buffers="averaged" if trainer.buffers else "")
             spec = RunSpec(name="rehearsal", task=trainer.task.name, rounds=1, parameters=parameters)
-        shape, sharing = run_shape(trainer, spec.parameters)
-        _, model = initial_model(trainer.task, spec.seed)
-        own, base = (None, model) if sharing is None else (Own(sharing, model), sharing.shared_of(model))
-        work = Train.of(spec, 0, joint_target(trainer.objectives))
-        if work.private is not None:
+        training = FirstTraining.of(trainer, spec)
+        if training.work.private is not None:
             trainer.check_private()
-        descent = Descend(sgd=work.sgd, targets=work.targets, measure=work.measure)
-        first = replace(descent, sgd=replace(work.sgd, epochs=0, steps=1), measure=False)
+        training.try_smallest(trainer)
+        sgd, descent = training.work.sgd, training.descent
+        first = replace(descent, sgd=replace(sgd, epochs=0, steps=1), measure=False)
         with without_exit(PluginError):
             _, trained, measured = (
-                compute(trainer, base, computation, own, seed=spec.seed, round=0, client_id="")
+                compute(trainer, training.base, computation, training.own, seed=spec.seed, round=0, client_id="")
                 for computation in (first, descent, Measure(splits=SPLITS))
             )
     return TrialRound(
         task=trainer.task.name,
         device=trainer.device_in_words,
         samples=trainer.samples,
-        parameters=shape.parameters,
-        steps=work.sgd.count(trainer.samples),
+        parameters=training.shape.parameters,
+        steps=sgd.count(trainer.samples),
         training_seconds=trained.seconds,
         evaluation_seconds=measured.seconds,
         memory_bytes=_most_bytes(resource.RUSAGE_SELF),
         trainer_bytes=_most_bytes(resource.RUSAGE_CHILDREN) if isinstance(trainer, ExternalTrainer) else None,
         device_bytes=_gpu_bytes(),
-        download_bytes=shape.layout.file_bytes,
-        upload_bytes=payload_layout(work.rows(shape)).file_bytes,
+        download_bytes=training.shape.layout.file_bytes,
+        upload_bytes=payload_layout(training.work.rows(training.shape)).file_bytes,
     )
 
 

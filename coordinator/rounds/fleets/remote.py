@@ -328,6 +328,8 @@ class RemoteFleet(Fleet):
             later = select(models.Phase.phase_id).where(
                 models.Phase.round_id == question.current.round_id, models.Phase.number > question.number
             )
+            # Section 2.5: the others' masks are made with its key. The attempt is over; the next one has other terms
+            # and other masks.
             if gone and self._spec.privacy.secure != "off" and question.phase.kind.decides:
                 raise RevokedMeanwhile
             if gone and session.scalar(later.limit(1)) is not None:

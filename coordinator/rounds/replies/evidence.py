@@ -88,6 +88,8 @@ class SignatureMemory:
             if entry in self._known:
                 self._known.move_to_end(entry)
                 return kind.FromString(envelope.manifest)
+        # Protocol, order of checks: verified before it is remembered: an entry of this memory stands for a signature
+        # that holds.
         manifest = verify(envelope, kind, key)
         self.note(envelope, kind, key)
         return manifest
@@ -132,15 +134,20 @@ class Evidence:
         replies = []
         for reply, assignment, _ in accepted:
             name = assignment.assignment_id
+            # Verify, 3: two accepted replies to one assignment: the coordinator could choose the update.
             if name not in unread:
                 raise RecordError("replies", reply.reply_id, "accepted", f"assignment {name} has no further reply")
             unread.remove(name)
             known = {**expected, "assignment_id": name, "client_id": assignment.client_id}
             exchange = open_exchange(exchange_of(assignment, [reply]), signers, known)
             _check_signed(exchange, assignment, reply)
+            # Protocol, order of checks: left out after its row was compared: an edited row must be found, also of a
+            # member that is gone.
             if assignment.reason != REVOKED:
                 (answer,) = exchange.answers
                 replies.append(_reply(reply, exchange.assignment.manifest, answer.reply.manifest, blobs))
+        # Protocol, order of checks: a receipt says `accepted`, and the reply is gone: the step would silently be made
+        # without it.
         if unread:
             raise RecordError("assignments", min(unread), "state", "FULFILLED, and there is no accepted reply")
         return replies
@@ -164,6 +171,8 @@ class Evidence:
         step = self._step(before)
         _same(row, "step (run_id)", run.run_id, step.run_id)
         _same(row, "step (round)", before.number, step.round)
+        # Protocol, order of checks: from the signed step, never from a column: an edited model would be the base of the
+        # next round.
         _same(row, "result_model", before.result_model, step.result_model)
         _same(("runs", run.run_id), "model", run.model, step.result_model)
         if base_model is not None:

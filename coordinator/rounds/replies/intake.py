@@ -135,6 +135,8 @@ class Intake:
         if envelope.ByteSize() > MAX_ENVELOPE_BYTES:
             raise Refusal("limit:manifest", f"{envelope.ByteSize()} bytes of envelope; at most {MAX_ENVELOPE_BYTES}")
         name = envelope_digest(envelope)
+        # Protocol, order of checks, 2 and 3: not verified yet: it only says which assignment, and so whose key, has to
+        # be looked up.
         claimed = _parse(envelope.manifest)
         with self._database.read() as session:
             assignment_id = claimed.assignment_id if ASSIGNMENT_ID.fullmatch(claimed.assignment_id) else None
@@ -142,31 +144,42 @@ class Intake:
             standing = session.connection().execute(_STANDING, parameters).one_or_none()
             if standing is not None and standing.client_id == client_id:
                 keys = self._signing.keys_of(session, client_id, standing.signing_key, envelope)
+        # Protocol, order of checks, 3: by the certificate of the caller: a member must learn nothing of the assignments
+        # of another one.
         if standing is None or standing.client_id != client_id:
             raise _foreign(claimed.assignment_id, issued=standing is not None, client_id=client_id)
         order = AssignmentManifest.FromString(SignedEnvelope.FromString(standing.envelope).manifest)
+        # Protocol, order of checks, 4: before a byte of it is taken.
         if claimed.payload_bytes > order.max_payload_bytes:
             raise Refusal(
                 "limit:payload",
                 f"{claimed.payload_bytes} bytes declared; this assignment takes {order.max_payload_bytes}",
             )
+        # Protocol, order of checks, 5: before the deadline and the state: a client that lost its receipt gets the same
+        # one for ever.
         if standing.receipt:
             return _given(
                 standing.receipt, accepted=standing.accepted, reason=standing.refused, message=standing.message
             )
         spec = _spec(standing.spec)
         closed = self._closed(claimed.assignment_id, standing.state, standing.reason, standing.deadline)
+        # Protocol, order of checks, 6: a fulfilled assignment goes on to 7 and 8: a second signed reply is evidence,
+        # and is kept.
         if closed is not None and closed.reason != FULFILLED:
             raise closed
         try:
             manifest = self._signatures.open(envelope, ReplyManifest, keys.signer(envelope))
             keys.check_counts(envelope, moment(order.created), self._clock())
+            # Protocol, order of checks, 8: after the signature: fields that do not fit are recorded as this client's
+            # only if it signed them.
             check_matches(manifest, order)
         except Refusal as refusal:
             raise closed or refusal from None
         layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows]) if order.rows else None
         work = kind(order.kind).work
         admission = Admission(envelope, name, manifest, layout, work, spec.limits, standing.deadline)
+        # Protocol, order of checks, 9: from here on the client is the author, so the refusal is recorded and gets a
+        # signed receipt.
         problem = content_problem(manifest, work, spec.limits) or privacy_problem(manifest, order)
         if problem is None and (defect := statement_problem(order.kind, order.work, manifest.statement)):
             problem = Refusal("statement", defect[:400])  # no mutant: any length that is easy to read
@@ -186,6 +199,7 @@ class Intake:
         with self._database.begin() as session:
             name = admission.manifest.assignment_id
             locked = session.connection().execute(_LOCKED, {"assignment": name}).one()
+            # Again, in the transaction: during the upload another reply, or the end of the phase, can have come first.
             if locked.state is not AssignmentState.OPEN:
                 stored = _stored_receipt(session, locked.message, admission.digest)
                 if stored is not None:

@@ -23,6 +23,7 @@ from storage.records import VoidRecord
 def since_pause(current: Round) -> Sequence[VoidRecord]:
     """The attempts at a round that were voided since the run was last paused for it."""
     pauses = [index for index, void in enumerate(current.voided) if void.paused]
+    # Section 4: since the pause, somebody has looked, so groups are left out from the first one again.
     return current.voided[pauses[-1] + 1 :] if pauses else current.voided
 
 
@@ -44,6 +45,7 @@ def private_facts(
     run = fleet.run
     if run.spec.privacy.secure == "off":
         return None
+    # Section 4: of all rounds: a member that was named once is not invited in a later round, either.
     rounds = session.scalars(select(Round).where(Round.run_id == run.run_id)).all()
     return replace(
         bare_private(
@@ -55,10 +57,12 @@ def private_facts(
             for named in (round_.named, *(void.named for void in round_.voided))
             for name in named
         ),
+        # Section 4: by the record, not by a counter in memory: after a restart, the same group is left out.
         blind=sum(void.blind for void in since_pause(current)),
         settle=partial(
             _settle,
             fleet,
+            # Section 3, rule 2: a session that is over is not asked for again, so each attempt has a nonce of its own.
             f"{fleet.run.run_id}\0{current.number}\0{current.attempt}",
             _coefficients(session, current),
         ),
@@ -74,6 +78,7 @@ def _coefficients(session: Session, current: Round) -> dict[bytes, tuple[int, ..
             Phase.round_id == current.round_id, Phase.attempt == current.attempt, Phase.kind == SessionStage.MASK.value
         )
     )
+    # Section 4: from the signed assignments: members answer MASK once, so a restart must go on with exactly these.
     return asked_coefficients(rows)
 
 
@@ -91,6 +96,7 @@ def bare_private(run: RunFacts, federation_id: str, base_model: str, keys: Mappi
 
 
 def _unsettled(purpose: str, terms: SessionTerms) -> Setting:
+    # Without an attempt there is no nonce: a session that is settled here would have the name of another.
     raise LookupError(f"no session can be settled for {purpose!r}")
 
 
@@ -99,12 +105,14 @@ def _settle(
 ) -> Setting:
     """The setting of a session in an attempt at a round; nobody else can derive its nonce and its challenge key."""
     context = f"{attempt}\0{purpose}".encode()
+    # Section 2: derived, not drawn: after a crash, members that are ready must find the session that they know.
     agreed = replace(terms, nonce=fleet.derive("nonce", context)[:16])
     sent = terms_bytes(agreed)
     return Setting(
         purpose=purpose,
         agreed=agreed,
         terms_bytes=sent,
+        # Section 2a: a key for challenges alone, which no member has: who can derive tau2 can deal shares that pass.
         taus=partial(taus, fleet.derive("challenge", context)),
         asked=coefficients.get(hashing.session(sent)),
     )

@@ -9,11 +9,13 @@ from federation.aggregation.interface import HyperparameterError
 from federation.aggregation.registry import algorithm, rule_code
 from federation.aggregation.rules.objectives import ObjectiveRule
 from federation.aggregation.rules.scalarised import Scalarised
+from federation.aggregation.server_optimizers import Optimizer
 from federation.attacks import AttackError, check_exists
 from federation.secure.evaluation import deviation_of_mean
 from federation.secure.thresholds import Mode, Thresholds
 from federation.spec.computation import Ability, LocalSgd
 from federation.spec.objective_names import JOINT
+from federation.spec.run_sections import AUTO
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.task_metrics import BUILT_IN, MetricKind, check_metrics
 
@@ -45,6 +47,8 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
         optimizer = rule.optimizer()
     if optimizer is not None and spec.server.optimizer != "sgd":
         raise SpecError(f"server.optimizer: {rule.name} brings its own; leave it out")
+    if spec.server.learning_rate == AUTO:
+        _must_bound_steps(spec, rule, optimizer)
     if spec.privacy.secure != "off":
         check_suits_private_rounds(spec, rule)
         if spec.train.wire_dtype != "float32":
@@ -55,6 +59,34 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
     if spec.parameters.buffers == "averaged":
         _check_buffers(spec)
     return spec, rule
+
+
+def _must_bound_steps(spec: RunSpec, rule: Algorithm, optimizer: Optimizer | None) -> None:
+    """Raises SpecError if the server's rate cannot be "auto", with the reason and the remedy."""
+    key, number = f'server.learning_rate = "{AUTO}"', "a number, such as 1"
+    if spec.server.optimizer != "sgd":
+        raise SpecError(
+            f'{key}: it bounds a step along the direction, and server.optimizer = "{spec.server.optimizer}" makes '
+            'another step from what it remembers; use "sgd", or give a number, such as 0.1'
+        )
+    if optimizer is not None and optimizer.slots:
+        raise SpecError(
+            f"{key}: it bounds a step along the direction, and {rule.name} adds momentum to that; give {number}"
+        )
+    if rule.no_auto:
+        raise SpecError(f"{key}: for {rule.name}, {rule.no_auto}; give {number}")
+    if spec.privacy.client_noise:
+        raise SpecError(
+            f"{key}: it takes the lengths of the updates as they are, and privacy.client_noise protects no number "
+            f"that depends on them; give {number}"
+        )
+    if spec.privacy.clip:
+        raise SpecError(f"{key}: no step is longer than privacy.clip in any case; leave it out")
+    if spec.privacy.secure != "off" and "norm" not in spec.privacy.disclose:
+        raise SpecError(
+            f'{key}: it needs the lengths of the updates, which a private round hides; give {number}, or add "norm" to '
+            "privacy.disclose, which the members' owners must allow"
+        )
 
 
 def _check_attack(description: str) -> None:
@@ -98,18 +130,18 @@ def check_suits_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
         'fedavg-n with "sum"',
     )
     require(
-        rule.private == "sum" or mode != "sum",
+        rule.private == "sum" or mode != "sum",  # section 6: in `sum` nobody opens the Gram matrix that the rule reads
         f'secure = "sum": {rule.name} needs the Gram matrix: use "private" or "verified"',
     )
     mixing = [stage.name for stage in rule.stages if stage.name not in ("normalize", "clip")]
     require(
-        not (rule.stages and rule.private == "sum"),
+        not (rule.stages and rule.private == "sum"),  # section 6: members' vectors are summed as they are
         f"secure: algorithm.pre: {rule.name} sums updates of length 1 in a private round; "
         "leave out the stages before the rule",
     )
     require("arc" not in mixing, "secure: algorithm.pre: arc clips by the lengths of updates, which stay hidden")
     require(
-        getattr(rule, "tau", 0) == 0,
+        getattr(rule, "tau", 0) == 0,  # section 6: nobody keeps updates of earlier rounds
         f"secure: algorithm.tau: {rule.name} would need updates of earlier rounds, which nobody has; leave tau out",
     )
     over_objectives = isinstance(rule, ObjectiveRule | Scalarised)
@@ -128,7 +160,7 @@ def check_suits_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
         require(not reads or number in privacy.disclose, f'disclose: {rule.name} needs "{number}"')
     needs_norms = rule.name == "q-fedavg" or (rule.name == "fedfv" and not rule.stages)
     require(
-        not needs_norms or "norm" in privacy.disclose,
+        not needs_norms or "norm" in privacy.disclose,  # section 6: lengths stay with the members
         f'disclose: {rule.name} needs "norm", the lengths of the updates'
         + (', or the stage "normalize"' if rule.name == "fedfv" else ""),
     )

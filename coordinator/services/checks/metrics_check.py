@@ -16,8 +16,9 @@ from coordinator.services.checks.private_means import private_means_of
 from federation.aggregation.interface import HyperparameterError
 from federation.aggregation.metrics.expected_metrics import Expected, RunMetrics, StepFacts
 from federation.aggregation.metrics.replayed_step import Absent, replayed_step
+from federation.aggregation.metrics.step_rate import scheduled_rate, update_lengths
 from federation.aggregation.phases import PhaseReply, Replies, RoundContext, Selected, Step, Voided
-from federation.aggregation.registry import algorithm, server_rate
+from federation.aggregation.registry import algorithm
 from federation.record.exchange import OpenedExchange
 from federation.record.rounds import OpenedRound
 from federation.spec.run_spec import RunSpec, SpecError
@@ -118,7 +119,9 @@ class MetricsCheck:
     ) -> Expected:
         K = self._gram(step.gram)
         replies = _replies(opened, step)
-        numbers = [len(reply.names) for phase in replies.values() for reply in phase if reply.envelope in step.replies]
+        told = {reply.envelope: reply for phase in replies.values() for reply in phase}
+        combined = [told[name] for name in step.replies if name in told]
+        rows = [len(reply.rows) for reply in combined]
         accepted = [manifest for _, manifest in _accepted(opened, decides=True)]
         epsilons = [manifest.privacy.epsilon for manifest in accepted if manifest.privacy.epsilon]
         made = None if computed.private else _made(computed, memory, opened, step, replies, K)
@@ -129,7 +132,8 @@ class MetricsCheck:
                 coefficients=np.array(step.coefficients),
                 rate=step.rate,
                 weights={part.objective: part.weight for part in step.weights},
-                updates=sum(numbers),
+                updates=sum(rows),
+                lengths=update_lengths(K, combined, told.values(), private=computed.private),
                 made=made,
                 measured=None,
                 epsilons=epsilons,
@@ -238,7 +242,7 @@ def _made(
     K: NDArray[np.float64] | None,
 ) -> Step | None:
     """The step that the rule makes of the replies; None if it reads updates, or if none follows."""
-    spec, server, number = computed.spec, computed.spec.server, step.round
+    spec, number = computed.spec, step.round
     orders = [exchange.assignment.manifest for phase in opened.phases if phase.decides for exchange in phase.exchanges]
     samples = {manifest.client_id: manifest.samples for _, manifest in _accepted(opened, decides=True)}
     selected = {order.client_id: Selected(samples.get(order.client_id, 0), tuple(order.objectives)) for order in orders}
@@ -255,7 +259,7 @@ def _made(
         encoder=(slice(0, max(lengths, default=0)),),
         seed=spec.seed,
         local_rate=spec.train.rate(number, spec.rounds),
-        server_rate=server_rate(server.learning_rate, server.decay, number, spec.rounds, server.decay_every),
+        server_rate=scheduled_rate(spec, number),
         selected=selected,
         draw=lambda purpose: tuple(sorted(selected)),
         revoked=lambda: revoked,

@@ -15,11 +15,12 @@ from federation.aggregation.diagnostics import describe
 from federation.aggregation.interface import Matrix, Objectives, Vector
 from federation.aggregation.metrics.model_metrics import Measurements, improved, scores, scores_of_means, watched
 from federation.aggregation.metrics.step_metrics import agreement, of_objectives
+from federation.aggregation.metrics.step_rate import bound, direction_length, scheduled_rate
 from federation.aggregation.phases import Replies, Step
-from federation.aggregation.registry import server_rate
 from federation.aggregation.secure.evaluation import Means
 from federation.record.metric_definitions import Basis, basis
 from federation.spec.accounting import gaussian_epsilon
+from federation.spec.run_sections import AUTO
 from federation.spec.run_spec import RunSpec
 from federation.spec.task_metrics import MetricKind, kind_of
 from federation.work.evaluate.work import Evaluate
@@ -112,6 +113,7 @@ class StepFacts:
         rate: as signed.
         weights: of the objectives, as signed.
         updates: the number of rows of this round.
+        lengths: of the members' updates; None where they are not known.
         made: the step that the rule gives; None where it could not be evaluated.
         measured: the diagnostics of a direction that is made coordinate by coordinate; None where they are not known.
         epsilons: those that accepted replies state of their clients' samples.
@@ -123,6 +125,7 @@ class StepFacts:
     rate: float
     weights: Mapping[str, float]
     updates: int
+    lengths: Sequence[float] | None
     made: Step | None
     measured: Mapping[str, float] | None
     epsilons: Sequence[float]
@@ -167,12 +170,7 @@ class RunMetrics:
     def of_step(self, facts: StepFacts) -> Expected:
         """The metrics of a step. Call it once for each step of the run, in their order."""
         self._steps += 1
-        server, privacy = self.spec.server, self.spec.privacy
-        size = 1.0 if facts.made is None else facts.made.size
-        rate = size * server_rate(
-            server.learning_rate, server.decay, facts.number, self.spec.rounds, server.decay_every
-        )
-        spans = {"step/rate": Span.of(facts.rate if facts.made is None and facts.rate else rate)}
+        privacy, spans = self.spec.privacy, {"step/rate": self._rate(facts)}
         if facts.epsilons:
             spans["epsilon/samples"] = Span.of(max(facts.epsilons))
         if privacy.client_noise:
@@ -189,6 +187,18 @@ class RunMetrics:
         if len(self.objectives) > 1:
             spans |= {f"weight/{name}": Span.of(weight) for name, weight in facts.weights.items()}
         return expected | Expected(spans=spans)
+
+    def _rate(self, facts: StepFacts) -> Span:
+        """The rate; with "auto" to the bit. Where it cannot be computed, the signed one, which is 0 without a step."""
+        rate, unknown = scheduled_rate(self.spec, facts.number), facts.made is None
+        if facts.made is not None:
+            rate *= facts.made.size
+        if self.spec.server.learning_rate == AUTO:
+            if facts.lengths and facts.K is not None:
+                rate *= bound(facts.lengths, direction_length(facts.K, facts.coefficients))
+                return Span(rate, rate, rate)
+            unknown = True
+        return Span.of(facts.rate if unknown and facts.rate else rate)
 
     def _of_rule(self, facts: StepFacts, made: Step) -> Expected:
         """The diagnostics of the rule, and the metrics of the objectives that it has weighed."""

@@ -36,6 +36,7 @@ class AFL(Rule):
     private = "sum"
     reads_losses = True
     averages = True
+    no_auto = "the rate is γ_w/η_l of its paper, which goes with gamma_lambda"
 
     gamma_lambda: float = option(
         0.1, "how fast weight moves to clients with a high loss; server.learning_rate is γ_w/η_l", "(0, inf)"

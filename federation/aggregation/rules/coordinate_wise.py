@@ -11,12 +11,15 @@ from federation.aggregation.base import Rule
 from federation.aggregation.interface import Combination, Coordinates, Rows, check_updates
 from federation.spec.options import option
 
+_BY_COORDINATES = "the direction is made coordinate by coordinate, so the Gram matrix does not tell its length"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Median(Rule):
     """Coordinate by coordinate, the median of the updates; the mean of the two in the middle of an even number."""
 
     name = "median"
+    no_auto = _BY_COORDINATES
 
     def combine(self, rows: Rows) -> Combination:
         return _without(rows, (len(rows.prior) - 1) // 2)
@@ -27,6 +30,7 @@ class TrimmedMean(Rule):
     """Coordinate by coordinate, the mean of the updates without the `byzantine` lowest and highest values."""
 
     name = "trimmed-mean"
+    no_auto = _BY_COORDINATES
 
     byzantine: int = option(
         1,

@@ -42,6 +42,7 @@ class FedMDFG(Remembering):
 
     name = "fedmdfg"
     reads_losses = True
+    no_auto = "the members choose the step's length, by their losses at multiples of the rate"
 
     theta: float = option(
         11.25, "degrees between the losses and equal losses up to which the model counts as fair", "(0, 90)"

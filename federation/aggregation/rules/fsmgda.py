@@ -29,6 +29,7 @@ class FSMGDA(ObjectiveRule):
 
     name = "fsmgda"
     private = "sum"
+    no_auto = "the rate is η_t of its paper, a factor of the objectives' mean gradients or updates"
 
     sums: bool = option(
         False,

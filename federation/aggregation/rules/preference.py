@@ -9,6 +9,7 @@ and moving against grad F a lowers mu. A linear programme over the simplex picks
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -186,12 +187,10 @@ def solve(G: Matrix, linear: Programme) -> Vector:
 
 def check_cvxpy() -> None:
     """Raises HyperparameterError unless cvxpy is installed; the message says how to install it."""
-    try:
-        import cvxpy  # noqa: F401, PLC0415 - slow to load, and only one rule needs it
-    except ImportError:
+    if find_spec("cvxpy") is None:  # to load it takes a second, which checking a specification need not
         raise HyperparameterError(
             'name: cvxpy, which follows preferences, is not installed here: pip install "fedpareto[preference]"'
-        ) from None
+        )
 
 
 def _shares(losses: Vector, preference: Vector) -> Vector:

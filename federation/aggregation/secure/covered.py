@@ -53,8 +53,11 @@ def covered(rule: Bounds, least: Fraction, cohort: Cohort, coefficients: Vector)
     scaled = coefficients / np.abs(coefficients).sum()
 
     def moved(share: float) -> tuple[int, ...]:
+        # Section 3.5: for s = 1 exactly the rule's coefficients, which a mixture would round.
         mixed = scaled if share == 1 else prior + share * (scaled - prior)
         size = float(np.abs(mixed).sum())
+        # Section 2a: scaled to a sum of 1, then truncated as members and verifiers expect it: rounded up, the sum could
+        # exceed 2^32.
         return tuple(truncated((mixed / size).tolist())) if size else (0,) * len(mixed)
 
     samples = {reply.client_id: reply.samples for reply in cohort.replies}
@@ -63,10 +66,13 @@ def covered(rule: Bounds, least: Fraction, cohort: Cohort, coefficients: Vector)
         coefficients_by_member = dict(zip(cohort.members, moved(share), strict=True))
         return refusal(rule, least, cohort.thresholds, coefficients_by_member, samples)
 
+    # Section 3.5: from 1 downwards on a fixed grid: the set of s has gaps, and a verifier has to find the same one.
     index = next((index for index in range(_GRID, -1, -1) if not refused(index / _GRID)), None)
+    # Section 3.5: not even plain averaging suits the members. Asked anyway, each of them would decline.
     if index is None:
         raise TooFewUpdatesError(refused(0.0))
     low, high = index / _GRID, min(1.0, (index + 1) / _GRID)
+    # Section 3.5: a fixed number of halvings: every processor ends at the same s.
     for _ in range(_HALVINGS if low < high else 0):
         middle = (low + high) / 2
         low, high = (low, middle) if refused(middle) else (middle, high)

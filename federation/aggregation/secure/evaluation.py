@@ -45,6 +45,7 @@ def evaluation(
     private = context.private
     if private is None:
         raise ValueError("the run has no private rounds")
+    # Section 4: a member that was named as a cheater stays out of evaluations, too.
     drawn_members = drawn(context, (name for name in clients if name in private.keys and name not in private.named))
     if not drawn_members:
         raise TooFewUpdatesError("no member can evaluate")
@@ -54,8 +55,11 @@ def evaluation(
     setting = make_setting(context, private, work.name, len(names), drawn_members, metrics=work.metrics)
 
     def equal(cohort: Cohort) -> Vector:
+        # Section 3, rule 4: before MASK, where the session counts: members evaluate a model once, and this would use it
+        # up for nothing.
         if not any(_summed(cohort)):
             raise TooFewUpdatesError(f"every metric lacks a member. {_left_out(names, cohort)}")
+        # Section 3.5, rule 4: members accept equal coefficients alone.
         return np.full(len(cohort.members), 1 / len(cohort.members))
 
     total = yield from secure_sum(setting, equal)
@@ -71,6 +75,8 @@ def evaluation(
 
 def _summed(cohort: Cohort) -> bytes:
     """A byte for each metric: 1 if all members of W compute it."""
+    # Section 2b: from the signed replies of W, as each member computes it. Otherwise the means would be of other
+    # entries.
     return common([reply.statement.measured for reply in cohort.replies])
 
 

@@ -13,8 +13,11 @@ def positive(G: Matrix) -> Matrix:
 
     The openings of G have noise, which can make eigenvalues negative.
     """
+    # Section 4: for the rule alone. The checks take G as it was opened: here, what a liar has shifted can be smoothed
+    # away.
     values, vectors = np.linalg.eigh((G + G.T) / 2)
     nearest = (vectors * np.maximum(values, LEAST)) @ vectors.T
     lengths = np.sqrt(np.diag(nearest))
+    # Section 4: ones on the diagonal again: raised eigenvalues make members longer, and a rule would weigh them by it.
     scaled: Matrix = nearest / np.outer(lengths, lengths)
     return scaled

@@ -39,6 +39,7 @@ def mean_of(
     members = invited(context, private)
     setting = make_setting(context, private, phase, length, members, measure=measure, weights=weights)
     total = yield from secure_sum(setting, prior)
+    # Section 2.6: over the weights of V: members that were lost after MASK are not in the sum.
     return total.vector(private.clip / float(total.weights.sum())), total
 
 
@@ -57,6 +58,8 @@ def combined_step(
     return Step(
         replies=last.survivors,
         combination=Combination(np.ones(1), weights, combination.state, diagnostics, objectives=combination.objectives),
+        # Protocol, Private rounds, 3: each reply of each session once. A verifier repeats the sessions with them, and
+        # refuses one that enters nothing.
         consulted=tuple(
             reply for total in sums for reply in (*total.consulted, *(() if total is last else total.survivors))
         ),

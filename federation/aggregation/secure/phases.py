@@ -20,6 +20,8 @@ class StagePhase(AlgorithmPhase):
     needed: int = 0
 
     def closes(self, asked: int) -> Closing:
+        # All that are asked may reply: closed at `needed` replies, a stage would make slow honest members count as
+        # lost.
         return Closing(asked, self.needed)
 
 
@@ -34,6 +36,7 @@ class ReadyPhase(StagePhase):
     specification: bytes
 
     def inputs(self) -> Mapping[str, bytes]:
+        # Section 3, rule 5: members compare the terms with the document itself; without it they decline.
         return {SPECIFICATION: self.specification}
 
     def work(self, asked: Asked) -> Ready:
@@ -55,9 +58,11 @@ class _Later(StagePhase):
     ciphertexts: Callable[[str], bytes] | None = None
 
     def inputs(self) -> Mapping[str, bytes]:
+        # Section 2: the same bytes for all members, since these are signed replies, which each member verifies itself.
         return {} if self.replies is None else {REPLIES: self.replies}
 
     def own_inputs(self, client_id: str) -> Mapping[str, bytes]:
+        # Section 2.4: for one member alone: nobody else can read them, and m members have m^2 of them.
         return {} if self.ciphertexts is None else {CIPHERTEXTS: self.ciphertexts(client_id)}
 
 

@@ -61,12 +61,17 @@ def private_round(rule: DecidingRule, context: RoundContext, private: PrivateSet
         if not private.clip:  # a vector that is only shortened to the clip has its own length
             norms = np.array([reply.metrics.get("norm", 1.0) for reply in cohort.replies])
         usable = rule.usable(cohort.replies)
+        # Section 6: G and the sum are of all of W. Coefficients of some members would be read as those of others.
         if len(usable) < len(cohort.replies):
             raise TooFewUpdatesError(f"{rule.name} needs the numbers of all {len(cohort.replies)} members")
         combination = rule.decide(usable.rows(context, *_seen(rule, cohort, norms)))
+        # Section 6: unit vectors are summed, so the length of a row goes into its coefficient: else all updates would
+        # count as equally long.
         factors = combination.coefficients * norms
         size = float(np.abs(factors).sum())
         decided.update(combination=combination, size=size)
+        # `not size > 0`: NaN gives no direction, either. Without coefficients, nobody is asked to mask, and no sum of
+        # the model is spent.
         return None if not size > 0 or combination.diagnostics.get("stationary") else factors
 
     members = invited(context, private)
@@ -82,6 +87,8 @@ def _step(total: Sum, combination: Combination, size: float) -> Step:
 
     The weight of a member is its part of the coefficients, which all members have signed.
     """
+    # Section 2.6: the signed coefficients of V, not those of the rule: so a verifier gets the same step without the
+    # rule's rounding.
     parts = np.abs(total.weights)
     vector = total.vector(size / float(parts.sum()))
     measured = {
@@ -127,6 +134,7 @@ def _known(total: Sum, combination: Combination) -> dict[str, float]:
         return {name: value for name, value in combination.diagnostics.items() if not name.startswith(hidden)}
     if not total.record.coefficients:
         return combination.diagnostics
+    # As signed, after they were moved to suit the members: the rule's own would describe a step that was not made.
     coefficients = np.array(total.record.coefficients, np.float64) / ONE
     parts = np.abs(coefficients) / np.abs(coefficients).sum()
     return combination.diagnostics | describe(positive(total.cohort.gram), coefficients, parts)
@@ -136,8 +144,10 @@ def _seen(rule: DecidingRule, cohort: Cohort, norms: Vector) -> tuple[Matrix, fl
     """The Gram matrix that a rule sees, and its largest weight."""
     if rule.private == "sum" or cohort.gram is None:
         return np.diag(norms**2), None
+    # Section 1: with fewer, the cap is near 1/m, and a rule would have hardly any choice.
     if len(cohort.members) < SMALLEST_MGDA:
         raise TooFewUpdatesError(f"a private round of {rule.name} needs {SMALLEST_MGDA} members")
+    # Section 3.5, rule 4: the cap goes to the rule: members decline larger weights.
     return positive(cohort.gram) * np.outer(norms, norms), cohort.thresholds.cap
 
 
@@ -165,7 +175,7 @@ def make_setting(
         metrics: as of `Unspecified`.
     """
     free = Unspecified(
-        nonce=b"",
+        nonce=b"",  # `settle` gives it: nobody else can derive it
         base_model=private.origin.base_model,
         invited=invitation({name: private.keys[name] for name in members}),
         measure=measure,
@@ -198,10 +208,12 @@ def invited(context: RoundContext, private: PrivateSetting) -> tuple[str, ...]:
         [
             name
             for name, client in context.selected.items()
+            # Section 4: who was named as a cheater is not invited again; a member without a key could not be verified.
             if name in private.keys and name not in private.named and client.objectives == context.objectives
         ],
     )
     least = smallest_cohort(private.mode, assumed(len(private.keys)))
+    # Section 3, rule 1: members would decline a smaller cohort, one after the other.
     if len(present) < least:
         raise TooFewUpdatesError(
             f"{len(present)} members can be invited; a private round in mode {private.mode} of {len(private.keys)} "
@@ -209,9 +221,11 @@ def invited(context: RoundContext, private: PrivateSetting) -> tuple[str, ...]:
         )
     if not private.blind:
         return tuple(present)
+    # Section 4: as many as can be left out at once, so that few attempts find the group with the cheater.
     size = len(present) - least
     order = _shuffled(context, "groups", present)
     start = size * (private.blind - 1)
+    # Section 4: each group was left out once. A further attempt would only ask members for one more session.
     if size == 0 or start >= len(order):
         raise Waiting(
             "a check of the private round fails with each group left out, and names nobody: find out who sends "

@@ -92,9 +92,10 @@ def verify_secure_step(rule: Algorithm, spec: "RunSpec", context: RoundContext, 
         evidence: the record.
 
     Raises:
-        Unverified: the step on record does not follow.
+        UnverifiedSession: the step on record does not follow.
         ValueError: the context is not of a private round.
     """
+    # Protocol, Private rounds: without a session, the step would follow from nothing that members have signed.
     if not evidence.sessions:
         raise UnverifiedSession("the signed step names no session")
     settings = [_recorded(record) for record in evidence.sessions]
@@ -123,7 +124,7 @@ def verify_evaluation(
         inputs: as of `SecureEvidence`.
 
     Raises:
-        Unverified: no means follow.
+        UnverifiedSession: no means follow.
         ValueError: the context is not of a private round.
     """
     ready = next((work for work in asked.values() if isinstance(work, Ready)), None)
@@ -131,7 +132,11 @@ def verify_evaluation(
         raise UnverifiedSession("the terms of the evaluation are not on record")
     ids, terms = ready.agreed.ids, ready.terms_bytes
     setting = Setting(
-        purpose=wanted.name, agreed=ready.agreed, terms_bytes=terms, taus=lambda view, V, inputs: (b"", b"")
+        # Section 2b: an evaluation has the mode `sum`, and so no challenges.
+        purpose=wanted.name,
+        agreed=ready.agreed,
+        terms_bytes=terms,
+        taus=lambda view, V, inputs: (b"", b""),
     )
     answers = _Answers(spec, context, replies, asked, inputs)
     return _replayed(lambda again: evaluation(again, wanted, ids), context, [setting], answers)
@@ -142,8 +147,10 @@ def _recorded(record: Record) -> Setting:
         purpose=record.purpose,
         agreed=record.agreed,
         terms_bytes=record.terms,
+        # Section 2a: made with a key of the coordinator's, so an outsider takes them from the record; `final` in the
+        # members' replies binds them.
         taus=lambda view, V, inputs: (record.tau1, record.tau2),
-        asked=record.coefficients,
+        asked=record.coefficients,  # section 4: as signed: another processor may round the rule's otherwise
     )
 
 
@@ -165,6 +172,7 @@ def _replayed(
     except StopIteration as end:
         ending: Ending = end.value
         return ending
+    # Section 4: a session that these checks void must not have made a step.
     except (Voided, TooFewUpdatesError, UnsolvedError, SketchError, PluginError, WorkError, Malformed) as error:
         raise UnverifiedSession(f"nothing follows from the signed replies: {error}") from error
 
@@ -173,14 +181,18 @@ def _again(context: RoundContext, private: PrivateSetting, settings: Sequence[Se
     """The context of the replay: the sessions are those on record, which must have the terms of the round."""
     invited = {member.client_id: member.key_id for setting in settings for member in setting.agreed.invited}
     for name, key_id in invited.items():
+        # Protocol, Private rounds, 1: otherwise a coordinator verifies with keys of its own making, under the names of
+        # members.
         if private.keys.get(name) != key_id:
             raise UnverifiedSession(f"{name} was invited with a key that is not its own")
 
     def settle(purpose: str, terms: SessionTerms) -> Setting:
         matching = [setting for setting in settings if setting.purpose == purpose]
+        # Of two sessions for one purpose, the coordinator could choose the one whose sum it likes.
         if len(matching) != 1:
             raise UnverifiedSession(f"the record has {len(matching)} sessions for {purpose!r}")
         for item in fields(SessionTerms):
+            # Section 8: each field but the nonce follows from the specification and the round.
             if item.name != "nonce" and getattr(matching[0].agreed, item.name) != getattr(terms, item.name):
                 raise UnverifiedSession(
                     f"the terms of the session for {purpose!r} have another {item.name} than the round"
@@ -190,6 +202,7 @@ def _again(context: RoundContext, private: PrivateSetting, settings: Sequence[Se
     return replace(
         context,
         selected={name: Selected(0, context.objectives) for name in invited},
+        # Who was invited is on record. Who was left out after failed attempts does not follow from these replies.
         private=replace(private, keys=invited, named=frozenset(), blind=0, settle=settle),
     )
 
@@ -199,14 +212,18 @@ def _check_same(step: Step, evidence: SecureEvidence) -> None:
         raise UnverifiedSession("the number of sessions does not follow from the signed replies")
     for replayed, recorded in zip(step.sessions, evidence.sessions, strict=True):
         for item in fields(Record):
+            # Verify, what it cannot show: alarms are the coordinator's notes. All else follows from signed replies.
             if item.name != "alarms" and getattr(replayed, item.name) != getattr(recorded, item.name):
                 subject = f"the session for {replayed.purpose!r}"
                 raise UnverifiedSession(f"the {item.name} of {subject} do not follow from the signed replies")
     entered = {reply.envelope for reply in (*step.consulted, *step.replies)}
     for reply in evidence.replies:
+        # Protocol, Private rounds, 3: each named reply enters. One that does not could stand there in place of another
+        # that was left out.
         if reply.envelope not in entered:
             raise UnverifiedSession(f"a reply of {reply.client_id} at {reply.statement.stage.value} entered no session")
     vector, signed = step.combined, evidence.combined
+    # Section 4: 10^-6 of each element, for the rounding of the public factor; the integers of the sum are exact.
     if vector.shape != signed.shape or not np.allclose(vector, signed, rtol=_FACTOR, atol=0):
         raise UnverifiedSession("the sum does not follow from the signed replies")
     weights = evidence.weights
@@ -234,10 +251,13 @@ class _Answers:
         for reply in self.replies:
             statement = reply.statement
             if (statement.session, statement.stage, statement.opening) == (session, stage, opening):
+                # Section 2: only members of the list at this stage: the share of another one would change who is lost.
                 if phase.clients is not None and reply.client_id not in phase.clients:
                     raise UnverifiedSession(f"{reply.client_id} replied to {stage.value}, and was not asked")
                 work = phase.work(Asked(reply.client_id, reply.objectives, self.spec, self.context.number))
                 asked = self.asked.get(reply.envelope)
+                # Protocol, Private rounds, 2: always at READY, whose work has the terms. Of later stages, the
+                # assignments on record are compared.
                 if (asked is not None or isinstance(phase, ReadyPhase)) and asked != work:
                     raise UnverifiedSession(f"{reply.client_id} was asked for other work than follows from the record")
                 self._check_gives(phase, reply)
@@ -250,6 +270,8 @@ class _Answers:
         if reply.envelope in self.inputs:
             encrypted = given.pop(CIPHERTEXTS, None) is not None
             shared = {name: (digest(content), len(content)) for name, content in phase.inputs().items()}
+            # Verify, 14: the inputs follow from the stages before. Other envelopes at DEAL or UNMASK would be another
+            # question.
             if given != shared or encrypted != (getattr(phase, "ciphertexts", None) is not None):
                 raise UnverifiedSession(f"{reply.client_id} was given other inputs than follow from the record")
 
@@ -262,6 +284,7 @@ class _Answers:
         rows = work.rows(Shape(layout, self.context.objectives, reply.objectives))
         if not rows:
             return reply
+        # By the layout of the work, not by what is missing: a payload of shares that was removed must be named.
         if [row.name for row in rows] == [CIPHERTEXTS]:
             empty: Array = np.zeros(rows[0].length, np.uint8)
             return replace(reply, rows=(empty,))
@@ -276,6 +299,7 @@ class _Answers:
             computed = digest(b"".join(payload_bytes(payload_layout(rows), content)))
         except ValueError as error:
             raise UnverifiedSession(f"{where}: {error}") from error
+        # Section 2.6: the bytes that the member signed: an exchanged share would change the sum, or who is named.
         if computed != reply.signed_payload:
             raise UnverifiedSession(f"{where} has another digest than the one that was signed")
         return replace(reply, rows=tuple(content.values()))

@@ -70,6 +70,8 @@ class Sum:
         scaled = np.empty(len(self.words), np.float32)
         start = 0
         for block in blocks(self.words):
+            # Section 1: the integers first, then the public factor in float64: scaled before, the sum would not be
+            # exact.
             scaled[start : start + len(block)] = masks.reals(block) * scale
             start += len(block)
         return scaled
@@ -77,4 +79,5 @@ class Sum:
 
 def invitation(keys: Mapping[str, bytes]) -> tuple[Invited, ...]:
     """Members by id, and the ids of their signing keys, sorted."""
+    # Section 2a: sorted: members refuse terms in another order.
     return tuple(Invited(name, keys[name]) for name in sorted(keys))

@@ -13,6 +13,7 @@ from federation.spec.computation import Differentiate
 from federation.spec.objective_names import encoder_columns, width
 from federation.vectors import Layout
 from federation.work.base import Demand, Result, RowSchema, Shape, Terms, Work, WorkError, WorkingClient
+from federation.work.minibatch_sizes import Cut
 
 if TYPE_CHECKING:
     from federation.spec.run_spec import RunSpec
@@ -60,8 +61,8 @@ class Jacobian(Work):
         return tuple(RowSchema(name, length) for name, length in rows)
 
     def demand(self, samples: int) -> Demand:
-        """One minibatch, and no step."""
-        return Demand(1, min(samples, self.batch_size or samples))
+        """One minibatch, which the trainer may have evened out, and no step."""
+        return Demand(1, Cut.of(samples, self.batch_size, even=True).samples_in(1) if samples else 0)
 
     def computation(self, client: WorkingClient) -> Differentiate:
         """The gradients of all of the client's objectives."""

@@ -20,6 +20,8 @@ def known_bounds(spec: RunSpec, *, by_name: bool = False) -> Bounds | None:
     algorithm = spec.algorithm
     values = algorithm.hyperparameters
     known = bounds.bounds(algorithm.name, algorithm.prior, values.get("epsilon"), values.get("pre", ()))
+    # Section 3.5: only by the owner's word. From the coordinator, a name that nobody knows would free all coefficients
+    # but for the cover.
     if by_name and (known is None or bounds.is_plugged_in(algorithm.name)):
         return _cover_alone(spec)
     return known
@@ -41,4 +43,5 @@ def is_unknown(spec: RunSpec) -> bool:
 
 def least_cover(chosen: float, cohort: Thresholds) -> Fraction:
     """E* of a run: the value of its specification, or the members' default."""
+    # Section 3.5: exact. A rounded E* would let two sides disagree about the same coefficients.
     return Fraction(chosen) if chosen else cohort.effective_members

@@ -27,6 +27,7 @@ class FailureShown(WorkError):
     """
 
     def __init__(self, failure: str) -> None:
+        # Section 2d: one fixed text. That of the error can depend on the data, and only the owner gets it.
         super().__init__("the numbers that this run discloses could not be computed", reason=SHOWN)
         self.failure = failure
 
@@ -37,6 +38,7 @@ def stand_in(journal: Journal, clip: float, length: int) -> NDArray[np.float32]:
     Zero with a clip, which members may send then: `Journal.direction` gives its sketch a random direction. Without a
     clip, a vector becomes a unit vector, and so it is itself a random direction.
     """
+    # Section 2d: with a clip, vectors can be short, and a random one of full length would stand out.
     if clip > 0:
         return np.zeros(length, np.float32)
     return random_direction(journal.secret, journal.session, length)
@@ -48,7 +50,10 @@ def check_failing(client: WorkingClient, session: str) -> None:
     It is asked before the data are used. `session` is asked again after a crash.
     """
     site, task = client.site, client.origin.task
+    # Section 2d: without this session: asked again after a crash, it must get the answer that it got before.
     failed = [entry for entry in _row(client) if entry.session != session]
+    # Section 2d: each failure can tell a coordinator, which chose the model, one bit about the data. This bounds their
+    # number.
     if len(failed) >= site.policy(task).failures:
         raise WorkError(
             f"{len(failed)} computations of private rounds failed here in a row; the owner of this site has to look",
@@ -68,10 +73,14 @@ def count(client: WorkingClient, session: str, work: str, failure: str) -> None:
         failure: the error; empty if there was none.
     """
     site, origin = client.site, client.origin
+    # Section 2d: the caller replies afterwards. Counted after the reply, a worker that is killed in between never
+    # counts.
     with site.ledger.lock:
         if failure:
             site.ledger.fail(FailedSession(session, origin.run_id, client.round, origin.task, work, failure))
         else:
+            # Section 2d: of the same kind of work alone: an evaluation that succeeds must not reset the count of failed
+            # trainings.
             site.ledger.succeed(site.tasks_beside(origin.task), work)
 
 

@@ -41,10 +41,14 @@ class Journal:
         return self._memory.get(session_names(self.session) + name)
 
     def _put(self, name: str, value: bytes) -> None:
+        # On the disk before this returns: a restarted member that draws anew sends a second, different reply under the
+        # same masks.
         self._memory.put(session_names(self.session) + name, value, durable=True)
 
     def _must(self, name: str) -> bytes:
         value = self._get(name)
+        # Section 3, rule 2: what was erased is not drawn again. Other secrets for the same vector would make a second
+        # sum of it.
         if value is None:
             raise WorkError("this member keeps nothing of the session: it is over", reason="session-over")
         return value
@@ -74,6 +78,8 @@ class Journal:
         """Keeps the vector and its divisor. Returns the vector's digest."""
         kept = vector.tobytes()
         self._put("vector", kept)
+        # Kept, not computed again: another processor would round the length otherwise, and y would change under its
+        # mask.
         self._put("divisor", np.float64(divisor).tobytes())
         return digest(kept)
 
@@ -89,6 +95,7 @@ class Journal:
     def vector(self) -> Blocks:
         """The blocks of v: u blurred, as long as u. Raises as `own_vector`, and if DEAL has not been reached."""
         before, after = self._lengths
+        # Section 2c: v is as long as u, so the checks of section 4 hold for blurred vectors as they are.
         return scaled(self._blurred(), before / after if after else 0.0)
 
     def direction(self) -> Blocks:
@@ -96,6 +103,7 @@ class Journal:
 
         A zero vector has no direction, and gets a random one.
         """
+        # Section 2d: an honest zero and a failed computation with a clip look alike, as both get this direction.
         if not self._values.any():
             drawn = random_direction(self.secret, self.session, len(self._values))
             return unit(blocks(drawn), norm(blocks(drawn)))
@@ -103,6 +111,8 @@ class Journal:
         return unit(self._blurred(), after)
 
     def _blurred(self) -> Blocks:
+        # Section 2c: the blur that this member signed at READY, over the thresholds of U1: no later message can lower
+        # the noise.
         size = blur.deviation(self.agreed(SessionStage.READY)["blur"], self.thresholds)
         return blur.blurred(self.own_vector(), self.secret, self.view1, size)
 
@@ -118,6 +128,7 @@ class Journal:
     @cached_property
     def _values(self) -> NDArray[np.float32]:
         kept = self._must("vector")
+        # Section 2: shares, sketch and y have to be of one vector, or the checks of section 4 blame an honest member.
         if digest(kept) != self.agreed(SessionStage.READY)["vector"]:
             raise WorkError("the update that is kept is not the one of this session", reason="session-over")
         return np.frombuffer(kept, np.float32)
@@ -163,11 +174,14 @@ class Journal:
     @cached_property
     def thresholds(self) -> Thresholds:
         """The numbers of the cohort U1."""
+        # Section 1: of U1, not of W: with a W that shrinks, a coordinator could lower t until nobody is protected.
         return Thresholds(len(self.ids), self.mode)
 
     @cached_property
     def points(self) -> dict[str, int]:
         """x_j of each member of U1."""
+        # Section 2: the position in U1 for the whole session. Counted anew after a loss, shares would belong to other
+        # points.
         return {name: point for point, name in enumerate(self.ids, 1)}
 
     @cached_property
@@ -205,6 +219,8 @@ class Journal:
         value, size = self._must("shares"), deal_bytes(rows) - TAG
         chosen = []
         for name in names:
+            # Section 3, rule 3: declined, and not answered with something else: wrong elements spoil G, and the checks
+            # call for a liar.
             if name not in held:
                 raise WorkError(f"this member holds no share of {name}", reason=f"bad-share:{name}")
             start = size * held.index(name)

@@ -34,8 +34,11 @@ def check_sessions(client: WorkingClient, session: str, *, work: str, count: boo
     origin, site, evaluation = client.origin, client.site, work == EVALUATE
     policy, model = site.policy(origin.task), _model(client)
     noun, most = ("evaluation", policy.evaluations) if evaluation else ("training", policy.sessions)
+    # Read and counted under one lock: two sessions at the same time could both be the last one that is allowed.
     with site.ledger.lock:
         others = _others(client, session)
+        # Section 3, rule 1: trainings and evaluations have limits of their own, so neither can use up, or borrow from,
+        # the other.
         alike = [entry for entry in others if entry.evaluation == evaluation]
         require(
             len(alike) < most,
@@ -45,14 +48,21 @@ def check_sessions(client: WorkingClient, session: str, *, work: str, count: boo
         if evaluation:
             _check_evaluations(client, others, policy)
         else:
+            # Section 3, rule 5: two sums of one model that differ by a member show its vector, so sessions of one model
+            # are few.
             rivals = _rivals(client, others, work)
             require(
                 len(rivals) < policy.sessions_per_model,
                 "model-sessions",
                 f"{len(rivals)} sessions of {work} have begun from this model; {policy.sessions_per_model} are allowed",
             )
+            # Section 3, rule 5: at READY already: a session that this member will not help to unmask must not be begun.
             _check_sums(rivals, policy, work)
+            # Section 3, rule 5: masked vectors count, too: t_mask others can unmask a sum in which this member does not
+            # help.
             _check_masks(rivals, policy, work)
+        # Last: a session that is refused does not count. And before the caller replies: one that is answered always
+        # does.
         if count:
             site.ledger.add(SessionEntry(session, origin.run_id, origin.task, model, work))
 
@@ -60,7 +70,9 @@ def check_sessions(client: WorkingClient, session: str, *, work: str, count: boo
 def mask(client: WorkingClient, session: str, *, work: str) -> None:
     """Checks and counts a session as `check_sessions`, and records durably that MASK is answered in it."""
     with client.site.ledger.lock:
+        # Section 3, rule 1: MASK counts also in `sum`, where no opening has counted before.
         check_sessions(client, session, work=work, count=True)
+        # Section 3, rule 5: noted before the vector is masked. After a crash the ledger has too many, never too few.
         client.site.ledger.mask(session)
 
 
@@ -71,15 +83,18 @@ def unmask(client: WorkingClient, session: str, *, work: str) -> None:
     Raises as `check_sessions`.
     """
     ledger = client.site.ledger
+    # Section 3, rule 5: checked again. Several sessions of one model can have passed READY while none was unmasked.
     with ledger.lock:
         rivals = _rivals(client, _others(client, session), work)
         _check_sums(rivals, client.site.policy(client.origin.task), work)
+        # Section 3, rule 5: on the disk before the shares leave: afterwards the sum is known, whatever happens here.
         ledger.unmask(session)
 
 
 def _model(client: WorkingClient) -> str:
     """The name of the model in the ledger. A second name of it is refused, so that no model counts as two."""
     try:
+        # Section 3, rule 5: one name for one model: under two names, each would have limits of its own.
         return model_name(client.origin.base_model)
     except ValueError as error:
         raise WorkError(str(error), reason="base-model") from None
@@ -102,6 +117,8 @@ def _rivals(client: WorkingClient, others: Sequence[SessionEntry], work: str) ->
         for entry in others
         if entry.base_model == model
         and entry.evaluation == evaluation
+        # Section 3, rule 5: of another run, every phase counts: only within one run does the algorithm need several
+        # sums of one model.
         and (entry.work == work or entry.run_id != run_id)
     ]
 
@@ -128,8 +145,12 @@ def _check_masks(rivals: Sequence[SessionEntry], policy: SecurePolicy, work: str
 
 def _check_evaluations(client: WorkingClient, others: Sequence[SessionEntry], policy: SecurePolicy) -> None:
     model, run_id = _model(client), client.origin.run_id
+    # Section 3, rule 4: over all runs: the second evaluation of a model, without one member, shows that member's
+    # values.
     evaluated = any(entry.evaluation and entry.base_model == model for entry in others)
     require(not evaluated, "model-evaluated", "this model was evaluated here before; the numbers of then stand")
+    # Section 3, rule 4: no more evaluations than trainings that counted: else a coordinator measures models of its
+    # choice for nothing.
     measured, trained = (
         sum(entry.evaluation == kind and entry.run_id == run_id for entry in others) for kind in (True, False)
     )

@@ -78,6 +78,7 @@ def order_problems(
         try:
             _read(spec, order, sessions)
         except (DecodeError, ValueError) as error:
+            # Named, not skipped: an order that cannot be read can be the one that members should have refused.
             yield f"the work of an assignment of {order.client_id} in phase {order.phase} is malformed: {error}"
     for reply in replies:
         if reply.statement:
@@ -85,6 +86,8 @@ def order_problems(
                 statement = SecureStatement.FromString(reply.statement)
             except DecodeError:
                 continue  # a reply to another kind of work
+            # Section 3.5: samples and `signed` count as they were signed at READY, the stage whose numbers members get
+            # at DEAL.
             if statement.stage == SessionStage.READY and statement.session in sessions:
                 sessions[statement.session].samples[reply.client_id] = reply.samples
                 sessions[statement.session].signed[reply.client_id] = statement.signed
@@ -147,6 +150,7 @@ def _difference(spec: RunSpec, order: AssignmentManifest, data: bytes) -> str:
 def _problems(spec: RunSpec, asked: _Asked, owner: Owner | None) -> Iterator[str]:
     if asked.difference:
         yield f"{SessionStage.READY.value}: {asked.difference}"
+    # A session that was void before MASK: no vector was asked for, so nothing of one can have been shown.
     if not asked.coefficients and not asked.survivors:
         return
     for noun, values in (
@@ -154,8 +158,11 @@ def _problems(spec: RunSpec, asked: _Asked, owner: Owner | None) -> Iterator[str
         ("lists of coefficients", asked.coefficients),
         ("lists of members whose vectors arrived", asked.survivors),
     ):
+        # Section 2.1: one session, one list. Two lists are two sums of the same vectors, which members must never be
+        # asked for.
         if len(values) > 1:
             yield f"members were given {len(values)} different {noun}"
+    # A record without READY or DEAL must not hide that MASK was asked for.
     if asked.terms is None or not asked.cohorts or not asked.coefficients:
         yield "members were asked for masked vectors, and not for what comes before"
         return
@@ -167,6 +174,7 @@ def _problems(spec: RunSpec, asked: _Asked, owner: Owner | None) -> Iterator[str
         yield str(error)
         return
     for coefficients in asked.coefficients:
+        # Section 3.5, rule 3: one member of W that does not accept negative coefficients rules them out for all.
         signed = rule.signed and all(asked.signed.get(name, False) for name, _ in coefficients)
         yield from _of_coefficients(replace(rule, signed=signed), least, cohort, dict(coefficients), asked, owner)
 
@@ -179,11 +187,13 @@ def _of_coefficients(
     asked: _Asked,
     owner: Owner | None,
 ) -> Iterator[str]:
+    # Section 3.5: lambda0 needs the samples of all of W. Left out, a claim of samples could hide a coefficient.
     if unknown := sorted(coefficients.keys() - asked.samples.keys()):
         yield f"{unknown[0]} has a coefficient, and no accepted reply to {SessionStage.READY.value}"
         return
     if wrong := problem(rule, coefficients, asked.samples, cohort) or _uncovered(coefficients, cohort.t, least, owner):
         yield f"{SessionStage.MASK.value}: {wrong}"
+    # Section 3.5, rule 1: again over V: the losses after MASK can take a member's cover away.
     for names in asked.survivors:
         left = {name: coefficients[name] for name in names if name in coefficients}
         if len(left) < len(names):

@@ -43,8 +43,12 @@ class Ready(Work):
     doing: ClassVar[str] = "preparing a private round"
     shows: ClassVar[Shows] = Shows.NOTHING
     sends_update: ClassVar[bool] = True
+    # Section 3, rule 2: then the session is over, also if the coordinator never goes on: secrets do not stay.
     ends_after: ClassVar[timedelta | None] = timedelta(days=1)
+    # Section 3, rule 2: once in all attempts together, or a voided attempt could be asked for again.
     once_ever: ClassVar[bool] = True
+    # Section 2d: a computation that fails is answered like one that succeeds: a decline would tell something of the
+    # data.
     conceals: ClassVar[bool] = True
 
     agreed: SessionTerms
@@ -103,25 +107,36 @@ class Ready(Work):
 
     def computation(self, client: WorkingClient) -> Computation | None:
         """The computation of the inner work, seeded by the session's secret."""
+        # Section 3: all that can be refused is refused here, before the data are used: a later refusal could depend on
+        # them.
         evaluates = self.evaluates
         member_checks.check_terms(client, self.agreed, self.length(client.shape), evaluation=evaluates)
+        # Section 8: the specification first: bounds, terms and noise are compared with what it says, and not with what
+        # the terms say.
         spec = member_checks.specification(client, bytes(client.inputs[SPECIFICATION]))
         member_checks.check_algorithm(client, spec, evaluation=evaluates)
         member_checks.check_asked(client, spec, self.agreed, self.length(client.shape))
         member_checks.check_noise(client, spec, evaluation=evaluates)
+        # Section 3, rule 5: checked, not counted: nothing has left yet, and a session that ends here shows nothing.
         limits.check_sessions(client, self.session.hex(), work=self.inner.name, count=False)
+        # Section 2d: before the model is used, so `failing` tells of earlier models, and nothing of this one.
         failing.check_failing(client, self.session.hex())
         journal = Journal(client.memory, self.session)
         if not journal.known:
+            # Section 3, rule 2: with a new secret, the same vector would get other shares and masks: two sums of it.
             if client.again:
                 raise WorkError("this member answered in this session, and keeps nothing of it", reason="session-over")
             new_secret = client.site.new_secret
+            # On the disk before anything follows from it: keys, training, noise and masks must survive a restart.
             journal.begin(secrets.token_bytes(32) if new_secret is None else new_secret(self.session.hex()))
         computation = self.inner.computation(client)
         if isinstance(computation, Measure):
+            # Section 2b: a metric that is not finite stays, as the worst value: if it were left out, the set of metrics
+            # would tell of the model.
             return replace(computation, undefined=True)
         if computation is None:
             return None
+        # Section 3: not the run's seed: everybody knows it, and could repeat the training and compute its noise again.
         seed = int.from_bytes(own(journal.secret, Purpose.TRAINING, self.session)[:8], "big") >> 1
         return replace(computation, secret_seed=seed) if isinstance(computation, AtBase) else computation
 
@@ -131,12 +146,19 @@ class Ready(Work):
         if agreed.disclose:  # the reply shows numbers of this member
             limits.check_sessions(client, self.session.hex(), work=self.inner.name, count=True)
         made = self._made(client, journal, computed)
+        # Section 2d: before the reply, and before a failure is shown: a decline has to count like an answer.
         failing.count(client, self.session.hex(), self.inner.name, made.result.failure)
+        # Section 2d: a stand-in has no loss and no accuracy, and invented ones in the clear would steer the rule. So
+        # this failure shows.
         if made.result.failure and agreed.disclose:
             raise failing.FailureShown(made.result.failure)
         result, divisor = made.result, made.divisor / client.site.stretch
+        # The vector before the facts that name it: after a crash in between, READY is done again, and nothing refers to
+        # a missing vector.
         vector_digest = journal.keep_vector(made.values, divisor)
         spec = member_checks.specification(client, bytes(client.inputs[SPECIFICATION]))
+        # Section 3.5: kept with the facts below: MASK is checked by the bounds that the owner allowed when the member
+        # trained.
         allowed = member_checks.check_algorithm(client, spec, evaluation=self.evaluates)
         journal.agree(
             SessionStage.READY,
@@ -156,6 +178,8 @@ class Ready(Work):
             },
         )
         public = journal.keys.public
+        # Section 3, rule 0: only what the terms name, which `check_terms` has compared with the policy; all others
+        # would leave in the clear.
         shown = tuple(f"train/{name}" for name in agreed.disclose)
         metrics = {name: value for name, value in result.metrics.items() if name.startswith(shown)} if shown else {}
         if "norm" in agreed.disclose:
@@ -163,8 +187,8 @@ class Ready(Work):
         return replace(
             result,
             rows={},
-            seconds=0.0,
-            losses=result.losses if "loss" in agreed.disclose else {},
+            seconds=0.0,  # section 2d: the time would tell that a computation failed
+            losses=result.losses if "loss" in agreed.disclose else {},  # section 3, rule 0: as above
             metrics=metrics,
             statement=Statement(
                 session=self.session,
@@ -172,7 +196,7 @@ class Ready(Work):
                 keys=public.c + public.s,
                 measured=made.measured,
                 blur=agreed.blur,
-                signed=allowed.signed,
+                signed=allowed.signed,  # section 3.5, rule 3: the others may ask for none otherwise
             ),
         )
 
@@ -180,6 +204,8 @@ class Ready(Work):
         """The vector of the session. A computation that failed, or whose vector cannot be used, gets another one."""
         clip, failure = self.agreed.clip, computed.failure
         if isinstance(self.inner, Evaluate):
+            # Section 2b: also of a failed evaluation: each metric that this member computes is there, and counts as the
+            # worst.
             values, measured = vector.of_metrics(computed.metrics, self.inner, client.shape.objectives)
             return _Made(computed, values, vector.divisor(values, clip, sketched=False), measured)
         if not failure:
@@ -189,8 +215,10 @@ class Ready(Work):
                 if passes(error):
                     raise
                 failure = described(error)
+        # Section 2d: no loss, metric or state of a failed training is kept or sent.
         nothing = Result({}, {}, {}, computed.samples, failure=failure)
         values = failing.stand_in(journal, clip, self.agreed.length)
+        # Section 2d: not sketched: zero is allowed here, since `Journal.direction` gives it a random direction.
         return _Made(nothing, values, vector.divisor(values, clip, sketched=False))
 
     def _made_of_rows(self, client: WorkingClient, computed: Result) -> "_Made":

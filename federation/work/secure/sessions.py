@@ -80,12 +80,16 @@ def session_terms(
     privacy, evaluates = spec.privacy, phase == EVALUATE
     if privacy.secure == "off":
         raise ValueError("the specification asks for no private rounds")
+    # Section 3, rule 4: an evaluation discloses nothing, whatever the run does. "evaluation" is no number of a
+    # training.
     disclosed = set() if evaluates else set(privacy.disclose) - {"evaluation"}
     return SessionTerms(
         nonce=free.nonce,
         federation_id=origin.federation_id,
         run_id=origin.run_id,
         round=round_,
+        # Section 2b: the mode, clip and blur of an evaluation are fixed: with those of the run, metrics would be
+        # sketched or blurred.
         mode=Mode.SUM if evaluates else Mode(privacy.secure),
         base_model=free.base_model,
         spec=origin.spec,
@@ -108,11 +112,14 @@ def session_work(spec: RunSpec, phase: str, objectives: Sequence[str], round_: i
     if phase == JACOBIAN:
         return _jacobian(spec, objectives, free)
     work = Train.of(spec, round_, _targets(spec, objectives, free))
+    # Section 8: free to leave a measurement out, never to ask for one that the specification does not have.
     return replace(work, measure=free.measure and work.measure)
 
 
 def _jacobian(spec: RunSpec, objectives: Sequence[str], free: Unspecified) -> Jacobian:
     """The sketch of gradients that the algorithm asks for."""
+    # Section 8: of a plug-in that the owner allows, only the sketch is free: batch size and objectives stay those of
+    # the specification.
     if isinstance(free.asked, Jacobian):
         return replace(free.asked, batch_size=spec.train.batch_size, objectives=tuple(objectives))
     chosen = spec.algorithm.hyperparameters
@@ -129,6 +136,8 @@ def _jacobian(spec: RunSpec, objectives: Sequence[str], free: Unspecified) -> Ja
 def _targets(spec: RunSpec, objectives: Sequence[str], free: Unspecified) -> Targets:
     """The losses that the rows of a training descend."""
     name, chosen = spec.algorithm.name, spec.algorithm.hyperparameters
+    # Section 8: likewise the targets alone, or the coordinator could also choose steps and rate, and so what an update
+    # shows.
     if isinstance(free.asked, Train):
         return free.asked.targets
     if name == "fsmgda":
@@ -162,11 +171,14 @@ def difference(
             the phase, its targets and its sketch are then not compared.
     """
     phase = terms.work.name
+    # Section 8: both. An owner who names a built-in algorithm does not free its terms.
     unknown = by_name and is_unknown(spec)
     allowed = (JACOBIAN, TRAIN) if unknown else phases(spec)
+    # Section 8: a phase that the algorithm does not have is one more sum of the same model.
     if phase != EVALUATE and phase not in allowed:
         return f"the algorithm {spec.algorithm.name} has no session of the kind {phase}"
     weights = _weights(terms.work) if phase == TRAIN and finds_weights(spec) else None
+    # Section 8: free values, but no others than weights: negative or infinite ones train on something else.
     if weights is not None and not _possible(weights, objectives):
         return f"the weights {dict(weights)} are not finite, negative, all 0, or not one for each objective"
     free = Unspecified(
@@ -182,6 +194,7 @@ def difference(
         expected = session_terms(spec, phase, origin, objectives, terms.round, length, free)
     except ValueError as error:
         return str(error)
+    # Section 8: all fields of the dataclass, so one that is added later is compared without a further line.
     return _first_difference("", expected, terms)
 
 
@@ -199,6 +212,7 @@ def _first_difference(place: str, expected: object, actual: object) -> str:
 def _weights(work: Work) -> Mapping[str, float]:
     """The weights of the objectives in the one row of a training; none where there are other rows."""
     targets = work.targets if isinstance(work, Train) else {}
+    # Other rows have no weights. The empty ones are then refused as impossible.
     return targets[JOINT] if list(targets) == [JOINT] else {}
 
 

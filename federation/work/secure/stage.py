@@ -31,8 +31,11 @@ class StageWork(Work):
     lane: ClassVar[Lane] = Lane.PROTOCOL
     needs_samples: ClassVar[bool] = False
     shows: ClassVar[Shows] = Shows.NOTHING
-    keeps_inputs: ClassVar[bool] = False
+    keeps_inputs: ClassVar[bool] = False  # ciphertexts and others' replies are of no use after the stage
+    # Section 3, rule 2: in all attempts together. Two different answers to one stage are two functions of the same
+    # secrets.
     once_ever: ClassVar[bool] = True
+    # Section 2d: otherwise the text of an exception would leave, which can depend on the data.
     conceals: ClassVar[bool] = True
     stage: ClassVar[SessionStage]
 
@@ -60,12 +63,17 @@ class StageWork(Work):
 
     def answer(self, client: WorkingClient, computed: Result) -> Result:
         journal = Journal(client.memory, self.session)
+        # Section 3, rule 2: before any check: the facts to compare with are erased, and so are the secrets.
         if not journal.known:
             raise WorkError("this member keeps nothing of the session: it is over", reason="session-over")
+        # Section 3, rule 5: before the stage's own checks, which go by the names in the assignment.
         member_checks.check_origin(client, journal)
+        # Section 2: before the stage reads its message: a stage that is over is not answered again with what is known
+        # by now.
         member_checks.check_order(journal, self.stage, self.place, again=client.again)
         try:
             rows, statement = self.reply(client, journal)
+        # Section 3: bytes that others made are a reason to decline, and never end the worker.
         except Malformed as error:
             raise WorkError(str(error), reason="protocol") from error
         return replace(computed, rows=rows, samples=0, statement=statement)
@@ -81,6 +89,7 @@ class StageWork(Work):
 
 def channel(journal: Journal, other: str) -> bytes:
     """DH(c_i, c_j)."""
+    # Section 2.2: the keys that DEAL has checked. A later message cannot exchange a channel.
     return shared_secret(journal.keys.c, journal.publics[other].c)
 
 

@@ -11,6 +11,8 @@ from federation.work.base import Work
 class SessionStage(StrEnum):
     """The stages of a session in their order; the value is the name of the kind of work."""
 
+    # Section 2: the order of these lines is that of the stages; `place`, and with it each refusal of an earlier stage,
+    # follows them.
     READY = "secure-ready"
     DEAL = "secure-deal"
     OPEN = "secure-open"
@@ -20,6 +22,7 @@ class SessionStage(StrEnum):
 
     def place(self, opening: int = 0) -> int:
         """The place of a stage in the order of all; OPEN has three places, one for each opening."""
+        # Section 2: a place for each opening: else opening 2 would look like opening 1, asked again.
         return 3 * list(SessionStage).index(self) + opening
 
 
@@ -62,6 +65,7 @@ class SessionTerms:
     @property
     def ids(self) -> tuple[str, ...]:
         """The ids of the invited members, sorted."""
+        # Section 2a: as sent, not sorted here: a list in another order has to be refused, since it gives another view.
         return tuple(member.client_id for member in self.invited)
 
 

@@ -29,10 +29,13 @@ def divisor(vector: NDArray[np.float32], clip: float, *, sketched: bool) -> floa
         WorkError: the vector is not finite; or it is 0, and must become a unit vector or have a sketch of length 1.
     """
     length = norm(blocks(vector))
+    # Section 2d: raised before the vector is kept: one NaN would destroy the sum of all. READY then takes a stand-in.
     if not math.isfinite(length):
         raise WorkError("the vector is not finite", reason="non-finite")
+    # Section 2: a zero cannot become a unit vector, and its sketch cannot be divided by its norm.
     if length == 0 and (clip == 0 or sketched):
         raise WorkError("every element of the vector is zero; it has no direction", reason="zero")
+    # Section 2: so no vector is longer than 1. A longer one fails the checks of section 4, and outweighs the others.
     return max(length, clip)
 
 
@@ -63,9 +66,12 @@ def of_metrics(
     values, measured = [], []
     for kind in entries(evaluation, objectives):
         value = metrics.get(kind.name)
+        # Section 2b: whether it was computed depends on task and data. By its value, the byte would tell of the
+        # coordinator's model.
         measured.append(value is not None)
         if value is None or not math.isfinite(value):
             value = 0.0 if kind.higher or value is None else kind.largest
+        # Section 2b: clipped: a loss of a million would be read off the sum in spite of the noise.
         values.append(min(max(value, 0.0), kind.largest) / kind.largest)
     return np.array(values, np.float32), bytes(measured)
 

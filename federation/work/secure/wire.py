@@ -37,6 +37,7 @@ from federation.work.secure.terms import SessionStage, SessionTerms, Statement
 from federation.work.site import EVALUATE
 from federation.work.train import wire as train
 
+# Section 8: no other kind of work can make a vector: it would belong to no phase, and the limits count phases.
 _INNER = {kind.KIND.work.name: kind.KIND for kind in (train, jacobian, evaluate)}
 _REPEATED = (*bound_fields.TERMS, "nonce", "length", "clip", "blur")
 
@@ -51,6 +52,7 @@ def terms_bytes(agreed: SessionTerms) -> bytes:
     getattr(message, name).CopyFrom(_INNER[name].to_proto(agreed.work))
     if agreed.unshared != Unshared():
         message.unshared.CopyFrom(unshared_parameters(agreed.unshared))
+    # Section 2: serialised once. The session is the digest of these bytes, and everybody hashes them as received.
     return message.SerializeToString(deterministic=True)
 
 
@@ -60,6 +62,7 @@ def read_terms(data: bytes, shape: Shape) -> SessionTerms:
         message = SecureTerms.FromString(data)
     except DecodeError:
         raise WorkError("the terms are not a SecureTerms", reason="terms") from None
+    # Section 2: the work is in the terms, so members that are asked for other work are in other sessions.
     name = message.WhichOneof("work")
     if name is None:
         raise WorkError("the session has no work", reason="terms")
@@ -184,24 +187,33 @@ def _unmask_from_proto(message: SecureUnmaskWork, shape: Shape) -> Unmask:
 
 def problem(asked: Any, statement: Statement) -> str:
     """The error of a statement as the answer to the message of a stage; empty if it is valid."""
+    # Section 2: of the terms as they were sent: written anew, they could have another digest, and every reply would be
+    # refused.
     session = hashing.session(asked.terms) if isinstance(asked, SecureReadyWork) else asked.session
     stage = next(stage for stage, kind in KINDS.items() if kind.message is type(asked))
+    # Section 2: a signed statement of another session or stage is genuine, too; counted here, it would confirm what its
+    # member never saw.
     if (statement.session, statement.stage, statement.opening) != (session, stage, getattr(asked, "opening", 0)):
         return "the statement is of another session, stage or opening"
     if len(statement.view) != (0 if statement.stage is SessionStage.READY else hashing.DIGEST):
         return f"the view has {len(statement.view)} bytes"
+    # Section 2.6: at DEAL and only there: a commitment after shares were opened commits to nothing.
     if len(statement.commitment) != (hashing.DIGEST if statement.stage is SessionStage.DEAL else 0):
         return f"the commitment has {len(statement.commitment)} bytes"
+    # Section 2.4: at opening 0 alone, where W is settled; later ones would have no rule by which members leave.
     if statement.complaints and (statement.stage, statement.opening) != (SessionStage.OPEN, 0):
         return "there are complaints at a stage that takes none"
     if len(statement.keys) != (2 * hashing.KEY if statement.stage is SessionStage.READY else 0):
         return f"the keys have {len(statement.keys)} bytes"
+    # Section 2c: refused before U1 is formed: at DEAL, all other members would decline with `blur`.
     if statement.blur != _blur(asked):
         return f"the blur is {statement.blur:g}; the terms say {_blur(asked):g}"
     if statement.signed and statement.stage is not SessionStage.READY:
         return "negative coefficients are accepted at a stage that does not ask"
+    # Section 2b: refused here: at DEAL, all other members would decline with `metrics`.
     if len(statement.measured) != _entries(asked) or not set(statement.measured) <= {0, 1}:
         return "there is not one byte, 0 or 1, for each metric of an evaluation"
+    # Section 2.2: before another member sees them: one bad key at DEAL makes every member decline.
     if statement.keys:
         try:
             check_keys([PublicKeys(statement.keys[: hashing.KEY], statement.keys[hashing.KEY :])])

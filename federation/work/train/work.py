@@ -24,6 +24,7 @@ from federation.work.base import (
     WorkingClient,
     payload_layout,
 )
+from federation.work.minibatch_sizes import Cut
 
 if TYPE_CHECKING:
     from federation.spec.run_sections import LimitsSpec
@@ -82,11 +83,13 @@ class Train(Work):
         return tuple(RowSchema(RESIDUAL + row.name, row.length) for row in rounded)
 
     def demand(self, samples: int) -> Demand:
-        """The steps, and the samples that they see."""
+        """The steps, and the fewest samples that they see, whether the trainer evens out its minibatches or not."""
         batch = self.sgd.batch_size or samples
         steps = self.sgd.count(samples)
-        passes = max(float(self.sgd.epochs), steps * batch / samples) if samples else 0.0
-        return Demand(steps, min(samples, steps * batch), len(self.targets), passes)
+        if not samples:
+            return Demand(steps, 0, len(self.targets))
+        seen = Cut.of(samples, batch, even=self.private is None).samples_in(steps)
+        return Demand(steps, seen, len(self.targets), max(float(self.sgd.epochs), steps * batch / samples))
 
     @classmethod
     def problem(cls, norms: Mapping[str, float], limits: "LimitsSpec") -> Refusal | None:

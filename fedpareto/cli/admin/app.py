@@ -8,17 +8,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
-from rich.text import Text
 
-from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli import completion
-from fedpareto.cli.admin.client import connect
-from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.shared_options import JsonOption
-from fedpareto.cli.show.tables import console
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
+
+with on_first_use():
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto.cli.admin.client import connect
+    from fedpareto.cli.document import dumps
+    from fedpareto.cli.show.tables import console
+
 
 Home = Annotated[
     Path | None,
@@ -38,7 +43,7 @@ ClientName = Annotated[
 Answer = tuple[Any, "str | Callable[[], RenderableType]"]  # for programs and for people
 
 
-def connected(context: typer.Context, home: Path | None) -> AbstractContextManager[AdminStub]:
+def connected(context: typer.Context, home: Path | None) -> "AbstractContextManager[AdminStub]":
     """The Admin service, as the administrator of `home`; see `fedpareto.cli.admin.client.connect`."""
     given, passphrase_file, proxy = context.obj
     return connect(home or given, passphrase_file=passphrase_file, proxy=proxy)
@@ -64,7 +69,7 @@ def command(function: Callable[..., Answer]) -> Callable[..., None]:
     return run
 
 
-def show(as_json: bool, document: Any, picture: str | Callable[[], RenderableType]) -> None:
+def show(as_json: bool, document: Any, picture: "str | Callable[[], RenderableType]") -> None:
     """Prints one JSON document, or a sentence or picture for people."""
     if as_json:
         print_document(dumps(document))

@@ -7,23 +7,30 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
-import grpc
 import typer
 
 from federation.record.log_kinds import KINDS
 from federation.text import counted
-from federation.transport import channels
-from federation.v1 import admin_pb2 as v1
-from federation.v1 import common_pb2 as common
-from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto import formatting
-from fedpareto.cli import document
 from fedpareto.cli.admin.app import Home, connected
+from fedpareto.cli.commands import QuickHelpGroup
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.shared_options import JsonOption
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
 
+with on_first_use():
+    import grpc
+
+    from federation.transport import channels
+    from federation.v1 import admin_pb2 as v1
+    from federation.v1 import common_pb2 as common
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto import formatting
+    from fedpareto.cli import document
+
+
 audit = typer.Typer(
+    cls=QuickHelpGroup,
     help="Show the audit log; `audit verify` verifies it.",
     invoke_without_command=True,
     add_completion=False,
@@ -69,7 +76,7 @@ def show_log(
                     typer.echo(_line(entry))
 
 
-def listed(stub: AdminStub, request: v1.ListAuditRequest) -> Iterator[list[v1.AuditEntry]]:
+def listed(stub: "AdminStub", request: "v1.ListAuditRequest") -> "Iterator[list[v1.AuditEntry]]":
     """Yields the entries in lists. With `follow` it goes on with the next certificate when one ends."""
     last = -1
     while True:
@@ -132,7 +139,7 @@ def verify(
         raise CommandFailure(f"{len(problems)} things are wrong" if len(problems) > 1 else "one thing is wrong")
 
 
-def _line(entry: v1.AuditEntry) -> str:
+def _line(entry: "v1.AuditEntry") -> str:
     when = formatting.local(entry.at)
     parts = [f"{entry.number:>7}  {when}  {entry.actor}  {entry.action}"]
     parts += [part for part in (entry.subject, entry.detail) if part]

@@ -9,25 +9,29 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from federation.aggregation.interface import HyperparameterError
-from federation.record.bundle import BlobAbsent, BundleError, BundleReader
-from federation.spec.run_spec import RunSpec
 from federation.text import counted
-from federation.v1 import admin_pb2 as v1
-from federation.v1.admin_pb2 import ExportBundleResponse
-from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto import formatting
 from fedpareto.cli.admin.app import Home, RunName, Yes, confirm, connected, show
 from fedpareto.cli.completion import algorithms
 from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing
-from fedpareto.cli.research.aggregate import parameters_of
 from fedpareto.cli.shared_options import CodeOption, ForceOption, JsonOption
-from fedpareto.cli.show.tables import console, new_table
-from fedpareto.cli.whole_file import whole_file
-from verification.counterfactual import counterfactual
-from verification.errors import VerificationError
-from verification.keys import read_keys
-from verification.log import read_log
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation.aggregation.interface import HyperparameterError
+    from federation.record import bundle as bundles
+    from federation.record.bundle import BundleError, BundleReader
+    from federation.spec.run_spec import RunSpec
+    from federation.v1 import admin_pb2 as v1
+    from federation.v1.admin_pb2 import ExportBundleResponse
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto import formatting
+    from fedpareto.cli.research.aggregate import parameters_of
+    from fedpareto.cli.show.tables import console, new_table
+    from fedpareto.cli.whole_file import whole_file
+    from verification.counterfactual import counterfactual
+    from verification.errors import VerificationError
+    from verification.keys import read_keys
+    from verification.log import read_log
 
 
 def bundle_command(
@@ -72,7 +76,7 @@ def bundle_command(
         )
 
 
-def payloads_question(stub: AdminStub, name: str, out: Path) -> str:
+def payloads_question(stub: "AdminStub", name: str, out: Path) -> str:
     """The question before a bundle with payloads is written: its content and its size."""
     run = stub.GetRun(v1.GetRunRequest(run=name, choice=v1.RUN_CHOICE_ONLY)).run
     (disk,) = (item for item in stub.GetDisk(v1.GetDiskRequest()).runs if item.run_id == run.run_id)
@@ -129,7 +133,7 @@ def replay_command(
                 BundleReader(path) as bundle,
             ):
                 results = list(counterfactual(bundle, name, values, number))
-        except BlobAbsent as error:
+        except bundles.BlobAbsent as error:
             raise CommandFailure(
                 f"{name} reads more than the products of updates: give --payloads ({error})"
             ) from error
@@ -163,13 +167,13 @@ def _plain(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in fields.items()}
 
 
-def _save(pieces: Iterable[ExportBundleResponse], path: Path) -> int:
+def _save(pieces: "Iterable[ExportBundleResponse]", path: Path) -> int:
     """Writes a bundle whole or not at all; returns its size in bytes."""
     with failing(OSError, what=f"cannot write {path}"), whole_file(path) as file:
         return _write(pieces, file)
 
 
-def _write(pieces: Iterable[ExportBundleResponse], file: BinaryIO) -> int:
+def _write(pieces: "Iterable[ExportBundleResponse]", file: BinaryIO) -> int:
     size, whole = 0, False
     for piece in pieces:
         size += file.write(piece.chunk)

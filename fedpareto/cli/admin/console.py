@@ -13,12 +13,8 @@ from urllib.parse import urlencode
 
 import typer
 
-from federation.trust.admin_files import Account
-from federation.trust.keys import IdentityError
 from fedpareto.cli import completion
-from fedpareto.cli.admin.client import connect, find_home, route_to
-from fedpareto.cli.document import dumps
-from fedpareto.cli.failure import USAGE, CommandFailure, failing
+from fedpareto.cli.failure import USAGE, CommandFailure, failing, require
 from fedpareto.cli.shared_options import (
     DEFAULT_ADMIN_HOME,
     AdminHome,
@@ -26,15 +22,23 @@ from fedpareto.cli.shared_options import (
     JsonOption,
     ProxyOption,
 )
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
-from fedpareto.web.console import web_server
-from fedpareto.web.console.application import Console
-from fedpareto.web.console.federation_reader import Reader
-from fedpareto.web.console.page_events import ChangeBell
-from fedpareto.web.console.render import ConsoleSite
-from fedpareto.web.console.screens.compare_page import MOST
-from fedpareto.web.console.security import EntranceKeys
-from fedpareto.web.console.source import CoordinatorAway, OpenedCalls
+from fedpareto.web.console import DEFAULT_PORT
+
+with on_first_use():
+    from federation.trust.admin_files import Account
+    from federation.trust.keys import IdentityError
+    from fedpareto.cli.admin.client import connect, find_home, route_to
+    from fedpareto.cli.document import dumps
+    from fedpareto.web.console import web_server
+    from fedpareto.web.console.application import Console
+    from fedpareto.web.console.federation_reader import Reader
+    from fedpareto.web.console.page_events import ChangeBell
+    from fedpareto.web.console.render import ConsoleSite
+    from fedpareto.web.console.screens import compare_page
+    from fedpareto.web.console.security import EntranceKeys
+    from fedpareto.web.console.source import CoordinatorAway, OpenedCalls
 
 
 def console_command(
@@ -51,7 +55,7 @@ def console_command(
     host: Annotated[str, typer.Option(help="The address to listen on, of this machine alone.")] = "127.0.0.1",
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help=f"The port. Default: {web_server.DEFAULT_PORT}, or any if that is taken."),
+        typer.Option(min=0, max=65535, help=f"The port. Default: {DEFAULT_PORT}, or any if that is taken."),
     ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open a browser.")] = False,
     passphrase_file: AdminPassphraseOption = None,
@@ -67,9 +71,10 @@ def console_command(
     Only this machine reaches the pages. The address that is printed works once, within a minute; Enter prints another
     one. From another machine: ssh -L 8446:127.0.0.1:8446 THIS-MACHINE.
     """
+    require("the console is served with", "starlette", "uvicorn", extra="console")
     names = runs or []
-    if len(names) > MOST:
-        raise CommandFailure(f"{len(names)} runs: the console compares at most {MOST}", code=USAGE)
+    if len(names) > compare_page.MOST:
+        raise CommandFailure(f"{len(names)} runs: the console compares at most {compare_page.MOST}", code=USAGE)
     directory = find_home(home)
     with failing(IdentityError, code=USAGE):
         account = Account.load(directory)
@@ -105,7 +110,7 @@ def _page(names: list[str]) -> str:
     return f"/runs/{quote(names[0])}" if len(names) == 1 else f"/compare?{urlencode([('run', name) for name in names])}"
 
 
-def _site(account: Account, home: Path) -> ConsoleSite:
+def _site(account: "Account", home: Path) -> "ConsoleSite":
     if home == DEFAULT_ADMIN_HOME:
         return ConsoleSite(account.federation_id, account.name)
     where = f" --home {quote(str(home))}"
@@ -128,7 +133,7 @@ def _source(home: Path, passphrase_file: Path | None, proxy: str | None) -> Call
     """Opens the calls of the administrator, with errors as the console knows them."""
 
     @contextmanager
-    def opened() -> Iterator[OpenedCalls]:
+    def opened() -> "Iterator[OpenedCalls]":
         try:
             route = route_to(home, passphrase_file=passphrase_file, proxy=proxy)
             with connect(home, passphrase_file=passphrase_file, proxy=proxy) as stub:

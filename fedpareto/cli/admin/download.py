@@ -7,15 +7,18 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from federation import digests
-from federation.record.provenance import Provenance, with_provenance
-from federation.refusals import Refusal
-from federation.v1.admin_pb2 import BestBy, BestModel, ExportModelRequest, ExportModelResponse, ModelOrigin
-from federation.vectors import LENGTH_BYTES, header_length
 from fedpareto.cli.admin.app import Home, RunName, connected, show
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.shared_options import ForceOption, JsonOption
-from fedpareto.cli.whole_file import whole_file
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation import digests, vectors
+    from federation.record.provenance import Provenance, with_provenance
+    from federation.refusals import Refusal
+    from federation.v1.admin_pb2 import BestBy, BestModel, ExportModelRequest, ExportModelResponse, ModelOrigin
+    from federation.vectors import header_length
+    from fedpareto.cli.whole_file import whole_file
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Saved:
 
     digest: str
     size: int
-    best: BestModel | None
+    best: "BestModel | None"
     initial: bool
 
 
@@ -81,7 +84,7 @@ def export(
     show(as_json, saved_document, message)
 
 
-def save(pieces: Iterable[ExportModelResponse], path: Path) -> Saved:
+def save(pieces: "Iterable[ExportModelResponse]", path: Path) -> Saved:
     """Writes the pieces to `path`, with metadata about the model's origin.
 
     Raises:
@@ -96,7 +99,7 @@ def save(pieces: Iterable[ExportModelResponse], path: Path) -> Saved:
         return _write(pieces, file)
 
 
-def _write(pieces: Iterable[ExportModelResponse], file: BinaryIO) -> Saved:
+def _write(pieces: "Iterable[ExportModelResponse]", file: BinaryIO) -> Saved:
     best, initial = None, False
     digest, size, count, state = "", 0, 0, digests.hasher()
     head: bytes | None = b""  # the part of the header that has arrived, until it is complete
@@ -112,7 +115,7 @@ def _write(pieces: Iterable[ExportModelResponse], file: BinaryIO) -> Saved:
             file.write(piece.chunk)
             continue
         head += piece.chunk
-        if len(head) < LENGTH_BYTES or len(head) < (end := LENGTH_BYTES + header_length(head)):
+        if len(head) < vectors.LENGTH_BYTES or len(head) < (end := vectors.LENGTH_BYTES + header_length(head)):
             continue
         file.write(with_provenance(head[:end], _provenance(piece.origin)) + head[end:])
         head = None
@@ -124,7 +127,7 @@ def _write(pieces: Iterable[ExportModelResponse], file: BinaryIO) -> Saved:
     return Saved(digest, size, best, initial)
 
 
-def _provenance(origin: ModelOrigin) -> Provenance:
+def _provenance(origin: "ModelOrigin") -> "Provenance":
     return Provenance(
         federation=origin.federation_id,
         run=origin.run_id,

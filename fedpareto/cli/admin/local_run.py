@@ -13,29 +13,34 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from federation.spec.run_spec import RunSpec, SpecError
 from federation.text import counted
-from federation.text_files import EncodingError, read_text
-from federation.v1.admin_pb2 import Run
-from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto.cli.admin.client import connect
-from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, failing, require
 from fedpareto.cli.research.member_option import MemberOption, members_of
 from fedpareto.cli.shared_options import CodeOption, ProgressJsonOption
-from fedpareto.cli.show import participation_table
-from fedpareto.cli.show.tables import console as make_console
-from fedpareto.demo.demo_results import Ended, how_it_ended
-from fedpareto.demo.show import accuracies, follow, step
-from fedpareto.formatting import number
-from fedpareto.processes.federation_directory import DirectoryError, fresh_directory, is_of, stop_running
-from fedpareto.processes.forked import start_server
-from fedpareto.processes.local_federation import LocalFederation
-from fedpareto.processes.process_federation import ProcessError, leaving_on_signals
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import has_display, print_document
-from fedpareto.web.sections.shown_run import ShownRun
+
+with on_first_use():
+    from rich.console import Console
+
+    from federation.spec.run_spec import RunSpec, SpecError
+    from federation.text_files import EncodingError, read_text
+    from federation.v1.admin_pb2 import Run
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto.cli.admin.client import connect
+    from fedpareto.cli.document import dumps
+    from fedpareto.cli.show import participation_table
+    from fedpareto.cli.show.tables import console as make_console
+    from fedpareto.demo.demo_results import Ended, how_it_ended
+    from fedpareto.demo.show import accuracies, follow, step
+    from fedpareto.formatting import number
+    from fedpareto.processes.federation_directory import DirectoryError, fresh_directory, is_of, stop_running
+    from fedpareto.processes.forked import start_server
+    from fedpareto.processes.local_federation import LocalFederation
+    from fedpareto.processes.process_federation import ProcessError, leaving_on_signals
+    from fedpareto.web.sections.shown_run import ShownRun
+
 
 DEFAULT_DIRECTORY = Path("fedpareto-local")
 
@@ -98,7 +103,7 @@ def local_command(
             with LocalFederation(directory, sorted(members)) as stage:
                 _found(screen, stage)
                 with connect(stage.home / "admin") as stub:
-                    _attend(screen, stage, stub, run, members, device)
+                    _attend(screen, stage, stub, run.task, members, ["--device", device, "--spec", str(spec)])
                     result = _run(screen, stage, stub, run.name, text, console=shown, browse=not no_browser)
                 if not as_json:
                     _report(screen, directory, result)
@@ -129,14 +134,14 @@ class _Result:
         failures: of members whose replies did not all come or count, in words.
     """
 
-    run: Ended
+    run: "Ended"
     split: str
     measure: str
     values: Mapping[str, float]
     failures: Sequence[str]
 
 
-def _stop(screen: Console, directory: Path) -> None:
+def _stop(screen: "Console", directory: Path) -> None:
     if directory.exists() and not is_of(directory, "local"):
         raise CommandFailure(f"{directory} is not the directory of fedpareto local: name it with --dir", code=USAGE)
     with failing(ProcessError):
@@ -144,31 +149,31 @@ def _stop(screen: Console, directory: Path) -> None:
     screen.print(f"the federation in {directory} has {'stopped' if stopped else 'not been running'}", soft_wrap=True)
 
 
-def _found(screen: Console, stage: LocalFederation) -> None:
+def _found(screen: "Console", stage: "LocalFederation") -> None:
     with step(screen, "making a federation", "a federation, with its certificate authority and its database"):
         stage.finish(stage.founding("local"))
         stage.serve()
 
 
 def _attend(
-    screen: Console,
-    stage: LocalFederation,
-    stub: AdminStub,
-    run: RunSpec,
+    screen: "Console",
+    stage: "LocalFederation",
+    stub: "AdminStub",
+    task: str,
     members: Mapping[str, Path],
-    device: str,
+    options: Sequence[str],
 ) -> None:
     joined = f"{counted(len(members), 'member')} joined, each with keys and a certificate of its own"
     with step(screen, "the members join", joined):
         stage.enroll(stub)
         stage.pin_rosters()  # workers read it when they start
-    with step(screen, "their workers start", f"their workers attend, over mutual TLS, for the task {run.task}"):
-        common = ["--task", run.task, "--device", device]
+    with step(screen, "their workers start", f"their workers attend, over mutual TLS, for the task {task}"):
+        common = ["--task", task, *options]
         stage.attend(stub, {name: [*common, "--data", str(own)] for name, own in members.items()})
 
 
 def _run(
-    screen: Console, stage: LocalFederation, stub: AdminStub, name: str, text: str, *, console: bool, browse: bool
+    screen: "Console", stage: "LocalFederation", stub: "AdminStub", name: str, text: str, *, console: bool, browse: bool
 ) -> _Result:
     run_id = stage.submit(name, text)
     if console:
@@ -184,11 +189,11 @@ def _run(
     )
 
 
-def _failures(run: Run) -> list[str]:
+def _failures(run: "Run") -> list[str]:
     return [participation_table.tally(member) for member in run.members if participation_table.failures(member)]
 
 
-def _open_console(screen: Console, stage: LocalFederation, run_id: str, *, browse: bool) -> None:
+def _open_console(screen: "Console", stage: "LocalFederation", run_id: str, *, browse: bool) -> None:
     """Starts the console as a process of the federation, and prints its address."""
     if not all(map(find_spec, ("starlette", "uvicorn"))):
         screen.print("The console is not installed: install fedpareto[console].")
@@ -202,7 +207,7 @@ def _open_console(screen: Console, stage: LocalFederation, run_id: str, *, brows
         webbrowser.open(url)
 
 
-def _report(screen: Console, directory: Path, result: _Result) -> None:
+def _report(screen: "Console", directory: Path, result: _Result) -> None:
     screen.print()
     if result.measure == "accuracy":
         screen.print(accuracies(f"{result.split} accuracy", result.values))

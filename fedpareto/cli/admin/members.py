@@ -6,19 +6,21 @@ from typing import Annotated
 import typer
 
 from federation.text import did_you_mean
-from federation.trust import admin_files, identity, keys
-from federation.v1 import admin_pb2 as v1
-from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto import admin_messages
 from fedpareto.cli import completion
-from fedpareto.cli.admin import client
 from fedpareto.cli.admin.app import Answer, ClientName, Home, command, connected, show
-from fedpareto.cli.commands import load
 from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing, not_served
 from fedpareto.cli.secret_input import passphrase_for
 from fedpareto.cli.shared_options import JsonOption
-from fedpareto.cli.show import alert_lines, member_tables
-from fedpareto.run_names import RunNames
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation.trust import admin_files, identity, keys
+    from federation.v1 import admin_pb2 as v1
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto import admin_messages
+    from fedpareto.cli.admin import client
+    from fedpareto.cli.show import alert_lines, member_tables, status_lines
+    from fedpareto.run_names import RunNames
 
 
 def login(context: typer.Context, home: Home = None, as_json: JsonOption = False) -> None:
@@ -55,12 +57,12 @@ def status(context: typer.Context, home: Home = None, as_json: JsonOption = Fals
     given, passphrase_file, proxy = context.obj
     route = client.route_to(home or given, passphrase_file=passphrase_file, proxy=proxy)
     with connected(context, home) as stub:
-        document, picture = load("show.status_lines:status")(stub, route.account, live=not route.stopped)
+        document, picture = status_lines.status(stub, route.account, live=not route.stopped)
     show(as_json, document, picture)
 
 
 @command
-def clients(stub: AdminStub) -> Answer:
+def clients(stub: "AdminStub") -> Answer:
     """List the members, and what is wrong with each."""
     response = admin_messages.whole(stub.ListClients, v1.ListClientsRequest())
     names = RunNames.read(stub) if any(client.undecided for client in response.clients) else RunNames()
@@ -68,7 +70,7 @@ def clients(stub: AdminStub) -> Answer:
 
 
 @command
-def show_client(stub: AdminStub, client: ClientName) -> Answer:
+def show_client(stub: "AdminStub", client: ClientName) -> Answer:
     """Show a member.
 
     That is: its state, its key and its machine, and for each task its samples, quotas and abilities.
@@ -84,7 +86,7 @@ def show_client(stub: AdminStub, client: ClientName) -> Answer:
 
 @command
 def tag(
-    stub: AdminStub,
+    stub: "AdminStub",
     client: ClientName,
     tags: Annotated[
         list[str] | None,
@@ -112,7 +114,7 @@ def tag(
 
 @command
 def alerts(
-    stub: AdminStub,
+    stub: "AdminStub",
     every: Annotated[bool, typer.Option("--all", help="Also list alerts that have ended.")] = False,
     run: Annotated[
         str,
@@ -141,7 +143,7 @@ def alerts(
 
 
 @command
-def coordinators(stub: AdminStub) -> Answer:
+def coordinators(stub: "AdminStub") -> Answer:
     """List the coordinators, and the runs that each conducts.
 
     A coordinator without a sign of life for `lease_seconds` is dead; another one then takes its runs.
@@ -152,7 +154,7 @@ def coordinators(stub: AdminStub) -> Answer:
 
 
 @command
-def admins(stub: AdminStub) -> Answer:
+def admins(stub: "AdminStub") -> Answer:
     """List the administrators."""
     response = stub.ListAdministrators(v1.ListAdministratorsRequest())
     return response, lambda: member_tables.administrators(response.administrators)

@@ -8,25 +8,30 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-import grpc
 import typer
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from google.protobuf.message import Message
 
-from federation.transport import channels
-from federation.trust import admin_files, envelope, identity, keys
-from federation.v1 import admin_pb2 as v1
-from federation.v1 import common_pb2 as common
-from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto import admin_messages
 from fedpareto.cli import completion
-from fedpareto.cli.admin import client
 from fedpareto.cli.admin.app import Answer, ClientName, Home, Reason, Yes, command, confirm, connected, show
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.secret_input import passphrase_for
 from fedpareto.cli.shared_options import JsonOption
-from fedpareto.cli.show import member_tables
-from fedpareto.officer_requests import OfficerRequest
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    import grpc
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from google.protobuf.message import Message
+
+    from federation.transport import channels
+    from federation.trust import admin_files, envelope, identity, keys
+    from federation.v1 import admin_pb2 as v1
+    from federation.v1 import common_pb2 as common
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto import admin_messages
+    from fedpareto.cli.admin import client
+    from fedpareto.cli.show import member_tables
+    from fedpareto.officer_requests import OfficerRequest
+
 
 RequestName = Annotated[
     str,
@@ -57,20 +62,20 @@ class Acted:
 class Officer:
     """A security officer at the Admin service, who can sign."""
 
-    def __init__(self, stub: AdminStub, home: Path, passphrase_file: Path | None) -> None:
+    def __init__(self, stub: "AdminStub", home: Path, passphrase_file: Path | None) -> None:
         self.stub = stub
         self._home = home
         self._passphrase_file = passphrase_file
         self._taking_two = set[str]()  # actions, as far as the coordinator has said so
 
     @cached_property
-    def account(self) -> admin_files.Account:
+    def account(self) -> "admin_files.Account":
         """Its name and its federation."""
         with failing(keys.IdentityError, code=USAGE):
             return admin_files.Account.load(self._home)
 
     @cached_property
-    def _key(self) -> Ed25519PrivateKey:
+    def _key(self) -> "Ed25519PrivateKey":
         with failing(keys.IdentityError, code=USAGE):
             passphrase = passphrase_for(self._home / admin_files.SIGNING_KEY, self._passphrase_file)
             return admin_files.load_admin_key(self._home, passphrase)
@@ -81,13 +86,13 @@ class Officer:
         rules = self.stub.ListRequests(v1.ListRequestsRequest(page_size=1))
         return timedelta(seconds=rules.lifetime_seconds)
 
-    def sign(self, manifest: common.RequestManifest | common.DecisionManifest) -> common.SignedEnvelope:
+    def sign(self, manifest: "common.RequestManifest | common.DecisionManifest") -> "common.SignedEnvelope":
         """Signs a manifest as this officer, with the present time."""
         manifest.federation_id, manifest.officer = self.account.federation_id, self.account.name
         manifest.created.FromDatetime(datetime.now(UTC))
         return envelope.sign(manifest, self._key)
 
-    def act(self, call: Callable[[Any], Message], request: Message, manifest: common.RequestManifest) -> Acted:
+    def act(self, call: "Callable[[Any], Message]", request: "Message", manifest: "common.RequestManifest") -> Acted:
         """Makes a call. If the action takes two officers, sends a signed request for it instead.
 
         If a request for this action and subject is open, it stays the only one, and the answer has it.
@@ -116,12 +121,12 @@ class Officer:
             f"Another security officer consents: fedpareto admin consent {made.name}",
         )
 
-    def _named_in(self, message: str) -> v1.ActionRequest | None:
+    def _named_in(self, message: str) -> "v1.ActionRequest | None":
         """The open request that a message names; None if it names none."""
         listed = admin_messages.whole(self.stub.ListRequests, v1.ListRequestsRequest()).requests
         return next((item for item in listed if OfficerRequest.of(item).name in message), None)
 
-    def _open(self, present: OfficerRequest) -> str:
+    def _open(self, present: "OfficerRequest") -> str:
         """Says that a request is open already, and what can be done with it."""
         own = self.account.name == present.officer
         who, consent = ("you have", "another officer consents") if own else (f"{present.officer} has", "to consent")
@@ -206,7 +211,7 @@ def revoke_admin(
 
 @command
 def requests(
-    stub: AdminStub,
+    stub: "AdminStub",
     every: Annotated[bool, typer.Option("--all", help="Also list decided and expired requests.")] = False,
 ) -> Answer:
     """List the requests that wait for another officer."""
@@ -233,12 +238,12 @@ def withdraw(
     show(as_json, answer, f"{text}: {admin_messages.name_of(answer.request, 'state').lower()}")
 
 
-def every_request(by: Officer) -> Sequence[v1.ActionRequest]:
+def every_request(by: Officer) -> "Sequence[v1.ActionRequest]":
     """All requests, also those that were decided."""
     return admin_messages.whole(by.stub.ListRequests, v1.ListRequestsRequest(all=True)).requests
 
 
-def named(requests: Sequence[v1.ActionRequest], names: Sequence[str]) -> list[v1.ActionRequest]:
+def named(requests: "Sequence[v1.ActionRequest]", names: Sequence[str]) -> "list[v1.ActionRequest]":
     """The requests whose ids, or the beginnings of their ids, are given, each once.
 
     Raises:

@@ -6,23 +6,27 @@ from typing import Annotated
 import typer
 
 from federation.text import counted
-from federation.v1 import admin_pb2 as v1
-from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import RunState
-from fedpareto import admin_messages
-from fedpareto.cli import completion, document
-from fedpareto.cli.admin import watch as watching
+from fedpareto.cli import completion
 from fedpareto.cli.admin.app import Answer, Home, OpenRunName, Reason, RunName, Yes, command, confirm, connected
 from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure
 from fedpareto.cli.shared_options import JsonOption
-from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_lines, round_tables, tables
-from fedpareto.formatting import when
-from fedpareto.run_names import RunNames
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
+
+with on_first_use():
+    from federation.v1 import admin_pb2 as v1
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from federation.v1.common_pb2 import RunState
+    from fedpareto import admin_messages
+    from fedpareto.cli import document
+    from fedpareto.cli.admin import watch as watching
+    from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_lines, round_tables, tables
+    from fedpareto.formatting import when
+    from fedpareto.run_names import RunNames
 
 
 @command
-def disk(stub: AdminStub) -> Answer:
+def disk(stub: "AdminStub") -> Answer:
     """Show the disk space of the record.
 
     It shows models, updates and the database for each run, the free space, and an estimate of the space that open runs
@@ -33,7 +37,7 @@ def disk(stub: AdminStub) -> Answer:
 
 
 @command
-def runs(stub: AdminStub) -> Answer:
+def runs(stub: "AdminStub") -> Answer:
     """List the runs, newest first."""
     response = admin_messages.whole(stub.ListRuns, v1.ListRunsRequest())
     return response, lambda: tables.runs(response.runs)
@@ -41,7 +45,7 @@ def runs(stub: AdminStub) -> Answer:
 
 @command
 def show_run(
-    stub: AdminStub,
+    stub: "AdminStub",
     run: RunName,
     every: Annotated[bool, typer.Option("--all", help="Every number of the last evaluated round.")] = False,
 ) -> Answer:
@@ -55,21 +59,21 @@ def show_run(
 
 
 @command
-def pause(stub: AdminStub, run: OpenRunName) -> Answer:
+def pause(stub: "AdminStub", run: OpenRunName) -> Answer:
     """Pause a run. Replies to open assignments still count."""
     response = stub.PauseRun(v1.PauseRunRequest(run=run))
     return response, f"paused; resume it with: fedpareto admin resume {response.run.run_id}"
 
 
 @command
-def resume(stub: AdminStub, run: OpenRunName) -> Answer:
+def resume(stub: "AdminStub", run: OpenRunName) -> Answer:
     """Resume a paused run."""
     response = stub.ResumeRun(v1.ResumeRunRequest(run=run))
     return response, f"resumed; follow it with: fedpareto admin watch {response.run.run_id}"
 
 
 @command
-def stop(stub: AdminStub, run: OpenRunName, reason: Reason = "", yes: Yes = False) -> Answer:
+def stop(stub: "AdminStub", run: OpenRunName, reason: Reason = "", yes: Yes = False) -> Answer:
     """Stop a run for good. Its last model can still be exported."""
     present = stub.GetRun(v1.GetRunRequest(run=run, brief=True, choice=v1.RUN_CHOICE_OPEN)).run
 
@@ -98,7 +102,7 @@ def watch(context: typer.Context, run: OpenRunName, home: Home = None, as_json: 
         follow(stub, run, as_json)
 
 
-def follow(stub: AdminStub, run: str, as_json: bool) -> None:
+def follow(stub: "AdminStub", run: str, as_json: bool) -> None:
     """Watches a run to its end. Fails if it did not complete, or a member did not reply in its last round."""
     run_state = v1.Run()
     try:
@@ -124,7 +128,7 @@ def follow(stub: AdminStub, run: str, as_json: bool) -> None:
 
 
 @command
-def rounds(stub: AdminStub, run: RunName) -> Answer:
+def rounds(stub: "AdminStub", run: RunName) -> Answer:
     """List the rounds of a run.
 
     For each: replies, accuracy, improvement, bytes, time.
@@ -136,7 +140,7 @@ def rounds(stub: AdminStub, run: RunName) -> Answer:
 
 @command
 def compare(
-    stub: AdminStub,
+    stub: "AdminStub",
     runs: Annotated[
         list[str],
         typer.Argument(metavar="RUN RUN ...", help="Runs by id or name, two or more.", autocompletion=completion.runs),
@@ -158,7 +162,7 @@ def compare(
 
 @command
 def show_round(
-    stub: AdminStub,
+    stub: "AdminStub",
     run: RunName,
     number: Annotated[int, typer.Argument(metavar="N", help="The round, from 0; -1 is the last one.")],
 ) -> Answer:
@@ -181,7 +185,7 @@ def _square(values: list[float]) -> list[list[float]]:
 
 @command
 def replies(
-    stub: AdminStub,
+    stub: "AdminStub",
     run: RunName,
     number: Annotated[int | None, typer.Option("--round", min=0, help="Only this round.")] = None,
     client: Annotated[str, typer.Option(help="Only this member.", autocompletion=completion.members)] = "",

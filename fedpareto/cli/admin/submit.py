@@ -5,19 +5,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
 from federation.text import counted
-from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto.cli import document
-from fedpareto.cli.admin import upload
 from fedpareto.cli.admin.app import Home, connected
-from fedpareto.cli.admin.runs import follow
 from fedpareto.cli.failure import USAGE, CommandFailure
-from fedpareto.cli.research import explain
 from fedpareto.cli.shared_options import CodeOption, JsonOption
-from fedpareto.cli.show import tables
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document, separate_documents
+
+with on_first_use():
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto.cli import document
+    from fedpareto.cli.admin import upload
+    from fedpareto.cli.admin.runs import follow
+    from fedpareto.cli.research import explain
+    from fedpareto.cli.show import tables
 
 
 def submit(
@@ -94,7 +98,7 @@ def submit(
             follow(stub, run.run_id, as_json)
 
 
-def _submit(stub: AdminStub, text: bytes, initial: Any, paused: bool) -> Any:
+def _submit(stub: "AdminStub", text: bytes, initial: Any, paused: bool) -> Any:
     columns = ("uploading the initial model", BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=tables.console(stderr=True), transient=True) as progress:
         bar = progress.add_task("upload", total=initial.size)

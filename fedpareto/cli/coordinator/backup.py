@@ -6,17 +6,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress
 
-from coordinator.backups.inventory import BackupError, Content
-from coordinator.backups.making import back_up
-from coordinator.backups.restoring import restore, verify_backup
-from coordinator.clock import utc_now
 from federation.text import counted
 from fedpareto.cli.coordinator.daemon import DEFAULT_HOME, HomeOption, explained, settled
 from fedpareto.cli.failure import CommandFailure, answer, failing
 from fedpareto.cli.shared_options import PassphraseOption, ProgressJsonOption
-from fedpareto.cli.show.tables import console
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from rich.progress import BarColumn, DownloadColumn, Progress
+
+    from coordinator.backups.inventory import BackupError, Content
+    from coordinator.backups.making import back_up
+    from coordinator.backups.restoring import restore, verify_backup
+    from coordinator.clock import utc_now
+    from fedpareto.cli.show.tables import console
+
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of the backup.")]
 
@@ -111,7 +116,7 @@ def restore_command(
     )
 
 
-def _shown(content: Content) -> dict[str, Any]:
+def _shown(content: "Content") -> dict[str, Any]:
     shown = content.model_dump(mode="json", exclude={"ca", "server", "restored"})
     return {**shown, "ca_fingerprint": content.ca_fingerprint}
 

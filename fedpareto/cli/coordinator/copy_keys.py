@@ -5,15 +5,19 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.backups.home_keys import copy_keys
-from coordinator.clock import utc_now
-from coordinator.home import CoordinatorHome
-from coordinator.settings import SETTINGS_FILE, Settings
-from federation.trust.certificates import fingerprint
 from fedpareto.cli.coordinator.daemon import PORT_HELP, explained, own_names
 from fedpareto.cli.failure import USAGE, CommandFailure, answer
 from fedpareto.cli.secret_input import passphrase_for
 from fedpareto.cli.shared_options import JsonOption, PassphraseOption
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from coordinator import settings as coordinator_settings
+    from coordinator.backups.home_keys import copy_keys
+    from coordinator.clock import utc_now
+    from coordinator.home import CoordinatorHome
+    from coordinator.settings import Settings
+    from federation.trust.certificates import fingerprint
 
 
 def copy_keys_command(
@@ -82,7 +86,7 @@ def copy_keys_command(
         "federation_id": further.federation_id,
         "source": str(source),
         "home": str(home),
-        "settings": str(home / SETTINGS_FILE),
+        "settings": str(home / coordinator_settings.SETTINGS_FILE),
         "ca_fingerprint": fingerprint(further.ca),
         "hosts": list(settings.hosts),
     }

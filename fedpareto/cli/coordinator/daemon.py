@@ -9,23 +9,29 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy.exc import DBAPIError
 
-from coordinator.backups.home_keys import rotate_signing_key
-from coordinator.backups.statement import sign_restore
-from coordinator.check import check_home
-from coordinator.clock import utc_now
-from coordinator.home import CoordinatorHome
-from coordinator.ownership import CoordinatorHomeError
-from coordinator.settings import SETTINGS_FILE, Settings
 from federation.findings import CheckOutcome, Finding
-from federation.trust.certificates import fingerprint
-from federation.trust.identity import Role
-from federation.trust.keys import IdentityError
 from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing
 from fedpareto.cli.secret_input import new_passphrase, passphrase_for
 from fedpareto.cli.shared_options import AskOption, JsonOption, PassphraseOption
-from storage.database import DatabaseBusy, DatabaseIncompatible
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from sqlalchemy import exc
+
+    from coordinator import settings as coordinator_settings
+    from coordinator.backups.home_keys import rotate_signing_key
+    from coordinator.backups.statement import sign_restore
+    from coordinator.check import check_home
+    from coordinator.clock import utc_now
+    from coordinator.home import CoordinatorHome
+    from coordinator.ownership import CoordinatorHomeError
+    from coordinator.settings import Settings
+    from federation.trust import identity
+    from federation.trust.certificates import fingerprint
+    from federation.trust.keys import IdentityError
+    from storage.database import DatabaseBusy, DatabaseIncompatible
+
 
 DEFAULT_HOME = Path("fedpareto-coordinator")
 HomeOption = Annotated[Path, typer.Option("--home", help="Directory of the coordinator: settings, keys, database.")]
@@ -148,9 +154,9 @@ def admin(
     Run it on the coordinator's own machine. An older key and certificate of the name end.
     """
     try:
-        roles = [Role(text) for text in role]
+        roles = [identity.Role(text) for text in role]
     except ValueError:
-        raise CommandFailure(f"--role {' '.join(role)}: expected {', '.join(Role)}", code=USAGE) from None
+        raise CommandFailure(f"--role {' '.join(role)}: expected {', '.join(identity.Role)}", code=USAGE) from None
     with explained():
         centre = settled(home, None, passphrase_file)
         if centre.ports()[0] == 0:
@@ -214,10 +220,10 @@ def rotate_key(
     )
 
 
-def settled(home: Path, bind: str | None, passphrase_file: Path | None) -> CoordinatorHome:
+def settled(home: Path, bind: str | None, passphrase_file: Path | None) -> "CoordinatorHome":
     """The coordinator's directory, with `--bind` in the place of its setting."""
     passphrase = None
-    if (home / SETTINGS_FILE).is_file():
+    if (home / coordinator_settings.SETTINGS_FILE).is_file():
         passphrase = passphrase_for(home / "ca.key", passphrase_file)
     loaded = CoordinatorHome.load(home, passphrase)
     if bind is None:
@@ -245,5 +251,5 @@ def explained(*, usage: bool = False) -> Iterator[None]:
     ):
         try:
             yield
-        except DBAPIError as error:
+        except exc.DBAPIError as error:
             raise CommandFailure(f"the database does not answer as it should: {error.orig}") from None

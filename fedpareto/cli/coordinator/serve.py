@@ -8,19 +8,22 @@ from typing import Annotated
 
 import typer
 
-from coordinator.audit.checkpoints import LogError
-from coordinator.home import CoordinatorHome
-from coordinator.monitor import LockLost
-from coordinator.server import Coordinator, PortTaken
-from coordinator.server import serve as run
-from federation.directories import DirectoryGone
-from federation.trust.keys import replace_private
-from fedpareto.cli import logs
 from fedpareto.cli.code_path import leave_current_directory
 from fedpareto.cli.coordinator.daemon import DEFAULT_HOME, HomeOption, explained, settled
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.shared_options import CodeOption, PassphraseOption, json_option
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
+
+with on_first_use():
+    from coordinator.audit.checkpoints import LogError
+    from coordinator.home import CoordinatorHome
+    from coordinator.monitor import LockLost
+    from coordinator.server import Coordinator, PortTaken
+    from coordinator.server import serve as run
+    from federation.directories import DirectoryGone
+    from federation.trust.keys import replace_private
+    from fedpareto.cli import logs
 
 
 def serve(
@@ -50,7 +53,7 @@ def serve(
         run(centre, ready=lambda coordinator: _announce(centre, coordinator, port_file, as_json), conduct=not hold)
 
 
-def _announce(home: CoordinatorHome, coordinator: Coordinator, port_file: Path | None, as_json: bool) -> None:
+def _announce(home: "CoordinatorHome", coordinator: "Coordinator", port_file: Path | None, as_json: bool) -> None:
     ports = {"federation": coordinator.federation_port, "enrollment": coordinator.enrollment_port}
     if port_file is not None:
         replace_private(port_file, json.dumps(ports).encode() + b"\n")

@@ -9,10 +9,14 @@ from typing import Annotated
 
 import typer
 
-from federation.training.trainer_process import serve
-from federation.training.trainers import TrainerChoice
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.shared_options import CodeOption, by_task
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation.training.trainer_process import serve
+    from federation.training.trainers import TrainerChoice
+
 
 ObjectivesOption = Annotated[
     list[str] | None,
@@ -59,7 +63,7 @@ def choices(
     *,
     processes: int = 1,
     code: Sequence[Path] = (),
-) -> dict[str, TrainerChoice]:
+) -> "dict[str, TrainerChoice]":
     """The trainers that the owner names in place of the tasks' own.
 
     With several processes, a task without a command of its own is trained by these. `code` is where they find the

@@ -11,9 +11,6 @@ from typing import Annotated
 import typer
 
 from federation.findings import CheckOutcome, Finding
-from federation.tasks import DataSource, Part, PartError
-from federation.training.trainers import TrainerChoice
-from federation.trust.member_files import MemberFiles
 from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.member.by_task import TrainerCommandOption, TrainerOption, TrainerSilenceOption, choices
@@ -30,9 +27,15 @@ from fedpareto.cli.shared_options import (
     ProxyOption,
     SizesOption,
 )
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
-from worker import doctor
-from worker.home import WorkerHome
+
+with on_first_use():
+    from federation.tasks import DataSource, Part, PartError
+    from federation.training.trainers import TrainerChoice
+    from federation.trust.member_files import MemberFiles
+    from worker import doctor
+    from worker.home import WorkerHome
 
 
 def doctor_command(
@@ -101,7 +104,7 @@ def _check_connection(
             yield from _check_as_member(worker_home, replace(member, proxy=proxies_for(member.addresses, proxy)))
 
 
-def _check_as_member(worker_home: WorkerHome, member: MemberFiles) -> Iterator[Finding]:
+def _check_as_member(worker_home: "WorkerHome", member: "MemberFiles") -> Iterator[Finding]:
     """Checks everything from the certificate to the coordinator; skips the checks after a failure."""
     now = datetime.now(UTC)
     yield (own := doctor.check_membership(member, now))
@@ -125,7 +128,7 @@ def _check_as_member(worker_home: WorkerHome, member: MemberFiles) -> Iterator[F
 
 
 def _train(
-    home: Path, tasks: Sequence[str], source: DataSource, device: str, trainers: Mapping[str, TrainerChoice]
+    home: Path, tasks: Sequence[str], source: "DataSource", device: str, trainers: "Mapping[str, TrainerChoice]"
 ) -> Iterator[Finding]:
     largest = 0
     yield (chosen := doctor.check_device(device))

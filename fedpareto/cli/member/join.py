@@ -5,9 +5,6 @@ from typing import Annotated
 
 import typer
 
-from federation.trust.envelope import key_id
-from federation.trust.join_string import JoinStringFields
-from federation.trust.keys import IdentityError
 from fedpareto.cli.failure import USAGE, answer, failing
 from fedpareto.cli.member.member_command import DEFAULT_HOME, HomeOption
 from fedpareto.cli.secret_input import (
@@ -23,8 +20,14 @@ from fedpareto.cli.shared_options import (
     PassphraseOption,
     ProxyOption,
 )
-from worker.connection.enroll import EnrollmentError, enroll, join_again
-from worker.home import WorkerHome, WorkerHomeError
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation.trust.envelope import key_id
+    from federation.trust.join_string import JoinStringFields
+    from federation.trust.keys import IdentityError
+    from worker.connection.enroll import EnrollmentError, enroll, join_again
+    from worker.home import WorkerHome, WorkerHomeError
 
 
 def join(

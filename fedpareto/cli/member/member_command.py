@@ -10,12 +10,16 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from federation.trust.keys import IdentityError
-from federation.trust.member_files import MemberFiles
 from fedpareto.cli.failure import failing
 from fedpareto.cli.secret_input import passphrase_for, proxies_for
 from fedpareto.cli.shared_options import JsonOption, PassphraseOption, ProxyOption
-from worker.home import WorkerHome, WorkerHomeError
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation.trust.keys import IdentityError
+    from federation.trust.member_files import MemberFiles
+    from worker.home import WorkerHome, WorkerHomeError
+
 
 HomeOption = Annotated[Path, typer.Option("--home", help="Directory of this worker: keys, certificate, spool.")]
 DEFAULT_HOME = Path("fedpareto-worker")
@@ -27,8 +31,8 @@ RunCommand = Callable[..., None]
 class MemberSite(NamedTuple):
     """A worker's directory, with the files of the member and the passphrase of its keys."""
 
-    home: WorkerHome
-    member: MemberFiles
+    home: "WorkerHome"
+    member: "MemberFiles"
     passphrase: bytes | None
 
 
@@ -74,7 +78,7 @@ def member_command(
     return decorate
 
 
-def joined_home(home: Path) -> WorkerHome:
+def joined_home(home: Path) -> "WorkerHome":
     """The directory of a worker that has joined; a CommandFailure if there is none."""
     worker_home = WorkerHome(home)
     with failing(WorkerHomeError):

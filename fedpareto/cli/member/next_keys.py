@@ -4,9 +4,12 @@ from datetime import UTC, datetime
 
 from fedpareto.cli.failure import answer
 from fedpareto.cli.member.member_command import MemberSite, member_command
-from worker import rotation
-from worker.connection.renewal import RenewalError, next_certificate, save
-from worker.site.roster import RosterError
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from worker.connection.renewal import RenewalError, next_certificate, save
+    from worker.rotation import RotationError, rotate_key
+    from worker.site.roster import RosterError
 
 
 @member_command(RenewalError, calls=True)
@@ -22,14 +25,14 @@ def renew_command(site: MemberSite, as_json: bool) -> None:
     )
 
 
-@member_command(rotation.RotationError, RosterError, calls=True)
+@member_command(RotationError, RosterError, calls=True)
 def rotate_key_command(site: MemberSite, as_json: bool) -> None:
     """Replace the signing key; the old key signs the new one.
 
     Stop the worker of this directory first. Owners who have pinned a roster pin the new card of this member.
     """
     old = site.member
-    rotated = rotation.rotate_key(site.home, old, passphrase=site.passphrase, now=datetime.now(UTC))
+    rotated = rotate_key(site.home, old, passphrase=site.passphrase, now=datetime.now(UTC))
     key = rotated.member.signing_key.public_key().public_bytes_raw().hex()
     answer(
         as_json,

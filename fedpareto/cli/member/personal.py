@@ -5,18 +5,21 @@ from typing import Annotated
 
 import typer
 
-from federation.refusals import Refusal
-from federation.vectors import Layout, read_vector, to_bytes
-from federation.work.base import RESIDUAL
 from fedpareto.cli.failure import CommandFailure, answer, failing
 from fedpareto.cli.member.member_command import member_command
-from worker.home import WorkerHome
-from worker.work.local_state import kept_state
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation import refusals
+    from federation.vectors import Layout, read_vector, to_bytes
+    from federation.work import base
+    from worker.home import WorkerHome
+    from worker.work.local_state import kept_state
 
 
 @member_command(keys=False)
 def export_command(
-    home: WorkerHome,
+    home: "WorkerHome",
     as_json: bool,
     run: Annotated[str, typer.Argument(help="The run's id, as the worker's log names it.")],
     out: Annotated[Path, typer.Option(help="The file to write, in the safetensors format.")],
@@ -35,9 +38,9 @@ def export_command(
     try:
         with failing(OSError, what="cannot read the kept parameters"):
             stored, vector = read_vector(path)
-    except Refusal as refusal:
+    except refusals.Refusal as refusal:
         raise CommandFailure(f"{path} is damaged: {refusal.message}") from None
-    personal = tuple(tensor for tensor in stored.tensors if not tensor.name.startswith(RESIDUAL))
+    personal = tuple(tensor for tensor in stored.tensors if not tensor.name.startswith(base.RESIDUAL))
     if not personal:
         raise nothing
     layout = Layout(personal)

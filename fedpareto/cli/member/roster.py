@@ -8,14 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from federation.trust.key_chain import read_rotations
 from fedpareto.cli.failure import USAGE, CommandFailure, answer
 from fedpareto.cli.member.member_command import DEFAULT_HOME, HomeOption, MemberSite, member_command, membership
 from fedpareto.cli.shared_options import JsonOption, PassphraseOption
-from worker.home import WorkerHome
-from worker.site.policy import Policy, PolicyError
-from worker.site.roster import Card, Changes, Roster, RosterError, changes, pinned_roster, read_roster
-from worker.site.round_ledger import RoundLedger
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation.trust.key_chain import read_rotations
+    from worker.home import WorkerHome
+    from worker.site.policy import Policy, PolicyError
+    from worker.site.roster import Card, Changes, Roster, RosterError, changes, pinned_roster, read_roster
+    from worker.site.round_ledger import RoundLedger
+
 
 _COMPARE = (
     "Compare these digits with the other owners, by telephone or in person: not through the coordinator, which could "
@@ -107,7 +111,7 @@ def show(site: MemberSite, as_json: bool) -> None:
         answer(as_json, {"roster": _document(roster), "tasks": used}, *_members(roster), *lines, _COMPARE)
 
 
-def _used(worker_home: WorkerHome, policy: Policy) -> dict[str, dict[str, int]]:
+def _used(worker_home: "WorkerHome", policy: "Policy") -> dict[str, dict[str, int]]:
     """The counted sessions and the limits of each task with sessions or with a policy of its own, by its data set."""
     with closing(RoundLedger(worker_home.rounds)) as ledger:
         shared = policy.data_sets
@@ -124,7 +128,7 @@ def _used(worker_home: WorkerHome, policy: Policy) -> dict[str, dict[str, int]]:
     return used
 
 
-def _document(roster: Roster) -> dict[str, Any]:
+def _document(roster: "Roster") -> dict[str, Any]:
     return {
         "federation_id": roster.federation_id,
         "digest": roster.digest,
@@ -132,14 +136,14 @@ def _document(roster: Roster) -> dict[str, Any]:
     }
 
 
-def _members(roster: Roster) -> Iterator[str]:
+def _members(roster: "Roster") -> Iterator[str]:
     yield f"The roster of {roster.federation_id}, {len(roster.cards)} members:"
     for name, key in roster.keys.items():
         yield f"  {name}  {key.hex()}"
     yield f"Digest: {roster.digest}"
 
 
-def _changed(differences: Changes) -> Iterator[str]:
+def _changed(differences: "Changes") -> Iterator[str]:
     labels = {
         "added": "new member",
         "removed": "no longer a member",

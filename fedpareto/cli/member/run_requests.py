@@ -13,10 +13,14 @@ from fedpareto.cli import completion
 from fedpareto.cli.failure import CommandFailure, answer
 from fedpareto.cli.member.member_command import member_command
 from fedpareto.cli.shared_options import CodeOption
-from worker.home import WorkerHome
-from worker.site.model_origin import model_origin
-from worker.site.policy import Policy, PolicyError
-from worker.site.run_requests import RunRequest, RunsFile
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from worker.home import WorkerHome
+    from worker.site.model_origin import model_origin
+    from worker.site.policy import Policy, PolicyError
+    from worker.site.run_requests import RunRequest, RunsFile
+
 
 RunArgument = Annotated[
     str,
@@ -28,7 +32,7 @@ RunArgument = Annotated[
 
 @member_command(PolicyError, keys=False)
 def runs_command(
-    home: WorkerHome,
+    home: "WorkerHome",
     as_json: bool,
     run: Annotated[
         str,
@@ -48,10 +52,10 @@ def runs_command(
     """
     with _opened(home) as (file, policy):
         run_requests = file.runs(run)
-    origins = [model_origin(run_request) if run else None for run_request in run_requests]
+    origins = [model_origin(request) if run else None for request in run_requests]
     documents = [
-        {**_document(run_request, policy), "origin": None if origin is None else asdict(origin)}
-        for run_request, origin in zip(run_requests, origins, strict=True)
+        {**_document(request, policy), "origin": None if origin is None else asdict(origin)}
+        for request, origin in zip(run_requests, origins, strict=True)
     ]
     if run and not run_requests:
         raise CommandFailure(f"no run {run!r} has asked this site: `fedpareto worker runs` lists those that have")
@@ -61,8 +65,8 @@ def runs_command(
         by = request.submitted_by or "nobody"
         lines.append(
             escaped(
-                f"{request.run} {request.name} ({request.task}, by {by}): {asked['answer']}{reason}; specification "
-                f"{request.spec}"
+                f"{request.run} {request.name} ({request.task}, by {by}): {asked['answer']}{reason}; "
+                f"specification {request.spec}"
             )
         )
         if origin is not None:
@@ -73,7 +77,7 @@ def runs_command(
 
 
 @member_command(PolicyError, keys=False)
-def approve_command(home: WorkerHome, as_json: bool, run: RunArgument) -> None:
+def approve_command(home: "WorkerHome", as_json: bool, run: RunArgument) -> None:
     """Approve a run, with its present specification.
 
     `worker runs RUN` shows it. A worker that runs tells the coordinator within seconds. A run with another
@@ -84,7 +88,7 @@ def approve_command(home: WorkerHome, as_json: bool, run: RunArgument) -> None:
 
 @member_command(PolicyError, keys=False)
 def refuse_command(
-    home: WorkerHome,
+    home: "WorkerHome",
     as_json: bool,
     run: RunArgument,
     reason: Annotated[str, typer.Option(help="Why; the worker signs it, and the federation's operators see it.")],
@@ -96,7 +100,7 @@ def refuse_command(
     _decide(home, run, "refused", reason, as_json=as_json)
 
 
-def _decide(home: WorkerHome, name: str, owner: str, reason: str, *, as_json: bool) -> None:
+def _decide(home: "WorkerHome", name: str, owner: str, reason: str, *, as_json: bool) -> None:
     with _opened(home) as (file, policy):
         run = _named_run(file, name)
         decided = datetime.now(UTC)
@@ -109,7 +113,7 @@ def _decide(home: WorkerHome, name: str, owner: str, reason: str, *, as_json: bo
     answer(as_json, document, escaped(f"{owner}: run {run.run} ({run.name}) with the specification {run.spec}"))
 
 
-def _named_run(file: RunsFile, name: str) -> RunRequest:
+def _named_run(file: "RunsFile", name: str) -> "RunRequest":
     """The run with this id or name, with the specification that asked last."""
     run_requests = file.runs(name)
     if not run_requests:
@@ -119,13 +123,13 @@ def _named_run(file: RunsFile, name: str) -> RunRequest:
     return run_requests[-1]
 
 
-def _document(run: RunRequest, policy: Policy) -> dict[str, Any]:
+def _document(run: "RunRequest", policy: "Policy") -> dict[str, Any]:
     document = {**asdict(run), **asdict(run.verdict(policy))}
     return {**document, "document": run.document.decode(errors="replace")}
 
 
 @contextmanager
-def _opened(home: WorkerHome) -> Iterator[tuple[RunsFile, Policy]]:
+def _opened(home: "WorkerHome") -> "Iterator[tuple[RunsFile, Policy]]":
     policy = Policy.load(home.policy)
     with closing(RunsFile(home.runs)) as file:
         yield file, policy

@@ -7,26 +7,29 @@ from typing import Annotated, Any
 
 import typer
 
-from federation.record.bundle import BundleError, BundleReader
-from federation.spec.run_spec import RunSpec
 from federation.text import counted, escaped
-from federation.trust.certificates import fingerprint, load_certificate
-from federation.trust.member_files import MemberFiles
-from federation.work.secure.orders import Owner
-from federation.work.site import SessionEntry
 from fedpareto.cli.failure import NOT_VERIFIED, CommandFailure, answer
 from fedpareto.cli.member.member_command import MemberSite, member_command
 from fedpareto.cli.shared_options import CodeOption
-from fedpareto.cli.show.tables import console, new_table
-from fedpareto.formatting import size
-from verification.errors import VerificationError
-from verification.own_replies import MemberReceipt as Held
-from verification.own_replies import ReplyOutcome, private_problems, reply_outcomes
-from verification.run import OpenedRun
-from worker.home import WorkerHome
-from worker.receipts import Receipt, ReceiptsError, disagreements, read_receipts
-from worker.site.policy import Policy, PolicyError
-from worker.site.round_ledger import RoundLedger
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation.record.bundle import BundleError, BundleReader
+    from federation.spec.run_spec import RunSpec
+    from federation.trust.certificates import fingerprint, load_certificate
+    from federation.trust.member_files import MemberFiles
+    from federation.work.secure.orders import Owner
+    from federation.work.site import SessionEntry
+    from fedpareto.cli.show.tables import console, new_table
+    from fedpareto.formatting import size
+    from verification import errors
+    from verification.own_replies import MemberReceipt as Held
+    from verification.own_replies import ReplyOutcome, private_problems, reply_outcomes
+    from verification.run import OpenedRun
+    from worker.home import WorkerHome
+    from worker.receipts import Receipt, ReceiptsError, disagreements, read_receipts
+    from worker.site.policy import Policy, PolicyError
+    from worker.site.round_ledger import RoundLedger
 
 
 @member_command(ReceiptsError)
@@ -58,13 +61,13 @@ def receipts_command(
         )
 
 
-def _receipts(site: MemberSite) -> list[Receipt]:
+def _receipts(site: MemberSite) -> "list[Receipt]":
     """The receipts of this site."""
     path = site.home.receipts
     return read_receipts(path, site.member.coordinator.chain) if path.exists() else []
 
 
-def _lines(receipts: Sequence[Receipt]) -> Iterator[str]:
+def _lines(receipts: "Sequence[Receipt]") -> Iterator[str]:
     for receipt in receipts:
         run, number, phase = receipt.occasion
         outcome = "accepted" if receipt.accepted else f"refused, {receipt.reason}"
@@ -154,7 +157,7 @@ def verify_command(
                 missing += [f"round {verified.number}: the record lacks {part}" for part in verified.absent]
             if worker_home.rounds.exists():
                 problems += private_problems(bundle, *_private_facts(worker_home, member, opened.facts.spec))
-        except VerificationError as error:
+        except errors.VerificationError as error:
             problems.append(f"the record does not verify: {error}")
     document = {
         "file": str(file),
@@ -177,8 +180,8 @@ def verify_command(
 
 
 def _private_facts(
-    worker_home: WorkerHome, member: MemberFiles, spec: RunSpec
-) -> tuple[Sequence[SessionEntry], Owner, RunSpec]:
+    worker_home: "WorkerHome", member: "MemberFiles", spec: "RunSpec"
+) -> "tuple[Sequence[SessionEntry], Owner, RunSpec]":
     """The private rounds that count at this site, and its owner's requirements for them."""
     policy, ledger = Policy.load(worker_home.policy), RoundLedger(worker_home.rounds)
     try:
@@ -188,7 +191,7 @@ def _private_facts(
     return entries, Owner(member.client_id, policy.secure.of(spec.task).effective_members or 0.0), spec
 
 
-def _outcome_lines(replies: Sequence[ReplyOutcome]) -> Iterator[str]:
+def _outcome_lines(replies: "Sequence[ReplyOutcome]") -> Iterator[str]:
     for reply in replies:
         weights = ", ".join(f"{value:.6g}" for value in reply.coefficients)
         text = reply.words + (f" with the coefficient {weights}" if weights else "")

@@ -7,15 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from federation.spec.accounting import AccountingError
 from federation.text import counted, escaped
 from fedpareto.cli.failure import answer
 from fedpareto.cli.member.member_command import MemberSite, member_command
-from worker.home import WorkerHome
-from worker.progress import accept_restore, pending_restore
-from worker.site.policy import Policy, PolicyError
-from worker.site.privacy import spent
-from worker.site.round_ledger import RoundLedger
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation.spec.accounting import AccountingError
+    from worker.home import WorkerHome
+    from worker.progress import accept_restore, pending_restore
+    from worker.site.policy import Policy, PolicyError
+    from worker.site.privacy import spent
+    from worker.site.round_ledger import RoundLedger
 
 
 @member_command()
@@ -49,7 +52,7 @@ def restored(
 
 
 @member_command(PolicyError, AccountingError, keys=False)
-def privacy(home: WorkerHome, as_json: bool) -> None:
+def privacy(home: "WorkerHome", as_json: bool) -> None:
     """Show what training with noise has spent of each data set."""
     accounts = spent(home.privacy, Policy.load(home.policy).privacy)
     lines = []
@@ -68,7 +71,7 @@ def privacy(home: WorkerHome, as_json: bool) -> None:
 
 @member_command(PolicyError, keys=False)
 def failures(
-    home: WorkerHome,
+    home: "WorkerHome",
     as_json: bool,
     reset: Annotated[
         str | None,

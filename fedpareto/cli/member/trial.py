@@ -8,35 +8,42 @@ from pathlib import Path
 
 import typer
 
-from federation.attacks.catalogue import entries
 from federation.owners_code import described, passes
-from federation.plugins import PluginError
-from federation.spec.run_spec import RunSpec, SpecError
-from federation.spec.sharing import SharingError
-from federation.tasks import DataError, TaskError
-from federation.text_files import EncodingError, read_text
-from federation.training import TrainingDiverged
-from federation.training.trainer import Trainer
-from federation.work.base import WorkError
-from fedpareto import formatting
 from fedpareto.cli.failure import answer, failing
 from fedpareto.cli.shared_options import CodeOption, JsonOption
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
-from worker.work.trial import TrialRound, try_round
+
+with on_first_use():
+    from federation import plugins, tasks, training
+    from federation.attacks.catalogue import entries
+    from federation.spec import sharing
+    from federation.spec.run_spec import RunSpec, SpecError
+    from federation.text_files import EncodingError, read_text
+    from federation.training.trainer import Trainer
+    from federation.work import base
+    from fedpareto import formatting
+    from worker.work.trial import TrialRound, try_round
 
 
-def rehearse_round(prepare: Callable[[], tuple[dict[str, Trainer], str]], spec: Path | None, *, as_json: bool) -> None:
+def run_of(spec: Path | None) -> "RunSpec | None":
+    """The run of a specification; None for no file. Raises CommandFailure: it cannot be used."""
+    with failing(SpecError, EncodingError, OSError, what="" if spec is None else f"cannot use {spec}"):
+        return None if spec is None else RunSpec.parse(read_text(spec))
+
+
+def rehearse_round(
+    prepare: "Callable[[], tuple[dict[str, Trainer], str]]", run: "RunSpec | None", *, as_json: bool
+) -> None:
     """Trains and evaluates one round of each task, and prints what it took. No membership is needed.
 
     `prepare` is `worker.service.prepare_offers` with its arguments.
 
     Raises:
-        CommandFailure: the specification, the task or the data cannot be used, a trainer lacks an ability that the
+        CommandFailure: the task or the data cannot be used, a trainer lacks an ability that the
             specification needs, its or the task's code raises an exception, or the training diverges.
     """
-    with failing(SpecError, EncodingError, OSError, what="" if spec is None else f"cannot use {spec}"):
-        run = None if spec is None else RunSpec.parse(read_text(spec))
-    with failing(DataError, ValueError, TrainingDiverged):
+    with failing(tasks.DataError, ValueError, training.TrainingDiverged):
         offers, _ = prepare()
         for task, trainer in offers.items():
             with _round_code(task):
@@ -52,15 +59,22 @@ def _round_code(task: str) -> Iterator[None]:
     """Turns an error that no part of a round foresees into a TaskError with the line of the owner's code."""
     try:
         yield
-    except (DataError, TaskError, PluginError, SharingError, TrainingDiverged, WorkError):
+    except (
+        tasks.DataError,
+        tasks.TaskError,
+        plugins.PluginError,
+        sharing.SharingError,
+        training.TrainingDiverged,
+        base.WorkError,
+    ):
         raise
     except BaseException as error:  # of the owner's code, or of PyTorch, with the run's minibatches and precision
         if passes(error):
             raise
-        raise TaskError(f"task {task!r}: the rehearsed round failed: {described(error)}") from error
+        raise tasks.TaskError(f"task {task!r}: the rehearsed round failed: {described(error)}") from error
 
 
-def lines(trial: TrialRound) -> Iterator[str]:
+def lines(trial: "TrialRound") -> Iterator[str]:
     """A trial round in words."""
     location = f" on {trial.device}" if trial.device else ""
     yield (

@@ -9,15 +9,8 @@ from typing import Annotated
 
 import typer
 
-from federation.attacks import AttackError, parse_attack
-from federation.directories import DirectoryGone
-from federation.plugins import PluginError
-from federation.sketches import load
-from federation.sketches.base import SketchError
-from federation.tasks import DataError, DataSource, Loading, Part, PartError
 from fedpareto.cli import completion
-from fedpareto.cli.failure import USAGE, failing
-from fedpareto.cli.logs import to_standard_error
+from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.member.by_task import (
     ObjectivesOption,
     ProcessesOption,
@@ -28,7 +21,6 @@ from fedpareto.cli.member.by_task import (
     served,
 )
 from fedpareto.cli.member.member_command import DEFAULT_HOME, HomeOption, connecting
-from fedpareto.cli.member.trial import rehearse_round
 from fedpareto.cli.shared_options import (
     CodeOption,
     PartitionOption,
@@ -39,17 +31,28 @@ from fedpareto.cli.shared_options import (
     SizesOption,
     json_option,
 )
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import event_stream
-from worker.connection.attendance import AttendanceError
-from worker.events import Events
-from worker.rotation import RotationError, end_rotation
-from worker.service import Worker, prepare_offers
-from worker.site.policy import Policy, PolicyError
-from worker.site.roster import RosterError
-from worker.threads import WorkerEndedError
-from worker.work.accomplices import Accomplices
-from worker.work.attacker import Attacker
-from worker.work.spool import SpoolError
+
+with on_first_use():
+    from federation.attacks import AttackError, parse_attack
+    from federation.directories import DirectoryGone
+    from federation.plugins import PluginError
+    from federation.sketches import load
+    from federation.sketches.base import SketchError
+    from federation.tasks import DataError, DataSource, Loading, Part, PartError
+    from fedpareto.cli.logs import to_standard_error
+    from fedpareto.cli.member.trial import rehearse_round, run_of
+    from worker.connection.attendance import AttendanceError
+    from worker.events import Events
+    from worker.rotation import RotationError, end_rotation
+    from worker.service import Worker, prepare_offers
+    from worker.site.policy import Policy, PolicyError
+    from worker.site.roster import RosterError
+    from worker.threads import WorkerEndedError
+    from worker.work.accomplices import Accomplices
+    from worker.work.attacker import Attacker
+    from worker.work.spool import SpoolError
 
 
 def run(
@@ -110,7 +113,11 @@ def run(
     ] = False,
     spec: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --rehearse: the run specification that the training follows."),
+        typer.Option(
+            metavar="FILE",
+            help="A run specification, which --rehearse follows. Without --rehearse, its smallest minibatch is tried "
+            "before the worker attends.",
+        ),
     ] = None,
     as_json: Annotated[bool, json_option("Print one JSON object per event.")] = False,
 ) -> None:
@@ -133,9 +140,16 @@ def run(
     offered = partial(
         prepare_offers, tasks, source, device=device, threads=threads, objectives=served_objectives, trainers=trainers
     )
+    intended = run_of(spec)
     if rehearse:
-        rehearse_round(offered, spec, as_json=as_json)
+        rehearse_round(offered, intended, as_json=as_json)
         return
+    if intended is not None and intended.task not in tasks:
+        raise CommandFailure(
+            f"{spec} is for the task {intended.task}, and this worker offers {', '.join(tasks)}: add "
+            f"--task {intended.task}, or leave --spec out",
+            code=USAGE,
+        )
     with failing(PolicyError), connecting(home, passphrase_file, proxy) as (worker_home, stored_member, passphrase):
         policy = Policy.load(worker_home.policy)
         policy.check_allows(task)
@@ -146,7 +160,7 @@ def run(
             if rehearsal is not None:
                 shared_directory = Accomplices(accomplices, member.client_id) if accomplices is not None else None
                 attacker = Attacker(rehearsal, member.client_id, shared_directory)
-            offers, devices = offered(attack=rehearsal, client_id=member.client_id)
+            offers, devices = offered(attack=rehearsal, client_id=member.client_id, run=intended)
             worker = Worker(
                 home=worker_home,
                 member=member,
@@ -161,7 +175,7 @@ def run(
         _run_until_stopped(worker)
 
 
-def _run_until_stopped(worker: Worker) -> None:
+def _run_until_stopped(worker: "Worker") -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
     with failing(AttendanceError, DirectoryGone, PluginError, WorkerEndedError):

@@ -6,21 +6,27 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
-from federation.aggregation import Aggregate, HyperparameterError, aggregate
-from federation.aggregation.hyperparameters import Hyperparameter
-from federation.aggregation.registry import ListedRule, common_hyperparameters, listed, listed_stages
-from federation.aggregation.rules import torchjd
-from federation.files.npz import NpzError, read_npz
-from federation.plugins import PluginError
 from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.shared_options import CodeOption, JsonOption
-from fedpareto.cli.show.tables import console, new_table
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
+
+with on_first_use():
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from federation import plugins
+    from federation.aggregation import interface
+    from federation.aggregation.hyperparameters import Hyperparameter
+    from federation.aggregation.registry import ListedRule, common_hyperparameters, listed, listed_stages
+    from federation.aggregation.rules import torchjd
+    from federation.files.npz import NpzError, read_npz
+    from fedpareto.cli.show.tables import console, new_table
+    from fedpareto.offline_aggregation import Aggregate, aggregate
+
 
 _PER_ROW = ("losses", "accuracies", "samples", "prior", "ages")
 _ARRAYS = ("updates", *_PER_ROW, "state")
@@ -72,9 +78,9 @@ def aggregate_command(
     state, parameters = _state(file, arrays), parameters_of(param or [])
     try:
         result = aggregate(name, arrays["updates"], **per_row, state=state, **parameters)
-    except HyperparameterError as error:
+    except interface.HyperparameterError as error:
         raise CommandFailure(str(error), code=USAGE) from None
-    except PluginError as error:
+    except plugins.PluginError as error:
         raise CommandFailure(str(error)) from None
     except Exception as error:
         if not isinstance(error, ValueError | ArithmeticError):
@@ -97,7 +103,7 @@ def aggregate_command(
         _print(name, result)
 
 
-def _load(file: Path) -> Mapping[str, NDArray[Any]]:
+def _load(file: Path) -> "Mapping[str, NDArray[Any]]":
     with (
         failing(OSError, code=USAGE, what=f"{file} could not be read"),
         failing(NpzError, code=USAGE, what=str(file)),
@@ -114,7 +120,7 @@ def _load(file: Path) -> Mapping[str, NDArray[Any]]:
     return arrays
 
 
-def _state(file: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any] | None:
+def _state(file: Path, arrays: "Mapping[str, NDArray[Any]]") -> dict[str, Any] | None:
     if "state" not in arrays:
         return None
     try:
@@ -143,13 +149,13 @@ def parameters_of(texts: list[str]) -> dict[str, Any]:
 
 
 def _list(as_json: bool) -> None:
-    def described(fields: Iterable[Hyperparameter]) -> list[dict[str, Any]]:
+    def described(fields: "Iterable[Hyperparameter]") -> list[dict[str, Any]]:
         defaults = ({} if field.default is dataclasses.MISSING else {"default": field.default} for field in fields)
         return [
             {"name": field.name, **default, "help": field.help} for field, default in zip(fields, defaults, strict=True)
         ]
 
-    def entry(item: ListedRule) -> dict[str, Any]:
+    def entry(item: "ListedRule") -> dict[str, Any]:
         brought = {"package": item.package} if item.package else {}
         parameters = described(item.hyperparameters)
         return {"name": item.name, "summary": item.summary, **brought, "hyperparameters": parameters}
@@ -177,7 +183,7 @@ def _list(as_json: bool) -> None:
     console().print(table)
 
 
-def _print(name: str, result: Aggregate) -> None:
+def _print(name: str, result: "Aggregate") -> None:
     table = new_table("row", ">weight λ", ">coefficient c", "")
     for row, weight in enumerate(result.weights):
         note = "dropped: not finite" if row in result.dropped else ""

@@ -7,17 +7,20 @@ from typing import Annotated
 
 import typer
 
-from federation.tasks import DataError, DataSource, Part
-from federation.tasks import task as find_task
-from federation.tasks.census import census
 from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, failing, require
 from fedpareto.cli.shared_options import CodeOption, DataOption, DownloadOption, JsonOption
-from fedpareto.cli.show import shares
-from fedpareto.cli.show.tables import console
-from fedpareto.experiments.plots import draw_census
-from fedpareto.simulation.population import client_names
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
+
+with on_first_use():
+    from federation.tasks import DataError, DataSource, Part
+    from federation.tasks import task as find_task
+    from federation.tasks.census import census
+    from fedpareto.cli.show import shares
+    from fedpareto.cli.show.tables import console
+    from fedpareto.experiments.plots import draw_census
+    from fedpareto.simulation.population import client_names
 
 
 def show(
@@ -66,6 +69,7 @@ def show(
     The same words go into a specification, [simulation] partition = "shards:2", and to a worker:
     --part 3/8 --partition shards:2.
     """
+    require("a task's data is read with", "torch")
     if plot is not None:
         require("--plot draws with", "matplotlib", extra="experiments")
     with failing(ValueError, code=USAGE), failing(DataError):  # of the task, the trainer, the partition

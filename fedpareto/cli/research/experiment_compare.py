@@ -2,11 +2,14 @@
 
 from federation.text import counted
 from fedpareto.cli.failure import USAGE, CommandFailure
-from fedpareto.cli.research import experiment_results as results
 from fedpareto.cli.research.experiment import Name, Out, QuickForm, Rounds
 from fedpareto.cli.shared_options import CodeOption, ProgressJsonOption
-from fedpareto.cli.show.tables import console as make_console
-from fedpareto.experiments.result_store import Store
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from fedpareto.cli.research import experiment_results as results
+    from fedpareto.cli.show.tables import console as make_console
+    from fedpareto.experiments.result_store import Store
 
 
 def compare_command(

@@ -3,14 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-from fedpareto.cli.document import dumps
 from fedpareto.cli.research.experiment import Data
 from fedpareto.cli.shared_options import CodeOption, ProgressJsonOption
-from fedpareto.cli.show.tables import console, new_table
-from fedpareto.experiments import loading
-from fedpareto.experiments.definition import Experiment, ExperimentError
-from fedpareto.formatting import span
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
+
+with on_first_use():
+    from fedpareto.cli.document import dumps
+    from fedpareto.cli.show.tables import console, new_table
+    from fedpareto.experiments import definition, loading
+    from fedpareto.experiments.definition import Experiment
+    from fedpareto.formatting import span
 
 
 def list_command(data: Data = None, code: CodeOption = None, as_json: ProgressJsonOption = False) -> None:
@@ -24,7 +27,7 @@ def list_command(data: Data = None, code: CodeOption = None, as_json: ProgressJs
     show(data, as_json=as_json)
 
 
-def data_exists(experiment: Experiment, data: Path | None) -> bool | None:
+def data_exists(experiment: "Experiment", data: Path | None) -> bool | None:
     """True if the data directory has the data of an experiment; None if it is unknown."""
     if not experiment.data:
         return True
@@ -39,7 +42,7 @@ def show(data: Path | None, *, as_json: bool) -> None:
         package = packages.get(name, {})
         try:
             usable.append(_overview(loading.load(name), data) | package)
-        except ExperimentError as error:
+        except definition.ExperimentError as error:
             unusable.append({"name": name, "error": str(error)} | package)
     if as_json:
         print_document(dumps({"experiments": usable, "unusable": unusable}))
@@ -60,7 +63,7 @@ def show(data: Path | None, *, as_json: bool) -> None:
     console().print(table)
 
 
-def _overview(experiment: Experiment, data: Path | None) -> dict[str, Any]:
+def _overview(experiment: "Experiment", data: Path | None) -> dict[str, Any]:
     quick = experiment.in_quick_form()
     return {
         "name": experiment.name,

@@ -8,16 +8,19 @@ from typing import Annotated
 import typer
 
 from federation.text import counted
-from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure
-from fedpareto.cli.research import experiment_results as results
-from fedpareto.cli.research import experiment_runs as runs
+from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, require
 from fedpareto.cli.research.experiment import Data, Name, Out, QuickForm, Rounds
 from fedpareto.cli.shared_options import CodeOption, ProgressJsonOption
-from fedpareto.cli.show.tables import console as make_console
-from fedpareto.experiments.experiment_runner import RunnerSettings
-from fedpareto.experiments.origins import session
-from fedpareto.experiments.result_store import Store
-from fedpareto.formatting import span
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from fedpareto.cli.research import experiment_results as results
+    from fedpareto.cli.research import experiment_runs as runs
+    from fedpareto.cli.show.tables import console as make_console
+    from fedpareto.experiments.experiment_runner import RunnerSettings
+    from fedpareto.experiments.origins import session
+    from fedpareto.experiments.result_store import Store
+    from fedpareto.formatting import span
 
 
 def run_command(
@@ -47,6 +50,7 @@ def run_command(
 
     Finished runs are kept; another call makes only the missing runs. Tables and figures contain all finished runs.
     """
+    require("experiments need", "torch", "matplotlib", extra="torch,experiments")
     experiment = results.load(name, quick, rounds)
     runs.check_data(experiment, data)
     wanted = results.jobs(experiment, runs.seeds(seeds) or experiment.seeds, methods or [], conditions or [])

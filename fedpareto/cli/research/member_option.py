@@ -6,8 +6,12 @@ from typing import Annotated
 
 import typer
 
-from federation.trust.identity import NAME_PATTERN
 from fedpareto.cli.failure import USAGE, CommandFailure
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation.trust.identity import NAME_PATTERN
+
 
 MemberOption = Annotated[
     list[str] | None,

@@ -9,8 +9,10 @@ import typer
 
 from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing
 from fedpareto.cli.shared_options import JsonOption
-from fedpareto.starter import starter_files
-from fedpareto.starter.made_data import SITES
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from fedpareto.starter import made_data, starter_files
 
 
 class DataKind(StrEnum):
@@ -39,7 +41,7 @@ def new_command(
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise CommandFailure(f"{directory} is there already: name a new directory; nothing was touched", code=USAGE)
     starter, where = starter_files.STARTERS[kind], shlex.quote(str(directory))
-    members = " ".join(f"--member {site}={where}/data/{site}" for site in SITES)
+    members = " ".join(f"--member {site}={where}/data/{site}" for site in made_data.SITES)
     local = f"fedpareto local {where}/run.toml {members} --code {where}"
     with failing(OSError):
         written = starter_files.write(kind, directory, local)

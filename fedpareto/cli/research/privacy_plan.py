@@ -16,10 +16,14 @@ from federation.spec.accounting import (
     gaussian_epsilon,
     least_noise,
 )
-from federation.spec.computation import LocalSgd
 from federation.text import counted
 from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing
 from fedpareto.cli.shared_options import JsonOption
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation.spec.computation import LocalSgd
+
 
 _FINE = 0.9  # of the noise by the coarse grid: the least noise by the fine grid is not below
 
@@ -76,7 +80,7 @@ def plan(
 
 
 def _for_samples(
-    rounds: int, samples: int, sgd: LocalSgd, target: float | None, noise: float, delta: float, as_json: bool
+    rounds: int, samples: int, sgd: "LocalSgd", target: float | None, noise: float, delta: float, as_json: bool
 ) -> None:
     def spent(multiplier: float, **grid: float) -> float:
         return epsilon([Mechanism(multiplier, sgd.rate(samples), rounds * sgd.count(samples))], delta, **grid).value

@@ -11,17 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from sqlalchemy.exc import SQLAlchemyError
 
 from federation.owners_code import described, owners_frame
-from federation.plugins import PluginError
-from federation.spec.run_spec import RunSpec, SpecError
-from federation.tasks import DataError
 from federation.text import counted
-from federation.text_files import EncodingError, read_text
-from fedpareto.cli import document
-from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, failing
+from fedpareto.cli.failure import INTERRUPTED, USAGE, CommandFailure, failing, require
 from fedpareto.cli.research.member_option import MemberOption, members_of
 from fedpareto.cli.shared_options import (
     CodeOption,
@@ -29,15 +22,27 @@ from fedpareto.cli.shared_options import (
     DownloadOption,
     ProgressJsonOption,
 )
-from fedpareto.cli.show import round_lines
-from fedpareto.cli.show.tables import console as make_console
-from fedpareto.progress_line import bar
-from fedpareto.simulation import SimulationError
-from fedpareto.simulation.history import History
-from fedpareto.simulation.simulate import Simulation, SimulationProgress
+from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
-from storage.blobs import BlobCorrupt, BlobMissing
-from storage.database import DatabaseBusy
+
+with on_first_use():
+    from rich.console import Console
+    from sqlalchemy import exc
+
+    from federation import plugins
+    from federation.spec.run_spec import RunSpec, SpecError
+    from federation.tasks import DataError
+    from federation.text_files import EncodingError, read_text
+    from fedpareto import simulation as simulations
+    from fedpareto.cli import document
+    from fedpareto.cli.show import round_lines
+    from fedpareto.cli.show.tables import console as make_console
+    from fedpareto.progress_line import bar
+    from fedpareto.simulation.history import History
+    from fedpareto.simulation.simulate import Simulation, SimulationProgress
+    from storage import blobs
+    from storage.database import DatabaseBusy
+
 
 _METRICS = ("accuracy/mean", "accuracy/worst5", "improved", "loss/train")
 
@@ -104,6 +109,7 @@ def simulate_command(
 
     A federation of real workers takes the same file and ignores [simulation].
     """
+    require("simulated clients train with", "torch")
     members = members_of(member)
     if data is not None and members:
         raise CommandFailure("--data or --member: the data of all clients, or of each; not both", code=USAGE)
@@ -113,7 +119,7 @@ def simulate_command(
         text = read_text(spec).encode()
     with (
         _own_code(),
-        failing(SimulationError, DatabaseBusy, ValueError, code=USAGE),  # tasks, attacks, devices, homes
+        failing(simulations.SimulationError, DatabaseBusy, ValueError, code=USAGE),  # tasks, attacks, devices, homes
         failing(SpecError, code=USAGE, what=str(spec)),
         failing(DataError),
     ):
@@ -133,7 +139,7 @@ def simulate_command(
                 resume=resume,
                 model=model,
             )
-        except (OSError, SQLAlchemyError) as error:
+        except (OSError, exc.SQLAlchemyError) as error:
             raise CommandFailure(f"{directory} cannot hold a simulation: {_first_line(error)}") from error
     try:
         with _own_code(), simulation:
@@ -141,7 +147,7 @@ def simulate_command(
             for remark in simulation.remarks:
                 say(remark)
             history = _run(console, simulation)
-    except (OSError, SQLAlchemyError, BlobMissing, BlobCorrupt) as error:
+    except (OSError, exc.SQLAlchemyError, blobs.BlobMissing, blobs.BlobCorrupt) as error:
         raise CommandFailure(f"the record in {directory} cannot be used: {_first_line(error)}") from error
     except KeyboardInterrupt:
         raise CommandFailure("interrupted; the same command with --resume goes on", code=INTERRUPTED) from None
@@ -160,7 +166,7 @@ def _own_code() -> Iterator[None]:
     """Turns a failure of a simulation that has begun, or of own code, such as a rule's, into a CommandFailure."""
     try:
         yield
-    except (SimulationError, PluginError) as error:
+    except (simulations.SimulationError, plugins.PluginError) as error:
         raise CommandFailure(f"{error}\nOnce that is repaired, the same command with --resume goes on") from error
     except Exception as error:
         if isinstance(error, CommandFailure) or owners_frame(error) is None:
@@ -173,7 +179,7 @@ def _first_line(error: Exception) -> str:
     return (message or str(error)).partition("\n")[0]
 
 
-def _announce(say: Callable[..., None], simulation: Simulation, directory: Path) -> None:
+def _announce(say: Callable[..., None], simulation: "Simulation", directory: Path) -> None:
     backend = simulation.backend
     reason = f" ({backend.why})" if backend.why else ""
     say(f"{simulation.spec.name}: {counted(len(simulation.clients), 'client')}, {backend.name}{reason}")
@@ -187,7 +193,7 @@ def _announce(say: Callable[..., None], simulation: Simulation, directory: Path)
     say(f"run {simulation.run_id} in {directory}{done}")
 
 
-def _run(console: Console, simulation: Simulation) -> History:
+def _run(console: "Console", simulation: "Simulation") -> "History":
     def stop(received: int, _: object) -> None:
         simulation.stop()
         signal.signal(received, before[signal.Signals(received)])  # a second Ctrl-C does not wait
@@ -198,7 +204,7 @@ def _run(console: Console, simulation: Simulation) -> History:
     try:
         with bar(console) as advance:
 
-            def show(now: SimulationProgress) -> None:
+            def show(now: "SimulationProgress") -> None:
                 advance(now)
                 if "accuracy/mean" in now.metrics or "loss/train" in now.metrics:
                     while header:
@@ -212,7 +218,7 @@ def _run(console: Console, simulation: Simulation) -> History:
             signal.signal(number, handler)
 
 
-def _document(history: History, directory: Path) -> dict[str, Any]:
+def _document(history: "History", directory: Path) -> dict[str, Any]:
     facts = ("run_id", "state", "reason", "seconds", "attackers", "warnings")
     return {
         **{name: getattr(history, name) for name in facts},
@@ -225,7 +231,7 @@ def _document(history: History, directory: Path) -> dict[str, Any]:
     }
 
 
-def _summarise(say: Callable[..., None], history: History, directory: Path) -> None:
+def _summarise(say: Callable[..., None], history: "History", directory: Path) -> None:
     rounds = sum(record["state"] in ("COMPLETED", "SKIPPED") for record in history.round_records)
     skipped = sum(record["state"] == "SKIPPED" for record in history.round_records)
     missing = Counter(record["reason"] for record in history.reply_records if not record["accepted"])

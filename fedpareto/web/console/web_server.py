@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 import uvicorn
 
+from fedpareto.web.console import DEFAULT_PORT
 from fedpareto.web.console.security import ENTER, KEY_SECONDS, App, EntranceKeys, check_loopback
 
-DEFAULT_PORT = 8446
 _GRACE_SECONDS = 1
 _LARGEST_HEADER = 16 << 10
 

@@ -96,7 +96,7 @@ def test_a_loss_that_rises_again_and_again_with_steps_longer_than_the_updates_na
     assert zigzag([1.0, 2.0, 0.5, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2], 1.2) == []  # it has settled
 
 
-def test_a_run_that_zigzags_is_warned_of_and_the_rate_that_the_warning_names_ends_it() -> None:
+def test_a_run_that_zigzags_is_warned_of_and_both_rates_that_the_warning_names_end_it() -> None:
     spec = """
         name = "zigzag"
         task = "digits"
@@ -113,7 +113,9 @@ def test_a_run_that_zigzags_is_warned_of_and_the_rate_that_the_warning_names_end
     (warning,) = [words for words in simulate(spec.format(rate=2.5)).warnings if "server.learning_rate" in words]
     named = re.search(r"about ([0-9.]+) \(it is 2\.5\)", warning)
     assert named is not None, warning
-    assert [words for words in simulate(spec.format(rate=named[1])).warnings if "server.learning_rate" in words] == []
+    assert ' or to "auto", or let it decay' in warning
+    for rate in (named[1], '"auto"'):
+        assert [words for words in simulate(spec.format(rate=rate)).warnings if "server.learning_rate" in words] == []
 
 
 def measured(number: int, norms: Sequence[float], losses: Sequence[float] = ()) -> EndedRound:
@@ -128,6 +130,7 @@ def test_a_member_whose_update_is_ten_times_as_long_as_the_median_is_named_with_
     assert (fact.kind, fact.client_id, fact.began) == (AlertKind.NORM_OUTLIER, "c", at(1))
     assert (fact.first_round, fact.last_round) == (1, 2)
     assert "up to 121 times as long as the median of the members', in 2 rounds, last in round 2" in fact.message
+    assert fact.remedy.startswith("it has few samples or wrong data, trains at another rate, has minibatches that")
 
 
 def test_an_outlier_ends_after_ten_replies_of_the_member_without_another_one() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federation.aggregation import aggregate
 from federation.digests import digest
+from fedpareto.offline_aggregation import aggregate
 from storage.records import canonical
 from storage.retention import collect
 from storage.states import RoundState, RunState

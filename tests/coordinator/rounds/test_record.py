@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from coordinator.rounds.step import _longest
-from federation.aggregation import aggregate
 from federation.aggregation.gram import apply_step, combine, gram
 from federation.aggregation.interface import Combination
+from federation.aggregation.metrics.step_rate import server_rate
 from federation.aggregation.phases import Past, PhaseReply, Replies, Step
-from federation.aggregation.registry import server_rate
 from federation.digests import digest
 from federation.trust.envelope import envelope_digest, verify
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.vectors import model_row, to_bytes, update_layout, update_rows
+from fedpareto.offline_aggregation import aggregate
 from storage.states import RoundState
 from tests.federation.aggregation.scene import coefficients_of
 from tests.few import few, few_of

@@ -27,7 +27,7 @@ print(json.dumps(peak() - before))
 def check_bounded(computation: str, directory: Path, longest: int) -> None:
     """Fails if the memory of statements about `rows`, of which there are `m`, grows with m or d.
 
-    50 x 1,000,000 elements are 200 MB; what is in use is a few panels of 8 MiB for each thread.
+    50 x 600,000 elements are 120 MB, 96 MB more than 10 rows; what is in use is a few panels of 8 MiB for each thread.
     """
     peaks = {}
     for m, d in ((10, longest), (50, longest)):

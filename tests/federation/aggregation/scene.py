@@ -13,7 +13,6 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from federation.aggregation import Aggregate
 from federation.aggregation.base import Rule
 from federation.aggregation.interface import Objectives, Rows
 from federation.aggregation.phases import PhaseReply, Replies, RoundGenerator, Step
@@ -22,6 +21,7 @@ from federation.aggregation.secure.settled import Cohort
 from federation.aggregation.streaming import Row
 from federation.secure.thresholds import Mode, Thresholds
 from federation.vectors import update_layout, update_rows, write_vectors
+from fedpareto.offline_aggregation import Aggregate
 from tests.paths import REFERENCES
 
 Matrix = NDArray[np.float64]

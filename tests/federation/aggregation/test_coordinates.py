@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from federation.aggregation import TooFewUpdatesError, aggregate
 from federation.aggregation.gram import trimmed_mean
 from federation.aggregation.interface import Coordinates
 from federation.aggregation.pre import STAGES, apply
 from federation.aggregation.streaming import Row
+from fedpareto.offline_aggregation import TooFewUpdatesError, aggregate
 from tests.federation.aggregation.peak_memory import check_bounded
 from tests.federation.aggregation.scene import Vector, drawn, need_gpu, rows_of, stored
 from tests.few import few_of

@@ -149,7 +149,7 @@ apply_step(rows[0], 1.0, combine(np.ones(m), rows), len)
 """
 
 
-@pytest.mark.parametrize("longest", [1_000_000, pytest.param(2_000_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("longest", [600_000, pytest.param(2_000_000, marks=pytest.mark.full)])
 def test_memory_grows_neither_with_rows_nor_with_their_length(tmp_path: Path, longest: int) -> None:
     check_bounded(COMPUTATION, tmp_path, longest)
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from federation.aggregation import aggregate
 from federation.aggregation.base import Rule
 from federation.aggregation.interface import Rows
 from federation.aggregation.phases import Replies, RoundContext
@@ -18,6 +17,7 @@ from federation.aggregation.pre import STAGES, Arc, Bucket, Clip, Nnm, apply
 from federation.aggregation.registry import ALGORITHMS, algorithm
 from federation.aggregation.rules.krum import Krum
 from federation.spec.run_spec import RunSpec
+from fedpareto.offline_aggregation import aggregate
 from tests.federation.aggregation import scene
 
 # Those left out have no coefficients, or no single row for each client.

@@ -216,7 +216,7 @@ def test_fp16_is_torchs_autocast_with_a_scaled_loss(clip: float) -> None:
 def test_micro_batches_change_nothing_but_memory_and_rounding() -> None:
     learned, base, trainer = curve()
     whole = train(trainer, base, sgd(epochs=1)).rows["loss"]
-    assert learned.sizes == [10, 10, 3]
+    assert learned.sizes == [1, 10, 10, 3]  # a single sample is tried once
     learned.sizes.clear()
     parts = train(trainer, base, sgd(epochs=1, micro_batch=4)).rows["loss"]
     assert learned.sizes == [4, 4, 2, 4, 4, 2, 3]

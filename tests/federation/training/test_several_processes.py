@@ -137,6 +137,16 @@ def test_gradients_are_those_of_the_whole_minibatch(two: ExternalTrainer, alone:
     same(found, expected)
 
 
+def test_no_process_gets_a_single_sample_of_a_model_with_batch_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(OWNERS_CODE), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(OWNERS_CODE)
+    learned = task("normed_task:Normed")
+    start, work = initial_model(learned, 1)[1], LocalSgd(steps=3, batch_size=3, learning_rate=0.1)
+    expected = train(TorchTrainer(learned, learned.load(SOURCE), "cpu", 1), start, work).rows["loss"]
+    with closing(ExternalTrainer(learned, SOURCE, "cpu", 1, command=FORKS)) as started:
+        same(train(started, start, work).rows["loss"], expected)
+
+
 def test_all_processes_notice_a_divergence_and_a_stop_and_go_on(
     two: ExternalTrainer, alone: Trainer, base: Vector
 ) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federation.aggregation import aggregate
 from federation.aggregation.registry import ALGORITHMS, common_hyperparameters
+from fedpareto.offline_aggregation import aggregate
 from tests.few import few
 from tests.harness import fedpareto
 

@@ -31,6 +31,26 @@ from tests import harness
 from tests.command_lines import command_paths, failure, fedpareto_command
 from tests.fedpareto.cli.scene import shown
 
+# What help and parameters of commands name outside the modules of the commands. Each imports nothing but Python's own.
+LIGHT = (
+    "federation.errors",
+    "federation",
+    "federation.findings",
+    "federation.transport",
+    "federation.transport.tls",
+    "federation.owners_code",
+    "federation.record",
+    "federation.record.log_kinds",
+    "federation.spec",
+    "federation.spec.accounting",
+    "federation.text",
+    "fedpareto",
+    "fedpareto.web",
+    "fedpareto.web.console",
+    "fedpareto.on_first_use",
+    "fedpareto.standard_streams",
+)
+
 SPEC = 'name = "a"\ntask = "digits"\nrounds = 2\n'
 
 
@@ -75,17 +95,28 @@ def test_each_command_of_admin_is_below_one_of_five_headings() -> None:
     assert sorted(placed) == sorted(TABLE["admin"])
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_no_help_imports_the_work_of_a_command() -> None:
     program = (
-        "import sys\n"
+        "import json, sys\n"
+        "known, found = set(sys.modules), {}\n"
         "from typer.testing import CliRunner\n"
         "from fedpareto.cli.main import app\n"
-        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
-        "assert CliRunner().invoke(app, ['admin', '--help']).exit_code == 0\n"
-        "heavy = {'torch', 'grpc', 'sqlalchemy', 'numpy', 'alembic', 'sklearn', 'cryptography', 'google.protobuf'}\n"
-        "print(sorted(heavy & set(sys.modules)))\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    assert CliRunner().invoke(app, [*words, '--help']).exit_code == 0\n"
+        "    new = {name for name in sys.modules if name.partition('.')[0] not in sys.stdlib_module_names} - known\n"
+        "    found[' '.join(words)], known = sorted(new), known | new\n"
+        "print(json.dumps(found))\n"
     )
-    assert harness.python("-c", program).stdout.strip() == "[]"
+    found = json.loads(harness.python("-c", program, json.dumps(command_paths())).stdout)
+    assert "fedpareto.cli.research.simulate" in found["simulate"]
+    own = re.compile(rf"(typer|annotated_doc|shellingham|fedpareto\.cli)(\.|$)|({'|'.join(map(re.escape, LIGHT))})$")
+    work = {words: [name for name in names if not own.match(name)] for words, names in found.items()}
+    assert {words: names for words, names in work.items() if names} == {}
+
+
+def test_a_word_that_reads_like_a_wish_for_help_can_be_the_value_of_an_option() -> None:
+    stopped = failure("admin", "stop", "RUN", "--yes", "--reason", "--help", "--home", "nowhere")
+    assert "nowhere is not an administrator's directory" in stopped.message
 
 
 def test_the_version_is_that_of_the_distribution() -> None:

@@ -24,10 +24,10 @@ def planned(*arguments: object) -> dict[str, Any]:
 
 
 def test_the_planned_noise_is_the_least_that_keeps_within_epsilon_by_the_ledgers_accountant() -> None:
-    found = planned("--samples", 500, "--batch-size", 50, "--rounds", 3, "--epochs", 2, "--epsilon", 5, "--delta", 1e-6)
+    found = planned("--samples", 500, "--batch-size", 50, "--rounds", 3, "--epochs", 2, "--epsilon", 1, "--delta", 1e-6)
     assert (found["rate"], found["steps"]) == (0.1, 60)
-    assert found["epsilon"] == epsilon([Mechanism(found["noise"], 0.1, 60)], 1e-6).value <= 5
-    assert epsilon([Mechanism(found["noise"] - 0.001, 0.1, 60)], 1e-6).value > 5
+    assert found["epsilon"] == epsilon([Mechanism(found["noise"], 0.1, 60)], 1e-6).value <= 1
+    assert epsilon([Mechanism(found["noise"] - 0.001, 0.1, 60)], 1e-6).value > 1
     training = ("--samples", 500, "--batch-size", 50, "--rounds", 3, "--steps", 20, "--delta", 1e-6)
     assert planned(*training, "--noise", found["noise"]) == found
 

@@ -225,6 +225,7 @@ def two_objectives() -> Experiment:
         spec = { task = "two-digits", rounds = 3 }
         derived.front = ["loss/test/left", "loss/test/right"]
         derived.delta_m = { "accuracy/left" = "left", "accuracy/right" = "right" }
+        derived.after = [2, 9]
         derived.targets = [{ measure = "mean", value = 50.0 }, { measure = "loss/test/left", value = 1.0 }]
         plots = [
             { kind = "plane", measure = "loss/test/left", against = "loss/test/right", title = "plane", x = "right" },
@@ -265,6 +266,13 @@ def on_the_front(experiment: Experiment) -> list[RunResult]:
         "right": (2.0, 0.2),
     }
     return [at(experiment, method, *end) for method, end in ends.items()]
+
+
+def test_a_measure_after_some_rounds_is_that_of_the_round_if_there_was_one() -> None:
+    experiment = two_objectives()
+    for item in derived(experiment, on_the_front(experiment)):
+        assert (item.final["after/2/mean"], item.final["mean"]) == (40.0, 60.0)
+        assert not [name for name in item.final if name.startswith(("after/1/", "after/3/", "after/9/"))]
 
 
 def test_points_on_a_front_have_places_and_an_order_that_is_that_of_their_preferences() -> None:

@@ -32,7 +32,7 @@ WITH_FEDCMOO = [
     for name, experiment in catalogue().items()
     # The first two attack sketches and sums; the last one has rules without sketches.
     if not name.startswith(("leakage", "cover-search", "scaled-digits"))
-    and any(cell.document["algorithm"]["name"].startswith("fedcmoo") for cell in experiment.cells())
+    and any(cell.document.get("algorithm", {"name": ""})["name"].startswith("fedcmoo") for cell in experiment.cells())
 ]
 LABELS = {"count": "CountSketch", "svd": "one-way SVD", "svd-two-way": "two-way SVD"}
 

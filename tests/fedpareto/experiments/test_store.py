@@ -196,6 +196,21 @@ def test_what_is_measured_is_in_percent_and_can_leave_attackers_out() -> None:
     assert (honest["improved"], honest["skipped"], honest["refusals"], honest["seconds"]) == (75.0, 1.0, 1.0, 3.0)
     assert "client/client-002" not in honest
     assert [item["round"] for item in measures.rounds(history())] == [2.0]
+    assert "rises" not in honest, "only one round was evaluated"
+
+
+@pytest.mark.parametrize(("losses", "share"), [([1.0, 2.0], 100.0), ([3.0, 2.0, 2.0, 2.5], 100 / 3)])
+def test_the_share_of_rounds_in_which_the_loss_rises_is_that_of_evaluated_rounds(
+    losses: list[float], share: float
+) -> None:
+    whole = history()
+    (record, *_) = (record for record in whole.client_records if record["split"] == "train")
+    rounds = [{**whole.round_records[1], "round": number} for number in range(len(losses))]
+    records = [{**record, "round": number, "loss": loss} for number, loss in enumerate(losses)]
+    tested = [{**records[number], "split": "test"} for number in range(len(losses))]
+    clients = sorted([*records, *tested], key=lambda one: one["round"])
+    changed = replace(whole, round_records=tuple(rounds), client_records=tuple(clients))
+    assert measures.final(changed)["rises"] == pytest.approx(share)
 
 
 def test_a_run_that_is_stopped_goes_on_where_it_was_and_comes_to_the_same(tmp_path: Path) -> None:

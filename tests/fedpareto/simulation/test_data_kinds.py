@@ -119,10 +119,13 @@ Alone.pool = Task.pool  # type: ignore[method-assign]
 
 
 class Later(Numbers):
-    """Passes the trial, and fails when a client trains."""
+    """Passes the trials, also that of the smallest minibatch, and fails when a client trains."""
+
+    minibatches = 0
 
     def losses(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        if torch.is_grad_enabled() and len(y) == 8:
+        self.minibatches += torch.is_grad_enabled() and len(y) == 8
+        if self.minibatches > 1:
             raise KeyError("site")
         return super().losses(output, y)
 

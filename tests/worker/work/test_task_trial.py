@@ -155,7 +155,7 @@ def test_data_show_tries_what_rounds_do_with_a_trainer_of_the_task(caplog: pytes
     assert census(Small(6), DataSource(), part, tried=True).sizes.sum() == 6
     census(task("tests.owners_code.unpooled_task:Undecided"), DataSource(), part, tried=True)
     assert [record.name for record in caplog.records] == ["fedpareto.training"]
-    with pytest.raises(TaskError, match=r"^client 1: task 'small': a training pass on the train split \(labels"):
+    with pytest.raises(TaskError, match=r"^client 1: task 'small': the train split has one sample, and the model"):
         census(SmallAlone(6), DataSource(), part, tried=True)
 
 
@@ -171,7 +171,8 @@ def test_the_precision_of_a_run_is_tried_by_a_rehearsal_with_its_specification(t
     )
     named = ["--task", "trial_tasks:Mixed", "--device", "cpu", "--spec", str(tmp_path / "run.toml")]
     result = failure("worker", "run", "--rehearse", *named)
-    assert "the rehearsed round failed: RuntimeError: not implemented for BFloat16" in result.message
+    trial = "a training pass on 7 samples, the smallest minibatch of the run"
+    assert f"{trial}, failed: RuntimeError: not implemented for BFloat16" in result.message
     assert "trial_tasks.py, line 48, in losses" in result.message
 
 

@@ -6,9 +6,12 @@ import typer
 
 from fedpareto.cli import completion
 from fedpareto.cli.admin.app import Home, Yes
-from fedpareto.cli.commands import load
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.shared_options import JsonOption
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from fedpareto.cli.admin.admission import approvals
 
 
 def approve(
@@ -34,5 +37,4 @@ def approve(
     """
     if bool(members) == every:
         raise CommandFailure("name the members, or give --all-pending for all that wait", code=USAGE)
-    approve_all = load("admin.admission.approvals:approve")
-    approve_all(context, home, list(dict.fromkeys(members or ())), every=every, yes=yes, as_json=as_json)
+    approvals.approve(context, home, list(dict.fromkeys(members or ())), every=every, yes=yes, as_json=as_json)

@@ -6,9 +6,12 @@ import typer
 
 from fedpareto.cli import completion
 from fedpareto.cli.admin.app import Home, Yes
-from fedpareto.cli.commands import load
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.shared_options import JsonOption
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from fedpareto.cli.admin.admission import given_consents
 
 
 def consent(
@@ -37,4 +40,4 @@ def consent(
     """
     if bool(requests) == every:
         raise CommandFailure("name the requests, or give --all for all open ones of other officers", code=USAGE)
-    load("admin.admission.given_consents:consent")(context, home, requests or [], every=every, yes=yes, as_json=as_json)
+    given_consents.consent(context, home, requests or [], every=every, yes=yes, as_json=as_json)

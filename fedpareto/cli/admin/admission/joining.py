@@ -5,14 +5,17 @@ from typing import Annotated
 
 import typer
 
-from federation.v1 import admin_pb2 as v1
-from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto import admin_messages
 from fedpareto.cli.admin.app import Answer, ClientName, Home, command
-from fedpareto.cli.commands import load
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.cli.shared_options import JsonOption
-from fedpareto.cli.show import member_tables
+from fedpareto.on_first_use import on_first_use
+
+with on_first_use():
+    from federation.v1 import admin_pb2 as v1
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto import admin_messages
+    from fedpareto.cli.admin.admission import join_files
+    from fedpareto.cli.show import member_tables
 
 
 def join_string(
@@ -60,17 +63,16 @@ def join_string(
     if out is not None and names is None:
         raise CommandFailure("--out is the directory of the files of --names: give both", code=USAGE)
     request = v1.CreateJoinStringRequest(lifetime_seconds=round((hours or 0) * 3600), again=again)
-    if client is None:
-        make_all = load("admin.admission.join_files:make_all")
-        make_all(context, home, request, names, out or Path("join-strings"), as_json=as_json)
-    else:
+    if names is not None:
+        join_files.make_all(context, home, request, names, out or Path("join-strings"), as_json=as_json)
+    elif client is not None:
         request.client_id = client
-        load("admin.admission.join_files:make_one")(context, home, request, as_json=as_json)
+        join_files.make_one(context, home, request, as_json=as_json)
 
 
 @command
 def join_strings(
-    stub: AdminStub,
+    stub: "AdminStub",
     every: Annotated[bool, typer.Option("--all", help="Also list used, cancelled and expired join strings.")] = False,
 ) -> Answer:
     """List the join strings that can still be used. Their secrets are not kept."""
@@ -79,7 +81,7 @@ def join_strings(
 
 
 @command
-def cancel_join_string(stub: AdminStub, client: ClientName) -> Answer:
+def cancel_join_string(stub: "AdminStub", client: ClientName) -> Answer:
     """Cancel the unused join strings for a name."""
     response = stub.CancelJoinStrings(v1.CancelJoinStringsRequest(client_id=client))
     return response, f"join strings of {client} that were cancelled: {len(response.join_strings)}"

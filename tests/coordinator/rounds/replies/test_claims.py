@@ -8,12 +8,12 @@ import pytest
 from sqlalchemy import select
 
 from coordinator.rounds import selection
-from federation.aggregation import aggregate
 from federation.digests import digest
 from federation.spec.run_spec import RunSpec
 from federation.trust.envelope import verify
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
+from fedpareto.offline_aggregation import aggregate
 from storage.models import Reply
 from storage.states import RoundState
 from tests.running import SECONDS, refused

@@ -9,7 +9,6 @@ import pytest
 
 from coordinator.rounds.runs.client_noise import affordable, spent
 from coordinator.rounds.runs.specification import cautions, parse_run
-from federation.aggregation import aggregate
 from federation.aggregation.registry import algorithm
 from federation.spec.accounting import gaussian_epsilon
 from federation.spec.run_sections import PrivacySpec
@@ -19,6 +18,7 @@ from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from federation.vectors import model_row, read_vector, update_rows
 from fedpareto.cli.show import round_tables, tables
 from fedpareto.notebook import simulate
+from fedpareto.offline_aggregation import aggregate
 from fedpareto.web.report import page
 from fedpareto.web.sections.shown_run import ShownRun
 from storage.blob_directory import DirectoryStore

@@ -153,21 +153,21 @@ def test_submit_says_what_a_run_with_noise_spends_at_the_smallest_member_and_whe
 ) -> None:
     task = Numbers(stage.task())
     owner(stage, task, "large").trainer.sizes = MappingProxyType({"train": 20, "validation": 0, "test": 5})
-    careful = owner(stage, task, "careful", privacy={task.name: {"noise": 1.0, "epsilon": 8.0}})
+    careful = owner(stage, task, "careful", privacy={task.name: {"noise": 4.0, "epsilon": 2.0}})
     ledger = Ledger(tmp_path / "privacy.db")
-    ledger.add(PrivacyEntry("", task.name, task.name, "r", 0, "a", 1.0, 1.0, 0.5, 2))
+    ledger.add(PrivacyEntry("", task.name, task.name, "r", 0, "a", 4.0, 1.0, 0.5, 2))
     careful.budget = SitePrivacy(careful.policy.privacy, ledger).told
     careful.attend()
     more = "train.steps = 2\ntrain.batch_size = 10"
     (line,) = noise_lines(outlook(stage, spec("open", task.name, 30, more=more)))
-    spent = NoiseBudget(noise=1.0, epsilon=8.0, delta=DELTA, spent=(Mechanism(1.0, 0.5, 2),))
-    rounds = spent.affords(Mechanism(1.0, 0.5, 2), 30)
+    spent = NoiseBudget(noise=4.0, epsilon=2.0, delta=DELTA, spent=(Mechanism(4.0, 0.5, 2),))
+    rounds = spent.affords(Mechanism(4.0, 0.5, 2), 30)
     assert 0 < rounds < 30
-    assert epsilon([Mechanism(1.0, 0.5, 2 * (rounds + 1))], DELTA, COARSE).value <= 8
-    assert epsilon([Mechanism(1.0, 0.5, 2 * (rounds + 2))], DELTA, COARSE).value > 8
+    assert epsilon([Mechanism(4.0, 0.5, 2 * (rounds + 1))], DELTA, COARSE).value <= 2
+    assert epsilon([Mechanism(4.0, 0.5, 2 * (rounds + 2))], DELTA, COARSE).value > 2
     already = f"{epsilon(spent.spent, DELTA).value:.3g}"
-    assert f"careful (epsilon = 8, of which {already} is spent) lasts for {rounds} of 30 rounds" in line[1]
-    whole = f"{epsilon([Mechanism(1.0, 0.5, 60)], DELTA).value:.3g}"
+    assert f"careful (epsilon = 2, of which {already} is spent) lasts for {rounds} of 30 rounds" in line[1]
+    whole = f"{epsilon([Mechanism(4.0, 0.5, 60)], DELTA).value:.3g}"
     assert f"spends epsilon = {whole} (delta = 1e-05) of the samples of careful" in line[0]
     noisy = noise_lines(outlook(stage, spec("noisy", task.name, 1, more=f"{more}\nprivacy.sample_noise = 5.0")))
     assert [text.partition(" (delta")[0] for (text,) in noisy] == [

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federation.aggregation import aggregate
+from fedpareto.offline_aggregation import aggregate
 from tests.federation.aggregation.scene import Matrix, Vector, coefficients_of, drawn_losses, matrix
 
 problems = given(st.integers(2, 8), st.integers(0, 999), st.sampled_from([0.0, 0.5, 1.0, 2.0]))

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from federation.aggregation import TooFewUpdatesError, aggregate
 from federation.aggregation.geometry import coordinates
 from federation.aggregation.phases import PhaseReply, Replies, RoundContext
 from federation.aggregation.pre import STAGES
 from federation.aggregation.registry import ALGORITHMS, algorithm
+from fedpareto.offline_aggregation import TooFewUpdatesError, aggregate
 from tests.federation.aggregation import scene
 from tests.federation.aggregation.scene import losses
 

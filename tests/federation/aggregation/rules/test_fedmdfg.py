@@ -13,7 +13,6 @@ from sqlalchemy import select, text
 
 import fedpareto
 from coordinator.rounds.runs.specification import cautions, parse_run
-from federation.aggregation import aggregate
 from federation.aggregation.rules.fedmdfg import choose, step_sizes, unfairness
 from federation.spec.computation import MeasureAlong
 from federation.spec.run_spec import SpecError
@@ -22,6 +21,7 @@ from federation.v1.common_pb2 import AssignmentManifest, SearchWork, SignedEnvel
 from federation.vectors import payload_rows, update_layout
 from federation.work.base import Shape, WorkError
 from federation.work.search.work import Search
+from fedpareto.offline_aggregation import aggregate
 from storage.database import Database
 from storage.models import Reply
 from storage.states import RoundState

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from federation.aggregation import aggregate
+from fedpareto.offline_aggregation import aggregate
 
 
 def attacked(n: int, f: int, size: float, *, identical: bool = False) -> tuple[np.ndarray, np.ndarray]:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from federation.aggregation import TooFewUpdatesError, aggregate
 from federation.aggregation.base import Algorithm
 from federation.aggregation.phases import Replies, RoundContext, Step
 from federation.aggregation.registry import algorithm
 from federation.aggregation.rules.afl import onto_simplex
 from federation.aggregation.rules.fedfv import project
+from fedpareto.offline_aggregation import TooFewUpdatesError, aggregate
 from tests.federation.aggregation import scene
 
 losses_of = st.lists(st.floats(-1e3, 1e3), min_size=9, max_size=9)

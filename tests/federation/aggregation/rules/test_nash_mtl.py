@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federation.aggregation import aggregate
 from federation.aggregation.qp import min_norm
+from fedpareto.offline_aggregation import aggregate
 from tests.federation.aggregation.scene import coefficients_of, matrix
 
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federation.aggregation import HyperparameterError, aggregate
 from federation.aggregation.interface import Rows
+from federation.aggregation.metrics.step_rate import server_rate
 from federation.aggregation.phase_kinds import TrainingPhase
 from federation.aggregation.phases import Replies, RoundContext
-from federation.aggregation.registry import ALGORITHMS, algorithm, server_rate
+from federation.aggregation.registry import ALGORITHMS, algorithm
+from fedpareto.offline_aggregation import HyperparameterError, aggregate
 from tests.federation.aggregation import scene
 
 # The others need losses or accuracies, or several updates, or have no coefficients.

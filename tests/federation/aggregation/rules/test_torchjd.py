@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federation.aggregation import HyperparameterError, TooFewUpdatesError, aggregate
 from federation.aggregation.hyperparameters import hyperparameters
 from federation.aggregation.phases import Replies, RoundContext
 from federation.aggregation.qp import UnsolvedError
 from federation.aggregation.registry import algorithm
 from federation.aggregation.rules import torchjd
+from fedpareto.offline_aggregation import HyperparameterError, TooFewUpdatesError, aggregate
 from tests.federation.aggregation.scene import Vector, coefficients_of, matrix, reply, stepped
 from tests.harness import python
 
