@@ -11,7 +11,7 @@ Failure = Literal["never", "random", "zero"]
 
 
 class SearchSpecification(BaseModel, extra="forbid", frozen=True):
-    """One run. docs/research/experiments.md describes the keys.
+    """One run. research/README.md describes the keys.
 
     Attributes:
         algorithm: whose bounds members enforce: an algorithm of a run, "evaluation", or a name with a colon for a

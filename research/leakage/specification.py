@@ -31,7 +31,7 @@ class LocalTraining(BaseModel, extra="forbid", frozen=True):
 
 
 class LeakageSpecification(BaseModel, extra="forbid", frozen=True):
-    """One run. docs/research/experiments.md describes the keys.
+    """One run. research/README.md describes the keys.
 
     Attributes:
         rounds: rounds of training before the attack on a trained model.

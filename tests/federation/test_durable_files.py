@@ -122,6 +122,7 @@ RENAMED = {
     "worker/work/accomplices.py": "of a rehearsal",
     "worker/work/spool.py": "it syncs the directory once for all files of a reply",
     "federation/training/own.py": "of a simulation, which is not durable",
+    "fedpareto/experiments/result_store.py": "runs of an experiment can be made again",
 }
 
 

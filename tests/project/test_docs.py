@@ -20,7 +20,7 @@ from tests.paths import DOCS, EXAMPLES, ROOT
 from tests.project.scene import rows
 from worker.site.policy import Policy
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("research/*.md"), *ROOT.glob("docs/**/*.md")])
 PROSE = {path: path.read_text() for path in DOCUMENTS}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 REQUIRED = object()

@@ -177,7 +177,7 @@ class Log:
         for one in signed:
             must(self.root(0, one.size) == one.root, f"the root of {one.size} entries")
         places = [(node.start, node.stop) for node in record.nodes]
-        needed = {place for size in sizes for place in self.context(set(numbers), 0, size)}
+        needed = {place for size in sizes for place in self.around(set(numbers), 0, size)}
         must(places == sorted(needed), "the nodes")
         self.entries = list(record.entries)
         self.told: set[int] = set()
@@ -209,7 +209,7 @@ class Log:
         if stop - start == 1:
             return set()
         half = start + (1 << (stop - start - 1).bit_length() - 1)
-        return self.context(shown, start, half) | self.context(shown, half, stop)
+        return self.around(shown, start, half) | self.around(shown, half, stop)
 
     def find(
         self, action: str, subject: str, digest: str, *, by: str = "", outcome: str = "", place: bool = False

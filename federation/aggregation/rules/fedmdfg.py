@@ -1,4 +1,13 @@
-"""FedMDFG (Pan et al., 2023, "FedMDFG: Federated Learning with Multi-Gradient Descent and Fair Guidance")."""
+"""FedMDFG (Pan et al., 2023, "FedMDFG: Federated Learning with Multi-Gradient Descent and Fair Guidance").
+
+The text of the paper was not at hand. This follows the authors' code (https://github.com/zibinpan/FedMDFG, two
+versions), with these differences. All step sizes are tried in one phase, not one after the other. Each loss must fall;
+the code requires a loss below F + 1e-4 s <u_i, d>, which lets it rise. Both cosines of the test for fairness use the
+Euclidean norm; the first version of the code divides one of them by the sum. Updates of earlier rounds (`tau`) are
+scaled like those of the round. The code also adds the row of fairness below `theta` when the losses of some clients
+rose above their average over the rounds; here this is left out. A zero update is refused before the rule is applied;
+the code leaves such clients out.
+"""
 
 import math
 from collections.abc import Sequence

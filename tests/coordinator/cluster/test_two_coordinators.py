@@ -166,7 +166,7 @@ def test_a_member_that_changes_its_coordinator_in_a_round_goes_on_with_its_work(
 
 
 def id_of(served: Running) -> str:
-    return served.coordinator._office.registry.coordinator  # type: ignore[union-attr]
+    return served.coordinator._startup.registry.coordinator  # type: ignore[union-attr]
 
 
 def test_a_coordinator_whose_disk_is_full_gives_its_runs_to_the_other(

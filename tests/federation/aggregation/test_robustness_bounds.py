@@ -23,7 +23,15 @@ PAGE = DOCS / "research/algorithms.md"
 def of_krum(n: int, f: int) -> float:
     """With n - f - 2 neighbours; the published 6 (n - f) / (n - 2 f) is for n - f of them.
 
-    See docs/research/algorithms.md.
+    Let V be the variance of the honest updates. An honest update's score is at most (n - f - 2) / (n - f - 1) of the
+    sum of its squared distances to all other honest updates, and these sums are 2 (n - f) V on average; so the least
+    score is at most 2 r V (n - f) with r = (n - f - 2) / (n - f - 1). Among the chosen update and its n - f - 2
+    neighbours, at least h = n - 2 f - 1 are honest. For each of these, ||u - mean||^2 <= (1 + a) ||u - u_j||^2 + (1 +
+    1/a) ||u_j - mean||^2 for the chosen u; the mean over them gives kappa <= (n - f) / h (2 r (1 + a) + 1 + 1/a), which
+    is least for a = 1 / sqrt(2 r).
+
+    Multi-Krum averages at most as many updates as there are honest ones, so the mean of their scores has the same bound
+    as the least score, and the squared distance of an average is at most the average of the squared distances.
     """
     return (n - f) / (n - 2 * f - 1) * (1 + math.sqrt(2 * (n - f - 2) / (n - f - 1))) ** 2
 
@@ -34,7 +42,12 @@ def of_geometric_median(n: int, f: int) -> float:
 
 
 def of_median(n: int, f: int) -> float:
-    """By Cantelli's inequality in each coordinate; the published one is 4 ((n - f) / (n - 2 f))^2."""
+    """By Cantelli's inequality in each coordinate; the published one is 4 ((n - f) / (n - 2 f))^2.
+
+    At least k of the N = n - f honest values lie on the far side of the median, with k = (n + 1) / 2 - f for odd n and
+    n / 2 - f for even n. If k of N values are at a distance t or more to one side of their mean, their variance is at
+    least t^2 k / (N - k).
+    """
     return n / (n - 2 * f) if n % 2 == 0 else (n - 1) / (n + 1 - 2 * f)
 
 
@@ -50,7 +63,14 @@ def mixed(kappa: float, n: int, f: int) -> float:
 def clipped(kappa: float, n: int, f: int) -> float:
     """Of a rule, or of stages and a rule, with that kappa behind adaptive robust clipping.
 
-    See docs/research/algorithms.md.
+    Of the N = n - f honest updates u_i, it shortens p <= 2 f (n - f) / n to v_i, and leaves N - p as they are; so p /
+    (N - p) <= 2 f / (n - 2 f). All v are projections of the u into a ball. Let V be the variance of the u, W that of
+    the v, and b the distance of the two means. For a shortened i and a j that is left as it is, ||u_i - u_j||^2 >=
+    ||v_i - u_j||^2 + ||u_i - v_i||^2, because u_j is in the ball; for other pairs, projections do not increase
+    distances. The sum over all pairs gives V - W >= (N - p) / N^2 sum ||u_i - v_i||^2, and b^2 <= p / N^2 sum ||u_i -
+    v_i||^2; hence b^2 <= p / (N - p) (V - W). The squared distance of the direction from the mean of the u is at most
+    (1 + 1/a) kappa W + (1 + a) b^2, which is at most (kappa + p / (N - p)) V for a = kappa (N - p) / p. (Theorem 3.2 of
+    Allouah et al., 2025, has the same bound, as others cite it; its text was not at hand.)
     """
     return kappa + 2 * f / (n - 2 * f)
 

@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.rounds.runs.specification import cautions, parse_run
 from federation.aggregation.metrics.step_rate import server_rate
-from fedpareto.experiments import tables
+from fedpareto.experiments import comparison_tables
 from fedpareto.experiments.definition import Cell, Experiment, parse
 from fedpareto.experiments.experiment_runner import Event, ExperimentRunner, RunnerSettings
 from fedpareto.experiments.loading import load
@@ -33,7 +33,8 @@ def periods(experiment: Experiment) -> list[object]:
 
 def rate(cell: Cell, t: int) -> float:
     spec = simulated(cell)
-    return server_rate(spec.server.learning_rate, spec.server.decay, t, spec.rounds, spec.server.decay_every)
+    eta = 1.0 if spec.server.learning_rate == "auto" else spec.server.learning_rate
+    return server_rate(eta, spec.server.decay, t, spec.rounds, spec.server.decay_every)
 
 
 def test_the_rate_falls_once_in_a_period_and_comes_to_the_same_share_whatever_the_period() -> None:
@@ -60,7 +61,7 @@ def test_no_experiment_names_a_decay_that_has_no_effect(name: str) -> None:
         for cell in experiment.cells():
             spec = simulated(cell)
             if spec.server.decay:
-                assert rate(cell, spec.rounds - 1) < spec.server.learning_rate, cell.label
+                assert rate(cell, spec.rounds - 1) < rate(cell, 0), cell.label
 
 
 def test_a_decay_that_has_no_effect_is_said_before_a_run_begins() -> None:
@@ -82,24 +83,24 @@ def test_the_rates_that_were_used_are_measured_and_stand_in_the_table(tmp_path: 
         (1.0, 1.0),
         (2.0, pytest.approx(2.0 * 0.1**0.75)),
     ]
-    table = tables.comparison(experiment, results)
+    table = comparison_tables.comparison(experiment, results)
     assert table.header == ("Method", "Server rate", "Seeds", "Avg.")
     assert [row[:2] for row in table.rows] == [("FedAvg", "1"), ("FedMGDA+", "2 to 0.356")]
-    assert tables.comparison(experiment, results[:1]).header == ("Method", "Seeds", "Avg.")
+    assert comparison_tables.comparison(experiment, results[:1]).header == ("Method", "Seeds", "Avg.")
 
 
 def test_a_grid_has_the_rates_of_each_method_and_seeds_that_differ_have_none_in_common() -> None:
     def result(method: str, seed: int, last: float) -> RunResult:
         return RunResult(method, "no attack", seed, {}, {"mean": 1.0, "rate/first": 1.0, "rate/last": last}, [])
 
-    grid = tables.grids(load("robustness"), [result("FedMGDA+", 0, 0.1), result("FedAvg", 0, 1.0)])[0]
+    grid = comparison_tables.grids(load("robustness"), [result("FedMGDA+", 0, 0.1), result("FedAvg", 0, 1.0)])[0]
     assert grid.header == ("Method", "Server rate", "no attack")
     assert [row[:2] for row in grid.rows] == [("FedAvg", "1"), ("FedMGDA+", "1 to 0.1")]
-    grid = tables.grids(load("robustness"), [result("FedMGDA+", 0, 0.1), result("FedMGDA+", 1, 0.2)])[0]
-    assert grid.rows[0][1] == tables.UNKNOWN
+    grid = comparison_tables.grids(load("robustness"), [result("FedMGDA+", 0, 0.1), result("FedMGDA+", 1, 0.2)])[0]
+    assert grid.rows[0][1] == comparison_tables.UNKNOWN
 
 
 def test_a_run_of_an_older_record_that_tells_no_rate_leaves_the_rate_of_the_others() -> None:
     told = RunResult("FedMGDA+", "no attack", 0, {}, {"mean": 1.0, "rate/first": 1.0, "rate/last": 0.1}, [])
     older = RunResult("FedMGDA+", "no attack", 1, {}, {"mean": 1.0}, [])
-    assert tables.grids(load("robustness"), [told, older])[0].rows[0][1] == "1 to 0.1"
+    assert comparison_tables.grids(load("robustness"), [told, older])[0].rows[0][1] == "1 to 0.1"

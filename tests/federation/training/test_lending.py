@@ -112,7 +112,7 @@ class Seldom(Careful):
 class Slopes(Careful):
     def features(self, x: Tensor) -> Tensor:
         with torch.enable_grad():
-            x.requires_grad_().square().sum().backward()
+            x.requires_grad_().square().sum().backward()  # type: ignore[no-untyped-call]
             assert x.grad is not None
             return x + x.grad.detach()  # adds up in a tensor that is used again
 
@@ -150,7 +150,7 @@ def test_code_that_writes_into_its_input_has_the_results_of_code_that_copies_fir
 
 def together(backend: type[Stacked] | type[Loop], task: Task, size: int) -> list[Mapping[str, Any]]:
     """What three clients compute twice, as the backends of a simulation do."""
-    parts = [Dataset(x.clone(), y.clone()) for x, y in zip(X.split(30), Y.split(30), strict=True)]
+    parts = [Dataset(x.clone(), y.clone()) for x, y in zip(torch.split(X, 30), torch.split(Y, 30), strict=True)]
     local: LocalWork = backend(task, {f"c{index}": Splits(part, part, part) for index, part in enumerate(parts)}, "cpu")
     sgd = LocalSgd(steps=3, batch_size=size, learning_rate=0.1)
     works = (
@@ -158,7 +158,7 @@ def together(backend: type[Stacked] | type[Loop], task: Task, size: int) -> list
         Differentiate(batch_size=size),
         Measure(splits=("test",)),
     )
-    base, answers = initial_model(task, 0)[1], []
+    base, answers = initial_model(task, 0)[1], list[Mapping[str, Any]]()
     for work in (*works, *works):
         outcomes = local.compute(base, {f"c{index}": work for index in range(3)}, Turn(0, 0, lambda: False))
         assert all(isinstance(outcome, Result) for outcome in outcomes.values()), outcomes

@@ -97,19 +97,19 @@ def clock_of(member: MemberFiles, directory: Path, key: Ed25519PrivateKey) -> tu
 def test_time_goes_forward_only_also_after_a_restart_of_the_worker(scene: Scene, tmp_path: Path) -> None:
     key, noon = Ed25519PrivateKey.generate(), datetime.now(UTC)
 
-    def sign(minutes: float) -> common.SignedEnvelope:
+    def signed(minutes: float) -> common.SignedEnvelope:
         return sign(time_manifest(noon + timedelta(minutes=minutes)), key)
 
     clock, seconds = clock_of(scene.member, tmp_path, key)
-    clock.set(sign(60), b"nonce")
+    clock.set(signed(60), b"nonce")
     seconds[0] = 30.0
     assert clock.now() == noon + timedelta(minutes=60, seconds=30), "between two signed times this machine's counts"
-    clock.set(sign(58), b"nonce")
+    clock.set(signed(58), b"nonce")
     assert clock.now() == noon + timedelta(minutes=60), "a clock that is set right by a little does not go back here"
     for attempt in (clock, clock_of(scene.member, tmp_path, key)[0]):
         with pytest.raises(TimeRefused, match="went back"):
-            attempt.set(sign(50), b"nonce")
-        attempt.set(sign(61), b"nonce")
+            attempt.set(signed(50), b"nonce")
+        attempt.set(signed(61), b"nonce")
 
 
 def test_a_damaged_memory_of_the_coordinator_is_named(scene: Scene, tmp_path: Path) -> None:

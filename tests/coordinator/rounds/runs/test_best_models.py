@@ -123,11 +123,15 @@ def test_rounds_and_watch_show_the_metric_that_stops_the_run(fed: Federation, ru
 
 
 def test_a_run_shows_its_ten_most_useful_numbers_and_with_all_every_one(fed: Federation, run: str) -> None:
-    few = command(fed, "run", run).partition("metrics of round 3")[2].partition("specification")[0].split("\n")
-    every = (
-        command(fed, "run", run, "--all").partition("metrics of round 3")[2].partition("specification")[0].split("\n")
+    shown = (command(fed, "run", run), command(fed, "run", run, "--all"))
+    few, every = (
+        [
+            line.split()
+            for line in text.partition("metrics of round 3")[2].partition("specification")[0].split("\n")
+            if line.strip()
+        ]
+        for text in shown
     )
-    few, every = ([line.split() for line in lines if line.strip()] for lines in (few, every))
     assert [line[0] for line in few[:2]] == ["accuracy/mean", "accuracy/worst5"]
     assert (len(few), few[-1]) == (11, [str(len(every) - 10), "more", "with", "--all"])
     assert {tuple(line) for line in few[:-1]} < {tuple(line) for line in every}

@@ -261,11 +261,14 @@ def test_float32_files_and_arrays_give_the_same_result(tmp_path: Path) -> None:
         ({"updates": [[1.0, 2.0], [1.0]]}, r"one length.*\[1, 2\]"),
         ({"updates": [["a"]]}, "vector of numbers"),
         (
-            {"updates": np.ma.masked_array(np.ones((2, 2)), [[1, 0], [0, 0]])},
+            {"updates": np.ma.masked_array(np.ones((2, 2)), np.array([[True, False], [False, False]]))},
             "updates: .* some of its elements are mask",
         ),
-        ({"updates": [np.ma.masked_array([1.0, 2.0], [1, 0])]}, r"updates\[0\]: .* elements are masked"),
-        ({"losses": np.ma.masked_array([1.0, 2.0], [1, 0])}, "losses: .* elements are masked"),
+        (
+            {"updates": [np.ma.masked_array([1.0, 2.0], np.array([True, False]))]},
+            r"updates\[0\]: .* elements are masked",
+        ),
+        ({"losses": np.ma.masked_array([1.0, 2.0], np.array([True, False]))}, "losses: .* elements are masked"),
         ({"losses": ["high", 1.0]}, "losses: 2 numbers are needed, one per row: could not convert"),
         ({"samples": [1]}, r"samples has shape \(1,\)"),
         ({"losses": [1, 2, 3]}, r"losses has shape \(3,\)"),
