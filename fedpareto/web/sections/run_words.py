@@ -8,7 +8,7 @@ from federation.record import metric_definitions
 from federation.text import counted
 from federation.v1.admin_pb2 import AlertKind, Run
 from fedpareto.admin_messages import epsilon_of_clients, name_of
-from fedpareto.formatting import NOT_DISCLOSED, PERSONALISED, natural, number, percent, recorded, short, size, when
+from fedpareto.formatting import NOT_DISCLOSED, PERSONALISED, natural, number, percent, recorded, size, when
 from fedpareto.run_table import Outcome, RoundLine
 from fedpareto.series import equals, known, mean
 from fedpareto.web.pages.alert_list import alert_list, line_of, with_code
@@ -133,7 +133,7 @@ def itself(data: ShownRun) -> Html:
         ("task", run.task),
         *((("objectives", ", ".join(run.objectives)),) if data.objectives else ()),
         ("parameters", f"{run.parameters:,}"),
-        ("model", join([tag("code", short(run.model)), initial])),
+        ("model", join([tag("code", run.model), initial])),
         *((field, when(run, field)) for field in ("created", "started", "ended")),
         *((("metrics", PERSONALISED),) if run.measured == "personalised" else ()),
         *((("privacy", words),) if (words := epsilon_of_clients(run)) else ()),

@@ -100,6 +100,7 @@ def test_a_run_becomes_a_page_with_every_figure(stage: Stage) -> None:
     assert made.tags.count("figure") == made.tags.count("figcaption") == 17
     assert len(made.labels) == 17
     assert set(made.labels) <= set(made.titles)
+    assert {"Each member over the rounds", "Weight", "Against the step", "Loss", "Failures"} <= set(made.labels)
     task = f'task = "task-{stage.count}"'
     for words in ("refused", "zero", "declined", "cleo", "fedmgda+", task, "Pareto-stationary"):
         assert words in made.words, words
@@ -440,6 +441,17 @@ def test_a_heat_map_of_1000_rounds_and_100_members_has_an_element_for_each_shade
 def test_a_lane_shows_spans_from_its_beginning() -> None:
     lane = timeline.TimelineLane("a", "1/1", [timeline.TimelineSpan("train", "t", 0.0, 5.0, 0)], 10.0)
     assert re.findall(r'<rect x="([^"]+)" [^>]*width="([^"]+)"', timeline.timeline([lane], alt="x")) == [("0%", "50%")]
+
+
+def test_a_norm_and_a_loss_of_more_than_ten_times_the_median_stand_out() -> None:
+    item = ExportRoundsResponse()
+    item.summary.state = ROUND_STATE_COMPLETED
+    for at, times in enumerate((1.0, 1.0, 30.0)):
+        part = Participation(client_id=f"member-{at}", state=AssignmentState.ASSIGNMENT_STATE_FULFILLED)
+        part.update_norm, part.loss_before = 2 * times, 1.5 * times
+        item.participations.append(part)
+    source = page(ShownRun.of(Run(name="x", rounds_done=1), [item]))
+    assert re.findall(r'class="(?:small )?bad">([^<]*)<', source) == [" loss 30 times the median", "30.0 ×"]
 
 
 def test_a_report_names_who_did_not_reply_and_warns() -> None:
