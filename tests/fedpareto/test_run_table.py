@@ -12,10 +12,11 @@ from fedpareto.run_table import MemberNumber, Outcome, RunTable
 ENDS = (AssignmentState.ASSIGNMENT_STATE_FULFILLED, AssignmentState.ASSIGNMENT_STATE_DECLINED)
 
 
-def a_round(number: int, *, state: RoundState = RoundState.ROUND_STATE_COMPLETED) -> ExportRoundsResponse:
+def a_round(number: int, *, over: bool = True) -> ExportRoundsResponse:
     """Ann replies in each round; ben, who is asked from round 1 on, declines in odd rounds."""
     item = ExportRoundsResponse()
-    item.summary.round, item.summary.state = number, state
+    item.summary.round = number
+    item.summary.state = RoundState.ROUND_STATE_COMPLETED if over else RoundState.ROUND_STATE_OPEN
     item.summary.metrics.update({"accuracy/mean": 0.1, "metric/auc/mean": 0.7, "metric/auc/worst": 0.6})
     item.phases.add(phase=0, kind="train", decides=True)
     for name in ("ann", "ben")[: 1 + (number > 0)]:
@@ -67,7 +68,7 @@ def test_the_scores_and_their_mean_are_those_of_the_metric_that_stops_the_run() 
 
 def test_a_round_that_goes_on_is_not_in_the_table() -> None:
     table = table_of(0)
-    table.add(a_round(1, state=RoundState.ROUND_STATE_OPEN))
+    table.add(a_round(1, over=False))
     assert table.numbers == [0]
 
 

@@ -23,6 +23,8 @@ from fedpareto.web.console.render import ConsoleSite
 from fedpareto.web.console.screens import run_page
 from fedpareto.web.console.security import EntranceKeys
 from fedpareto.web.console.view import PageRequest
+from fedpareto.web.sections.bins import POINTS
+from fedpareto.web.sections.heat_maps import HEATS
 from storage import audit
 from tests.few import few
 from tests.running import refused, wait_for
@@ -99,7 +101,7 @@ def asked(query: str = "") -> PageRequest:
 
 
 @few("weight")
-@pytest.mark.parametrize("measure", run_page.HEATS)
+@pytest.mark.parametrize("measure", HEATS)
 def test_the_page_has_few_elements_and_bytes_and_asks_for_nothing(console: Console, measure: str) -> None:
     page = console._made(run_page.SCREEN, asked(f"heat={measure}"))
     assert Elements(page).count < 4000
@@ -139,7 +141,7 @@ def test_a_marked_part_has_every_round(console: Console) -> None:
     assert {len(line) for line in document["values"]} == {50}
     whole = run_page.series(console.reader, asked())
     assert whole["together"] == 6  # of the 1200 that are planned
-    assert len(whole["rounds"]) <= run_page.POINTS
+    assert len(whole["rounds"]) <= POINTS
 
 
 def test_lists_and_streams_for_the_console_leave_out_what_reads_every_round(stage: Stage) -> None:
