@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 from urllib.parse import quote
 
 from federation.record.metric_definitions import definition
@@ -15,6 +16,9 @@ from fedpareto.web.pages.scales import Axis, Format
 from fedpareto.web.sections.bins import POINTS, Bins
 from fedpareto.web.sections.shown_run import ShownRun
 
+T = TypeVar("T")
+
+UNFOLDED = 20  # members; the others are unfolded by the reader
 NO_DISCLOSURE = "Not disclosed: the privacy of this run hides it."
 Column = tuple[str, Sequence[float], Format]  # of a table: its name, its numbers, and how they are written
 
@@ -71,6 +75,11 @@ def thinned(data: ShownRun, series: Sequence[Series], most: int = POINTS) -> tup
     bins = Bins.of(data.run.rounds_total, count, most)
     numbers = [data.numbers[min(at, count - 1)] for at in bins.rounds()]
     return numbers, [replace(line, values=bins.of_line(line.values)) for line in series]
+
+
+def folded(rows: Sequence[T]) -> list[Sequence[T]]:
+    """The first rows, and the others, which a reader unfolds, if there are many."""
+    return [rows] if len(rows) <= 3 * UNFOLDED // 2 else [rows[:UNFOLDED], rows[UNFOLDED:]]
 
 
 def member_name(data: ShownRun, name: str) -> Html:

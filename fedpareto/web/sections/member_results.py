@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar
 
 from coordinator.alerts.about_rounds import OUTLIER
 from fedpareto.formatting import NOT_DISCLOSED, UNKNOWN, natural, number, of_member, percent
@@ -11,15 +10,12 @@ from fedpareto.series import mean
 from fedpareto.web.pages.dumbbells import Dumbbell, dumbbells
 from fedpareto.web.pages.html import Html, join, table, tag
 from fedpareto.web.pages.verdict import Standing, counted_members
-from fedpareto.web.sections.layout import absence, absent, figure, member_name
+from fedpareto.web.sections.layout import UNFOLDED, absence, absent, figure, folded, member_name
 from fedpareto.web.sections.shown_run import ShownRun
-
-T = TypeVar("T")
 
 _DRAWN = 100  # members; of more, the worst and the best
 _BEST = 20  # of these
 _LISTED = 40  # members with their machines, in the console
-_UNFOLDED = 20  # members; the others are unfolded by the reader
 
 
 def results(data: ShownRun) -> Html:
@@ -50,19 +46,14 @@ def results(data: ShownRun) -> Html:
             alt=title if part[0] is rows[0] else "The other members",
             line=(f"mean {kind.text(standing.mean)}", standing.mean),
         )
-        for part in _folded(rows)
+        for part in folded(rows)
     ]
-    folded = [tag("details", tag("summary", "The other members"), other, id="more-behind") for other in others]
-    return figure(title, join([first, *folded]), caption, more=more)
+    hidden = [tag("details", tag("summary", "The other members"), other, id="more-behind") for other in others]
+    return figure(title, join([first, *hidden]), caption, more=more)
 
 
 def _drawn(names: Sequence[str]) -> Sequence[str]:
     return names if len(names) <= _DRAWN else [*names[: _DRAWN - _BEST], *names[-_BEST:]]
-
-
-def _folded(rows: Sequence[T]) -> list[Sequence[T]]:
-    """The first rows, and the others, if there are many."""
-    return [rows] if len(rows) <= 3 * _UNFOLDED // 2 else [rows[:_UNFOLDED], rows[_UNFOLDED:]]
 
 
 def members_table(data: ShownRun) -> Html:
@@ -116,9 +107,9 @@ def _disclosed(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: s
     shown = [i for i in range(len(columns)) if i not in hidden]
     first, *others = [
         table([columns[i] for i in shown], [[row[i] for i in shown] for row in part], caption="" if at else caption)
-        for at, part in enumerate(_folded(rows))
+        for at, part in enumerate(folded(rows))
     ]
-    more = tag("summary", f"{len(rows) - _UNFOLDED} more members")
+    more = tag("summary", f"{len(rows) - UNFOLDED} more members")
     return join([first, *(tag("details", more, other, id="more-rows") for other in others)])
 
 

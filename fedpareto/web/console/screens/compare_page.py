@@ -4,18 +4,19 @@ import math
 from collections.abc import Sequence
 
 from federation.text import counted
+from federation.v1 import admin_pb2 as v1
 from fedpareto import formatting
 from fedpareto.formatting import natural, recorded, some
 from fedpareto.series import mean
-from fedpareto.web.console.federation_reader import HeldRun, PageError, Reader
+from fedpareto.web.console.federation_reader import PageError, Reader
 from fedpareto.web.console.view import PageRequest, PageView, Screen
 from fedpareto.web.pages.dumbbells import Dumbbell, dumbbells
-from fedpareto.web.pages.html import Html
+from fedpareto.web.pages.html import Html, join
 from fedpareto.web.sections import run_words
-from fedpareto.web.sections.shown_run import Scored
+from fedpareto.web.sections.layout import folded
+from fedpareto.web.sections.shown_run import Scored, ShownRun
 
 LEAST, MOST = 2, 6
-SHOWN = 20  # members; the others are unfolded by the reader
 _METRICS = ("accuracy/mean", "accuracy/worst5", "accuracy/std", "loss/train", "improved", "bytes/up", "bytes/down")
 _NEAR = 0.005  # of a share: no difference that a sentence tells
 
@@ -35,10 +36,10 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
         return PageView("Compare runs", "compare.html", values)
     if not LEAST <= len(chosen) <= MOST:
         raise PageError(400, f"Choose {LEAST} to {MOST} runs to compare; {counted(len(chosen), 'run')} is chosen.")
-    runs = [reader.run(name) for name in chosen]
-    names = [reader.names.named(held.run.run_id, held.run.name) for held in runs]
+    runs = [reader.run(name).shown() for name in chosen]
+    names = [reader.names.named(shown.run.run_id, shown.run.name) for shown in runs]
     values |= {
-        "chosen": [held.run.run_id for held in runs],
+        "chosen": [shown.run.run_id for shown in runs],
         "held": runs,
         "sentences": _sentences(runs, names),
         "figures": _figures(runs, names),
@@ -48,19 +49,18 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
     return PageView(f"Compare {some(names, run_words.NAMED)}", "compare.html", values)
 
 
-def _lasts(runs: Sequence[HeldRun]) -> list[dict[str, float]]:
-    return [held.table.snapshot().first_and_last()[1] for held in runs]
+def _lasts(runs: Sequence[ShownRun]) -> list[dict[str, float]]:
+    return [shown.table.first_and_last()[1] for shown in runs]
 
 
-def _sentences(runs: Sequence[HeldRun], names: Sequence[str]) -> list[str]:
+def _sentences(runs: Sequence[ShownRun], names: Sequence[str]) -> list[str]:
     """For each run after the first: whom it helps most against the first, and whom it costs most."""
     first, *others = _lasts(runs)
-    base = runs[0]
-    kind = base.shown().scored
+    kind = runs[0].scored
     sentences = []
-    for held, run_name, last in zip(runs[1:], names[1:], others, strict=True):
+    for shown, run_name, last in zip(runs[1:], names[1:], others, strict=True):
         both = sorted(set(first) & set(last), key=natural)
-        if not both or held.shown().scored != kind:
+        if not both or shown.scored != kind:
             sentences.append(f"{run_name} and {names[0]} have no scores in common.")
             continue
         gains = {name: (last[name] - first[name]) * (1 if kind.higher else -1) for name in both}
@@ -81,43 +81,39 @@ def _by(kind: Scored, before: float, after: float) -> str:
     return f"from {kind.text(before)} to {kind.text(after)}"
 
 
-def _figures(runs: Sequence[HeldRun], run_names: Sequence[str]) -> list[tuple[str, Html, Html]]:
+def _figures(runs: Sequence[ShownRun], run_names: Sequence[str]) -> list[tuple[str, Html, Html]]:
     """A dumbbell for each member, the largest difference first: title, the first members, and the others."""
     first, *others = _lasts(runs)
-    base = runs[0]
-    kind = base.shown().scored
+    kind = runs[0].scored
     figures: list[tuple[str, Html, Html]] = []
     for run_name, last in zip(run_names[1:], others, strict=True):
         both = set(first) & set(last)
         names = sorted(set(first) | set(last), key=natural)
         names.sort(key=lambda name: -abs(last[name] - first[name]) if name in both else 0.0)
         rows = [Dumbbell(name, first.get(name, math.nan), last.get(name, math.nan)) for name in names]
-        shown = len(rows) if len(rows) <= 3 * SHOWN // 2 else SHOWN
-        parts = [
+        drawn = [
             dumbbells(
                 part,
                 kind.axis,
                 names=(run_names[0], run_name),
                 alt=f"{kind.title} of {len(part)} members after {run_names[0]} and after {run_name}",
             )
-            if part
-            else Html("")
-            for part in (rows[:shown], rows[shown:])
+            for part in folded(rows)
         ]
         if rows:
-            figures.append((f"{run_names[0]} and {run_name}", parts[0], parts[1]))
+            figures.append((f"{run_names[0]} and {run_name}", drawn[0], join(drawn[1:])))
     return figures
 
 
-def _table(runs: Sequence[HeldRun]) -> list[tuple[str, list[str]]]:
+def _table(runs: Sequence[ShownRun]) -> list[tuple[str, list[str]]]:
     rows = [
-        ("algorithm", [held.run.algorithm for held in runs]),
-        ("task", [held.run.task for held in runs]),
-        ("rounds", [f"{held.run.rounds_done} of {held.run.rounds_total}" for held in runs]),
-        ("time", [_time(held) for held in runs]),
+        ("algorithm", [shown.run.algorithm for shown in runs]),
+        ("task", [shown.run.task for shown in runs]),
+        ("rounds", [f"{shown.run.rounds_done} of {shown.run.rounds_total}" for shown in runs]),
+        ("time", [_time(shown.run) for shown in runs]),
     ]
     for name in _METRICS:
-        cells = [recorded(name, held.run.latest.metrics, held.run.latest.undisclosed) for held in runs]
+        cells = [recorded(name, shown.run.latest.metrics, shown.run.latest.undisclosed) for shown in runs]
         if any(cell != formatting.UNKNOWN for cell in cells):
             rows.append((_TITLES.get(name, name), cells))
     return rows
@@ -134,8 +130,7 @@ _TITLES = {
 }
 
 
-def _time(held: HeldRun) -> str:
-    run = held.run
+def _time(run: v1.Run) -> str:
     if not run.HasField("started"):
         return formatting.UNKNOWN
     end = run.ended if run.HasField("ended") else None
