@@ -17,7 +17,7 @@ PRIVATE_ROUNDS = (
     "federation/work/secure",
     "federation/aggregation/secure",
     *(f"worker/site/{name}.py" for name in ("roster", "round_ledger", "specified", "clear_answers", "refused_orders")),
-    *(f"worker/work/{name}.py" for name in ("begun", "memory", "execution")),
+    *(f"worker/work/{name}.py" for name in ("begun", "computing", "memory", "execution", "own_errors")),
     "coordinator/rounds/runs/private.py",
     "coordinator/rounds/conversation.py",
 )

@@ -137,6 +137,10 @@ DOCUMENTS: dict[str, Any] = {
     "worker join": {**JOINED, "addresses": [str], "home": str, "certificate_expires": str, "approval_pending": bool,
         "key_id": str,
     },
+    "worker config": {
+        "file": str | None,
+        "settings": [{"key": str, "value": Any, "source": str, "meaning": str}],
+    },
     "worker run": Either((Open(event=str, time=str, message=str), TrialRound)),
     "worker restored": {
         "pending": Either((None, {"restored": str, "runs": Mapping[str, list[int]]})), "accepted": bool

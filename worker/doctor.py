@@ -79,7 +79,7 @@ def check_network(address: str, proxy: Proxy | None, member: MemberFiles | None,
         yield Finding.failed(
             "dns",
             f"the name {host} has no address on this machine ({error}): check its spelling and this machine's DNS"
-            + ("" if proxy is not None else "; where only a proxy knows it, set https_proxy or --proxy"),
+            + ("" if proxy is not None else "; where only a proxy knows it, set https_proxy, or proxy in worker.toml"),
         )
         return
     resolves = "" if proxy is None else f"; the proxy resolves {address.rpartition(':')[0]}"

@@ -61,6 +61,7 @@ class WorkerHome:
         self.runs = directory / "runs.db"  # the runs that asked to take part, and the owner's decisions
         self.evidence = directory / "evidence"  # signed orders that were refused because they attack this member
         self.policy = directory / "policy.toml"  # the owner's rules; written by hand, may be missing
+        self.config = directory / "worker.toml"  # what its process runs with; written by `join`, changed by hand
         self.progress = directory / "progress.json"  # the coordinator's newest signed time and rounds
         self.begun = directory / "begun.json"  # the work that has begun and not ended
         self.log = directory / "log.json"  # the newest checkpoints of the coordinator's audit log

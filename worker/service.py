@@ -41,6 +41,7 @@ from worker.threads import LOOK_SECONDS, WorkerThreads
 from worker.work.attacker import Attacker
 from worker.work.begun import BegunWork
 from worker.work.cache import ModelCache
+from worker.work.computing import Computing
 from worker.work.execution import Execution
 from worker.work.fetching import Fetcher
 from worker.work.local_state import LocalState
@@ -190,7 +191,7 @@ class Worker:
         execution = Execution(
             attendance=self._attendance,
             offers=offers,
-            attacker=attacker,
+            computing=Computing(self._attendance, attacker),
             fetcher=Fetcher(
                 attendance=self._attendance,
                 caches={lane: ModelCache(home.cache / lane) for lane in Lane},

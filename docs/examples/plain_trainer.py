@@ -1,6 +1,6 @@
 """An external trainer in plain Python, without fedpareto: logistic regression on tumours.csv in the data directory.
 
-    fedpareto worker run ... --task scikit:Tumours --data DIR --trainer-command "python plain_trainer.py"
+    fedpareto worker run ... --task scikit:Tumours --data DIR --set "trainer_command=python plain_trainer.py"
 
 A model is 31 numbers: the weights of 30 measurements, and the bias.
 """

@@ -59,7 +59,7 @@ def sketch(name: str, *, d: int, objectives: tuple[str, ...], budget: float = 1.
         SketchError: no such sketch, or a value that it cannot have.
     """
     if ":" in name and name.partition(":")[0] not in sys.modules:
-        raise SketchError(f"sketch {name!r} is not allowed here: a worker allows it with --sketch {name}")
+        raise SketchError(f"sketch {name!r} is not allowed here: a worker allows it with sketches in worker.toml")
     kind = load(name)
     try:
         with _PLUGINS.code(name, f"making {kind.__name__}", SketchError):

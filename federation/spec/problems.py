@@ -1,14 +1,19 @@
-"""Sections of a document, and the text of a validation error, with its key."""
+"""Sections of a document, how a document is read, and the text of a validation error, with its key."""
 
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from federation.text import did_you_mean
+from federation.text_files import read_text
 
 MAX_KEY = 200
 MAX_CHARACTERS = 400
+
+S = TypeVar("S", bound=BaseModel)
 
 
 class Section(BaseModel):
@@ -59,3 +64,62 @@ def explain(problem: Any, known: str, document: type[BaseModel] | None = None, *
     # Our own validators of a whole section name the error in it, and others often repeat the given text.
     has_value = problem["type"] == "value_error" and (isinstance(value, dict) or repr(value) in message)
     return (message if has_value or key in secret else f"{message}; got {value!r}")[:MAX_CHARACTERS]
+
+
+def read_document(
+    path: Path, document: type[S], known: str, failure: type[Exception], *, secret: Collection[str] = ()
+) -> S:
+    """The TOML document in a file that an owner writes by hand.
+
+    `known` and `secret` are as for `explain`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        failure: it cannot be read, is not TOML, or has keys that are unknown or wrong, each named with its line.
+    """
+    try:
+        text = read_text(path)
+        values = tomllib.loads(text)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise failure(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError and EncodingError are ValueErrors
+        raise failure(f"{path} is not a TOML document: {error}") from None
+    try:
+        return document.model_validate(values)
+    except ValidationError as error:
+        problems = "\n".join(
+            f"{_line(text, problem['loc'])}{explain(problem, known, document, secret=secret)}"
+            for problem in error.errors()
+        )
+        raise failure(f"{path} cannot be used:\n{problems}") from None
+
+
+def _line(text: str, path: Sequence[int | str]) -> str:
+    """Where a key stands in a TOML document, as "line 3: "; empty if it is not found.
+
+    A key inside a value (an inline table, a list) stands where the value begins.
+    """
+    header, depth, place = tuple[str, ...](), 0, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("["):
+            here = header = _path(line)
+        else:
+            here = (*header, *_path(f"{line.partition('=')[0]}= 0"))
+        if depth < len(here) and here == tuple(path[: len(here)]):
+            depth, place = len(here), f"line {number}: "
+    return place
+
+
+def _path(text: str) -> tuple[str, ...]:
+    """The path of the one key in a line of TOML; empty if it has none."""
+    names = list[str]()
+    try:
+        value: Any = tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    while isinstance(value, dict) and value:
+        name, value = next(iter(value.items()))
+        names.append(name)
+    return tuple(names)

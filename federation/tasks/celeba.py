@@ -178,5 +178,5 @@ def _fetch(directory: Path) -> None:
 def _wanted(root: Path) -> str:
     return (
         f"{root} is laid out as torchvision has it: img_align_celeba/000001.jpg and on, unpacked, list_attr_celeba.txt "
-        "and list_eval_partition.txt; --download fetches it there"
+        "and list_eval_partition.txt; --download (a worker: download = true) fetches it there"
     )

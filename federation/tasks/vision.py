@@ -28,7 +28,7 @@ class Vision(Published):
     """
 
     dataset: ClassVar[str]
-    hint = ", or --data DIR --download to fetch it there"
+    hint = ", or --data DIR and --download (a worker: download = true) to fetch it there"
     evaluation_batch = 500
 
     def pool(self, source: DataSource) -> Pool:
@@ -57,8 +57,8 @@ class Vision(Published):
 
     def _wanted(self, root: Path) -> str:
         return (
-            f"Expected {root / self.files}, as torchvision lays it out; --download fetches it there, and "
-            "torchvision.datasets names the places to get it by hand"
+            f"Expected {root / self.files}, as torchvision lays it out; --download (a worker: download = true) fetches "
+            "it there, and torchvision.datasets names the places to get it by hand"
         )
 
 

@@ -44,7 +44,7 @@ def warn(shortage: str) -> None:
     _log.warning(
         "%s has %.1f MB free, and %s: the processes that read the data send it through pipes instead, which is "
         "slower. Give the container more of it: docker run --shm-size=1g, shm_size in a file of Docker Compose, or in "
-        "Kubernetes an emptyDir with medium: Memory at %s; or read with fewer processes (--loader-workers)",
+        "Kubernetes an emptyDir with medium: Memory at %s; or read with fewer processes (loader_workers)",
         SHARED_MEMORY,
         free / 1e6,
         shortage,
@@ -53,6 +53,6 @@ def warn(shortage: str) -> None:
 
 
 def trainers_here() -> int:
-    """The trainers of this machine that read the same samples at the same time, for themselves (--processes)."""
+    """The trainers of this machine that read the same samples at the same time, for themselves (processes)."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1

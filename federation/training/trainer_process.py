@@ -158,7 +158,7 @@ def _together(kind: type[Trainer], ranks: "Ranks") -> "type[DistributedTrainer]"
     from federation.training.torch_trainer import TorchTrainer  # noqa: PLC0415
 
     if kind is not TorchTrainer:
-        raise ValueError(f"{kind.__name__} works in one process; there are {ranks.count} (--processes)")
+        raise ValueError(f"{kind.__name__} works in one process; there are {ranks.count} (processes)")
     return DistributedTrainer
 
 

@@ -137,7 +137,9 @@ def _load_key(path: Path, passphrase: bytes | None) -> object:
     data = read_file(path)
     encrypted = b"BEGIN ENCRYPTED PRIVATE KEY" in data
     if encrypted and not passphrase:
-        raise IdentityError(f"{path} needs its passphrase: give it with --passphrase-file")
+        raise IdentityError(
+            f"{path} needs its passphrase: give it with --passphrase-file, or passphrase_file in worker.toml"
+        )
     try:
         return load_pem_private_key(data, passphrase if encrypted else None)
     except ValueError:

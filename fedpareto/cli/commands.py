@@ -38,18 +38,25 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "worker": {
         "join": ("member.join:join", "Become a member: make keys, get a certificate."),
         "run": ("member.worker:run", "Attend, and do the assigned work."),
+        "config": (
+            "member.worker_settings:config_command",
+            "List the settings: their values, where each comes from, and what it means.",
+        ),
         "restored": ("member.site_state:restored", "Show or accept the statement that a backup was restored."),
         "privacy": ("member.site_state:privacy", "Show what training with noise has spent of each data set."),
         "failures": ("member.site_state:failures", "Show or forget what failed in private rounds."),
         "attacks": ("member.trial:attacks", "List the attacks that can be rehearsed, with their options."),
-        "doctor": ("member.doctor:doctor_command", "Check network, keys, clock, disk, device, data and task."),
+        "doctor": (
+            "member.doctor:doctor_command",
+            "Check settings, network, keys, clock, disk, device, data and task.",
+        ),
         "renew": ("member.next_keys:renew_command", "Get the next certificate of a worker that does not run."),
         "rotate-key": (
             "member.next_keys:rotate_key_command",
             "Replace the signing key; the old key signs the new one.",
         ),
         "export": ("member.personal:export_command", "Write the personal parameters of this member in a run."),
-        "trainer": ("member.by_task:trainer_command", "Train for a worker, over standard input and output."),
+        "trainer": ("member.trainer_choices:trainer_command", "Train for a worker, over standard input and output."),
         "runs": ("member.run_requests:runs_command", "List the runs that asked this site to take part."),
         "approve": ("member.run_requests:approve_command", "Approve a run, with its present specification."),
         "refuse": ("member.run_requests:refuse_command", "Refuse a run, also one that was approved before."),

@@ -42,6 +42,16 @@ def tasks(incomplete: str) -> list[str]:
     return [offer.name for offer in import_module("federation.tasks").available() if offer.name.startswith(incomplete)]
 
 
+def worker_keys(incomplete: str) -> list[Offer]:
+    """Keys of worker.toml, with what each means; and attacks, as the value of their key."""
+    key, equals, value = incomplete.partition("=")
+    if equals:
+        return [(f"attack={name}", "") for name in attacks(value)] if key == "attack" else []
+    config = import_module("worker.config").WorkerConfig
+    rows = [(f"{name}=", str(config.model_fields[name].description)) for name in config.names()]
+    return [row for row in rows if row[0].startswith(incomplete)]
+
+
 def _of_federation(kind: str) -> Callable[[typer.Context, str], list[Offer]]:
     """Completes names that a function of `fedpareto.offered_names` reads, without those that the line has already."""
 

@@ -108,7 +108,7 @@ def proxies_for(addresses: Sequence[str], given: str | None) -> "ProxyChoice":
             command.
     """
     if given is not None and given.startswith("@"):
-        with failing(OSError, EncodingError, code=USAGE, what=f"cannot read the file of --proxy, {given[1:]}"):
+        with failing(OSError, EncodingError, code=USAGE, what=f"cannot read the file of the proxy's URL, {given[1:]}"):
             given = read_text(Path(given[1:])).partition("\n")[0].strip()
     elif given is not None and "@" in given:
         raise CommandFailure(

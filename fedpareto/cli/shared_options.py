@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,21 +14,32 @@ from fedpareto.standard_streams import separate_documents
 
 def _use(context: typer.Context, directories: list[Path] | None) -> list[Path] | None:
     """Makes the directories importable; warns of modules in them that Python does not import."""
+    if directories and context.resilient_parsing:  # completion of a line that is not finished
+        with suppress(OSError):
+            append(directories)
+    elif directories:
+        use_code(directories, "--code")
+    return directories
+
+
+def use_code(directories: Sequence[Path], named_by: str) -> None:
+    """Makes directories of an owner's code importable; warns of modules in them that Python does not import.
+
+    Raises:
+        CommandFailure: one of them is not a directory; `named_by` begins the message.
+    """
     if not directories:
-        return directories
+        return
     try:
         hidden = append(directories)
     except OSError as error:
-        if context.resilient_parsing:  # completion of a line that is not finished
-            return directories
-        raise CommandFailure(f"--code: {error}", code=USAGE) from None
-    for item in hidden if not context.resilient_parsing else ():
+        raise CommandFailure(f"{named_by}: {error}", code=USAGE) from None
+    for item in hidden:
         typer.echo(
             f"warning: {item.path} is hidden: `import {item.name}` gives {item.hidden_by}. Rename yours if your code "
             "imports it",
             err=True,
         )
-    return directories
 
 
 CodeOption = Annotated[
@@ -77,34 +89,5 @@ ProxyOption = Annotated[
 ]
 AskOption = Annotated[bool, typer.Option(help="Ask for a passphrase for the private keys.")]
 DataOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the task's data.")]
-PartOption = Annotated[
-    str | None,
-    typer.Option("--part", help="Rehearse with one part of a data set: 3/8 is the third of eight.", show_default=False),
-]
-PartitionOption = Annotated[
-    str,
-    typer.Option(
-        "--partition", help="The partition: iid, shards:S, dirichlet:ALPHA or natural; see `fedpareto data show`."
-    ),
-]
-SizesOption = Annotated[
-    str,
-    typer.Option("--sizes", help="Number of samples of a part, for iid and dirichlet: equal or lognormal:SIGMA."),
-]
-PartSeedOption = Annotated[int, typer.Option("--part-seed", help="Seed of the partition; the same for all parts.")]
 DownloadOption = Annotated[bool, typer.Option("--download", help="Let the task fetch a public data set into --data.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
-
-
-def by_task(option: str, texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
-    """The values of an option of the form [TASK=]VALUE, by task."""
-    values: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals and len(set(tasks)) != 1:
-            raise CommandFailure(f"{option} {text}: of which task? Write TASK={text}", code=USAGE)
-        name, value = (name, value) if equals else (tasks[0], text)
-        if name not in tasks or name in values:
-            raise CommandFailure(f"{option} {text}: name each task of --task at most once", code=USAGE)
-        values[name] = value
-    return values

@@ -48,5 +48,5 @@ class Hospitals(LocalFederation):
         tasks = [option for task in self._tasks for option in ("--task", task)]
         options = {name: ["--data", str(self.data(name)), "--device", "cpu", *tasks] for name in HOSPITALS}
         if attack:
-            options[ATTACKER] += ["--attack", attack]
+            options[ATTACKER] += ["--set", f"attack={attack}"]
         self.attend(stub, options)

@@ -151,7 +151,7 @@ class ProcessFederation:
     def work(self, name: str, *options: str, program: Sequence[str] = COMMAND) -> Process:
         """Starts a member's worker, with one thread."""
         home = self.directory / name
-        return self.spawn(name, [*program, "worker", "run", "--home", str(home), "--threads", "1", *options])
+        return self.spawn(name, [*program, "worker", "run", "--home", str(home), "--set", "threads=1", *options])
 
     def spawn(self, name: str, arguments: Sequence[str]) -> Process:
         """Starts a process with a log of its own."""

@@ -61,7 +61,7 @@ class Scene:
 
     def work(self, client: str, *, crash: str = "") -> Process:
         part = CLIENTS.index(client)
-        options = ("--part", f"{part + 1}/3", "--partition", "shards:2", "--part-seed", "5")
+        options = ("--set", f"part={part + 1}/3", "--set", "partition=shards:2", "--set", "part_seed=5")
         return self.fed.work(client, *options, crash=crash)
 
     def submit(self, *, crash: bool = False, pool: str = "enrolled", spec: str = SPEC) -> str:

@@ -34,6 +34,7 @@ from tests.verification.scene import exported
 from verification.errors import VerificationError, Verified
 from verification.replay import parse_gram
 from verification.run import verify
+from worker.config import WorkerConfig, WorkerConfigError
 from worker.receipts import ReceiptsError, read_receipts
 from worker.site.policy import Policy, PolicyError
 from worker.site.roster import Roster, RosterError, read_roster
@@ -109,6 +110,7 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
     "specification": lambda path: Parser(RunSpec.parse, SpecError, document_of, documents),
     "submission": lambda path: Parser(lambda data: Submission.parse(data, ("loss",)), Refusal, None, documents),
     "policy": lambda path: Parser(in_file(path, Policy.load), PolicyError, document_of, documents),
+    "worker-config": lambda path: Parser(in_file(path, WorkerConfig.load), WorkerConfigError, document_of, documents),
     "settings": lambda path: Parser(
         lambda data: Settings.parse(text(data), "settings"),
         CoordinatorHomeError,

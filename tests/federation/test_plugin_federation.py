@@ -37,9 +37,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         patch.delenv(VARIABLE)
         for at, name in enumerate(("ann", "ben", "eve")):
             made.join(name)
-            own = ["--attack", "backwards:Backwards:factor=3"] if name == "eve" else []
-            tasks = ["--task", "two-digits", "--sketch", SKETCH]
-            made.work(name, *tasks, "--part", f"{at + 1}/3", "--code", str(EXAMPLES), *own)
+            own = ["--set", "attack=backwards:Backwards:factor=3"] if name == "eve" else []
+            tasks = ["--task", "two-digits", "--set", f"sketches={SKETCH}"]
+            made.work(name, *tasks, "--set", f"part={at + 1}/3", "--code", str(EXAMPLES), *own)
         made.attending("ann", "ben", "eve")
         yield made
 

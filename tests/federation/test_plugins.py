@@ -153,7 +153,7 @@ def test_a_sketch_of_ones_own_estimates_without_bias(code: Path) -> None:
 
 def test_a_module_that_nobody_loaded_here_is_not_imported_because_a_message_names_it(code: Path) -> None:
     (code / "dangerous.py").write_text("raise RuntimeError('imported')\n")
-    with pytest.raises(SketchError, match=r"is not allowed here: a worker allows it with --sketch dangerous:Sketch"):
+    with pytest.raises(SketchError, match=r"is not allowed here: a worker allows it with sketches in worker\.toml"):
         sketch("dangerous:Sketch", d=8, objectives=("a",))
     load_sketch("random_signs:RandomSigns")
     assert sketch("random_signs:RandomSigns", d=8, objectives=("a",)).name == "random_signs:RandomSigns"

@@ -171,7 +171,7 @@ def test_a_federation_and_a_simulation_come_to_the_same_bytes_whatever_dies(tmp_
 
     def work(name: str, crash: str = "") -> Any:
         part = f"{CLIENTS.index(name) + 1}/2"
-        return fed.work(name, "--part", part, "--partition", "shards:2", crash=crash)
+        return fed.work(name, "--set", f"part={part}", "--set", "partition=shards:2", crash=crash)
 
     with federation(tmp_path) as fed:
         fed.serve()

@@ -72,7 +72,7 @@ SPEC = f"name = 'talkative'\ntask = '{TALKATIVE}'\nrounds = 1\nsimulation.client
     "command",
     [
         ["data", "show", TALKATIVE],
-        ["worker", "run", "--rehearse", "--task", TALKATIVE, "--part", "1/8"],
+        ["worker", "run", "--rehearse", "--task", TALKATIVE, "--set", "part=1/8"],
         ["simulate", "talkative.toml", "--home", "home"],
         ["worker", "doctor", "--task", TALKATIVE],
     ],

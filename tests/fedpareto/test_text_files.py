@@ -19,6 +19,7 @@ from fedpareto.experiments.published_numbers import PublishedTable
 from fedpareto.notebook import simulate
 from tests.command_lines import failure
 from tests.federation.scene import MEMBER
+from worker.config import WorkerConfig
 from worker.receipts import read_receipts
 from worker.site.policy import Policy
 from worker.site.roster import read_roster
@@ -35,9 +36,10 @@ READERS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "a run that is rehearsed": (
         "run.toml",
         RUN + "x = 1",
-        lambda path: failure("worker", "run", "--rehearse", "--task", "digits", "--spec", str(path)).message,
+        lambda path: failure("worker", "run", "--rehearse", "--task", "digits", "--set", f"spec={path}").message,
     ),
     "settings": ("coordinator.toml", "federation_id = 'f'\n", lambda path: read_settings(path.parent)),
+    "a worker's settings": ("worker.toml", "format = 1\nthreads = 2\n", WorkerConfig.load),
     "a policy": ("policy.toml", "tasks = ['digits']\n", Policy.load),
     "a roster": ("roster.toml", "[[member]]\nclient_id = 'ann'\n", lambda path: read_roster(path, MEMBER)),
     "a membership": ("member.toml", MEMBERSHIP, lambda path: read_description(path.parent, "client_id")),

@@ -15,6 +15,7 @@ from tests.coordinator.backups.scene import NOWHERE, source
 from tests.paths import ROOT
 from tests.project.scene import ended
 from tests.running import command
+from worker.config import WorkerConfig
 
 KUBECTL = Path(sys.executable).with_name("kubectl")
 KUSTOMIZATIONS = ("coordinators", "public", "worker")
@@ -116,6 +117,22 @@ def test_a_worker_has_shared_memory_for_the_processes_that_read_data(rendered: M
     (name,) = [mount["name"] for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
     (volume,) = [volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == name]
     assert volume == {"medium": "Memory", "sizeLimit": "1Gi"}
+
+
+def test_the_file_of_a_worker_is_on_a_read_only_mount_and_names_the_mounted_data(
+    rendered: Mapping[str, list[Manifest]], tmp_path: Path
+) -> None:
+    pod = one(rendered["worker"], "StatefulSet", "worker")["spec"]["template"]["spec"]
+    [serving], path = pod["containers"], tmp_path / "worker.toml"
+    settings = one(rendered["worker"], "ConfigMap", "worker-settings")
+    path.write_text(settings["data"]["worker.toml"])
+    file, mounts = WorkerConfig.load(path), {mount["name"]: mount for mount in serving["volumeMounts"]}
+    assert (file.tasks, file.data) == (("fashion-mnist",), mounts["data"]["mountPath"])
+    [volume] = [volume for volume in pod["volumes"] if "configMap" in volume]
+    assert volume["configMap"]["name"] == settings["metadata"]["name"]
+    assert mounts[volume["name"]]["readOnly"] is True
+    given = serving["args"][serving["args"].index("--config") + 1]
+    assert given == f"{mounts[volume['name']]['mountPath']}/worker.toml"
 
 
 def test_a_pod_makes_the_directory_of_its_coordinator_once_from_the_secret_and_under_its_own_name(

@@ -17,7 +17,8 @@ from federation.spec.run_spec import RunSpec
 from storage.states import AlertKind
 from tests.command_lines import problem
 from tests.paths import DOCS, EXAMPLES, ROOT
-from tests.project.scene import rows
+from tests.project.scene import rows, tool
+from worker.config import WorkerConfig
 from worker.site.policy import Policy
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("research/*.md"), *ROOT.glob("docs/**/*.md")])
@@ -81,6 +82,16 @@ def test_the_page_of_the_policy_lists_every_key_with_its_default_and_its_example
     path = tmp_path / "policy.toml"
     path.write_text(next(blocks(PROSE[DOCS / "member/your-site.md"], "toml")))
     assert Policy.load(path).restore == "ask"
+
+
+def test_the_page_of_the_workers_file_has_the_table_of_its_keys_and_its_examples_are_accepted(tmp_path: Path) -> None:
+    page = PROSE[DOCS / "member/worker-file.md"]
+    assert tool("worker_keys").table() in page, "python tools/worker_keys.py writes it"
+    assert keys_in("docs/member/worker-file.md") == list(keys(WorkerConfig))
+    for text in blocks(page, "toml"):
+        path = tmp_path / "worker.toml"
+        path.write_text(text)
+        assert WorkerConfig.load(path).tasks
 
 
 def test_the_page_of_alerts_lists_every_kind() -> None:

@@ -20,10 +20,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from federation.spec.part import Part
 from tests.command_lines import problem
 from tests.harness import federation
 from tests.paths import ROOT
 from tests.project.scene import ended
+from worker.config import WorkerConfig
 from worker.home import WorkerHome
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -275,6 +277,18 @@ def test_compose_describes_postgresql_a_coordinator_and_three_workers() -> None:
 def test_compose_runs_only_commands_that_the_command_line_takes() -> None:
     found = {name: problem(shlex.join(["fedpareto", *service["command"]])) for name, service in ours().items()}
     assert not {name: why for name, why in found.items() if why}
+
+
+def test_the_workers_of_compose_share_a_file_that_they_cannot_change_and_take_a_part_each(tmp_path: Path) -> None:
+    path = tmp_path / "worker.toml"
+    path.write_text((ROOT / "docker" / "worker.toml").read_text())
+    file, parts = WorkerConfig.load(path), []
+    for name, service in ours().items():
+        if name.startswith("worker"):
+            command, (_, mount) = service["command"], service["volumes"]
+            assert mount == f"./docker/worker.toml:{command[command.index('--config') + 1]}:ro"
+            parts.append(file.changed([command[command.index("--set") + 1]]).source.part)
+    assert parts == [Part(number, 3, "shards:4") for number in range(3)]
 
 
 def test_compose_pins_images_checks_health_and_restarts() -> None:

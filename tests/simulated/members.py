@@ -36,7 +36,7 @@ from tests.simulated.plans import TASK, Plan
 from tests.simulated.process import Process
 from tests.simulated.world import BEGINNING, World
 from worker.connection.clock import TOLERANCE, TimeRefused
-from worker.work.execution import _origin
+from worker.work.computing import origin_of
 from worker.work.memory import question_digest
 from worker.work.submitter import _CLOSED, _WRONG
 
@@ -300,7 +300,7 @@ class Member:
             attempt=order.attempt,
             shape=shape,
             memory=self._memories.setdefault((order.round, order.attempt), _Memory()),
-            origin=_origin(order),
+            origin=origin_of(order),
             site=self.site,
             inputs=inputs,
             again=again,

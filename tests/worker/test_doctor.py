@@ -71,14 +71,14 @@ def doctor(*arguments: str, env: dict[str, str] | None = None) -> tuple[dict[str
 
 def test_a_site_in_order_has_one_line_for_each_check_and_exit_code_0(home: Path) -> None:
     found, code = doctor("--home", str(home), "--task", "digits")
-    assert list(found) == [*NETWORK, "device", "task", "data", "disk"]
+    assert list(found) == ["config", *NETWORK, "device", "task", "data", "disk"]
     assert code == 0, found
     assert {outcome for outcome, _ in found.values()} == {OK}, "no GPU is no failure"
     assert found["membership"][1].startswith("ann of test, certificate from ")
     assert found["data"][1].startswith("digits: 1437 training samples")
     lines = CliRunner().invoke(app, ["worker", "doctor", "--home", str(home)]).stdout.splitlines()
-    assert [line.split()[1] for line in lines] == [*NETWORK, "device", "task", "disk"]
-    assert lines[7].startswith("skipped  task          name it: --task NAME")
+    assert [line.split()[1] for line in lines] == ["config", *NETWORK, "device", "task", "disk"]
+    assert lines[8].startswith("skipped  task          name it: --task NAME")
 
 
 def test_a_wrong_clock_is_measured_and_a_running_worker_is_left_alone(served: Running, home: Path) -> None:
@@ -174,7 +174,7 @@ def test_the_hosts_from_which_the_owner_allows_downloads_are_tried(
     def tried(host: str, *arguments: str) -> tuple[str, str]:
         policy.write_text(f'downloads_from = ["{host}"]')
         found, code = doctor("--home", str(own), *arguments)
-        assert (code, list(found)[:7]) == (0, [*NETWORK, "bucket"]), found
+        assert (code, list(found)[:8]) == (0, ["config", *NETWORK, "bucket"]), found
         return found["bucket"]
 
     authority, later = Authority(), "Until then the coordinator sends the models"
@@ -191,7 +191,7 @@ def test_the_hosts_from_which_the_owner_allows_downloads_are_tried(
         assert (outcome, "is not valid for '127.0.0.1'" in message) == (WARNING, True), message
         log = tmp_path / "log"
         with connect_proxy(log) as at:
-            assert tried(f"localhost:{port}", "--proxy", f"http://{at}")[0] == OK
+            assert tried(f"localhost:{port}", "--set", f"proxy=http://{at}")[0] == OK
         assert f"localhost:{port} 200\n" in log.read_text()
     outcome, message = tried(f"localhost:{port}")
     assert (outcome, message.endswith(later)) == (WARNING, True)
@@ -209,21 +209,21 @@ def test_the_proxy_has_a_line_and_what_it_refuses_is_said(served: Running, home:
     copy = elsewhere(home, tmp_path, f"fl.example:{served.coordinator.federation_port}")
     with connect_proxy(tmp_path / "log") as at:
         found, code = doctor("--home", str(copy), env={"https_proxy": f"http://u:secret@{at}"})
-        assert (code, list(found)[:6]) == (0, NETWORK), found
+        assert (code, list(found)[:7]) == (0, ["config", *NETWORK]), found
         assert found["proxy"] == (OK, f"http://{at} connects to fl.example:{served.coordinator.federation_port}")
         assert found["dns"][1] == "127.0.0.1 is 127.0.0.1; the proxy resolves fl.example"
     with connect_proxy(tmp_path / "log", "--credentials", "a:b") as at:
-        found, code = doctor("--home", str(copy), "--proxy", f"http://{at}")
+        found, code = doctor("--home", str(copy), "--set", f"proxy=http://{at}")
     assert (code, found["proxy"][0], "tls" in found) == (1, FAILED, False)
     assert "answered 407: it asks for user and password" in found["proxy"][1]
-    found, _ = doctor("--home", str(copy), "--proxy", "direct")
+    found, _ = doctor("--home", str(copy), "--set", "proxy=direct")
     assert found["dns"][0] == FAILED
-    assert "where only a proxy knows it, set https_proxy or --proxy" in found["dns"][1]
+    assert "where only a proxy knows it, set https_proxy, or proxy in worker.toml" in found["dns"][1]
 
 
 def test_before_joining_the_way_to_an_address_is_checked(served: Running, tmp_path: Path) -> None:
     found, code = doctor("--home", str(tmp_path / "none"), "--address", served.enrollment_address)
-    assert (code, list(found)[:4]) == (0, ["dns", "proxy", "tls", "coordinator"])
+    assert (code, list(found)[:5]) == (0, ["config", "dns", "proxy", "tls", "coordinator"])
     assert found["tls"][0] == OK
     words = f"a coordinator's certificate, which names the CA {fingerprint(served.home.ca)}, until "
     assert found["tls"][1].startswith(words)
@@ -287,11 +287,11 @@ def test_a_rehearsal_needs_no_membership_writes_nothing_and_tells_time_memory_an
 def test_a_rehearsal_trains_as_the_specification_says(tmp_path: Path) -> None:
     spec = tmp_path / "run.toml"
     spec.write_text('name = "x"\ntask = "digits"\nrounds = 1\n[train]\nsteps = 3\nbatch_size = 7\n')
-    assert json.loads(rehearse("--json", "--spec", str(spec))[0])["steps"] == 3
+    assert json.loads(rehearse("--json", "--set", f"spec={spec}")[0])["steps"] == 3
     spec.write_text('name = "x"\ntask = "digits"\nrounds = 1\n[train]\nlearning_rate = 1e30\n')
-    diverged = failure(*REHEARSE, "--spec", str(spec))
+    diverged = failure(*REHEARSE, "--set", f"spec={spec}")
     assert diverged.message == "training diverged at step 2: try a smaller learning rate"
-    assert "missing.toml: No such file" in failure(*REHEARSE, "--spec", str(tmp_path / "missing.toml")).message
+    assert "missing.toml: No such file" in failure(*REHEARSE, "--set", f"spec={tmp_path / 'missing.toml'}").message
 
 
 def test_a_rehearsal_counts_the_bytes_and_needs_the_abilities_of_the_run(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_rehearsal_counts_the_bytes_and_needs_the_abilities_of_the_run(tmp_pat
 
     def rehearsed(more: str, *arguments: str) -> Any:
         spec.write_text(start + more)
-        said, error = rehearse("--json", "--device", "cpu", "--spec", str(spec), *arguments)
+        said, error = rehearse("--json", "--device", "cpu", "--set", f"spec={spec}", *arguments)
         return error.message if isinstance(error, CommandFailure) else json.loads(said)
 
     keys = ("", 'train.wire_dtype = "bf16"', 'parameters.personal = ["out.*"]')
@@ -309,7 +309,7 @@ def test_a_rehearsal_counts_the_bytes_and_needs_the_abilities_of_the_run(tmp_pat
     assert (whole["parameters"], personal["parameters"]) == (4810, 4160)
     for way in ("download_bytes", "upload_bytes"):
         assert whole[way] - personal[way] == pytest.approx(4 * 650, abs=200)  # the header names the tensors
-    other = ("--trainer", "tests.federation.training.test_trainers:Halving")
+    other = ("--set", "trainer=tests.federation.training.test_trainers:Halving")
     assert rehearsed("", *other)["parameters"] == 4810
     assert rehearsed('parameters.frozen = ["out.*"]', *other) == (
         "the trainer of this worker cannot leave some parameters as they are (parameters.frozen)"
@@ -321,7 +321,7 @@ def test_a_rehearsal_counts_the_bytes_and_needs_the_abilities_of_the_run(tmp_pat
 
 
 def test_the_doctor_and_a_rehearsal_take_the_same_part_of_a_data_set() -> None:
-    part = ("--part", "2/4", "--partition", "shards:2", "--part-seed", "3")
+    part = ("--set", "part=2/4", "--set", "partition=shards:2", "--set", "part_seed=3")
     rehearsed = json.loads(rehearse("--json", "--device", "cpu", *part)[0])
     checked, _ = doctor("--address", "localhost:1", "--task", "digits", *part)
     assert f"{rehearsed['samples']} training samples" in checked["data"][1]
@@ -355,20 +355,20 @@ class Abacus(Halving):
 
 
 def test_a_rehearsal_makes_an_uncounted_step_for_imports_and_names_the_device_that_a_trainer_says() -> None:
-    said, _ = rehearse("--json", "--trainer", "tests.worker.test_doctor:Abacus")
+    said, _ = rehearse("--json", "--set", "trainer=tests.worker.test_doctor:Abacus")
     assert Abacus.asked == [1, 0]
     assert json.loads(said)["device"] == "an abacus"
-    words, _ = rehearse("--trainer", "tests.federation.training.test_trainers:Halving")
+    words, _ = rehearse("--set", "trainer=tests.federation.training.test_trainers:Halving")
     assert words.startswith("digits: 1437 training samples")
 
 
 def test_another_trainer_is_tried_and_one_that_is_not_there_is_named() -> None:
-    found = json.loads(rehearse("--json", "--trainer", "tests.federation.training.test_trainers:Halving")[0])
+    found = json.loads(rehearse("--json", "--set", "trainer=tests.federation.training.test_trainers:Halving")[0])
     assert (found["task"], found["samples"], found["parameters"]) == ("digits", 1437, 4810)
     arguments = ("--address", "localhost:1", "--task", "digits")
-    checked, _ = doctor(*arguments, "--trainer", "tests.federation.training.test_trainers:Halving")
+    checked, _ = doctor(*arguments, "--set", "trainer=tests.federation.training.test_trainers:Halving")
     assert (checked["task"][0], checked["data"][0]) == (OK, OK)
-    checked, _ = doctor(*arguments, "--trainer", "nowhere:Thing")
+    checked, _ = doctor(*arguments, "--set", "trainer=nowhere:Thing")
     assert checked["task"][0] == FAILED
     assert "nowhere" in checked["task"][1]
-    failure(*REHEARSE, "--trainer", "nowhere:Thing")
+    failure(*REHEARSE, "--set", "trainer=nowhere:Thing")

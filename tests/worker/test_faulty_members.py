@@ -55,7 +55,7 @@ class Scene:
         part = f"{CLIENTS.index(client) + 1}/{len(CLIENTS)}"
         ahead = CLOCKS.get(client)
         program = [str(PROGRAMS / "wrong_clock.py"), str(ahead.total_seconds())] if ahead else ()
-        options = ("--data", str(self.data(client)), "--part", part, "--code", str(OWNERS_CODE))
+        options = ("--data", str(self.data(client)), "--set", f"part={part}", "--code", str(OWNERS_CODE))
         self.fed.work(client, *options, task=TASK, program=program)
 
     def submit(self, name: str, deadline: float, pool: str = "attending") -> str:

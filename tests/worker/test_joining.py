@@ -288,13 +288,13 @@ def test_the_cache_starts_over_when_the_rest_does_not_fit_and_bounds_what_it_tak
 
 @pytest.mark.full
 def test_attackers_of_a_real_federation_collude_or_are_refused_and_the_run_goes_on(tmp_path: Path) -> None:
-    together = ["--attack", "alie:z=1", "--accomplices", str(tmp_path / "shared")]
-    options = {"a": together, "b": together, "c": ["--attack", "nan"]}
+    together = ["--set", "attack=alie:z=1", "--set", f"accomplices={tmp_path / 'shared'}"]
+    options = {"a": together, "b": together, "c": ["--set", "attack=nan"]}
     with federation(tmp_path) as made:
         made.serve()
         for number, (name, more) in enumerate(options.items(), 1):
             made.join(name)
-            made.work(name, "--part", f"{number}/3", *more)
+            made.work(name, "--set", f"part={number}/3", *more)
         made.completed("attacked", 'task = "digits"\nrounds = 2\n[selection]\nminimum = 3\n')
         for name in options:
             assert "REHEARSAL OF AN ATTACK" in made.workers[name].text

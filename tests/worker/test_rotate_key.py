@@ -33,7 +33,7 @@ evaluate.every = 0
 
 
 def work(fed: Federation, client: str, crash: str = "") -> Process:
-    return fed.work(client, "--part", "1/8", "--json", crash=crash)
+    return fed.work(client, "--set", "part=1/8", "--json", crash=crash)
 
 
 def rotated(fed: Federation, client: str) -> str:
@@ -143,7 +143,7 @@ def test_a_coordinator_that_is_away_leaves_the_rotation_to_be_ended_later(fed: F
     port = MemberFiles.load(home).address.rpartition(":")[2]
     (home / "member.toml").write_text(description.replace(f":{port}", ":1"))
     fed.fedpareto("worker", "rotate-key", "--home", str(home), code=1)
-    fed.fedpareto("worker", "run", "--home", str(home), "--task", "digits", "--part", "1/8", code=1)
+    fed.fedpareto("worker", "run", "--home", str(home), "--task", "digits", "--set", "part=1/8", code=1)
     assert own_key(fed, "emil") == old == on_record(fed, "emil")
     (home / "member.toml").write_text(description)
     assert rotated(fed, "emil") == own_key(fed, "emil") == on_record(fed, "emil") != old

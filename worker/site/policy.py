@@ -9,7 +9,6 @@ It sets what the coordinator may ask of this site; the coordinator cannot change
 """
 
 import re
-import tomllib
 from collections.abc import Iterable
 from dataclasses import fields
 from datetime import UTC, date, datetime, timedelta
@@ -17,14 +16,13 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from federation.errors import Error
 from federation.secure.thresholds import BLUR, EVALUATION_NOISE, LARGEST, SMALLEST, Mode
 from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.computation import PrivateSgd
-from federation.spec.problems import Section, explain
-from federation.text_files import read_text
+from federation.spec.problems import Section, read_document
 from federation.work.site import SecurePolicy
 from federation.work.work_bounds import LARGEST_BOUND, WorkBounds
 
@@ -206,7 +204,7 @@ class Policy(Section):
         "do nothing of the affected runs until the owner accepts it",
     )
     tasks: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        (), description="the tasks that may be offered; none is each one that `--task` names"
+        (), description="the tasks that may be offered; none is each one that `--task` or worker.toml names"
     )
     algorithms: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         (), description="the algorithms of runs in which the site takes part; none is any"
@@ -272,7 +270,8 @@ class Policy(Section):
         """Raises PolicyError if the owner does not allow one of these tasks to be offered."""
         for name in tasks:
             if self.tasks and name not in self.tasks:
-                raise PolicyError(f"policy.toml allows the tasks {', '.join(self.tasks)}; --task names {name!r}")
+                allowed = ", ".join(self.tasks)
+                raise PolicyError(f"policy.toml allows the tasks {allowed}; --task or worker.toml names {name!r}")
 
     @classmethod
     def load(cls, path: Path) -> "Policy":
@@ -282,15 +281,6 @@ class Policy(Section):
             PolicyError: the file cannot be read, is not TOML, or has keys that are unknown or wrong.
         """
         try:
-            document = tomllib.loads(read_text(path))
+            return read_document(path, cls, _KEYS, PolicyError)
         except FileNotFoundError:
             return cls()
-        except OSError as error:
-            raise PolicyError(f"{path} cannot be read: {error.strerror or error}") from None
-        except (ValueError, RecursionError) as error:  # TOMLDecodeError and EncodingError are ValueErrors
-            raise PolicyError(f"{path} is not a TOML document: {error}") from None
-        try:
-            return cls.model_validate(document)
-        except ValidationError as error:
-            problems = "\n".join(explain(problem, _KEYS, cls) for problem in error.errors())
-            raise PolicyError(f"{path} cannot be used:\n{problems}") from None

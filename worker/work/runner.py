@@ -26,7 +26,8 @@ from worker.progress import Progress
 from worker.site.assignments import CheckedAssignment, Consent, Declined, OtherModel, check_assignment, check_cancel
 from worker.site.policy import WorkLimits
 from worker.site.run_requests import Verdict
-from worker.work.execution import SILENT, Execution, log_owners
+from worker.work.execution import Execution
+from worker.work.own_errors import SILENT, log_owners
 from worker.work.spool import Spool
 from worker.work.work_control import Control
 

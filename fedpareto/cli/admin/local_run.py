@@ -103,7 +103,7 @@ def local_command(
             with LocalFederation(directory, sorted(members)) as stage:
                 _found(screen, stage)
                 with connect(stage.home / "admin") as stub:
-                    _attend(screen, stage, stub, run.task, members, ["--device", device, "--spec", str(spec)])
+                    _attend(screen, stage, stub, run.task, members, ["--device", device, "--set", f"spec={spec}"])
                     result = _run(screen, stage, stub, run.name, text, console=shown, browse=not no_browser)
                 if not as_json:
                     _report(screen, directory, result)

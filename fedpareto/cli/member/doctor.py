@@ -1,7 +1,7 @@
 """`fedpareto worker doctor`."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -11,30 +11,20 @@ from typing import Annotated
 import typer
 
 from federation.findings import CheckOutcome, Finding
-from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
-from fedpareto.cli.member.by_task import TrainerCommandOption, TrainerOption, TrainerSilenceOption, choices
-from fedpareto.cli.member.member_command import membership
+from fedpareto.cli.member.member_command import ConfigOption, config_file, membership, site_config
+from fedpareto.cli.member.trainer_choices import trainers_of
+from fedpareto.cli.member.worker_settings import DeviceOption, SetOption, TaskOption, chosen
 from fedpareto.cli.secret_input import proxies_for
-from fedpareto.cli.shared_options import (
-    CodeOption,
-    DownloadOption,
-    JsonOption,
-    PartitionOption,
-    PartOption,
-    PartSeedOption,
-    PassphraseOption,
-    ProxyOption,
-    SizesOption,
-)
+from fedpareto.cli.shared_options import CodeOption, DataOption, JsonOption
 from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
 
 with on_first_use():
-    from federation.tasks import DataSource, Part, PartError
-    from federation.training.trainers import TrainerChoice
+    from federation.tasks import DataSource, PartError
     from federation.trust.member_files import MemberFiles
     from worker import doctor
+    from worker.config import WorkerConfig
     from worker.home import WorkerHome
 
 
@@ -44,37 +34,26 @@ def doctor_command(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Check the way to this coordinator, before the worker has joined."),
     ] = None,
-    task: Annotated[
-        list[str] | None,
-        typer.Option(help="A task to try; repeat it for several.", autocompletion=completion.tasks),
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="Directory of this client's data.")] = None,
+    config: ConfigOption = None,
+    task: TaskOption = None,
+    data: DataOption = None,
     code: CodeOption = None,
-    part: PartOption = None,
-    partition: PartitionOption = "iid",
-    sizes: SizesOption = "equal",
-    part_seed: PartSeedOption = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    trainer: TrainerOption = None,
-    trainer_command: TrainerCommandOption = None,
-    trainer_silence: TrainerSilenceOption = 600.0,
-    download: DownloadOption = False,
-    passphrase_file: PassphraseOption = None,
-    proxy: ProxyOption = None,
+    device: DeviceOption = None,
+    settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check network, keys, clock, disk, device, data and task.
+    """Check settings, network, keys, clock, disk, device, data and task.
 
     It prints a line for each check; a failed check says what to do. Nothing is changed, and no data is sent. The exit
-    code is 1 when a check failed; a machine without a GPU passes.
+    code is 1 when a check failed; a machine without a GPU passes. The settings are those of `fedpareto worker run`:
+    of worker.toml, and of the options.
     """
+    in_file, file = _check_file(home, config)
+    site = chosen(file, settings, task=task, data=data, code=code, device=device)
     with failing(PartError, code=USAGE):
-        dealt = Part.parse(part, partition, part_seed, sizes) if part is not None else None
-    source, trainers = DataSource(data, dealt, download), choices(trainer, trainer_command, trainer_silence, task or [])
+        source = site.source
     findings = []
-    for finding in chain(
-        _check_connection(home, address, passphrase_file, proxy), _train(home, task or [], source, device, trainers)
-    ):
+    for finding in chain([in_file], _check_connection(home, address, site), _train(home, site, source)):
         findings.append(finding)
         if not as_json:
             typer.echo(finding.line)
@@ -85,16 +64,28 @@ def doctor_command(
         raise CommandFailure(f"{failed} of {len(findings)} checks failed")
 
 
-def _check_connection(
-    home: Path, address: str | None, passphrase_file: Path | None, proxy: str | None
-) -> Iterator[Finding]:
+def _check_file(home: Path, given: Path | None) -> "tuple[Finding, WorkerConfig]":
+    """Checks worker.toml. With one that cannot be used, the other checks are made with the defaults."""
+    path = config_file(home, given)
+    try:
+        config = site_config(home, given)
+    except CommandFailure as failure:
+        return Finding.failed("config", failure.message), WorkerConfig.default()
+    if not path.exists():
+        return Finding.ok("config", f"no {path}: the defaults, and the options of the command"), config
+    keys = ", ".join(name for name in WorkerConfig.names() if name in config.model_fields_set)
+    return Finding.ok("config", f"{path} sets {keys or 'nothing'}"), config
+
+
+def _check_connection(home: Path, address: str | None, site: "WorkerConfig") -> Iterator[Finding]:
     """Checks the membership and the connection to the coordinator, or only that to an address."""
+    proxy = site.proxy or None
     if address is not None:
         yield from doctor.check_network(address, proxies_for([address], proxy)(address), None, datetime.now(UTC))
         yield Finding.skipped("coordinator", "only members are let in: join first")
     else:
         try:
-            with membership(home, passphrase_file) as (worker_home, member, _):
+            with membership(home, site.passphrase) as (worker_home, member, _):
                 pass
         except CommandFailure as failure:
             yield Finding.failed(
@@ -127,15 +118,13 @@ def _check_as_member(worker_home: "WorkerHome", member: "MemberFiles") -> Iterat
     yield from doctor.check_failures(worker_home)
 
 
-def _train(
-    home: Path, tasks: Sequence[str], source: "DataSource", device: str, trainers: "Mapping[str, TrainerChoice]"
-) -> Iterator[Finding]:
+def _train(home: Path, site: "WorkerConfig", source: "DataSource") -> Iterator[Finding]:
     largest = 0
-    yield (chosen := doctor.check_device(device))
-    device = "cpu" if chosen.outcome is CheckOutcome.FAILED else device  # task and data can be tried all the same
-    if not tasks:
+    yield (finding := doctor.check_device(site.device))
+    device = "cpu" if finding.outcome is CheckOutcome.FAILED else site.device  # task and data can be tried all the same
+    if not site.tasks:
         yield Finding.skipped("task", "name it: --task NAME --data DIR")
-    for finding, size in doctor.check_tasks(tasks, source, device, trainers):
+    for finding, size in doctor.check_tasks(site.tasks, source, device, trainers_of(site)):
         largest = max(largest, size)
         yield finding
     yield doctor.check_disk(home, largest)

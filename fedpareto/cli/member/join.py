@@ -26,6 +26,7 @@ with on_first_use():
     from federation.trust.envelope import key_id
     from federation.trust.join_string import JoinStringFields
     from federation.trust.keys import IdentityError
+    from worker.config import write_template
     from worker.connection.enroll import EnrollmentError, enroll, join_again
     from worker.home import WorkerHome, WorkerHomeError
 
@@ -57,7 +58,11 @@ def join(
         else:
             passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
             enrolled = enroll(worker_home, decoded, passphrase=passphrase, proxy=proxies)
-    member = enrolled.member
+    member, written = enrolled.member, False
+    try:
+        written = write_template(worker_home.config, proxy=_as_written(proxy))
+    except OSError as error:  # the membership stands, and the worker runs without the file
+        typer.echo(f"warning: {worker_home.config} cannot be written ({error.strerror})", err=True)
     document = {
         "federation_id": member.federation_id,
         "client_id": member.client_id,
@@ -77,5 +82,12 @@ def join(
         document,
         f"{member.client_id} is a member of {member.federation_id}; keys and certificate are in {home}",
         *([approval] if enrolled.approval_pending else []),
-        f"Next: fedpareto worker run --home {home} --task NAME --data DIR" + (f" --proxy {proxy}" if proxy else ""),
+        f"Next: fedpareto worker run --home {home} --task NAME --data DIR"
+        + (f" --set proxy={proxy}" if proxy and not written else ""),
+        *([f"Or write task and data into {worker_home.config}"] if written else []),
     )
+
+
+def _as_written(proxy: str | None) -> str | None:
+    """The proxy as worker.toml names it: a file by its whole path."""
+    return f"@{Path(proxy[1:]).absolute()}" if proxy and proxy.startswith("@") else proxy

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from fedpareto.cli.failure import failing
+from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.secret_input import passphrase_for, proxies_for
 from fedpareto.cli.shared_options import JsonOption, PassphraseOption, ProxyOption
 from fedpareto.on_first_use import on_first_use
@@ -18,12 +18,16 @@ from fedpareto.on_first_use import on_first_use
 with on_first_use():
     from federation.trust.keys import IdentityError
     from federation.trust.member_files import MemberFiles
+    from worker.config import WorkerConfig, WorkerConfigError
     from worker.home import WorkerHome, WorkerHomeError
 
 
 HomeOption = Annotated[Path, typer.Option("--home", help="Directory of this worker: keys, certificate, spool.")]
 DEFAULT_HOME = Path("fedpareto-worker")
-
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="The worker's settings. Default: worker.toml in its directory."),
+]
 
 RunCommand = Callable[..., None]
 
@@ -41,18 +45,21 @@ def member_command(
 ) -> Callable[[RunCommand], RunCommand]:
     """A command that runs in a worker's directory.
 
-    The decorated function gets the `MemberSite`, `as_json` and the command's arguments. The options --home,
-    --passphrase-file and --json are added.
+    The decorated function gets the `MemberSite`, `as_json` and the command's arguments. The options --home, --config,
+    --passphrase-file and --json are added. Without an option, the passphrase file and the proxy are those of
+    worker.toml.
 
     Args:
         errors: exceptions that end the command with their text, besides those of the directory and of files.
-        keys: without keys, the function gets the `WorkerHome` alone, and the command has no --passphrase-file.
+        keys: without keys, the function gets the `WorkerHome` alone, and the command has no --config and no
+            --passphrase-file.
         calls: the command calls the coordinator: it has --proxy, and no worker runs meanwhile.
     """
 
     def decorate(function: RunCommand) -> RunCommand:
         def run(
             home: HomeOption = DEFAULT_HOME,
+            config: ConfigOption = None,
             passphrase_file: PassphraseOption = None,
             proxy: ProxyOption = None,
             as_json: JsonOption = False,
@@ -62,20 +69,43 @@ def member_command(
                 if not keys:
                     function(joined_home(home), as_json=as_json, **arguments)
                     return
-                with connecting(home, passphrase_file, proxy) if calls else membership(home, passphrase_file) as site:
+                settings = site_config(home, config)
+                file, way = passphrase_file or settings.passphrase, settings.proxy or None if proxy is None else proxy
+                with connecting(home, file, way) if calls else membership(home, file) as site:
                     function(site, as_json=as_json, **arguments)
 
         _, *own = (each for each in inspect.signature(function).parameters.values() if each.name != "as_json")
-        home, passphrase, proxy, as_json, _ = inspect.signature(run).parameters.values()
+        home, config, passphrase, proxy, as_json, _ = inspect.signature(run).parameters.values()
         first = [each for each in own if each.default is each.empty]
         rest = [each for each in own if each.default is not each.empty]
         options = [*([passphrase] if keys else []), *([proxy] if calls else []), as_json]
         typed: Any = run
-        typed.__signature__ = inspect.Signature([*first, home, *rest, *options])
+        typed.__signature__ = inspect.Signature([*first, home, *([config] if keys else []), *rest, *options])
         run.__doc__ = function.__doc__
         return run
 
     return decorate
+
+
+def config_file(home: Path, given: Path | None) -> Path:
+    """The path of the settings: that of `--config`, or else in the worker's directory."""
+    return WorkerHome(home).config if given is None else given
+
+
+def site_config(home: Path, given: Path | None) -> "WorkerConfig":
+    """The settings in the file; the defaults if there is none, and none was named.
+
+    Raises:
+        CommandFailure: the file cannot be used, or `--config` names none.
+    """
+    path = config_file(home, given)
+    with failing(WorkerConfigError, code=USAGE):
+        try:
+            return WorkerConfig.load(path)
+        except FileNotFoundError:
+            if given is not None:
+                raise CommandFailure(f"--config {given}: there is no such file", code=USAGE) from None
+            return WorkerConfig.default()
 
 
 def joined_home(home: Path) -> "WorkerHome":

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,8 +12,8 @@ import typer
 from federation.text import escaped
 from fedpareto.cli import completion
 from fedpareto.cli.failure import CommandFailure, answer
-from fedpareto.cli.member.member_command import member_command
-from fedpareto.cli.shared_options import CodeOption
+from fedpareto.cli.member.member_command import member_command, site_config
+from fedpareto.cli.shared_options import CodeOption, use_code
 from fedpareto.on_first_use import on_first_use
 
 with on_first_use():
@@ -47,9 +48,11 @@ def runs_command(
     """List the runs that asked this site to take part.
 
     A run asks where policy.toml names algorithms or submitters, or says approve = "each-run". The command can be used
-    while the worker runs. For one run, it makes the initial model from task and seed, and compares it with the run's:
-    give it the --code of the worker.
+    while the worker runs. For one run, it makes the initial model from task and seed, and compares it with the run's;
+    it finds your own tasks in the directories of `code` in worker.toml, or of --code.
     """
+    if run and not code:
+        use_code([Path(directory) for directory in site_config(home.directory, None).code], "worker.toml: code")
     with _opened(home) as (file, policy):
         run_requests = file.runs(run)
     origins = [model_origin(request) if run else None for request in run_requests]

@@ -39,7 +39,7 @@ def show(
     sizes: Annotated[
         str, typer.Option(metavar="SIZES", help="Number of samples of each client: equal or lognormal:SIGMA.")
     ] = "equal",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the partition; `--part-seed` of workers.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the partition; `part_seed` of workers.")] = 0,
     data: DataOption = None,
     code: CodeOption = None,
     download: DownloadOption = False,
@@ -67,7 +67,7 @@ def show(
         fedpareto data show digits --clients 30 --partition dirichlet:0.3 --sizes lognormal:1 --plot digits.png
 
     The same words go into a specification, [simulation] partition = "shards:2", and to a worker:
-    --part 3/8 --partition shards:2.
+    --set part=3/8 --set partition=shards:2.
     """
     require("a task's data is read with", "torch")
     if plot is not None:

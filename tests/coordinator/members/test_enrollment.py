@@ -251,6 +251,8 @@ def test_the_command_renews_and_the_old_certificate_ends_when_the_new_one_attend
     old = served.joined(tmp_path / "h", "hospital", ago=AGE, passphrase=b"correct horse")
     said = command("worker", "renew", "--home", tmp_path / "h", "--passphrase-file", secret).output
     assert "hospital has a new certificate, until " in said
+    (tmp_path / "h" / "worker.toml").write_text('format = 1\npassphrase_file = "../passphrase"\n')
+    assert "no restore waits for you" in command("worker", "restored", "--home", tmp_path / "h").output
     new = MemberFiles.load(tmp_path / "h", b"correct horse")
     assert new.tls_key.public_key() != old.tls_key.public_key()
     assert new.not_after > datetime.now(UTC) + CLIENT_LIFETIME - timedelta(minutes=10)

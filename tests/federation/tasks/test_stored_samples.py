@@ -262,7 +262,7 @@ class Asked(Digits):
 
 @pytest.mark.parametrize(
     ("options", "loading"),
-    [([], Loading()), (["--loader-workers", "2"], Loading(2)), (["--pin-memory"], Loading(pin=True))],
+    [([], Loading()), (["--set", "loader_workers=2"], Loading(2)), (["--set", "pin_memory=true"], Loading(pin=True))],
 )
 def test_the_owner_says_how_samples_are_read(options: list[str], loading: Loading) -> None:
     assert failure("worker", "run", "--rehearse", "--task", f"{__name__}:Asked", *options).message == str(loading)

@@ -310,7 +310,7 @@ def specified(directory: Path, size: int, *, task: str = "Standardised") -> tupl
 
 def test_a_rehearsal_a_start_and_a_simulation_try_the_smallest_minibatch_first(tmp_path: Path) -> None:
     task, spec = specified(tmp_path, 1)
-    options = ["--task", task, "--device", "cpu", "--spec", spec]
+    options = ["--task", task, "--device", "cpu", "--set", f"spec={spec}"]
     remedy = "a minibatch would have one sample (45 training samples, train.batch_size = 1)"
     assert failure("worker", "run", "--rehearse", *options).message.startswith(remedy)
     with pytest.raises(SimulationError, match=rf"^client-000: {re.escape(remedy)}.*: use another train\.batch_size"):
@@ -335,14 +335,14 @@ class Choosy(Layered):
 def test_the_number_of_samples_is_named_where_code_fails_on_the_smallest_minibatch(tmp_path: Path) -> None:
     task, spec = specified(tmp_path, 43, task="Choosy")
     message = rf"task '{task}': a training pass on 2 samples, the smallest minibatch of the run, failed: ValueError"
-    assert re.match(message, failure("worker", "run", "--rehearse", "--task", task, "--spec", spec).message)
+    assert re.match(message, failure("worker", "run", "--rehearse", "--task", task, "--set", f"spec={spec}").message)
     with pytest.raises(SimulationError, match=rf"^client-000: {message}"):
         fedpareto.simulate(Path(spec), threads=1)
 
 
 def test_a_worker_says_if_a_specification_is_for_another_task(tmp_path: Path) -> None:
     task, spec = specified(tmp_path, 10)
-    refused = failure("worker", "run", "--task", "digits", "--spec", spec)
+    refused = failure("worker", "run", "--task", "digits", "--set", f"spec={spec}")
     assert f"is for the task {task}, and this worker offers digits: add --task {task}, or" in refused.message
 
 

@@ -26,7 +26,7 @@ from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.vectors import Vector
 from federation.work.base import WorkError
-from fedpareto.cli.member.by_task import torchrun
+from fedpareto.cli.member.trainer_choices import torchrun
 from tests.harness import federation, wait_for
 from tests.paths import OWNERS_CODE, ROOT
 from tests.trained import jacobian, train
@@ -216,7 +216,7 @@ def test_a_worker_that_ends_leaves_no_process_behind(tmp_path: Path, number: sig
     with federation(tmp_path) as real:
         real.serve()
         real.join("clinic")
-        worker = real.work("clinic", "--part", "1/8", "--device", "cpu", "--processes", "2")
+        worker = real.work("clinic", "--set", "part=1/8", "--device", "cpu", "--set", "processes=2")
         real.attending("clinic")
         children = psutil.Process(worker.popen.pid).children(recursive=True)
         assert len([child for child in children if "RANK" in child.environ()]) >= 2
@@ -235,5 +235,5 @@ def test_a_trainer_of_the_members_own_is_refused_in_two_processes(digits: Task, 
     (tmp_path / "owned.py").write_text(
         "from federation.training.torch_trainer import TorchTrainer\nclass Owned(TorchTrainer):\n    pass\n"
     )
-    with pytest.raises(WorkError, match=r"Owned works in one process; there are 2 \(--processes\)"):
+    with pytest.raises(WorkError, match=r"Owned works in one process; there are 2 \(processes\)"):
         ExternalTrainer(digits, SOURCE, "cpu", 1, command=torchrun(2, "owned:Owned", [tmp_path]))

@@ -480,9 +480,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         made.serve()
         for at, (name, trainer) in enumerate({"ann": "", "ben": "scikit:Newton", "eve": "varying:Varying"}.items()):
             made.join(name)
-            own = ["--trainer", f"scikit:Tumours={trainer}"] if trainer else []
+            own = ["--set", f"trainer.scikit:Tumours={trainer}"] if trainer else []
             paths = ["--code", str(EXAMPLES), "--code", str(code)]
-            made.work(name, "--task", "scikit:Tumours", "--part", f"{at + 1}/4", *paths, *own)
+            made.work(name, "--task", "scikit:Tumours", "--set", f"part={at + 1}/4", *paths, *own)
         made.join("dan")
         from sklearn.datasets import load_breast_cancer  # takes two seconds, and not in each process of the tests
 
@@ -491,7 +491,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         np.savetxt(directory / "tumours.csv", np.c_[x, y][::4], delimiter=",", header=header, comments="")
         command = shlex.join([sys.executable, "-S", str(EXAMPLES / "plain_trainer.py")])
         run = ["-m", "fedpareto", "worker", "run", "--home", str(directory / "dan"), "--task", "scikit:Tumours"]
-        data = ["--data", str(directory), "--trainer-command", command]
+        data = ["--data", str(directory), "--set", f"trainer_command={command}"]
         made.spawn("dan", [*run, "--code", str(EXAMPLES), *data])
         made.attending("ann", "ben", "dan", "eve")
         yield made

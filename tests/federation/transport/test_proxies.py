@@ -24,6 +24,7 @@ from fedpareto.cli.main import app
 from fedpareto.processes import forked
 from tests.federation.transport.connect_proxy import connect_proxy
 from tests.running import Running, wait_for
+from worker.config import WorkerConfig
 
 HOST = "coordinator.example"  # a name that only the proxies know
 SECRET = "p@ss:wörd %41"
@@ -59,14 +60,16 @@ def test_a_member_joins_renews_and_attends_and_an_administrator_asks_through_a_p
     members, newcomers = (
         f"{HOST}:{port} 200\n" for port in (served.coordinator.federation_port, served.coordinator.enrollment_port)
     )
-    env = {"https_proxy": url, "no_proxy": "elsewhere.example"}
-    arguments = ["worker", "join", "--home", str(home)]
-    done = CliRunner().invoke(app, arguments, input=join_string(served, "ann").encode(), env=env)
+    (tmp_path / "proxy").write_text(f"{url}\n")
+    arguments = ["worker", "join", "--home", str(home), "--proxy", f"@{tmp_path / 'proxy'}"]
+    done = CliRunner().invoke(app, arguments, input=join_string(served, "ann").encode())
     assert "ann is a member of test" in done.output, done.exception
     assert log.read_text() == newcomers * 2, "the CA, and the enrollment"
 
-    (tmp_path / "proxy").write_text(f"{url}\n")
-    done = CliRunner().invoke(app, ["worker", "renew", "--home", str(home), "--proxy", f"@{tmp_path / 'proxy'}"])
+    # `join` has noted the proxy in worker.toml, which wins over the environment.
+    assert WorkerConfig.load(home / "worker.toml").proxy == f"@{tmp_path / 'proxy'}"
+    env = {"https_proxy": "http://nowhere.invalid:1", "no_proxy": ""}
+    done = CliRunner().invoke(app, ["worker", "renew", "--home", str(home)], env=env)
     assert "ann has a new certificate" in done.output, done.exception
     assert log.read_text() == newcomers * 2 + members
 
@@ -77,8 +80,9 @@ def test_a_member_joins_renews_and_attends_and_an_administrator_asks_through_a_p
     assert log.read_text() == newcomers * 2 + members * 2
 
     (tmp_path / "out").touch()
+    (tmp_path / "own.toml").write_text('format = 1\ntasks = ["digits"]\nthreads = 1\n')
     worker = forked.Forked(
-        ["-m", "fedpareto", "worker", "run", "--home", str(home), "--task", "digits", "--threads", "1"],
+        ["-m", "fedpareto", "worker", "run", "--home", str(home), "--config", str(tmp_path / "own.toml")],
         tmp_path / "out",
         cwd=tmp_path,
         env=environment(https_proxy=url),

@@ -32,7 +32,7 @@ class Scene:
 
     def work(self, client: str, *, crash: str = "") -> None:
         part = f"{CLIENTS.index(client) + 1}/3"
-        self.fed.work(client, "--part", part, crash=crash)
+        self.fed.work(client, "--set", f"part={part}", crash=crash)
 
     def models(self, run: str) -> list[str]:
         """The digests of the models of a run that completes, round by round."""

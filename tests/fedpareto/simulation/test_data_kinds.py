@@ -277,7 +277,7 @@ def test_the_command_shows_an_error_of_own_code_without_a_traceback_and_goes_on_
     assert failure(*arguments).message.endswith("\nOnce that is repaired, the same command with --resume goes on")
     assert "in round 0: KeyError: 'site'\n" in failure(*arguments, "--resume").message
     rehearsal = failure(
-        "worker", "run", "--rehearse", "--task", f"{__name__}:Later", "--spec", str(tmp_path / "later.toml")
+        "worker", "run", "--rehearse", "--task", f"{__name__}:Later", "--set", f"spec={tmp_path / 'later.toml'}"
     )
     assert rehearsal.message.startswith(f"task '{__name__}:Later': the rehearsed round failed: KeyError: 'site'\n")
 

@@ -62,9 +62,9 @@ class Scene:
 
     def work(self, client: str, *, crash: str = "") -> None:
         part = CLIENTS.index(client)
-        options = ["--task", "two-digits", "--part", f"{part + 1}/3", "--partition", "dirichlet:2"]
+        options = ["--task", "two-digits", "--set", f"part={part + 1}/3", "--set", "partition=dirichlet:2"]
         if SERVES[client] != BOTH:
-            options += ["--objectives", f"two-digits={','.join(SERVES[client])}"]
+            options += ["--set", f"objectives.two-digits={','.join(SERVES[client])}"]
         self.fed.work(client, *options, crash=crash)
 
     def submit(self, algorithm: str, *, pool: str = "enrolled", crash: bool = False) -> str:

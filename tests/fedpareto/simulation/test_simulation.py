@@ -35,7 +35,7 @@ def test_a_simulation_is_the_real_federation_to_the_last_digits_of_float32(tmp_p
         real.serve()
         for number, name in enumerate(names):
             real.join(name)
-            real.work(name, "--task", "digits", "--part", f"{number + 1}/3", "--partition", "shards:2")
+            real.work(name, "--task", "digits", "--set", f"part={number + 1}/3", "--set", "partition=shards:2")
         real.attending(*names)
         digest = real.wait_completed(real.submit("small", text.replace('name = "small"\n', "", 1)))
         selected = [json.loads(row[0]) for row in real.query("SELECT selected FROM rounds ORDER BY number")]

@@ -65,7 +65,7 @@ def test_a_worker_renews_while_it_trains_and_the_training_goes_on(fed: Federatio
     fed.join("busy")
     age(fed, "busy", days=1)
     told = fed.directory / "renew-now"
-    worker = fed.work("busy", "--part", "1/8", "--json", program=["-c", WHEN_TOLD, str(told)])
+    worker = fed.work("busy", "--set", "part=1/8", "--json", program=["-c", WHEN_TOLD, str(told)])
     worker.wait_for_text("attending")
     run = fed.submit("across", SPEC)
     worker.wait_for_text('"event": "training"')
@@ -90,8 +90,8 @@ def test_a_worker_renews_while_it_trains_and_the_training_goes_on(fed: Federatio
 def test_a_worker_that_dies_between_renewal_and_saving_goes_on(fed: Federation, point: str, kept: int) -> None:
     fed.join(point)
     age(fed, point, days=80)
-    fed.work(point, "--part", "1/8", crash=point).wait_killed()
-    worker = fed.work(point, "--part", "1/8", "--json")
+    fed.work(point, "--set", "part=1/8", crash=point).wait_killed()
+    worker = fed.work(point, "--set", "part=1/8", "--json")
     end = datetime.now(UTC) + CLIENT_LIFETIME - timedelta(hours=1)
     wait_for(lambda: not states(fed, point)[0], "the aged one to end")  # the new one is saved before it attends
     assert MemberFiles.load(fed.directory / point).not_after > end

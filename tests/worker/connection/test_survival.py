@@ -168,7 +168,7 @@ def test_a_worker_does_nothing_for_the_coordinator_of_another_federation(scene: 
 
 
 def _arguments(home: Path) -> list[str]:
-    command = "-m fedpareto worker run --task digits --part 1/8 --device cpu --threads 1 --home"
+    command = "-m fedpareto worker run --task digits --set part=1/8 --set threads=1 --device cpu --home"
     return [*command.split(), str(home)]
 
 

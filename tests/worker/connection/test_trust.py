@@ -267,7 +267,7 @@ def test_a_worker_process_ends_when_its_client_is_revoked_and_names_the_signed_r
     with federation(tmp_path) as made:
         made.serve()
         made.join("hospital-a")
-        worker = made.work("hospital-a", "--part", "1/8")
+        worker = made.work("hospital-a", "--set", "part=1/8")
         worker.wait_for_text("attending federation")
         made.admin("revoke", "hospital-a", "--reason", "left the consortium", "--yes")
         assert worker.popen.wait(60) == 1

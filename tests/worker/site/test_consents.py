@@ -252,7 +252,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
             directory = made.join(client)
             if client == "hospital-a":
                 (directory / "policy.toml").write_text('approve = "each-run"\nsubmitters = ["admin"]\n')
-            made.work(client, "--part", f"{place + 1}/8")
+            made.work(client, "--set", f"part={place + 1}/8")
         made.attending("hospital-a", "hospital-b")
         yield made
 

@@ -151,7 +151,7 @@ class Members:
             self.cheats[client].touch()
             program = [str(PROGRAMS / "lying.py"), str(self.cheats[client])]
         part = f"{self.clients.index(client) + 1}/{len(self.clients)}"
-        return self.fed.work(client, "--part", part, *options, task=self.task, program=program, crash=crash)
+        return self.fed.work(client, "--set", f"part={part}", *options, task=self.task, program=program, crash=crash)
 
     @contextmanager
     def cheating(self, **chosen: str) -> Iterator[None]:

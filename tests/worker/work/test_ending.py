@@ -38,7 +38,7 @@ from worker.home import WorkerHomeError
 from worker.site.assignments import CheckedAssignment, Declined
 from worker.threads import WorkerEndedError, WorkerThreads
 from worker.work.begun import DIED, MAX_NOTES, BegunWork
-from worker.work.execution import SILENT
+from worker.work.own_errors import SILENT
 
 SPEC = 'name = "ends"\ntask = "TASK"\nrounds = 1\nalgorithm.name = "fedavg"\nsimulation.clients = 2\ntrain.steps = 1\n'
 
@@ -62,7 +62,7 @@ def owned(name: str) -> tuple[str, str]:
 @pytest.mark.parametrize("name", few_of(REHEARSED, "init", "sample", "prepare", "close"))
 def test_a_command_fails_in_words_whichever_of_its_owners_methods_ends_the_process(name: str) -> None:
     learned, trainer = owned(name)
-    failed = failure("worker", "run", "--rehearse", "--task", learned, "--trainer", trainer)
+    failed = failure("worker", "run", "--rehearse", "--task", learned, "--set", f"trainer={trainer}")
     assert failed.code == 1
     assert f"SystemExit: {WHY}" in failed.message
     assert "ending.py, line" in failed.message
@@ -200,8 +200,8 @@ def test_work_in_which_the_process_dies_is_tried_once_more_and_then_declined(
     word = tmp_path / "ending"
     monkeypatch.setenv("ENDING", str(word))
     word.write_text("exit")
-    command = ["-m", "fedpareto", "worker", "run", "--home", scene.joined(), "--threads", "1", "--part", "1/8"]
-    command += ["--task", "digits", "--trainer", "ending:Ending", "--code", str(OWNERS_CODE)]
+    command = ["-m", "fedpareto", "worker", "run", "--home", scene.joined(), "--set", "threads=1", "--set", "part=1/8"]
+    command += ["--task", "digits", "--set", "trainer=ending:Ending", "--code", str(OWNERS_CODE)]
     worker = Process(command, tmp_path / "worker.log")
     scene.assign()
     line = exits.__code__.co_firstlineno + 1
@@ -247,7 +247,7 @@ def test_in_a_federation_a_member_declines_or_in_private_rounds_counts_and_answe
         fed.workers[me].stop()
 
         def start() -> Process:
-            return made.work(me, "--trainer", "ending:Ending", "--code", str(OWNERS_CODE))
+            return made.work(me, "--set", "trainer=ending:Ending", "--code", str(OWNERS_CODE))
 
         def declined(run: str) -> str:
             first = "select phase_id from phases join rounds using (round_id) where run_id = :run and phases.number = 0"

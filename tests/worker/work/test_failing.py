@@ -49,7 +49,7 @@ from worker.home import WorkerHome
 from worker.site.assignments import Declined
 from worker.site.round_ledger import RoundLedger
 from worker.work.begun import DIED
-from worker.work.execution import SILENT, _declining
+from worker.work.own_errors import SILENT, declining
 
 SECRET = "the record of patient 17"
 WHOLE = DOCUMENT + b'train.batch_size = 0\nevaluate.splits = ["train"]\n'
@@ -346,8 +346,8 @@ def test_a_task_whose_metrics_cannot_be_found_declines_without_a_text(asking: As
 @pytest.mark.parametrize("kind", STAGES)
 def test_no_stage_declines_with_the_text_of_an_exception(error: Exception, kind: str) -> None:
     order: Any = SimpleNamespace(work=registered(kind).work, manifest=AssignmentManifest(kind=kind))
-    with pytest.raises(Declined) as caught, _declining(order):
+    with pytest.raises(Declined) as caught, declining(order):
         raise error
     assert caught.value.texts == TwoTexts.same(SILENT)
-    with pytest.raises(Declined, match="a check of this project"), _declining(order):
+    with pytest.raises(Declined, match="a check of this project"), declining(order):
         require(False, "terms", "a check of this project")

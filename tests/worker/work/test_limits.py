@@ -50,7 +50,7 @@ def test_a_number_that_no_message_holds_is_told_as_the_largest_one() -> None:
 def test_a_task_that_the_policy_does_not_name_cannot_be_offered() -> None:
     Policy().check_allows(["digits", "mnist"])
     Policy(tasks=("digits",)).check_allows(["digits"])
-    with pytest.raises(PolicyError, match=r"allows the tasks digits; --task names 'mnist'"):
+    with pytest.raises(PolicyError, match=r"allows the tasks digits; --task or worker.toml names 'mnist'"):
         Policy(tasks=("digits",)).check_allows(["digits", "mnist"])
 
 

@@ -13,7 +13,7 @@ from tests.paths import OWNERS_CODE, PROGRAMS
 SMALL = [str(PROGRAMS / "small_container.py"), "200k"]
 NOT_ALLOWED = 77
 TASK = "normed_task:Normed"  # with these processes, the trainer's own cannot read its samples
-READ = ["--loader-workers", "1", "--code", str(OWNERS_CODE)]
+READ = ["--set", "loader_workers=1", "--code", str(OWNERS_CODE)]
 SENT = "send it through pipes instead"
 
 

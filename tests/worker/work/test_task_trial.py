@@ -169,7 +169,7 @@ def test_the_precision_of_a_run_is_tried_by_a_rehearsal_with_its_specification(t
     (tmp_path / "run.toml").write_text(
         'name = "mixed"\ntask = "trial_tasks:Mixed"\nrounds = 1\ntrain.precision = "bf16"\n'
     )
-    named = ["--task", "trial_tasks:Mixed", "--device", "cpu", "--spec", str(tmp_path / "run.toml")]
+    named = ["--task", "trial_tasks:Mixed", "--device", "cpu", "--set", f"spec={tmp_path / 'run.toml'}"]
     result = failure("worker", "run", "--rehearse", *named)
     trial = "a training pass on 7 samples, the smallest minibatch of the run"
     assert f"{trial}, failed: RuntimeError: not implemented for BFloat16" in result.message

@@ -52,7 +52,7 @@ def working(directory: Path, clients: tuple[str, ...], *tasks: str) -> Iterator[
         members.enrol(POLICY)
         more = [part for task in tasks[1:] for part in ("--task", task)]
         for number, client in enumerate(clients, 1):
-            fed.work(client, "--part", f"{number}/{len(clients)}", *more, task=tasks[0])
+            fed.work(client, "--set", f"part={number}/{len(clients)}", *more, task=tasks[0])
         fed.attending(*clients)
         yield fed
 

@@ -262,10 +262,10 @@ def text(treatment: str) -> str:
     return RUN.replace("TREATMENT", treatment)
 
 
-COMMON = ["--partition", "shards:2", "--code", str(OWNERS_CODE)]
-OPTIONS = {client: ["--part", f"{number}/2", *COMMON] for number, client in enumerate(CLIENTS, 1)}
+COMMON = ["--set", "partition=shards:2", "--code", str(OWNERS_CODE)]
+OPTIONS = {client: ["--set", f"part={number}/2", *COMMON] for number, client in enumerate(CLIENTS, 1)}
 # The samples of one are not in memory; the results are the same to the last byte.
-OPTIONS[CLIENTS[1]] += ["--loader-workers", "1", "--pin-memory"]
+OPTIONS[CLIENTS[1]] += ["--set", "loader_workers=1", "--set", "pin_memory=true"]
 
 
 def blob(fed: Federation, digest: str) -> Path:

@@ -292,7 +292,10 @@ quorum = 1.0
 learning_rate = 0.3
 [parameters]
 """
-PARTS = {"ann": ("--part", "1/2", "--partition", "shards:2"), "ben": ("--part", "2/2", "--partition", "shards:2")}
+PARTS = {
+    "ann": ("--set", "part=1/2", "--set", "partition=shards:2"),
+    "ben": ("--set", "part=2/2", "--set", "partition=shards:2"),
+}
 
 
 def refused(*arguments: str) -> str:

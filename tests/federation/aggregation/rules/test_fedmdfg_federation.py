@@ -43,7 +43,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         made.serve()
         for number, client in enumerate(CLIENTS, 1):
             made.join(client)
-            made.work(client, "--part", f"{number}/{len(CLIENTS)}")
+            made.work(client, "--set", f"part={number}/{len(CLIENTS)}")
         yield made
 
 

@@ -1,0 +1,335 @@
+"""What a worker's process runs with: `worker.toml` in its home, or another file that its owner names with `--config`.
+
+    format = 1
+    tasks = ["digits"]
+    data = "/srv/data"
+    threads = 8
+
+It is read when a command starts. An option of the command wins over FEDPARETO_CODE, and this over the file; a list
+replaces a list. What the coordinator may ask of the site stands in another file, `policy.toml`.
+"""
+
+import json
+import os
+import shlex
+import stat
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self, get_origin
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+
+from federation.errors import Error
+from federation.spec.problems import Section, explain, read_document
+from federation.tasks import DataSource, Loading, Part
+from federation.text import did_you_mean
+
+FORMAT: Final = 1
+OPTIONS = {"tasks": "--task", "data": "--data", "code": "--code", "device": "--device"}  # by key: options of their own
+_KNOWN = "`fedpareto worker config` lists the keys that exist"
+_BY_TASK = ("objectives", "trainer", "trainer_command")
+_PATHS = frozenset({"data", "code", "accomplices", "passphrase_file", "proxy", "spec"})
+_SECRET = frozenset({"proxy"})  # a password may stand in a value that is refused
+_MOUNTED_READ_ONLY = "or mount it read-only"
+
+
+class WorkerConfigError(Error, ValueError):
+    """A `worker.toml` or a `--set` that cannot be used; the message names the file and each key that is wrong."""
+
+
+def _for_each_task(value: Any) -> Any:
+    """A value without a table is that of the one task."""
+    return value if isinstance(value, dict) else {"": value}
+
+
+def _objectives(value: Any) -> Any:
+    """Lists of names by task; "left,right" is a list, too."""
+    return {
+        task: [part.strip() for part in names.split(",") if part.strip()] if isinstance(names, str) else names
+        for task, names in _for_each_task(value).items()
+    }
+
+
+Texts = Annotated[tuple[str, ...], Field(strict=False)]
+TextByTask = Annotated[dict[str, str], BeforeValidator(_for_each_task)]
+NamesByTask = Annotated[dict[str, Texts], BeforeValidator(_objectives)]
+
+
+class WorkerConfig(Section):
+    """The keys of `worker.toml`. Of a table by task, the key "" has the value of the one task."""
+
+    format: Literal[1] = Field(description="the format of the file; this version reads 1")
+    tasks: Texts = Field((), description="the tasks that this worker may train")
+    data: str = Field("", description="the directory of this client's data; none where the data comes with the task")
+    code: Texts = Field(
+        (), description="directories of your own modules, for classes named `module:Class`; also FEDPARETO_CODE"
+    )
+    device: str = Field("auto", description='"auto", "cpu", "cuda" or "cuda:N"')
+    threads: int = Field(0, ge=0, description="the CPU threads for training; 0 is the trainer's own number")
+    processes: int = Field(
+        1, ge=1, description="the processes of this machine that train together, one for each GPU; see torchrun"
+    )
+    loader_workers: int = Field(
+        0, ge=0, description="the processes that read samples which are not in memory; 0 for the trainer's own"
+    )
+    pin_memory: bool = Field(
+        False,
+        description="whether samples that are not in memory are read into pinned memory, from which a GPU copies "
+        "faster",
+    )
+    download: bool = Field(False, description="whether tasks may fetch public data sets into `data`")
+    objectives: NamesByTask = Field(
+        {}, description="the objectives that this client serves, or a table of them by task; none is all"
+    )
+    trainer: TextByTask = Field(
+        {},
+        description='the trainer in place of the task\'s own, or a table by task: "torch", the name that a package '
+        "gives, or `module:Class`",
+    )
+    trainer_command: TextByTask = Field(
+        {}, description="the command that starts a process which trains, or a table of commands by task"
+    )
+    trainer_silence: float = Field(
+        600.0, ge=1, description="the seconds without a message after which that process is ended"
+    )
+    sketches: Texts = Field((), description="sketches of your own that this worker may use, each `module:Class`")
+    passphrase_file: str = Field(
+        "", description="the file whose first line is the passphrase of the private keys; none where they have none"
+    )
+    proxy: str = Field(
+        "",
+        description='the proxy on the way to the coordinator: "http://HOST:PORT"; "@FILE" reads the URL, which may '
+        'hold a password, from a file; "direct" is none; without the key, https_proxy and no_proxy of the environment',
+    )
+    part: str = Field("", description="rehearse with one part of a data set: 3/8 is the third of eight")
+    partition: str = Field(
+        "iid", description="the partition: iid, shards:S, dirichlet:ALPHA or natural; see `fedpareto data show`"
+    )
+    sizes: str = Field(
+        "equal", description="the number of samples of a part, for iid and dirichlet: equal or lognormal:SIGMA"
+    )
+    part_seed: int = Field(0, description="the seed of the partition; the same for all parts")
+    spec: str = Field(
+        "",
+        description="a run specification, which `--rehearse` follows; without `--rehearse`, its smallest minibatch is "
+        "tried before the worker attends",
+    )
+    attack: str = Field(
+        "", description="rehearse an attack in your own federation: `fedpareto worker attacks` lists them"
+    )
+    accomplices: str = Field(
+        "", description="the directory that attackers share, for attacks that need the updates of several clients"
+    )
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _readable(cls, value: Any) -> Any:
+        if value != FORMAT:
+            raise ValueError(f"this version of fedpareto reads format {FORMAT}; got {value!r}")
+        return value
+
+    @field_validator(*_BY_TASK)
+    @classmethod
+    def _said(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {task: item for task, item in value.items() if item}
+
+    @field_validator("proxy")
+    @classmethod
+    def _no_password(cls, value: str) -> str:
+        if "@" in value[1:]:
+            raise ValueError("a user and password do not belong here: put the URL into a file, and name it, @FILE")
+        return value
+
+    @model_validator(mode="after")
+    def _names_tasks(self) -> Self:
+        for key in _BY_TASK:
+            table = getattr(self, key)
+            if "" in table and len(set(self.tasks)) > 1:
+                raise ValueError(f"{key} {in_toml(table[''])}: of which task? Write a table: {key}.TASK = VALUE")
+            for task in table:
+                if task and self.tasks and task not in self.tasks:
+                    near = did_you_mean(task, self.tasks)
+                    raise ValueError(f"{key}: {task!r} is none of the tasks{near or ':'} {', '.join(self.tasks)}")
+        for task in (*self.tasks, ""):
+            if task in self.trainer and task in self.trainer_command:
+                raise ValueError(f"{task or 'the task'}: choose one of trainer and trainer_command")
+        if self.accomplices and not self.attack:
+            raise ValueError(f"accomplices {self.accomplices}: without attack there is nothing to do together")
+        return self
+
+    def of_tasks(self, key: str) -> dict[str, Any]:
+        """The values of a table by task: of each of `tasks` that has one."""
+        table = getattr(self, key)
+        values = {task: table.get(task, table.get("")) for task in self.tasks}
+        return {task: value for task, value in values.items() if value is not None}
+
+    @property
+    def passphrase(self) -> Path | None:
+        """The file with the passphrase of the private keys, if one is named."""
+        return Path(self.passphrase_file) if self.passphrase_file else None
+
+    @property
+    def source(self) -> DataSource:
+        """The source of the client's data.
+
+        Raises:
+            PartError: there is no such part.
+        """
+        part = Part.parse(self.part, self.partition, self.part_seed, self.sizes) if self.part else None
+        loading = Loading(self.loader_workers, self.pin_memory)
+        return DataSource(Path(self.data) if self.data else None, part, self.download, loading)
+
+    def changed(self, settings: Sequence[str], **options: Any) -> Self:
+        """These settings with others in place of them.
+
+        `settings` are texts KEY=VALUE; of a table by task also KEY.TASK=VALUE. A later one wins. `options` are values
+        of keys; a None changes nothing.
+
+        Raises:
+            WorkerConfigError: one has no value, an unknown key or a wrong value, or does not fit the others.
+        """
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        values |= {name: value for name, value in options.items() if value is not None}
+        left_out = set(self.tasks) - set(values.get("tasks", ()))  # the file may have values for tasks of its own
+        for key in values.keys() & set(_BY_TASK):
+            values[key] = {task: value for task, value in values[key].items() if task not in left_out}
+        for text in settings:
+            key, value = type(self)._setting(text)
+            name, dot, task = key.partition(".")
+            values[name] = {**values.get(name, {}), task: value} if dot else value
+        try:
+            return type(self).model_validate(values)
+        except ValidationError as error:
+            problems = "\n".join(explain(problem, _KNOWN, type(self), secret=_SECRET) for problem in error.errors())
+            raise WorkerConfigError(f"the settings of this command cannot be used:\n{problems}") from None
+
+    @classmethod
+    def _setting(cls, text: str) -> tuple[str, Any]:
+        """The key and the value of KEY=VALUE, which is a text, a value of TOML, or a list with commas."""
+        key, equals, value = text.partition("=")
+        name, dot, _ = (key := key.strip()).partition(".")
+        if not equals:
+            raise WorkerConfigError(f"--set {text}: write KEY=VALUE; {_KNOWN}")
+        if name == "format" or name not in cls.model_fields:
+            near = did_you_mean(name, cls.names()) or ";"
+            raise WorkerConfigError(f"--set {text}: there is no key {name!r}{near} {_KNOWN}")
+        if name in OPTIONS:
+            raise WorkerConfigError(f"--set {text}: this key has an option of its own: {OPTIONS[name]} {value}")
+        if dot and name not in _BY_TASK:
+            raise WorkerConfigError(f"--set {text}: {name} is one value, not a table: write {name}=VALUE")
+        kind = cls.model_fields[name].annotation
+        if kind is str or name in _BY_TASK:
+            return key, value
+        with suppress(ValueError, RecursionError):  # what is no TOML stays a text, and is refused with its key
+            document = tomllib.loads(f"value = {value}")
+            return key, document["value"] if len(document) == 1 else value
+        return key, [part.strip() for part in value.split(",")] if get_origin(kind) is tuple else value
+
+    @classmethod
+    def default(cls) -> Self:
+        """The defaults, without a file."""
+        return cls(format=FORMAT)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """All keys but `format`."""
+        return [name for name in cls.model_fields if name != "format"]
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads the file. A relative path in it is relative to its directory.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            WorkerConfigError: others than its owner can write it, it cannot be read, is not TOML, or has keys that are
+                unknown or wrong.
+        """
+        check_owners_own(path)
+        config = read_document(path, cls, _KNOWN, WorkerConfigError, secret=_SECRET)
+        given, directory = config.model_fields_set & _PATHS, path.absolute().parent
+        return config.model_copy(update={name: config._placed(name, directory) for name in given})
+
+    def _placed(self, name: str, directory: Path) -> Any:
+        """The value of a key that names files or directories, with `directory` before relative paths."""
+        value = getattr(self, name)
+        if isinstance(value, tuple):
+            return tuple(str(directory / item) for item in value)
+        if name == "proxy":
+            return f"@{directory / value[1:]}" if value.startswith("@") else value
+        return str(directory / value) if value else value
+
+    @classmethod
+    def template(cls, **values: Any) -> str:
+        """The text of a new file: each key with its meaning and its default, in comments but for these values."""
+        lines = [
+            "# What this worker runs with; it is read when a command starts. Remove the # before a key to change it.",
+            "# An option of the command wins over FEDPARETO_CODE, and FEDPARETO_CODE over this file. It names programs",
+            "# that run, so it is refused if others can write it. What the coordinator may ask stands in policy.toml.",
+            "",
+            f"format = {FORMAT}",
+        ]
+        for name in cls.names():
+            field = cls.model_fields[name]
+            meaning, chosen = str(field.description), values.get(name)
+            line = f"{name} = {in_toml(field.default if chosen is None else chosen)}"
+            lines += ["", f"# {meaning[0].upper()}{meaning[1:]}.", line if chosen is not None else f"# {line}"]
+        return "\n".join(lines) + "\n"
+
+
+def in_toml(value: Any) -> str:
+    """A value of a key in TOML, on one line; a table by task is one of JSON unless it is empty."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def write_template(path: Path, **values: Any) -> bool:
+    """Writes a new `worker.toml` that only this user can read; a file that is there stays. True if it is new.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(WorkerConfig.template(**values))
+    except FileExistsError:
+        return False
+    return True
+
+
+def check_owners_own(path: Path) -> None:
+    """Checks that nobody but this user and root can change a file that names programs.
+
+    Of a mount that is read-only nobody here can, whatever its modes say: those of a ConfigMap's directory are 0777.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        WorkerConfigError: others can write the file or its directory, so that they could replace it.
+    """
+    try:
+        file = path.resolve(strict=True)
+        if os.statvfs(file).f_flag & os.ST_RDONLY:
+            return
+        for place in dict.fromkeys((file, file.parent, path.absolute().parent)):
+            _check_place(place, path)
+    except FileNotFoundError:
+        raise
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise WorkerConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _check_place(place: Path, path: Path) -> None:
+    found, name = place.stat(), shlex.quote(str(place))
+    danger = f"{path} names programs that this worker runs, and"
+    if found.st_uid not in (0, os.geteuid()):
+        raise WorkerConfigError(
+            f"{danger} {place} belongs to another user (uid {found.st_uid}), who can change it: "
+            f"chown {os.geteuid()} {name}, {_MOUNTED_READ_ONLY}"
+        )
+    # In a directory with the sticky bit, such as /tmp, others cannot replace a file of this user.
+    sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
+        raise WorkerConfigError(
+            f"{danger} others can write {place} (mode {stat.S_IMODE(found.st_mode):04o}): chmod go-w {name}, "
+            f"{_MOUNTED_READ_ONLY}"
+        )
