@@ -64,5 +64,5 @@ class Spending:
                     .where(Round.run_id == self.run_id, Assignment.reason == DIVERGED)
                     .group_by(Assignment.client_id)
                 )
-                self._diverged = dict(session.execute(declined).tuples().all())
+                self._diverged = {row[0]: row[1] for row in session.execute(declined)}
         return self._released
