@@ -15,6 +15,9 @@ from federation.v1.admin_pb2 import Client, ClientScores, ExportRoundsResponse, 
 from federation.v1.common_pb2 import ROUND_STATE_COMPLETED, AssignmentState
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.cli.report import _check_comparable
+from fedpareto.demo import demo_page
+from fedpareto.demo.hospitals import HOSPITALS
+from fedpareto.demo.story import TITLES, HospitalAccuracies, Story
 from fedpareto.run_table import MemberNumber
 from fedpareto.series import equals
 from fedpareto.turnout import MemberTurnout, Turnout
@@ -509,6 +512,8 @@ def test_a_report_fits_the_screen_of_a_telephone_and_can_be_read_by_everybody(tm
     data.run.alerts.add(client_id="hospital0", message="hospital0 failed", remedy=remedy, severity=2)
     both, beside = (made_up(rounds, 3, name, ["left", "right"]) for rounds, name in ((40, "two"), (3, "x")))
     pages = {"one": page(data), "beside": page(data, [other]), "two": page(both, [beside])}
+    columns = [HospitalAccuracies(title, dict.fromkeys(HOSPITALS, 0.5)) for title in TITLES.values()]
+    pages["demo"] = demo_page.page(Story(columns, ["A sentence."]), None, ("A remark.", ""), ["fedpareto admin run"])
     looks: list[tuple[int, Scheme]] = [(NARROW, "dark"), (WIDE, "light"), (WIDE, "dark")]
     with chromium() as browser:
         for name, source in pages.items():
