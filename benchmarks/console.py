@@ -21,7 +21,7 @@ from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
 from storage.database import Database
 from tests.browsers import chromium, chromium_path, nodes
-from tests.fedpareto.console.scene import Served, served
+from tests.fedpareto.web.console.scene import Served, served
 from tests.harness import Federation, wait_for
 from tests.large_record import add_members, add_rounds, add_run
 
@@ -109,7 +109,7 @@ class Scene:
             self.received, began = 0, time.perf_counter()
             page = self.page()
             page.wait_for_selector("#head .verdict")
-            page.wait_for_selector("#table tbody tr")
+            page.wait_for_selector("#members tbody tr")
             times.append(time.perf_counter() - began)
             page.wait_for_selector("#chart canvas")
             page.wait_for_timeout(1000)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import UTC, datetime
 
 from google.protobuf.message import Message
@@ -122,3 +122,9 @@ def moment(time: Timestamp | datetime) -> str:
 def when(message: Message, field: str) -> str:
     """A message's time in the local zone, to the second; a dash if it is not set."""
     return local(getattr(message, field)) if message.HasField(field) else UNKNOWN
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

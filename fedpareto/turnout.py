@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from federation.text import counted
-from federation.v1.admin_pb2 import Run
+from federation.v1.admin_pb2 import MemberSummary, Run
 from fedpareto.formatting import natural
 
 _NAMED = 3  # members that a sentence names
@@ -42,8 +42,8 @@ class Turnout:
     never_asked: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: Run) -> "Turnout":
-        """That of a run with its members, as `GetRun` gives it."""
+    def of(cls, run: Run, members: Iterable[MemberSummary] | None = None) -> "Turnout":
+        """That of a run with its members, as `GetRun` gives it; `members` take the place of those of `run`."""
         parts = [
             MemberTurnout(
                 name=member.client_id,
@@ -52,9 +52,11 @@ class Turnout:
                 refused=member.refused,
                 missing=member.missing,
             )
-            for member in run.members
+            for member in (run.members if members is None else members)
         ]
-        return cls([item for item in parts if item.asked], never_asked(run))
+        known = {item.name for item in parts}  # `run` may be older than its members
+        never = {name: why for name, why in never_asked(run).items() if name not in known}
+        return cls([item for item in parts if item.asked], never)
 
     @property
     def present(self) -> frozenset[str]:

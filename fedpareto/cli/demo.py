@@ -340,7 +340,7 @@ def _commands(directory: Path, results: _Results) -> list[str]:
     home = "" if directory == DEFAULT_DIRECTORY else f" --home {directory / 'coordinator' / 'admin'}"
     names = [run.name for run in results.ended()]
     commands = [f"{admin}{home} runs", f"{admin}{home} run {names[0]}"]
-    if all(map(find_spec, ("starlette", "uvicorn", "jinja2"))):
+    if all(map(find_spec, ("starlette", "uvicorn"))):
         compared = [run.name for run in (*results.runs.values(), *results.objectives)] or names
         return [*commands, f"{_command()} console {' '.join(compared)}{home}"]
     return [*commands, f"{admin}{home} round {names[-1]} -1"]

@@ -15,8 +15,8 @@ from fedpareto.on_first_use import on_first_use
 
 with on_first_use():
     from fedpareto.cli.admin.client import connect
-    from fedpareto.report.page import page
-    from fedpareto.report.report_data import RunData
+    from fedpareto.web.report import page
+    from fedpareto.web.sections.shown_run import ShownRun
 
 
 def report_command(
@@ -50,12 +50,12 @@ def report_command(
     """
     names = beside or []
     with connect(home, passphrase_file=passphrase_file) as stub:
-        data = RunData.read(stub, run)
-        others = {name: RunData.read(stub, name) for name in names if "/" not in name}
+        data = ShownRun.read(stub, run)
+        others = {name: ShownRun.read(stub, name) for name in names if "/" not in name}
     for name in names:
         if name not in others:
             with connect(Path(name), passphrase_file=passphrase_file) as stub:
-                newest = RunData.newest(stub)
+                newest = ShownRun.newest(stub)
             if newest is None:
                 raise CommandFailure(f"--beside {name}: that coordinator has no runs yet")
             others[name] = newest
@@ -66,7 +66,7 @@ def report_command(
         raise CommandFailure(f"{target} exists: give --force to overwrite it", code=USAGE)
     with failing(OSError, what=f"cannot write {target}"):
         target.write_text(page(data, list(others.values())), encoding="utf-8")
-    rounds, clients = len(data.rounds), len(data.clients)
+    rounds, clients = len(data.lines), len(data.names)
     answer(
         as_json,
         {"file": str(target), "run": data.run.run_id, "rounds": rounds, "clients": clients, "beside": names},
@@ -74,7 +74,7 @@ def report_command(
     )
 
 
-def _check_comparable(data: "RunData", other: "RunData") -> None:
+def _check_comparable(data: "ShownRun", other: "ShownRun") -> None:
     """Raises a Failure if two runs do not measure the same."""
     if (other.run.task, other.objectives) != (data.run.task, data.objectives):
         raise CommandFailure(

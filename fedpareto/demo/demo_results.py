@@ -9,8 +9,9 @@ from federation.v1.admin_pb2 import AlertSeverity, Run
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.admin_messages import name_of
 from fedpareto.demo.hospitals import EIGHT, HOSPITALS, TWO
-from fedpareto.report.report_data import RunData
+from fedpareto.run_table import MemberNumber
 from fedpareto.series import mean, metric
+from fedpareto.web.sections.shown_run import ShownRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ def how_it_ended(run: Run) -> dict[str, Any]:
 
 def outcome(stub: AdminStub, run_id: str, *, attacked: bool) -> DemoResult:
     """Reads the result of a run of the hospitals."""
-    data = RunData.read(stub, run_id)
+    data = ShownRun.read(stub, run_id)
     run, final = data.run, data.final
     over = run.HasField("started") and run.HasField("ended")
     return DemoResult(
@@ -96,14 +97,14 @@ def outcome(stub: AdminStub, run_id: str, *, attacked: bool) -> DemoResult:
         attacked=attacked,
         seconds=(run.ended.ToNanoseconds() - run.started.ToNanoseconds()) / 1e9 if over else math.nan,
         accuracy=final.values if final is not None and final.measure == "accuracy" else {},
-        cosine={name: mean(part.cosine for part in data.parts.get(name, ())) for name in HOSPITALS},
+        cosine={name: mean(data.row(MemberNumber.COSINE, name)) for name in HOSPITALS},
         alerts=[alert.message for alert in run.alerts if alert.severity != AlertSeverity.ALERT_SEVERITY_NOTICE],
     )
 
 
 def served(stub: AdminStub, run_id: str, scales: Mapping[str, float]) -> Served:
     """Reads the result of a run with objectives, whose losses are cross-entropies times `scales`."""
-    data = RunData.read(stub, run_id)
+    data = ShownRun.read(stub, run_id)
     run = data.run
     return Served(
         **how_it_ended(run),

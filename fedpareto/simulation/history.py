@@ -14,12 +14,12 @@ from sqlalchemy.orm import Session
 from coordinator.alerts.about_rounds import read_facts
 from coordinator.rounds.runs.participation import MemberSummary, RoundOutcome
 from coordinator.services.views.details import export_rounds
-from federation.record.results import accepted
 from federation.spec.run_spec import RunSpec
 from federation.text import counted
 from federation.v1.admin_pb2 import ExportRoundsResponse, RoundSummary
-from federation.v1.common_pb2 import AssignmentState, RoundState
+from federation.v1.common_pb2 import RoundState
 from federation.vectors import model_row
+from fedpareto.run_table import Outcome, parts_of
 from storage.blobs import BlobStore
 from storage.models import Run
 
@@ -205,24 +205,19 @@ def _client_records(item: ExportRoundsResponse) -> Iterator[Record]:
 
 
 def _reply_records(item: ExportRoundsResponse) -> Iterator[Record]:
-    for part in item.participations:
-        counts = accepted(item.phases, part)
-        if part.state == AssignmentState.ASSIGNMENT_STATE_FULFILLED and not counts:
+    for part in parts_of(item):
+        if part.outcome is Outcome.REPLIED and not part.counts:
             continue  # the round went on without asking it again
         reason, _, message = part.reason.partition(": ")
         yield {
             "round": item.summary.round,
-            "client": part.client_id,
-            "accepted": counts,
+            "client": part.name,
+            "accepted": part.counts,
             "reason": reason,
             "message": message,
-            "samples": part.samples if part.envelope else None,
-            "loss": _known(part.loss_before),
-            "norm": _known(part.update_norm),
-            "weight": _known(part.weight),
-            "coefficient": _known(part.coefficient),
-            "cosine": _known(part.cosine),
-            "epsilon": part.privacy.epsilon if part.HasField("privacy") else None,
+            "samples": part.samples,
+            **{name: _known(value) for name, value in part.numbers.items()},
+            "epsilon": part.epsilon,
         }
 
 

@@ -150,12 +150,12 @@ def test_the_wheel_holds_every_module_stub_and_migration(wheel: Path) -> None:
 
 
 def test_the_wheel_holds_the_pages_scripts_and_styles_of_the_console(wheel: Path) -> None:
-    files = [path for path in (ROOT / "fedpareto" / "console").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    files = [path for path in (ROOT / "fedpareto" / "web").rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert len(files) > 20
     assert not {str(path.relative_to(ROOT)) for path in files} - set(zipfile.ZipFile(wheel).namelist())
 
 
-@pytest.mark.parametrize("folder", ["fedpareto/console/static", "tests/vendored"])
+@pytest.mark.parametrize("folder", ["fedpareto/web/console/static", "tests/vendored"])
 def test_each_script_of_others_is_as_it_was_published_with_version_and_licence(folder: str) -> None:
     place = ROOT / folder
     listed = tomllib.loads((place / "vendored.toml").read_text())

@@ -22,23 +22,23 @@ from fedpareto.cli.shared_options import (
     JsonOption,
     ProxyOption,
 )
-from fedpareto.console import DEFAULT_PORT
 from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
+from fedpareto.web.console import DEFAULT_PORT
 
 with on_first_use():
     from federation.trust.admin_files import Account
     from federation.trust.keys import IdentityError
     from fedpareto.cli.admin.client import connect, find_home, route_to
     from fedpareto.cli.document import dumps
-    from fedpareto.console import web_server
-    from fedpareto.console.application import Console
-    from fedpareto.console.federation_reader import Reader
-    from fedpareto.console.page_events import ChangeBell
-    from fedpareto.console.render import ConsoleSite
-    from fedpareto.console.screens import compare_page
-    from fedpareto.console.security import EntranceKeys
-    from fedpareto.console.source import CoordinatorAway, OpenedCalls
+    from fedpareto.web.console import web_server
+    from fedpareto.web.console.application import Console
+    from fedpareto.web.console.federation_reader import Reader
+    from fedpareto.web.console.page_events import ChangeBell
+    from fedpareto.web.console.render import ConsoleSite
+    from fedpareto.web.console.screens import compare_page
+    from fedpareto.web.console.security import EntranceKeys
+    from fedpareto.web.console.source import CoordinatorAway, OpenedCalls
 
 
 def console_command(
@@ -71,7 +71,7 @@ def console_command(
     Only this machine reaches the pages. The address that is printed works once, within a minute; Enter prints another
     one. From another machine: ssh -L 8446:127.0.0.1:8446 THIS-MACHINE.
     """
-    require("the console is served with", "starlette", "uvicorn", "jinja2", extra="console")
+    require("the console is served with", "starlette", "uvicorn", extra="console")
     names = runs or []
     if len(names) > compare_page.MOST:
         raise CommandFailure(f"{len(names)} runs: the console compares at most {compare_page.MOST}", code=USAGE)

@@ -39,7 +39,7 @@ with on_first_use():
     from fedpareto.processes.forked import start_server
     from fedpareto.processes.local_federation import LocalFederation
     from fedpareto.processes.process_federation import ProcessError, leaving_on_signals
-    from fedpareto.report.report_data import RunData
+    from fedpareto.web.sections.shown_run import ShownRun
 
 
 DEFAULT_DIRECTORY = Path("fedpareto-local")
@@ -179,7 +179,7 @@ def _run(
     if console:
         _open_console(screen, stage, run_id, browse=browse)
     run = follow(stub, run_id, name, screen)
-    final = RunData.read(stub, run_id).final
+    final = ShownRun.read(stub, run_id).final
     return _Result(
         run=Ended(**how_it_ended(run)),
         split="" if final is None else final.split,
@@ -195,7 +195,7 @@ def _failures(run: "Run") -> list[str]:
 
 def _open_console(screen: "Console", stage: "LocalFederation", run_id: str, *, browse: bool) -> None:
     """Starts the console as a process of the federation, and prints its address."""
-    if not all(map(find_spec, ("starlette", "uvicorn", "jinja2"))):
+    if not all(map(find_spec, ("starlette", "uvicorn"))):
         screen.print("The console is not installed: install fedpareto[console].")
         return
     arguments = ["-m", "fedpareto", "console", run_id, "--home", str(stage.home / "admin"), "--port", "0", "--json"]
@@ -211,8 +211,8 @@ def _report(screen: "Console", directory: Path, result: _Result) -> None:
     screen.print()
     if result.measure == "accuracy":
         screen.print(accuracies(f"{result.split} accuracy", result.values))
-    for name, value in sorted(result.values.items()) if result.measure == "loss" else ():
-        screen.print(f"{name}  {result.split} loss {number(value)}")
+    for name, value in sorted(result.values.items()) if result.measure != "accuracy" else ():
+        screen.print(f"{name}  {result.split} {result.measure} {number(value)}")
     for failure in result.failures:
         screen.print(failure, style="yellow")
     run = result.run

@@ -12,7 +12,7 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.admin_messages import name_of
 from fedpareto.cli.show import alert_lines
 from fedpareto.cli.show.tables import new_table, runs, state
-from fedpareto.console.first_page import FederationState, MemberState, Need
+from fedpareto.web.console.first_page import FederationState, MemberState, Need
 
 _GOOD = "good"  # the look of a member that needs no look
 

@@ -16,8 +16,8 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.admin import watch
 from fedpareto.cli.document import dumps, line
 from fedpareto.cli.show import envelope_lines, round_tables, tables
-from fedpareto.report.page import page
-from fedpareto.report.report_data import RunData
+from fedpareto.web.report import page
+from fedpareto.web.sections.shown_run import ShownRun
 from tests.running import wait_for
 from tests.stage import Stage, spec
 
@@ -125,7 +125,7 @@ def check_known(admin: AdminStub, run: str) -> None:
     pictures += [tables.run(whole.run), tables.runs(runs.runs)]
     text = io.StringIO()
     Console(file=text, width=tables.WIDTH).print(*pictures, envelope_lines.replies(updates.replies))
-    texts = [text.getvalue(), page(RunData.read(admin, run))]
+    texts = [text.getvalue(), page(ShownRun.read(admin, run))]
     texts += [dumps(message) for message in (single, rounds, whole, runs, updates)]
     assert "not over yet" in texts[0]
     assert json.loads(dumps(rounds))["rounds"][0]["seconds"] is None

@@ -45,7 +45,8 @@ LIGHT = (
     "federation.spec.accounting",
     "federation.text",
     "fedpareto",
-    "fedpareto.console",
+    "fedpareto.web",
+    "fedpareto.web.console",
     "fedpareto.on_first_use",
     "fedpareto.standard_streams",
 )

@@ -20,9 +20,9 @@ from fedpareto.cli import document, logs
 from fedpareto.cli.admin import watch
 from fedpareto.cli.show import envelope_lines, member_tables, round_tables, tables
 from fedpareto.escaping import escaping_stub, make_safe
-from fedpareto.report.page import page
-from fedpareto.report.report_data import RunData
 from fedpareto.run_names import RunNames
+from fedpareto.web.report import page
+from fedpareto.web.sections.shown_run import ShownRun
 from tests.fedpareto.cli.scene import shown
 from tests.few import few
 
@@ -160,7 +160,7 @@ def test_a_page_of_hostile_text_is_html_without_a_control_character(data: st.Dat
     items = [item for item in rounds if isinstance(item, admin_pb2.ExportRoundsResponse)]
     for number, item in enumerate(items):
         item.summary.round = number
-    found = page(RunData(run, items, {client.client_id: client}))
+    found = page(ShownRun.of(run, items, [client]))
     check_safe(found.replace("\t", ""))
     assert "<script" not in found
 

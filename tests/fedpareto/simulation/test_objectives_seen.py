@@ -16,9 +16,9 @@ from federation.record.results import accepted
 from federation.v1.admin_pb2 import GetRoundResponse
 from federation.v1.common_pb2 import AssignmentState
 from fedpareto.notebook import simulate
-from fedpareto.report.page import page
-from fedpareto.report.report_data import RunData
 from fedpareto.simulation.history import History
+from fedpareto.web.report import page
+from fedpareto.web.sections.shown_run import ShownRun
 from storage import models, states
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
@@ -191,9 +191,9 @@ def test_the_rows_of_the_gram_matrix_are_named_by_client_and_objective(tmp_path:
 def test_the_report_of_a_simulation_has_the_figures_of_its_objectives(cmoo: Seen) -> None:
     with cmoo.database.read() as session:
         run = session.scalars(select(models.Run)).one()
-        members = {client.client_id: client for client in overview.clients(session, {}, after="", count=100)}
-        data = RunData(
-            overview.run(session, run, spec=True), list(details.export_rounds(session, run.run_id, 0, 20)), members
+        members = overview.clients(session, {}, after="", count=100)
+        data = ShownRun.of(
+            overview.run(session, run, spec=True), details.export_rounds(session, run.run_id, 0, 20), members
         )
     made = page(data)
     for title in (

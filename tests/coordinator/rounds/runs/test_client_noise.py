@@ -19,8 +19,8 @@ from federation.vectors import model_row, read_vector, update_rows
 from fedpareto.cli.show import round_tables, tables
 from fedpareto.notebook import simulate
 from fedpareto.offline_aggregation import aggregate
-from fedpareto.report.page import page
-from fedpareto.report.report_data import RunData
+from fedpareto.web.report import page
+from fedpareto.web.sections.shown_run import ShownRun
 from storage.blob_directory import DirectoryStore
 from storage.retention import is_retained
 from storage.states import RunState
@@ -167,7 +167,7 @@ def test_what_clients_sent_is_in_no_answer(stage: Stage) -> None:
     with console.capture() as capture:
         console.print(round_tables.round_(shown))
         console.print(tables.run(item))
-    html = str(page(RunData.read(admin, run)))
+    html = str(page(ShownRun.read(admin, run)))
     assert f"of members: epsilon = {expected:.4g}, without a budget" in capture.get()
     assert f"of members: epsilon = {expected:.4g}" in html
     assert "0.625" not in capture.get() + html
