@@ -56,12 +56,16 @@ def test_the_independent_verifier_imports_nothing_of_ours_but_the_stubs() -> Non
 # --- edits
 
 
+def placed(bundle: Edited, name: str) -> str:
+    """The name of an entry; `kind[n]` is the n-th of a kind, in the order of the file."""
+    if not name.endswith("]"):
+        return name
+    kind, _, place = name[:-1].partition("[")
+    return [one for one in bundle.entries if one.startswith(f"{kind}/") and not one.endswith("ca.der")][int(place)]
+
+
 def edited(bundle: Edited, edit: dict[str, Any]) -> Edited:
-    name = edit["entry"]
-    if name.endswith("]"):  # one of a kind, in the order of the file
-        kind, _, place = name[:-1].partition("[")
-        of_kind = [one for one in bundle.entries if one.startswith(f"{kind}/") and not one.endswith("ca.der")]
-        name = of_kind[int(place)]
+    name = placed(bundle, edit["entry"])
     if "add" in edit:
         return bundle.having({name: edit["add"].encode()})
     data = bundle.entries[name]
@@ -70,7 +74,8 @@ def edited(bundle: Edited, edit: dict[str, Any]) -> Edited:
     if "delete" in edit:
         return bundle.having({name: None})
     if "swap" in edit:
-        return bundle.having({name: bundle.entries[edit["swap"]], edit["swap"]: data})
+        other = placed(bundle, edit["swap"])
+        return bundle.having({name: bundle.entries[other], other: data})
     if "flip" in edit:
         return bundle.having({name: data[:-1] + bytes([data[-1] ^ 1])})
     if "text" in edit:
