@@ -41,7 +41,7 @@ class Conductor:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._run = fleet.run
-        self._around = fleet.context
+        self._context = fleet.context
         self._algorithm = algorithm(fleet.run.spec.algorithm.name, fleet.run.spec.algorithm.hyperparameters)
 
     def conduct(self) -> None:
@@ -51,12 +51,12 @@ class Conductor:
             Fenced: another coordinator has taken the run.
             Held: the run was paused or stopped, or the coordinator is stopping.
         """
-        with self._around.database.begin() as session:
+        with self._context.database.begin() as session:
             run = self._run.locked(session)
             if run.state is RunState.PENDING:
-                move_run(run, RunState.RUNNING, self._around.clock())
+                move_run(run, RunState.RUNNING, self._context.clock())
         while True:
-            self._around.wait(0)  # no mutant: without it the next phase sees a stop
+            self._context.wait(0)  # no mutant: without it the next phase sees a stop
             current = open_round(self._fleet)
             if current is None:
                 return
@@ -66,7 +66,7 @@ class Conductor:
                 finish_round(self._fleet, self._algorithm, current.round_id)
             except Skipped as skipped:
                 skip_round(self._fleet, current, skipped)
-            self._around.changed()
+            self._context.changed()
 
     def _step(self, current: Round) -> None:
         """Makes the round's step from replies of clients that are still members when it is recorded."""
@@ -90,11 +90,11 @@ class Conductor:
 
     def _void(self, current: Round, voided: Voided) -> Round:
         """Begins the next attempt at a round. Raises Skipped after the last one."""
-        attempts, why, now = self._run.spec.limits.attempts, str(voided), self._around.clock()
+        attempts, why, now = self._run.spec.limits.attempts, str(voided), self._context.clock()
         record = VoidRecord(attempt=current.attempt, reason=why, named=voided.named, blind=voided.blind)
         last = len(since_pause(current)) + 1 >= attempts
         where = f"run {self._run.run_id} round {current.number} attempt {current.attempt}"
-        with self._around.database.begin() as session:
+        with self._context.database.begin() as session:
             self._run.running(session)
             round_, cancelled = self._note_void(session, current, record, begins_next=not last)
             # Section 4: in the transaction of the void: the audit log names a cheater if and only if the record does.
@@ -111,8 +111,8 @@ class Conductor:
 
     def _pause(self, current: Round, why: str) -> NoReturn:
         """Pauses the run; when an operator resumes it, it begins the next attempt at the round. Raises Held."""
-        with self._around.database.begin() as session:
-            run, now = self._run.running(session), self._around.clock()
+        with self._context.database.begin() as session:
+            run, now = self._run.running(session), self._context.clock()
             move_run(run, RunState.PAUSED, now, why)
             audit.record(session, at=now, actor="coordinator", action="run.paused", subject=run.run_id, detail=why)
             record = VoidRecord(attempt=current.attempt, reason=why, paused=True)
@@ -128,4 +128,4 @@ class Conductor:
         round_ = session.get_one(Round, current.round_id)
         round_.voided = (*round_.voided, record)
         round_.attempt += begins_next
-        return round_, close_open_phases(session, round_.round_id, ROUND_OVER, self._around.clock())
+        return round_, close_open_phases(session, round_.round_id, ROUND_OVER, self._context.clock())

@@ -57,8 +57,11 @@ SEQUENCE_SECONDS = 60.0  # between two batches of the audit log
 QUOTA = 1 << 20  # bytes of uploads of one member
 
 
-class Killed(BaseException):
-    """The process was killed: what it has not stored is lost."""
+class Killed(KeyboardInterrupt):
+    """The process was killed: what it has not stored is lost.
+
+    Like Ctrl-C it is no failure of the code that it passes through, so none records it as one.
+    """
 
 
 @dataclass
