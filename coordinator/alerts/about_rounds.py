@@ -217,7 +217,7 @@ class RoundFacts:
 
     def _cases(self) -> Iterator[_Case]:
         yield from self._nobody_improves()
-        yield from self._too_long()
+        yield from self._steps_too_long()
         for member in self.participation.members:
             name, failed = member.client_id, member.failed_in_a_row
             if failed >= IN_A_ROW and member.last_reason_round is not None:
@@ -297,7 +297,7 @@ class RoundFacts:
                 self._worse.last,
             )
 
-    def _too_long(self) -> Iterator[_Case]:
+    def _steps_too_long(self) -> Iterator[_Case]:
         """The case that steps that are too long have raised the loss again and again, up to the last step."""
         rises = [
             (after, after.step)

@@ -45,7 +45,7 @@ from tests.works import MESSAGES
 from worker.connection.witness import Witness
 from worker.events import Events
 from worker.progress import StatementError
-from worker.site.assignments import Declined, check_assignment
+from worker.site.assignment_checks import Declined, check_assignment
 from worker.site.policy import WorkLimits
 
 LOG_KEY = Ed25519PrivateKey.from_private_bytes(b"l" * 32)

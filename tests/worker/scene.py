@@ -38,7 +38,7 @@ from worker.connection.attendance import AttendanceError
 from worker.events import Events
 from worker.home import MEMBER_FILE, WorkerHome
 from worker.service import Worker, prepare_offers
-from worker.site.assignments import Declined, check_assignment
+from worker.site.assignment_checks import Declined, check_assignment
 from worker.site.policy import Policy, PolicyError, WorkLimits
 from worker.site.run_requests import RunRequest
 

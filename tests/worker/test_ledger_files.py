@@ -23,7 +23,7 @@ from worker import ledger_file, rotation
 from worker.events import Events
 from worker.home import MEMBER_FILE, DiskFull, FileLocked, WorkerHome, WorkerHomeError, with_remedy
 from worker.ledger_file import LedgerFile
-from worker.site.assignments import Declined
+from worker.site.assignment_checks import Declined
 from worker.site.consents import Consents
 from worker.site.policy import Policy
 from worker.site.privacy_ledger import Ledger, PrivacyEntry

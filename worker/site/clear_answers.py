@@ -10,7 +10,7 @@ from federation.text import escaped
 from federation.work.base import Shows
 from federation.work.site import Site
 from worker.events import Events
-from worker.site.assignments import CheckedAssignment
+from worker.site.assignment_checks import CheckedAssignment
 
 MAX_TOLD = 1000  # runs; when further ones have been told, the oldest are told again
 _ADVICE = (

@@ -19,7 +19,7 @@ from federation.v1.federation_pb2 import FetchBlobRequest
 from worker.connection.attendance import Attendance
 from worker.events import Events
 from worker.home import disk_texts, with_remedy
-from worker.site.assignments import Declined
+from worker.site.assignment_checks import Declined
 from worker.site.policy import Policy
 from worker.site.run_requests import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, RunRequest, RunsFile, Verdict
 

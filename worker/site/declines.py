@@ -6,7 +6,7 @@ from federation.owners_code import TwoTexts
 from federation.v1.common_pb2 import SignedEnvelope
 from worker.connection.attendance import Attendance
 from worker.events import Events
-from worker.site.assignments import Declined, UnverifiedAssignment, claimed_id
+from worker.site.assignment_checks import Declined, UnverifiedAssignment, claimed_id
 from worker.site.refused_orders import ATTACKS, RefusedOrders
 
 

@@ -5,7 +5,8 @@
     [limits]
     samples = 32
 
-It sets what the coordinator may ask of this site; the coordinator cannot change it. Every key is optional.
+It sets what the coordinator may ask of this site; the coordinator cannot change it. Every key is optional. Each
+assignment is compared with it in `assignment_checks`.
 """
 
 import re

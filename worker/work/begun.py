@@ -17,7 +17,7 @@ from typing import Any
 from federation.work.base import Lane
 from federation.work.site import FailedSession
 from worker.events import Events
-from worker.site.assignments import CheckedAssignment, Declined
+from worker.site.assignment_checks import CheckedAssignment, Declined
 from worker.state_file import StateFile, read_state
 
 TRIES = 2  # of work in which the process dies

@@ -16,7 +16,7 @@ from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import Vector
 from federation.work.base import Origin, Result, Work, WorkError, WorkingClient
 from worker.connection.attendance import Attendance
-from worker.site.assignments import CheckedAssignment, Declined
+from worker.site.assignment_checks import CheckedAssignment, Declined
 from worker.work.attacker import Attacker
 from worker.work.begun import DIED
 from worker.work.own_errors import SILENT, log_error

@@ -24,7 +24,7 @@ from federation.work.site import EVALUATE, Site
 from worker import software
 from worker.connection.attendance import Attendance
 from worker.events import Events
-from worker.site.assignments import COMPARE, CheckedAssignment, Declined
+from worker.site.assignment_checks import COMPARE, CheckedAssignment, Declined
 from worker.site.privacy import SitePrivacy
 from worker.work.begun import BegunWork
 from worker.work.computing import Computing, PreparedWork, origin_of

@@ -18,7 +18,7 @@ from worker.connection.attendance import ANSWER_SECONDS, Attendance
 from worker.connection.backoff import Backoff
 from worker.connection.downloads import BlobUrl, DownloadFailed, download
 from worker.events import Events
-from worker.site.assignments import COMPARE, CheckedAssignment, Declined, OtherModel
+from worker.site.assignment_checks import COMPARE, CheckedAssignment, Declined, OtherModel
 from worker.work.cache import ModelCache, ModelMismatch
 from worker.work.work_control import Control
 

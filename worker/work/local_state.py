@@ -22,7 +22,7 @@ from federation.vectors import Layout, Vector
 from federation.work.base import Result, payload_layout
 from worker.events import Events
 from worker.home import disk_texts
-from worker.site.assignments import CheckedAssignment, Declined
+from worker.site.assignment_checks import CheckedAssignment, Declined
 from worker.work.spool import Spool, SpoolEntry
 
 ERASED_AFTER = timedelta(days=180)  # without work for the run

@@ -23,7 +23,7 @@ from federation.digests import digest
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Memory
 from worker.ledger_file import LedgerFile
-from worker.site.assignments import CheckedAssignment, Declined
+from worker.site.assignment_checks import CheckedAssignment, Declined
 
 KEPT_AFTER_DEADLINE = timedelta(days=1)
 MAX_ATTEMPTS = 1000  # that are remembered

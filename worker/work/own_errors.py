@@ -9,7 +9,7 @@ from federation.training import TrainingStopped
 from federation.training.reasons import reason_of, texts_of
 from federation.work.base import WorkError
 from worker.home import DiskFull, FileLocked
-from worker.site.assignments import CheckedAssignment, Declined
+from worker.site.assignment_checks import CheckedAssignment, Declined
 
 LOGGER = logging.getLogger("fedpareto.worker")
 SILENT = "this worker's log has the error"

@@ -23,7 +23,14 @@ from worker.connection.attendance import Attendance
 from worker.events import Events
 from worker.home import WorkerHomeError, disk_texts
 from worker.progress import Progress
-from worker.site.assignments import CheckedAssignment, Consent, Declined, OtherModel, check_assignment, check_cancel
+from worker.site.assignment_checks import (
+    CheckedAssignment,
+    Consent,
+    Declined,
+    OtherModel,
+    check_assignment,
+    check_cancel,
+)
 from worker.site.policy import WorkLimits
 from worker.site.run_requests import Verdict
 from worker.work.execution import Execution

@@ -387,7 +387,8 @@ class _Session:
         """The checks of section 4. Wrong answers that are corrected name members, and void nothing."""
         by_member = dict(zip(self.W, self.coefficients, strict=True))
         weights = [by_member[name] / ONE for name in self.V]
-        # Section 4: in every mode; these need nothing but the sum and the coefficients that all have signed.
+        # Section 4: in every mode: a mask that did not cancel shows in each, and in `sum` nothing else bounds a vector.
+        # These need the sum and the coefficients that all have signed, and nothing else.
         failures, square = checks.failures_of_sum((masks.reals(block) for block in blocks(self.words)), weights)
         if self.gram is not None:
             # Section 4: 0 for those that were lost: G is over W, and the sum over V.

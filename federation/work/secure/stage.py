@@ -63,7 +63,8 @@ class StageWork(Work):
 
     def answer(self, client: WorkingClient, computed: Result) -> Result:
         journal = Journal(client.memory, self.session)
-        # Section 3, rule 2: before any check: the facts to compare with are erased, and so are the secrets.
+        # Section 3, rule 2: before any check: the facts to compare with are erased, so a check would refuse for another
+        # reason than that the session is over.
         if not journal.known:
             raise WorkError("this member keeps nothing of the session: it is over", reason="session-over")
         # Section 3, rule 5: before the stage's own checks, which go by the names in the assignment.

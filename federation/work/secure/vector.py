@@ -1,6 +1,7 @@
 """The vector that a session sums: an update, a sketch of gradients, or the metrics of an evaluation.
 
-A vector (n,) is divided by max(||v||, clip): with clip 0 it becomes a unit vector, else one of length at most 1.
+A vector (n,) is divided by max(||v||, clip): with clip 0 it becomes a unit vector, else one of length at most 1. It is
+blurred and masked in `sum`.
 """
 
 import math

@@ -48,7 +48,7 @@ from tests.federation.work.scene import (
     tried,
 )
 from tests.few import few
-from worker.site.assignments import CheckedAssignment
+from worker.site.assignment_checks import CheckedAssignment
 from worker.work.memory import WorkerMemory
 
 M = 9

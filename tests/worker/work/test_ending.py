@@ -35,7 +35,7 @@ from tests.worker.scene import ALLOWED, KEY, Scene, training
 from tests.worker.work.scene import scene as members
 from worker.events import Events
 from worker.home import WorkerHomeError
-from worker.site.assignments import CheckedAssignment, Declined
+from worker.site.assignment_checks import CheckedAssignment, Declined
 from worker.threads import WorkerEndedError, WorkerThreads
 from worker.work.begun import DIED, MAX_NOTES, BegunWork
 from worker.work.own_errors import SILENT

@@ -24,7 +24,7 @@ from tests.harness import wait_for
 from tests.paths import OWNERS_CODE
 from tests.worker.scene import Scene, files_of_at_most
 from worker.home import DiskFull, WorkerHomeError
-from worker.site.assignments import CheckedAssignment, Declined
+from worker.site.assignment_checks import CheckedAssignment, Declined
 from worker.work.memory import WorkerMemory
 
 CODE = OWNERS_CODE / "lottery"

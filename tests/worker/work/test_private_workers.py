@@ -38,7 +38,7 @@ from tests.verification.scene import Edited, signed_again
 from tests.worker.work.scene import STAGES, Members
 from verification.errors import VerificationError
 from verification.run import verify
-from worker.site.assignments import CheckedAssignment
+from worker.site.assignment_checks import CheckedAssignment
 from worker.site.round_ledger import RoundLedger
 from worker.work.memory import WorkerMemory
 

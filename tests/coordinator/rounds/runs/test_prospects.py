@@ -32,7 +32,7 @@ from tests.harness import Attending, federation
 from tests.paths import OWNERS_CODE
 from tests.running import SECONDS, refused
 from tests.stage import LAYOUT, MODEL, Player, Stage, spec
-from worker.site.assignments import Declined, check_assignment
+from worker.site.assignment_checks import Declined, check_assignment
 from worker.site.hello import Introduction
 from worker.site.policy import Policy, WorkLimits
 from worker.site.privacy import SitePrivacy
