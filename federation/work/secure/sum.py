@@ -112,8 +112,8 @@ class Confirm(StageWork):
 
     def reply(self, client: WorkingClient, journal: Journal) -> tuple[dict[str, Array], Statement]:
         me, cohort, mask = client.client_id, journal.thresholds, journal.agreed(SessionStage.MASK)
-        # Section 3, rule 3: V is a part of the W for which the masks were made: masks of other vectors do not cancel. And
-        # a sum of fewer than n_min shows too much of each.
+        # Section 3, rule 3: V is a part of the W for which the masks were made: masks of other vectors do not cancel.
+        # And a sum of fewer than n_min shows too much of each.
         member_checks.check_members(self.members, mask["W"], me, cohort.n_min)
         require(len(self.masked) == len(self.members), "members", "there is not one digest for each member")
         # Section 3, rule 3: with another digest under its name, this member would confirm a sum with a vector that it
