@@ -79,7 +79,7 @@ def main() -> None:
         print(f"HEAD and {options.base} have no merge base here: no long tests run.")
         return
     files = concerned_files(changed)
-    print(f"{len(changed)} files differ from {options.base}; they concern {len(files)} test files.")
+    print(f"{len(changed)} files differ from {options.base}; they concern {len(files)} test files by imports of tests.")
     if files:
         command = [sys.executable, *options.pytest, "-m", "full", "--deadline", str(SECONDS), *files]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode

@@ -132,6 +132,7 @@ def by_coordinates(file: File, replies: Sequence[Reply]) -> np.ndarray | None:
     algorithm = file.run["algorithm"]
     if any(row is None for row in rows) or algorithm["name"] not in ("median", "trimmed-mean") or "pre" in algorithm:
         return None
+    assert not set(algorithm) - {"name", "prior", "byzantine"}, f"not computed here: {algorithm}"
     values = np.sort([row for several in rows for row in several or ()], axis=0)
     trim = algorithm.get("byzantine", 0) if algorithm["name"] == "trimmed-mean" else (len(values) - 1) // 2
     mean: np.ndarray = values[trim : len(values) - trim].mean(axis=0)
