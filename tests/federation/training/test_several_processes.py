@@ -137,6 +137,7 @@ def test_gradients_are_those_of_the_whole_minibatch(two: ExternalTrainer, alone:
     same(found, expected)
 
 
+@pytest.mark.full  # that of the shares of processes is `tests/federation/work/test_minibatch_sizes.py`
 def test_no_process_gets_a_single_sample_of_a_model_with_batch_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(OWNERS_CODE), prepend=os.pathsep)
     monkeypatch.syspath_prepend(OWNERS_CODE)
@@ -236,4 +237,4 @@ def test_a_trainer_of_the_members_own_is_refused_in_two_processes(digits: Task, 
         "from federation.training.torch_trainer import TorchTrainer\nclass Owned(TorchTrainer):\n    pass\n"
     )
     with pytest.raises(WorkError, match=r"Owned works in one process; there are 2 \(processes\)"):
-        ExternalTrainer(digits, SOURCE, "cpu", 1, command=torchrun(2, "owned:Owned", [tmp_path]))
+        ExternalTrainer(digits, SOURCE, "cpu", 1, command=torchrun(2, "owned:Owned", [str(tmp_path)]))
