@@ -1,7 +1,8 @@
 from tests.harness import python
 
 # Prints how many heaps of threads there are: glibc places each at a multiple of 64 MiB, in a reserved range of that
-# size, whose used part is the mapping that starts there.
+# size. The used part is the mapping that starts there, and the rest is one without rights. Another mapping, such as the
+# stack of a thread, may start there by chance.
 _PROGRAM = """
 import re, threading
 from coordinator.thread_pool import share_heap
@@ -15,8 +16,10 @@ threads = [threading.Thread(target=allocate) for _ in range(8)]
 for thread in threads:
     thread.start()
 barrier.wait()
-maps = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 00000000 00:00 0 *$", open("/proc/self/maps").read(), re.M)
-print(sum(int(start, 16) % (1 << 26) == 0 for start, _ in maps))
+pattern = r"^([0-9a-f]+)-([0-9a-f]+) rw-p 00000000 00:00 0 *\\n\\2-([0-9a-f]+) ---p"
+maps = re.findall(pattern, open("/proc/self/maps").read(), re.M)
+size = 1 << 26
+print(sum(int(start, 16) % size == 0 and int(end, 16) - int(start, 16) == size for start, _, end in maps))
 """
 
 
