@@ -91,8 +91,8 @@ def check_keys(keys: Iterable[PublicKeys], known: Collection[bytes] = ()) -> Non
     private, seen = X25519PrivateKey.from_private_bytes(bytes(KEY)), set(known)
     for public in (key for both in keys for key in (both.c, both.s)):
         shared_secret(private, public)
-        # Section 2.2: in either place. The s of a lost member is opened; whoever shows it too, or uses it as c, would
-        # be opened with it.
+        # Section 2.2: in either place. The s of a lost member is opened. A member that shows it too, or uses it as c,
+        # would be opened with it.
         if public in seen:
             raise Malformed(Fault.KEY_REPEATED, f"the public key {public.hex()} occurs twice")
         seen.add(public)

@@ -212,7 +212,7 @@ def test_a_clock_that_is_set_forward_pauses_the_runs_until_it_is_right_or_an_adm
     stage.pause(run)
     machine.ahead += timedelta(minutes=2)
     wait_for(lambda: faults.present, "the fault")
-    stage.resume(run)  # whoever paused it does not know of the clock
+    stage.resume(run)  # the operator who paused it does not know of the clock
     wait_for(lambda: stage.run(run).reason.startswith("clock: "), "the pause")
     stage.resume(run)  # the machine slept
     wait_for(lambda: not faults.present, "the end of the fault")

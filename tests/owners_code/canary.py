@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from federation.spec.task_metrics import Metric
 from federation.tasks import DataError, DataSource, Splits
 from federation.training.torch_trainer import TorchTrainer
 from federation.work.base import WorkError
@@ -41,6 +42,25 @@ class Canary(Tiny):
         perhaps("correct")
         return super().correct(output, y)
 
+    def metrics(self) -> dict[str, Metric]:
+        return {"scans": Metric(Scans())}
+
+
+class Scans:
+    """A metric of the task: the number of samples."""
+
+    def reset(self) -> None:
+        perhaps("reset")
+        self.count = 0
+
+    def update(self, output: Any, y: Any) -> None:
+        perhaps("update")
+        self.count += len(y)
+
+    def compute(self) -> Any:
+        perhaps("compute")
+        return {SECRET: 1.0} if os.environ.get("CANARY") == "values" else float(self.count)
+
 
 class Read(torch.utils.data.Dataset[Any]):
     """Samples that are read one by one."""
@@ -70,6 +90,16 @@ class Trains(TorchTrainer):
     def gradients(self, *given: Any) -> Any:
         perhaps("gradients")
         return super().gradients(*given)
+
+    @property
+    def buffers(self) -> Any:
+        perhaps("buffers")
+        return super().buffers
+
+    @property
+    def layout(self) -> Any:
+        perhaps("layout")
+        return super().layout
 
     @property
     def samples(self) -> int:

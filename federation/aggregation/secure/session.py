@@ -123,7 +123,7 @@ class _Session:
                 f"a private round needs at least {SMALLEST} members; {len(ready_replies)} are ready"
             )
         self.replies, self.keys = ready_replies, keys
-        # Section 1: for the whole session, whoever is lost later: members compute the same numbers from U1.
+        # Section 1: for the whole session, also if members are lost later: members compute the same numbers from U1.
         self.cohort = Thresholds(len(ready_replies), self.mode)
         self.ids = tuple(sorted(ready_replies))
         self.points = {name: point for point, name in enumerate(self.ids, 1)}
@@ -365,7 +365,7 @@ class _Session:
         ]
         points, senders = [self.points[name] for name in sorted(answers)], sorted(answers)
         recovered = unmasking.recover(points, shares, tests, t_mask=self.cohort.t_mask, t=self.cohort.t)
-        # Section 2.6: nobody is named: with so many wrong answers, the honest ones could look wrong.
+        # Section 2.6: no member is named: among so many wrong answers an honest one could look wrong.
         if recovered is None:
             raise Voided("the shares of the masks fit no secret that was committed to", blind=True)
         self.named = {senders[index]: "wrong-shares" for index in recovered.named}

@@ -43,7 +43,7 @@ def drip() -> Iterator[bytes]:
         threading.Event().wait(1.0)
 
 
-# Bytes that are sent as they are. Whoever sends them is shut out at once, or by the limits of an idle connection.
+# Bytes that are sent as they are. Their sender is shut out at once, or by the limits of an idle connection.
 PLAIN: dict[str, Callable[[], Iterator[bytes]]] = {
     "nothing": lambda: iter(()),
     "HTTP/1": lambda: iter([b"GET / HTTP/1.1\r\n\r\n"]),

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import Descriptor
 from federation.tasks import DataSource, initial_model, task
 from federation.training.trainers import TrainerChoice
 from federation.v1 import common_pb2, enrollment_pb2, federation_pb2
-from federation.v1.common_pb2 import JacobianWork
+from federation.v1.common_pb2 import EvaluateWork, JacobianWork
 from federation.vectors import to_bytes
 from tests.owners_code.canary import SECRET
 from tests.paths import DOCS, OWNERS_CODE
@@ -37,9 +37,15 @@ FAILURES = [
     ("losses KeyError", "train", "failed"),
     ("sample OSError", "train", "no-data"),
     ("samples ValueError", "train", "failed"),
+    ("buffers ValueError", "train", "failed"),
+    ("layout ValueError", "train", "failed"),
     ("evaluate ValueError", "evaluate", "failed"),
     ("scores", "evaluate", "trainer:result"),
     ("correct ValueError", "evaluate", "failed"),
+    ("reset ValueError", "metric", "failed"),
+    ("update ValueError", "metric", "failed"),
+    ("compute ValueError", "metric", "failed"),
+    ("values", "metric", "failed"),
     ("gradients WorkError", "gradients", "failed"),
 ]
 
@@ -60,7 +66,13 @@ def asked_for(scene: Scene, kind: str, number: int) -> None:
     if kind == "evaluate":
         scene.evaluate("test", number=number)
         return
-    asked = scene.order(number)
+    asked = scene.order(number, **({"max_payload_bytes": 0} if kind == "metric" else {}))
+    if kind == "metric":
+        set_work(
+            asked,
+            EvaluateWork(splits=["test"], metrics=[common_pb2.Metric(name="scans", better="higher", largest=1.0)]),
+        )
+        del asked.rows[:]
     if kind == "gradients":
         set_work(asked, JacobianWork(batch_size=10, objectives=["loss"], sketch="exact", budget=1))
         asked.rows[0].name = "jacobian"
@@ -86,7 +98,11 @@ def test_the_text_of_an_exception_of_own_code_is_in_no_byte_that_leaves_and_whol
         _, *told = scene.declined(number + 1)
         assert told[0] == reason, (fails, told)
         where, _, name = fails.partition(" ")
-        if name and where != "samples":  # which the check of an assignment asks for, in the thread that attends
+        if name and where not in (
+            "samples",
+            "buffers",
+            "layout",
+        ):  # which the check of an assignment asks for, in the thread that attends
             assert f"{name} at canary:" in told[1], (fails, told)
         assert SECRET in caplog.text, fails
         scene.coordinator.open.clear()

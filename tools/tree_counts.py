@@ -1,4 +1,4 @@
-"""Counts what the house is measured by: `python tools/house.py`. docs/reference/architecture.md says what is there."""
+"""Counts lines of code, comments, words and the like in the project: `python tools/tree_counts.py`."""
 
 import ast
 import re
