@@ -7,6 +7,7 @@ quotients, square roots and correctly rounded sums, so that every processor find
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from statistics import median_low
 
 import numpy as np
 
@@ -70,13 +71,8 @@ def bound(lengths: Sequence[float], direction: float) -> float:
     """
     if not lengths:
         raise ValueError("there are no updates whose lengths could bound the step")
-    median = lower_median(lengths)
+    median = median_low(lengths)
     return 1.0 if direction <= median else median / direction
-
-
-def lower_median(values: Sequence[float]) -> float:
-    """The median of at least one value; of an even number, the smaller one of the two in the middle."""
-    return sorted(values)[(len(values) - 1) // 2]
 
 
 def step_lengths(step: Step, K: Matrix | None) -> list[float] | None:
@@ -118,7 +114,7 @@ def member_lengths(K: Matrix, rows: Sequence[int]) -> list[float]:
         raise ValueError(f"the members sent {sum(rows)} rows; K has {len(K)}")
     norms = np.sqrt(np.maximum(np.diagonal(K), 0.0)).tolist()
     ends = np.cumsum(rows, dtype=int).tolist()
-    return [lower_median(norms[end - count : end]) for end, count in zip(ends, rows, strict=True) if count]
+    return [median_low(norms[end - count : end]) for end, count in zip(ends, rows, strict=True) if count]
 
 
 def shown_lengths(members: Iterable[str], replies: Iterable[PhaseReply]) -> list[float]:
