@@ -151,8 +151,9 @@ def test_work_whose_deadline_passed_while_the_coordinator_was_away_is_dropped(sc
     running = scene.attending()
     late, waiting = scene.order(), scene.order(1)
     set_train(late, steps=ENDLESS)
+    soon = datetime.now(UTC) + timedelta(seconds=1.5)  # of both: else the second one could begin when the first one ends
     for asked in (late, waiting):
-        asked.deadline.FromDatetime(datetime.now(UTC) + timedelta(seconds=1.5))
+        asked.deadline.FromDatetime(soon)
         scene.coordinator.assign(asked)
     running.wait_for("training")
     scene.coordinator.stop()
