@@ -151,7 +151,8 @@ def test_work_whose_deadline_passed_while_the_coordinator_was_away_is_dropped(sc
     running = scene.attending()
     late, waiting = scene.order(), scene.order(1)
     set_train(late, steps=ENDLESS)
-    soon = datetime.now(UTC) + timedelta(seconds=1.5)  # of both: else the second one could begin when the first one ends
+    # Of both: otherwise the second one could begin when the first one ends.
+    soon = datetime.now(UTC) + timedelta(seconds=1.5)
     for asked in (late, waiting):
         asked.deadline.FromDatetime(soon)
         scene.coordinator.assign(asked)
