@@ -12,7 +12,7 @@ from typing import NamedTuple
 from coordinator.backups.inventory import Content
 from federation.record import bundle
 from federation.text_files import FORMAT
-from federation.training.external import PROTOCOL
+from federation.training.pipe import PROTOCOL
 from federation.trust.envelope import CONTEXTS
 from federation.trust.join_string import PREFIX
 from federation.v1 import federation_pb2

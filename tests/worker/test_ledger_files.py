@@ -65,7 +65,7 @@ def patch_connect(change: Callable[[sqlite3.Connection], None]) -> Iterator[None
     connect = sqlite3.connect
 
     def changed(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        connection = connect(*arguments, **options)
+        connection: sqlite3.Connection = connect(*arguments, **options)
         change(connection)
         return connection
 
