@@ -11,7 +11,7 @@ where a `worker.py` or a package `storage/` of yours, say, comes before ours on 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedpareto.cli.code_path import check_import
+from fedpareto.code_path import check_import
 
 check_import()
 del check_import

@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-from fedpareto.cli.code_path import hidden_text
+from fedpareto.code_path import hidden_text
 
 
 def main() -> None:

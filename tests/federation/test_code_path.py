@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from federation.tasks import TaskError, task
-from fedpareto.cli import code_path
+from fedpareto import code_path
 from fedpareto.processes.process_federation import ProcessFederation
 from tests import harness
 from tests.command_lines import failure

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -52,8 +53,7 @@ def test_importing_fedpareto_imports_nothing_heavy_and_completion_offers_its_nam
 def test_a_simulation_without_its_packages_says_which_to_install(
     monkeypatch: pytest.MonkeyPatch, absent: list[str]
 ) -> None:
-    find = notebook.find_spec
-    monkeypatch.setattr(notebook, "find_spec", lambda name: None if name in absent else find(name))
+    monkeypatch.setattr(notebook, "find_spec", lambda name: None if name in absent else find_spec(name))
     words = rf"needs {' and '.join(absent)}, not installed here: install fedpareto\[torch,experiments\]"
     with pytest.raises(ModuleNotFoundError, match=words) as caught:
         fedpareto.simulate(SPEC)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "fedpareto")
 VARIABLE = "FEDPARETO_CODE"
-ROOT = Path(__file__).resolve().parents[2]  # the directory that holds this project's packages
+ROOT = Path(__file__).resolve().parents[1]  # the directory that holds this project's packages
 
 
 @dataclass(frozen=True)
