@@ -53,7 +53,7 @@ def worker_keys(incomplete: str) -> list[Offer]:
 
 
 def _of_federation(kind: str) -> Callable[[typer.Context, str], list[Offer]]:
-    """Completes names that a function of `fedpareto.cli.offered_names` reads, without those that the line has already."""
+    """Completes names that a function of `offered_names` reads, without those that the line has already."""
 
     def complete(context: typer.Context, incomplete: str) -> list[Offer]:
         given = {word for value in context.params.values() if isinstance(value, list | tuple) for word in value}
