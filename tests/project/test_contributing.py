@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from storage.revisions import UNRELEASED_FILE
 from tests import costs
 from tests.distribution import SLOW
 from tests.paths import ROOT
@@ -129,15 +128,6 @@ def test_the_release_check_wants_all_entries_of_the_changelog_under_the_version_
             release_check.check_changelog(release)
     else:
         assert release_check.check_changelog(release) == f"2 entries under [{release.version}] - 2026-11-23"
-
-
-def test_the_release_check_wants_the_first_migration_of_the_tables(release: Any) -> None:
-    versions = release.root / "storage" / "migrations" / "versions"
-    shutil.copytree(ROOT / "storage" / "migrations", versions.parent)
-    with pytest.raises(release_check.ToDoError, match=r"python -m storage\.migrations"):
-        release_check.check_tables(release)
-    (versions / UNRELEASED_FILE).rename(versions / "0002_the_first_tables.py")
-    assert release_check.check_tables(release) == "1 migrations"
 
 
 def test_a_step_that_is_still_to_do_is_not_ok_and_fails_the_release_check(
