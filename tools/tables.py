@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from os.path import relpath
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import BaseModel
 
@@ -32,7 +32,7 @@ _LINK = re.compile(r"\]\(([\w/.-]+)(#[\w-]+)?\)")
 Row = tuple[str, ...]
 
 
-def _is_section(kind: Any) -> bool:
+def _is_section(kind: Any) -> TypeGuard[type[BaseModel]]:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
