@@ -19,6 +19,7 @@ from typing import Any, TypeGuard
 from pydantic import BaseModel
 
 from coordinator.settings import Settings
+from federation.record.log_kinds import KINDS
 from federation.record.metric_definitions import DEFINITIONS
 from federation.spec.problems import Section
 from federation.spec.run_spec import RunSpec
@@ -87,6 +88,14 @@ def reasons(table: str) -> Iterator[Row]:
         yield ", ".join(f"`{name}`" for name in row.reasons), *(cells[number] for cells in columns.values())
 
 
+def log_kinds() -> Iterator[Row]:
+    """The kinds of entries of the audit log."""
+    yield "Kind", "Actions"
+    for kind, actions in KINDS.items():
+        spelt = (f"`{'*' if name[0] == '.' else ''}{name}{'*' if name[-1] == '.' else ''}`" for name in actions)
+        yield f"`{kind}`", ", ".join(spelt) or "every action, if the entry has a reason"
+
+
 # The rows of each table, its head first, by page and name.
 TABLES: dict[str, dict[str, Callable[[], Iterable[Row]]]] = {
     "reference/run-spec.md": {
@@ -95,6 +104,7 @@ TABLES: dict[str, dict[str, Callable[[], Iterable[Row]]]] = {
     },
     "reference/metrics.md": {"metrics": metrics},
     "reference/reasons.md": {table: partial(reasons, table) for table in by_table()},
+    "operate/audit-log.md": {"kinds of entries": log_kinds},
     "operate/operations.md": {"settings": partial(keys, Settings)},
     "member/your-site.md": {"policy": partial(keys, Policy)},
     "member/differential-privacy.md": {"policy of a data set": partial(keys, SamplePolicy, "NAME.")},

@@ -38,6 +38,14 @@ def test_tables_that_repeat_the_code_are_those_of_the_code() -> None:
     assert list(tool("tables").differing()) == [], "python tools/tables.py writes them"
 
 
+def test_a_table_that_was_edited_is_written_anew_and_one_that_is_missing_is_refused() -> None:
+    page, tables = "reference/run-spec.md", tool("tables")
+    text = (DOCS / page).read_text()
+    assert tables.written(page, text.replace("| `rounds` | required |", "| `rounds` | `30` |")) == text
+    with pytest.raises(ValueError, match=r"run-spec\.md .* it needs the document, algorithm"):
+        tables.written(page, text.replace("tables.py: train -->", "tables.py: trained -->"))
+
+
 def test_each_reason_of_a_refusal_is_explained() -> None:
     explained = [reason for row in known() if row.said_by == REFUSED for reason in row.reasons if ":" not in reason]
     assert explained == list(REASONS)
