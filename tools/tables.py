@@ -49,7 +49,8 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Row]:
         if _is_section(field.annotation):
             yield from _keys(field.annotation, f"{prefix}{name}.")
             continue
-        meaning = str(field.description)
+        if (meaning := field.description) is None:
+            raise ValueError(f"{model.__name__}.{name} has no description")
         if model is WorkerConfig and name in OPTIONS:
             meaning += f" Option: `{OPTIONS[name]}`."
         if issubclass(model, Section) and name in model.takers:
