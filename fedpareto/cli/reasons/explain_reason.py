@@ -64,16 +64,19 @@ def _lines(rows: "list[KnownReason]") -> Iterator[str]:
         longer = [name for reason in row.reasons for name in known_reasons.with_suffix(reason, row.said_by)]
         suffixes = f"With a suffix: {', '.join(longer)}." if longer else ""
         for text in filter(None, (f"Said by {row.said_by}.", row.means, remedy, suffixes)):
-            yield from textwrap.wrap(
-                without_links(text), _WIDTH, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
-            )
+            yield from _indented(text)
 
 
 def _names(rows: "list[KnownReason]") -> Iterator[str]:
     for said_by in dict.fromkeys(row.said_by for row in rows):
         yield f"Of {said_by}:"
         names = dict.fromkeys(name for row in rows if row.said_by == said_by for name in row.reasons)
-        yield from textwrap.wrap(
-            ", ".join(names), _WIDTH, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
-        )
+        yield from _indented(", ".join(names))
     yield "`fedpareto explain REASON` says what one means."
+
+
+def _indented(text: str) -> list[str]:
+    indent = "    "
+    return textwrap.wrap(
+        without_links(text), _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
