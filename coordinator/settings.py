@@ -13,8 +13,9 @@ import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coordinator.ownership import CoordinatorHomeError
-from federation.spec.problems import Section, explain
+from federation.spec.problems import Format, Section, explain
 from federation.text import comment
+from federation.text_files import FORMAT
 from federation.transport.proxies import is_loopback
 from federation.trust.identity import Action, check_name
 
@@ -35,6 +36,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 class Settings(Section):
     """The settings in `coordinator.toml`. A relative path is relative to the directory of the file."""
 
+    format: Format = FORMAT
     federation_id: str = Field(
         description="The federation's name, in every certificate and signature. Do not change it."
     )

@@ -18,6 +18,10 @@ from typing import Any, TypeGuard
 
 from pydantic import BaseModel
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from formats import formats
+
 from coordinator.settings import Settings
 from federation.record.log_kinds import KINDS
 from federation.record.metric_definitions import DEFINITIONS
@@ -97,6 +101,13 @@ def log_kinds() -> Iterator[Row]:
         yield f"`{kind}`", ", ".join(spelt) or "every action, if the entry has a reason"
 
 
+def formats_by_name() -> Iterator[Row]:
+    """The formats, and who writes and reads each."""
+    yield "Format", "Version", "Written by", "Read by", "What an older reader does"
+    for row in formats():
+        yield row.name, row.version or "–", row.writer, row.reader, f"{row.older}."
+
+
 # The rows of each table, its head first, by page and name.
 TABLES: dict[str, dict[str, Callable[[], Iterable[Row]]]] = {
     "reference/run-spec.md": {
@@ -107,6 +118,7 @@ TABLES: dict[str, dict[str, Callable[[], Iterable[Row]]]] = {
     "reference/reasons.md": {table: partial(reasons, table) for table in by_table()},
     "operate/audit-log.md": {"kinds of entries": log_kinds},
     "operate/operations.md": {"settings": partial(keys, Settings)},
+    "operate/upgrading.md": {"formats": formats_by_name},
     "member/your-site.md": {"policy": partial(keys, Policy)},
     "member/differential-privacy.md": {"policy of a data set": partial(keys, SamplePolicy, "NAME.")},
     "member/worker-file.md": {"worker.toml": partial(keys, WorkerConfig)},

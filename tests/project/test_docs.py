@@ -17,6 +17,7 @@ from tests.command_lines import problem
 from tests.paths import DOCS, EXAMPLES, ROOT
 from tests.project.scene import rows, tool
 from worker.config import WorkerConfig
+from worker.home import WorkerHome
 from worker.site.policy import Policy
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("research/*.md"), *ROOT.glob("docs/**/*.md")])
@@ -65,6 +66,13 @@ def test_the_example_of_a_policy_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(next(blocks(PROSE[DOCS / "member/your-site.md"], "toml")))
     assert Policy.load(path).restore == "ask"
+
+
+def test_the_table_of_formats_names_every_file_of_a_home(tmp_path: Path) -> None:
+    table = "".join(row.name for row in tool("formats").formats())
+    files = [path.name for path in vars(WorkerHome(tmp_path)).values() if path != tmp_path]
+    missing = [name for name in files if name not in table and not name.endswith("rotations")]
+    assert not missing, "tools/formats.py: give each of these a row"
 
 
 def test_the_examples_of_a_workers_file_are_accepted(tmp_path: Path) -> None:
