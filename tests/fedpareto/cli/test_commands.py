@@ -45,6 +45,7 @@ LIGHT = (
     "federation.spec.accounting",
     "federation.text",
     "fedpareto",
+    "fedpareto.code_path",
     "fedpareto.web",
     "fedpareto.web.console",
     "fedpareto.on_first_use",
