@@ -29,7 +29,7 @@ def _line(body: list[ast.stmt], name: str) -> tuple[int, int]:
     """The first and the last line of the statement that defines a name."""
     found = next(statement for statement in body if name in _defined(statement))
     decorators = found.decorator_list if isinstance(found, ast.ClassDef | ast.FunctionDef) else []
-    return min(part.lineno for part in (found, *decorators)), found.end_lineno or found.lineno
+    return min([found.lineno, *(part.lineno for part in decorators)]), found.end_lineno or found.lineno
 
 
 def shown(file: str, first: str = "", last: str = "") -> str:
