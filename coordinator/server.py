@@ -49,6 +49,7 @@ from coordinator.startup import ProcessLock, Startup, check_shares_blobs, forget
 from coordinator.thread_pool import ThreadPool, all_started, share_heap
 from federation.directories import Directories
 from federation.errors import Error
+from federation.process.service_manager import ServiceManager
 from federation.transport.channels import Option
 from federation.trust.certificates import pem
 from federation.trust.keys import make_private_directory, private_key_pem
@@ -450,12 +451,17 @@ class Coordinator:
 
 
 def serve(
-    home: CoordinatorHome, *, ready: Callable[[Coordinator], None] = lambda coordinator: None, conduct: bool = True
+    home: CoordinatorHome,
+    *,
+    ready: Callable[[Coordinator], None] = lambda coordinator: None,
+    conduct: bool = True,
+    manager: ServiceManager | None = None,
 ) -> None:
     """Runs a coordinator until SIGTERM or SIGINT; a second signal ends the process at once.
 
     `ready` is called when it serves; without `conduct` no run advances. If PostgreSQL does not answer at the start, it
-    waits up to `START_SECONDS`; if the machine's clock is behind the record, until it is right.
+    waits up to `START_SECONDS`; if the machine's clock is behind the record, until it is right. `manager` hears when it
+    serves, and that its event loop runs, also while the database is away.
 
     Raises:
         DBAPIError: PostgreSQL has not answered until then, or SQLite does not.
@@ -467,13 +473,16 @@ def serve(
         LogError: the audit log differs from what was signed.
         PortTaken: another process has a port.
     """
-    asyncio.run(_serve(home, ready, conduct))
+    asyncio.run(_serve(home, ready, conduct, manager or ServiceManager()))
 
 
-async def _serve(home: CoordinatorHome, ready: Callable[[Coordinator], None], conduct: bool) -> None:
+async def _serve(
+    home: CoordinatorHome, ready: Callable[[Coordinator], None], conduct: bool, manager: ServiceManager
+) -> None:
     share_heap()
     raise_descriptor_limit()
     loop = asyncio.get_running_loop()
+    manager.feed_from(loop)
     signalled = asyncio.Event()
 
     def on_signal() -> None:
@@ -490,6 +499,7 @@ async def _serve(home: CoordinatorHome, ready: Callable[[Coordinator], None], co
         return
     try:
         ready(coordinator)
+        manager.ready()
         waits = [asyncio.create_task(signalled.wait()), asyncio.create_task(coordinator.watch())]
         done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
@@ -498,6 +508,7 @@ async def _serve(home: CoordinatorHome, ready: Callable[[Coordinator], None], co
             task.result()
         log.info("stopping")
     finally:
+        manager.stopping()
         await coordinator.stop()
 
 

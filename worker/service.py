@@ -8,6 +8,7 @@ from functools import partial
 
 from federation.attacks import Attack, AttackError, attack_seed, poisoned
 from federation.directories import Directories
+from federation.process.service_manager import ServiceManager
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Dataset, DataSource, Splits, task, task_code
 from federation.training.run_trial import FirstTraining
@@ -132,7 +133,8 @@ class Worker:
     """One worker process, from its first hello to its end.
 
     The caller has locked the home. `offers` and `device` are what `prepare_offers` returned; `uniform` draws the jitter
-    of every back-off; an honest member has no attacker. `passphrase` encrypts the member's next keys.
+    of every back-off; an honest member has no attacker. `passphrase` encrypts the member's next keys. `manager` hears
+    when it begins to attend, and that it lives, also while it trains or the coordinator is away.
 
     Raises:
         WorkerHomeError, RosterError, SpoolError: a file of the home is damaged; the message says which.
@@ -150,8 +152,10 @@ class Worker:
         attacker: Attacker | None = None,
         policy: Policy = Policy(),  # noqa: B008 - frozen
         passphrase: bytes | None = None,
+        manager: ServiceManager | None = None,
     ) -> None:
         self._threads = WorkerThreads()
+        self._manager = manager or ServiceManager()
         self._offers = offers
         self._events = events
         events.home = Directories([home.directory], "the worker")
@@ -256,7 +260,9 @@ class Worker:
         threads.start("policy", self._look)
         for lane in Lane:
             threads.start(lane, partial(self._runner.run, lane))
+        self._manager.ready()
         threads.wait()
+        self._manager.stopping()
         for part in (self._runner, self._submitter, self._renewer, self._attendance):
             part.stop()
         threads.join()
@@ -285,6 +291,8 @@ class Worker:
             self._runner.look()
             if self._introduction.outdated:
                 self._attendance.introduce_again()
+            self._runner.working(), self._attendance.files_now()  # they take locks: a deadlock starves the watchdog
+            self._manager.feed()
 
     def _counted(self, task: str) -> None:
         """Sends the new numbers of private rounds left for the tasks that share a data set with `task`."""
