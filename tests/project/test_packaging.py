@@ -320,7 +320,8 @@ def ran(folder: Path, **arguments: str) -> list[str]:
     for name in ("python", "pip", "uv"):
         (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {folder}/calls\n')
         (folder / name).chmod(0o755)
-    ended("sh", "-c", of("RUN")[0], code=0, PATH=f"{folder}:/usr/bin:/bin", **arguments)
+    environment: dict[str, Any] = {"PATH": f"{folder}:/usr/bin:/bin", **arguments}
+    ended("sh", "-c", of("RUN")[0], code=0, **environment)
     calls = (folder / "calls").read_text().splitlines()
     (folder / "calls").unlink()
     return calls
@@ -512,8 +513,8 @@ def test_make_takes_another_python_for_its_environment_only_where_one_is_named(t
     (tmp_path / "tools").mkdir()
     programs = {"tools/install.sh": "exit 0"}
     for version in ("9.8", "9.9"):
-        made = 'test "$2" != venv || { mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; }'
-        programs[f"python{version}"] = f'case "$2" in *print*) echo {version};; esac\n{made}'
+        making = 'test "$2" != venv || { mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; }'
+        programs[f"python{version}"] = f'case "$2" in *print*) echo {version};; esac\n{making}'
     for name, program in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{program}\n")
         (tmp_path / name).chmod(0o755)

@@ -23,13 +23,14 @@ def text(name: str) -> str:
 
 def settings(name: str) -> dict[str, dict[str, list[str]]]:
     """The values of each setting, by section."""
-    found: dict[str, dict[str, list[str]]] = {}
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    section = ""
     for line in text(name).splitlines():
         if line.startswith("["):
-            found[line[1:-1]] = section = defaultdict(list)
+            section = line[1:-1]
         elif line and not line.startswith("#"):
             key, _, value = line.partition("=")
-            section[key].append(value)
+            found[section][key].append(value)
     return found
 
 
