@@ -18,17 +18,16 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator.clock import BEHIND_RECORD, SteadyClock
+from coordinator.clock import SteadyClock
 from coordinator.cluster.registry import Registry
 from coordinator.fault_state import PAUSING, FaultState
-from coordinator.rounds.supervisor import Supervisor
+from coordinator.rounds.run_commands import RunCommands
 from federation.directories import DirectoryGone
 from federation.errors import Error
-from storage import audit
 from storage.blobs import BlobStore, BlobStoreUnavailable
 from storage.database import Database, DatabaseBusy
 from storage.faults import StorageFault
@@ -47,10 +46,6 @@ LARGEST_STEP, _SMALLEST_STEP = timedelta(minutes=1), timedelta(seconds=1)
 
 class LockLost(Error, RuntimeError):
     """Another coordinator has the database."""
-
-
-class ClockBehind(Error, RuntimeError):
-    """The machine's clock is behind the record; the message says by how much."""
 
 
 class ClockWatch:
@@ -118,7 +113,7 @@ class Monitor:
     database: Database
     blobs: BlobStore
     reserve: Reserve
-    supervisor: Supervisor
+    commands: RunCommands
     faults: FaultState
     registry: Registry
     clocks: ClockWatch | None
@@ -132,7 +127,7 @@ class Monitor:
         self._loop = asyncio.get_running_loop()
         self._resume = True  # runs that a fault paused, also those from before the start
         self._looks = {fault: Looks() for fault in PAUSING}
-        self.faults.on_fault(self._on_fault)
+        self.faults.noted.listen(self._on_fault)
 
     def _on_fault(self, fault: StorageFault | None) -> None:
         """Callable from any thread."""
@@ -261,23 +256,11 @@ class Monitor:
         for fault in PAUSING if self.database.serves_many else (*PAUSING, StorageFault.CLOCK):
             if fault in faults:
                 self._resume = True
-                return self.supervisor.pause_for_fault(fault, faults[fault])
+                return self.commands.pause_for_fault(fault, faults[fault])
         if self._resume:
-            self.supervisor.resume_after_fault()
+            self.commands.resume_after_fault()
             self._resume = False
         return None
-
-
-def check_follows(database: Database, now: datetime) -> None:
-    """Raises ClockBehind if a time is more than `BEHIND_RECORD` before the newest entry of the record."""
-    with database.read() as session:
-        newest = audit.last_time(session)
-    if newest is not None and now < newest - BEHIND_RECORD:
-        raise ClockBehind(
-            f"the clock of this machine says {now:%Y-%m-%d %H:%M:%S} UTC, and the newest entry of the record is of "
-            f"{newest:%Y-%m-%d %H:%M:%S} UTC: nobody is served until the clock is right. If that entry is of a wrong "
-            "clock, run `fedpareto coordinator restored`, which also tells the members"
-        )
 
 
 def shown(span: timedelta) -> str:

@@ -37,7 +37,7 @@ def coordinator(url: str) -> Iterator[tuple[Announcements, Heard]]:
     heard = Heard()
     with closing(Database.open(url)) as database:
         announcements = announcements_of(database, secrets.token_hex(16), FaultState())
-        announcements.listen(heard.put)
+        announcements.heard.listen(heard.put)
         announcements.start()
         assert heard.get(timeout=SECONDS) is None  # it listens now; the listener must look up what was announced before
         try:
