@@ -143,8 +143,8 @@ async def serving(
     """Takes the database, goes on with the runs, and serves for as long as the block lasts.
 
     At its end streams end, calls may finish within `grace` seconds, and all that was started is stopped in reverse
-    order; so it is if something cannot be started. Without `conduct`, no run advances. `clock` is aware; by default,
-    the time is that of a `SteadyClock`, which is compared with the machine's clock.
+    order; so it is if something cannot be started. Without `conduct`, no run advances. `clock` is aware; a
+    `SteadyClock`, which is the default, is compared with the machine's clock.
 
     Raises:
         ClockBehind, DatabaseBusy, DatabaseIncompatible, HomeError, LogError, BlobStoreUnavailable: see `open_record`.

@@ -150,7 +150,7 @@ async def open_record(
     Args:
         scope: ends all of this.
         home: of the coordinator.
-        clock: the time, aware; None for that of a `SteadyClock`, which is compared with the machine's clock.
+        clock: the time, aware; None for a `SteadyClock`. Such a clock is compared with the machine's.
         conduct: True if runs shall advance: the start is recorded.
 
     Raises:

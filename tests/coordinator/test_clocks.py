@@ -169,8 +169,7 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Ma
         patch.setattr(monitor, "CHECK_SECONDS", 0.05)
         patch.setattr(monitor, "FAULT_CHECK_SECONDS", 0.05)
         clock = SteadyClock(machine, machine.elapsed)
-        patch.setattr(server, "SteadyClock", lambda: clock)
-        patch.setattr(running, "serving", lambda home, clock, grace: server.serving(home, grace=grace))
+        patch.setattr(running, "serving", lambda home, grace, **_: server.serving(home, clock=clock, grace=grace))
         with stage_of(tmp_path_factory.mktemp("steady") / "coordinator", "sqlite:///coordinator.db") as made:
             yield made, machine
 

@@ -131,7 +131,7 @@ def test_a_listener_that_fails_keeps_no_other_from_hearing_and_the_log_tells_why
     def fails(_: Announcement | None) -> None:
         raise error
 
-    first._listeners.insert(0, fails)  # type: ignore[attr-defined]
+    first.heard._listeners.insert(0, fails)
     second.announce(RUN, "a-run")
     assert heard.get(timeout=SECONDS) == Announcement(RUN, "a-run")
     expected = {"waits for its database": error is AWAY, "was not taken in": error is not AWAY}
