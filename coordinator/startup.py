@@ -48,7 +48,7 @@ START_SECONDS = 30.0  # how long a coordinator waits for another one that is sta
 _PAUSE_SECONDS = 0.2
 
 
-class Part(Protocol):
+class Startable(Protocol):
     """A part of the coordinator with a thread of its own."""
 
     def start(self) -> None:
@@ -58,13 +58,13 @@ class Part(Protocol):
         """Ends it, also after a start that has failed half way."""
 
 
-PartT = TypeVar("PartT", bound=Part)
+StartableT = TypeVar("StartableT", bound=Startable)
 
 
 class Scope(AsyncExitStack):
     """What is started in it is stopped at its end, in reverse order, also if the start of a later part fails."""
 
-    async def start(self, part: PartT) -> PartT:
+    async def start(self, part: StartableT) -> StartableT:
         """Starts a part; the event loop does not wait for it, nor for its end."""
         self.push_async_callback(asyncio.to_thread, part.stop)
         await asyncio.to_thread(part.start)
