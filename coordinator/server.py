@@ -98,7 +98,7 @@ class PortTaken(Error, RuntimeError):
     """The coordinator cannot listen where it should; the message says where and what to do."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Coordinator:
     """A federation's coordinator, while it serves.
 
@@ -157,7 +157,7 @@ async def serving(
         yield await _serve_calls(scope, record, ports, rounds, grace)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Ports:
     """The public ports, which are bound."""
 
@@ -184,39 +184,26 @@ def _open_ports(scope: Scope, record: OpenRecord) -> _Ports:
         federation = enrollment = _bind(front, home, "both", federation)
     else:
         federation, enrollment = _bind(front, home, "members", federation), _bind(front, home, "newcomers", enrollment)
-    return _Ports(front=front, refusals=refusals, access_threads=threads, federation=federation, enrollment=enrollment)
+    return _Ports(front, refusals, threads, federation, enrollment)
 
 
 async def _start_rounds(scope: Scope, record: OpenRecord, *, conduct: bool) -> Rounds:
     """Goes on with the runs; without `conduct`, commands are only noted."""
     home, settings, database, blobs = record.home, record.home.settings, record.database, record.blobs
     faults, clock, startup = record.faults, record.clock, record.startup
-    announcements = await scope.start(announcements_of(database, startup.registry.coordinator, faults))
+    own_id, lease, keep = startup.registry.coordinator, settings.lease_seconds, settings.keep_rounds or None
+    announcements = await scope.start(announcements_of(database, own_id, faults))
     presence, uploads = Presence(announcements), Uploads(database, blobs, quota=settings.upload_bytes)
     offers, signatures = Offers(home.federation_id, home.signing_key), SignatureMemory()
     changes = RunChanges(announcements, presence, database)
     states = RunStates(database, presence, changes, clock)
-    attendances = await scope.start(
-        attendances_of(
-            database,
-            presence,
-            announcements,
-            offers,
-            faults,
-            coordinator=startup.registry.coordinator,
-            lease_seconds=settings.lease_seconds,
-            clock=clock,
-        )
+    attendances = attendances_of(
+        database, presence, announcements, offers, faults, coordinator=own_id, lease_seconds=lease, clock=clock
     )
-    housekeeper = Housekeeper(
-        database,
-        blobs,
-        presence,
-        uploads,
-        faults,
-        end_revoked=states.end_revoked,
-        keep_rounds=settings.keep_rounds or None,
-        clock=record.machine_clock,
+    await scope.start(attendances)
+    machine, end_revoked = record.machine_clock, states.end_revoked
+    keeper = Housekeeper(
+        database, blobs, presence, uploads, faults, end_revoked=end_revoked, keep_rounds=keep, clock=machine
     )
     conductors = Conductors(
         database=database,
@@ -233,9 +220,9 @@ async def _start_rounds(scope: Scope, record: OpenRecord, *, conduct: bool) -> R
         clock=clock,
         conducts=conduct,
     )
-    scope.push_async_callback(asyncio.to_thread, housekeeper.stop)  # also if it is not started: it notes who attended
+    scope.push_async_callback(asyncio.to_thread, keeper.stop)  # also if it is not started: it notes who attended
     if conduct:
-        housekeeper.start()
+        keeper.start()
     if conduct and isinstance(leases := startup.leases, SharedLeases):
         # Started before the conductors, so that it ends after them: until then they need their leases.
         await scope.start(LeaseKeeper(database, leases, startup.registry, conductors, faults, record.steady))
@@ -252,24 +239,14 @@ async def _start_rounds(scope: Scope, record: OpenRecord, *, conduct: bool) -> R
     )
     if conduct:
         await scope.start(alerts)
+    commands = RunCommands(database, conductors, startup.leases, states, changes, faults, clock=clock)
     return Rounds(
-        announcements=announcements,
-        attendances=attendances,
-        presence=presence,
-        uploads=uploads,
-        offers=offers,
-        changes=changes,
-        states=states,
-        signatures=signatures,
-        housekeeper=housekeeper,
-        conductors=conductors,
-        commands=RunCommands(database, conductors, startup.leases, states, changes, faults, clock=clock),
+        announcements, presence, attendances, offers, uploads, changes, states, signatures, keeper, conductors, commands
     )
 
 
 async def _serve_calls(scope: Scope, record: OpenRecord, ports: _Ports, rounds: Rounds, grace: float) -> Coordinator:
     home, settings, database, front = record.home, record.home.settings, record.database, ports.front
-    faults, registry = record.faults, record.startup.registry
     addresses = home.addresses(ports.federation, ports.enrollment)
     access = Access(
         ports.access_threads,
@@ -280,7 +257,7 @@ async def _serve_calls(scope: Scope, record: OpenRecord, ports: _Ports, rounds: 
         verified=front.verified,
         refusals=ports.refusals,
         announcements=rounds.announcements,
-        faults=faults,
+        faults=record.faults,
         clock=record.clock,
     )
     parts = Parts(
@@ -295,7 +272,7 @@ async def _serve_calls(scope: Scope, record: OpenRecord, ports: _Ports, rounds: 
         access=access,
         **addresses,
     )
-    registry.note_addresses(**addresses)
+    record.startup.registry.note_addresses(**addresses)
     server = grpc.aio.server(interceptors=[access], options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
     scope.push_async_callback(server.stop, grace)
     health = HealthService()
@@ -308,22 +285,7 @@ async def _serve_calls(scope: Scope, record: OpenRecord, ports: _Ports, rounds: 
             "gRPC was imported before federation.transport.tls.require_tls13 was called: it would serve TLS 1.2"
         )
     scope.push_async_callback(health.enter_graceful_shutdown)
-    clocks = None
-    if record.steady is not None:
-        clocks = ClockWatch(record.steady, faults, judged=database.serves_many)
-    monitor = Monitor(
-        database=database,
-        blobs=record.blobs,
-        reserve=record.reserve,
-        commands=rounds.commands,
-        faults=faults,
-        registry=registry,
-        clocks=clocks,
-        changed=partial(_tell_health, health),
-    )
-    await _tell_health(health, frozenset(faults.present))
-    monitoring = asyncio.create_task(monitor.run())
-    scope.push_async_callback(_end_monitoring, monitor, monitoring)
+    monitor, monitoring = await _start_monitor(scope, record, rounds, health)
     scope.callback(asyncio.create_task(access.watch_revocations()).cancel)
     scope.callback(access.stop)
     scope.push_async_callback(front.stop_accepting)
@@ -331,16 +293,7 @@ async def _serve_calls(scope: Scope, record: OpenRecord, ports: _Ports, rounds: 
     scope.callback(_forget_own_ports, record)
     message = "federation %s: members at %s, newcomers at %s, database %s"
     log.info(message, home.federation_id, *addresses.values(), database.url)
-    return Coordinator(
-        record=record,
-        rounds=rounds,
-        access=access,
-        health=health,
-        monitor=monitor,
-        monitoring=monitoring,
-        federation_port=ports.federation,
-        enrollment_port=ports.enrollment,
-    )
+    return Coordinator(record, rounds, access, health, monitor, monitoring, ports.federation, ports.enrollment)
 
 
 def _add_services(server: grpc.aio.Server, front: Front, parts: Parts, health: HealthService) -> None:
@@ -365,9 +318,29 @@ async def _tell_health(health: HealthService, faults: frozenset[StorageFault]) -
         await health.set(service, status)
 
 
-async def _end_monitoring(monitor: Monitor, monitoring: asyncio.Task[None]) -> None:
-    monitor.stop()
-    await asyncio.gather(monitoring, return_exceptions=True)
+async def _start_monitor(
+    scope: Scope, record: OpenRecord, rounds: Rounds, health: HealthService
+) -> tuple[Monitor, asyncio.Task[None]]:
+    steady, many = record.steady, record.database.serves_many
+    monitor = Monitor(
+        database=record.database,
+        blobs=record.blobs,
+        reserve=record.reserve,
+        commands=rounds.commands,
+        faults=record.faults,
+        registry=record.startup.registry,
+        clocks=None if steady is None else ClockWatch(steady, record.faults, judged=many),
+        changed=partial(_tell_health, health),
+    )
+    await _tell_health(health, frozenset(record.faults.present))
+    monitoring = asyncio.create_task(monitor.run())
+
+    async def end() -> None:
+        monitor.stop()
+        await asyncio.gather(monitoring, return_exceptions=True)
+
+    scope.push_async_callback(end)
+    return monitor, monitoring
 
 
 def _bind(front: Front, home: CoordinatorHome, service: Serves, port: int) -> int:

@@ -103,7 +103,7 @@ class Startup:
     leases: Leases
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class OpenRecord:
     """What a coordinator has when its record is open and verified, before it goes on with the runs.
 
@@ -191,18 +191,7 @@ async def open_record(
     blobs.sweep_temporary()
     blobs.probe(takes_new=True)
     check_shares_blobs(database, blobs, startup.registry)
-    return OpenRecord(
-        home=home,
-        database=database,
-        faults=faults,
-        startup=startup,
-        reserve=reserve,
-        rights=rights,
-        sequencer=sequencer,
-        blobs=blobs,
-        clock=clock,
-        steady=steady,
-    )
+    return OpenRecord(home, database, faults, startup, reserve, rights, sequencer, blobs, clock, steady)
 
 
 def lock_database(home: CoordinatorHome, database: Database) -> ProcessLock:

@@ -19,7 +19,7 @@ from coordinator.services.views.reader import RecordParts, RecordViews
 from coordinator.startup import OpenRecord
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rounds:
     """What goes on with the runs.
 
