@@ -169,6 +169,7 @@ async def open_record(
         await asyncio.to_thread(check_follows, database, steady.machine())
     process_lock = await asyncio.to_thread(lock_database, home, database)  # it may wait
     scope.callback(process_lock.release)
+    scope.callback(database.close)  # before the directory is free for a process that wants the database for itself
     make_private_directory(home.blobs_dir)
     on_disks = [*filter(None, [database.directory]), home.blobs_dir]
     directories = Directories([home.directory, *on_disks], "the coordinator", waits=True)
@@ -247,7 +248,12 @@ def start_up(
     registry.enter()
     if not database.serves_many:
         return Startup(registry, OneConductor())
-    database.lock_shared()
+    try:
+        database.lock_shared()
+    except BaseException:
+        with suppress(*UNAVAILABLE):  # or others would wait for its signs of life
+            registry.leave()
+        raise
     return Startup(registry, SharedLeases(database, coordinator, duration=lease))
 
 

@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,22 +17,24 @@ from sqlalchemy import select
 from coordinator import server, startup
 from coordinator.alerts.maker import AlertMaker
 from coordinator.audit.sequencer import Sequencer
-from coordinator.cluster.announcements import Announcements
+from coordinator.cluster.announcements import Announcements, SharedAnnouncements
 from coordinator.cluster.registry import Registry
 from coordinator.front.listener import Front
 from coordinator.home import CoordinatorHome
+from coordinator.lease_keeper import LeaseKeeper
 from coordinator.members.logged_rights import LoggedRights
 from coordinator.monitor import Monitor
 from coordinator.rounds.conductors import Conductors
-from coordinator.rounds.fleets.attendances import Attendances
+from coordinator.rounds.fleets.attendances import Attendances, SharedAttendances
 from coordinator.rounds.fleets.returning import ReturningMembers
 from coordinator.rounds.housekeeping import Housekeeper
 from coordinator.server import PortTaken, serving
 from coordinator.services.health import HealthService
 from storage.blob_directory import DirectoryStore
-from storage.database import DatabaseBusy
+from storage.database import Database, DatabaseBusy
 from storage.models import CoordinatorProcess
 from storage.reserve import Reserve
+from tests.conftest import Postgres, postgresql_database
 from tests.running import made_home
 
 # What a start calls, in its order.
@@ -70,6 +73,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> CoordinatorHome:
     return made
 
 
+@pytest.fixture(scope="module")
+def shared(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorHome]:
+    """The same, on a database that other coordinators may use."""
+    with postgresql_database(postgres) as url:
+        made = made_home(tmp_path_factory.mktemp("shared") / "home", now=datetime.now(UTC), database=url)
+        asyncio.run(served(made))
+        yield made
+
+
 async def served(home: CoordinatorHome) -> None:
     async with serving(home):
         pass
@@ -90,7 +102,7 @@ def running_things() -> Counter[str]:
 def check_nothing_is_left(home: CoordinatorHome) -> None:
     """Another process may have the database and the ports."""
     assert not home.ports_file.exists()
-    assert not (home.directory / "reserve").exists()
+    assert not [*home.directory.rglob("reserve")]
     for port in home.ports():
         socket.create_server(("127.0.0.1", port)).close()
     with closing(home.open_database()) as database:
@@ -99,15 +111,14 @@ def check_nothing_is_left(home: CoordinatorHome) -> None:
             assert session.scalars(select(CoordinatorProcess)).all() == []
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_start_that_fails_ends_all_that_it_has_started(
-    home: CoordinatorHome, monkeypatch: pytest.MonkeyPatch, step: str
+def check_ends_all(
+    home: CoordinatorHome, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *, half_way: bool
 ) -> None:
-    where, name = STEPS[step]
+    """Starts it, but a call fails; `half_way`: after it has done its work."""
     original = getattr(where, name)
 
     def fails(*arguments: Any, **more: Any) -> Any:
-        if where in (Housekeeper, Conductors, AlertMaker):  # half way: its thread runs
+        if half_way:
             original(*arguments, **more)
         raise ArithmeticError("planted")
 
@@ -118,6 +129,27 @@ def test_a_start_that_fails_ends_all_that_it_has_started(
     monkeypatch.undo()
     assert running_things() - before == Counter()
     check_nothing_is_left(home)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_start_that_fails_ends_all_that_it_has_started(
+    home: CoordinatorHome, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    where, name = STEPS[step]
+    check_ends_all(home, monkeypatch, where, name, half_way=where in (Housekeeper, Conductors, AlertMaker))
+
+
+@pytest.mark.parametrize("where", [SharedAnnouncements, SharedAttendances, LeaseKeeper, Conductors])
+def test_so_it_does_as_one_of_several_coordinators(
+    shared: CoordinatorHome, monkeypatch: pytest.MonkeyPatch, where: type[object]
+) -> None:
+    check_ends_all(shared, monkeypatch, where, "start", half_way=True)
+
+
+def test_one_of_several_that_cannot_share_the_lock_leaves_no_sign_of_life(
+    shared: CoordinatorHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_ends_all(shared, monkeypatch, Database, "lock_shared", half_way=False)
 
 
 def test_no_run_goes_on_while_the_port_is_taken_and_the_next_start_finds_all_in_order(
