@@ -124,7 +124,7 @@ def test_a_client_that_keeps_changing_its_answer_is_told_to_wait_and_writes_no_m
         again = attends(ann, task)
         say(ann, again, answer(ann, told, "refused"))
         assert again.end().reason == "limit:rate"
-    stage.served.run(access.finish())
+    stage.served.run(access._record.finish())
 
     def entries(*conditions: ColumnElement[bool]) -> list[int]:
         return [entry.times for entry in stage.served.entries(AuditEntry.actor.endswith("/ann"), *conditions)]
