@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from sqlalchemy.exc import DBAPIError
 
-from coordinator.alerts.maker import AlertMaker, Limits
+from coordinator.alerts.maker import AlertMaker
 from coordinator.clock import ClockBehind
 from coordinator.cluster.announcements import announcements_of
 from coordinator.cluster.leases import SharedLeases
@@ -28,7 +28,7 @@ from coordinator.home import CoordinatorHome, address
 from coordinator.lease_keeper import LeaseKeeper
 from coordinator.members.access.control import Access
 from coordinator.members.access.refusal_record import RefusalRecord
-from coordinator.monitor import ClockWatch, Monitor
+from coordinator.monitor import Monitor
 from coordinator.rounds.changes import RunChanges
 from coordinator.rounds.conductors import Conductors
 from coordinator.rounds.fleets.attendances import attendances_of
@@ -227,18 +227,8 @@ async def _start_rounds(scope: Scope, record: OpenRecord, *, conduct: bool) -> R
         # Started before the conductors, so that it ends after them: until then they need their leases.
         await scope.start(LeaseKeeper(database, leases, startup.registry, conductors, faults, record.steady))
     await scope.start(conductors)
-    alerts = AlertMaker(
-        database=database,
-        blobs=blobs,
-        presence=presence,
-        changes=changes,
-        faults=faults,
-        certificates=(home.ca, home.server),
-        limits=Limits.of(settings),
-        clock=clock,
-    )
     if conduct:
-        await scope.start(alerts)
+        await scope.start(AlertMaker(record, presence, changes))
     commands = RunCommands(database, conductors, startup.leases, states, changes, faults, clock=clock)
     return Rounds(
         announcements, presence, attendances, offers, uploads, changes, states, signatures, keeper, conductors, commands
@@ -321,17 +311,7 @@ async def _tell_health(health: HealthService, faults: frozenset[StorageFault]) -
 async def _start_monitor(
     scope: Scope, record: OpenRecord, rounds: Rounds, health: HealthService
 ) -> tuple[Monitor, asyncio.Task[None]]:
-    steady, many = record.steady, record.database.serves_many
-    monitor = Monitor(
-        database=record.database,
-        blobs=record.blobs,
-        reserve=record.reserve,
-        commands=rounds.commands,
-        faults=record.faults,
-        registry=record.startup.registry,
-        clocks=None if steady is None else ClockWatch(steady, record.faults, judged=many),
-        changed=partial(_tell_health, health),
-    )
+    monitor = Monitor(record, rounds.commands, partial(_tell_health, health))
     await _tell_health(health, frozenset(record.faults.present))
     monitoring = asyncio.create_task(monitor.run())
 

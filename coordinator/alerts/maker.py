@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cryptography import x509
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -19,13 +18,12 @@ from coordinator.alerts import about_federation, about_runs, rows
 from coordinator.alerts.about_rounds import RoundFacts
 from coordinator.alerts.facts import AlertFact
 from coordinator.alerts.recording import record_run
-from coordinator.fault_state import FaultState
 from coordinator.rounds.changes import RunChanges
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.settings import Settings
+from coordinator.startup import OpenRecord
 from federation.text import escaped
-from storage.blobs import BlobStore
-from storage.database import Database, Duty
+from storage.database import Duty
 from storage.models import Alert, Run
 from storage.states import AlertKind, AlertSeverity
 
@@ -63,38 +61,27 @@ class AlertMaker:
     """Makes the alerts of one coordinator; the methods that look may be called from one thread at a time.
 
     Args:
-        database: the record.
-        blobs: knows the space on its disk.
+        record: has the database, the space on the disk of the blobs, the faults of the machine, and the limits.
         presence: the members that attend.
         changes: of runs, and of their alerts.
-        faults: has the faults of the machine, and notes those that occur here.
-        certificates: the CA's and the coordinator's own.
-        limits: of the federation.
-        clock: the time, aware.
         monotonic: seconds that only grow.
     """
 
     def __init__(
         self,
-        *,
-        database: Database,
-        blobs: BlobStore,
+        record: OpenRecord,
         presence: Presence,
         changes: RunChanges,
-        faults: FaultState,
-        certificates: tuple[x509.Certificate, x509.Certificate],
-        limits: Limits,
-        clock: Callable[[], datetime],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._database = database
-        self._blobs = blobs
+        self._database = record.database
+        self._blobs = record.blobs
         self._presence = presence
         self._changes = changes
-        self._faults = faults
-        self._certificates = certificates
-        self._limits = limits
-        self._clock = clock
+        self._faults = record.faults
+        self._certificates = record.home.ca, record.home.server
+        self._limits = Limits.of(record.home.settings)
+        self._clock = clock = record.clock
         self._monotonic = monotonic
         self._runs: dict[str, RoundFacts] = {}
         self._lock = threading.Lock()

@@ -59,7 +59,7 @@ CALLS: list[tuple[Any, str]] = [
     (Front, "start"),
     (server, "serves_tls12"),
     (HealthService, "set"),
-    (Monitor, "__post_init__"),
+    (Monitor, "__init__"),
     (CoordinatorHome, "note_ports"),
 ]
 STEPS = {f"{where.__name__.rpartition('.')[2]}.{name}": (where, name) for where, name in CALLS}
