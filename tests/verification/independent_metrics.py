@@ -137,10 +137,10 @@ def by_coordinates(file: File, replies: Sequence[Reply]) -> np.ndarray | None:
 def rate_of(file: File, step: Any) -> Numbers:
     """The rate of the schedule; a line search chooses a factor of it. With "auto" see `of_step`."""
     rate = scheduled(file.run, step.round)
-    factor = step.rate / rate if step.rate else 1.0  # without a direction, nothing moves
-    searched = file.run["algorithm"]["name"] == "fedmdfg" and math.log2(factor).is_integer()
-    must(searched or math.isclose(factor, 1.0, rel_tol=1e-12), f"the rate is {step.rate!r}, not {rate!r}")
-    return {"step/rate": rate * factor}
+    if not step.rate or file.run["algorithm"]["name"] == "fedmdfg":
+        return {"step/rate": step.rate or rate}  # without a direction, nothing moves
+    must(math.isclose(step.rate, rate, rel_tol=1e-12), f"the rate is {step.rate!r}, not {rate!r}")
+    return {"step/rate": rate}
 
 
 def bounded(file: File, step: Any, lengths: Sequence[float], direction: float) -> Numbers:
