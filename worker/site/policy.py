@@ -23,7 +23,8 @@ from federation.errors import Error
 from federation.secure.thresholds import BLUR, EVALUATION_NOISE, LARGEST, SMALLEST, Mode
 from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.computation import PrivateSgd
-from federation.spec.problems import Section, read_document
+from federation.spec.problems import Format, Section, read_document
+from federation.text_files import FORMAT
 from federation.work.site import SecurePolicy
 from federation.work.work_bounds import LARGEST_BOUND, WorkBounds
 
@@ -199,6 +200,7 @@ class SecureSection(PrivateRounds):
 class Policy(Section):
     """The rules of a worker's owner. `Policy.load` reads them."""
 
+    format: Format = FORMAT
     restore: Literal["accept", "ask"] = Field(
         "accept",
         description="what happens when the coordinator signs that it was restored from a backup: accept it at once, or "
