@@ -64,7 +64,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Hidden:
+class NotComputed:
     """Metrics that a round may have, and that cannot be computed here: those of some bases, and some by name.
 
     `why` says what is missing; it is empty if nothing is, and only the coordinator can compute them.
@@ -92,7 +92,7 @@ class RoundMetrics:
     """The metrics of a round: those with a value here, by name, and those that cannot be computed here."""
 
     spans: Mapping[str, Span] = field(default_factory=dict)
-    hidden: tuple[Hidden, ...] = ()
+    hidden: tuple[NotComputed, ...] = ()
 
     @classmethod
     def exact(cls, found: Mapping[str, float]) -> "RoundMetrics":
@@ -101,8 +101,8 @@ class RoundMetrics:
 
     @classmethod
     def hiding(cls, why: str, *bases: Basis, names: Collection[str] = ()) -> "RoundMetrics":
-        """No metrics, some of which cannot be computed here; see `Hidden`."""
-        return cls(hidden=(Hidden(why, bases, names),))
+        """No metrics, some of which cannot be computed here; see `NotComputed`."""
+        return cls(hidden=(NotComputed(why, bases, names),))
 
     @classmethod
     def measured(cls, found: Mapping[str, float]) -> "RoundMetrics":

@@ -67,7 +67,7 @@ class StepFacts:
     why: str = ""
 
 
-class Measured(NamedTuple):
+class LastMeasured(NamedTuple):
     """The newest round that has measured a model, and its `stop/value`; None without one."""
 
     number: int
@@ -86,7 +86,7 @@ class Earlier:
 
     steps: int = 0
     stops: list[float] = field(default_factory=list)
-    measured: dict[str, Measured] = field(default_factory=dict)
+    measured: dict[str, LastMeasured] = field(default_factory=dict)
 
     def add(self, number: int, model: str | None, recorded: Mapping[str, float]) -> None:
         """Adds the round after the last one; `model` is the one that members measure after it, None without a step."""
@@ -95,7 +95,7 @@ class Earlier:
         if value is not None:
             self.stops.append(value)
         if model is not None and "evaluated" in recorded:
-            self.measured[model] = Measured(number, value)
+            self.measured[model] = LastMeasured(number, value)
 
 
 @dataclass(frozen=True)
