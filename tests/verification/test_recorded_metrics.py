@@ -58,6 +58,8 @@ def test_each_metric_of_a_round_is_refused_if_it_is_changed(
             assert checked(edited, tmp_path) == found, "only the coordinator measured it"
         else:
             assert refusal(edited, tmp_path).startswith(f"round {last}: the record says {metric} = {value + 1!r};")
+    said = refusal(with_metric(bundle, last, "bytes/down", math.inf), tmp_path)
+    assert said == f"round {last}: the record says bytes/down = inf, which is no finite number"
 
 
 @pytest.mark.parametrize("entry", [math.nan, -1.0, math.inf, 1e308])
