@@ -162,7 +162,7 @@ def _facts(fleet: Fleet, current: Round, step: Step, stepped: Stepped) -> StepFa
         steps=steps,
         K=step.gram,
         coefficients=step.combination.coefficients,
-        rate=stepped.rate,
+        rate=0.0 if stepped.stationary else stepped.rate,
         weights=weights(step),
         replies=step.replies,
         told=(*step.consulted, *step.replies),
