@@ -13,7 +13,6 @@ import grimp
 import pytest
 
 from tests.paths import DOCS, ROOT
-from tests.project.scene import tool
 
 PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "fedpareto")
 WORKSHOP = ("research",)
@@ -65,10 +64,6 @@ def test_a_room_begins_with_a_sentence_about_what_it_holds() -> None:
     rooms = {file.parent for file in files_of(*PACKAGES)}
     faces = {file.parent: parsed(file) for file in files_of(*PACKAGES) if file.name == "__init__.py"}
     assert {str(room) for room in rooms if room not in faces or not ast.get_docstring(faces[room])} == set()
-
-
-def test_the_architecture_page_says_of_each_room_what_its_docstring_says() -> None:
-    assert tool("rooms").written(ARCHITECTURE) == ARCHITECTURE, "python tools/rooms.py writes it"
 
 
 def test_tests_live_in_rooms_that_are_named_like_packages() -> None:
