@@ -7,7 +7,6 @@ from importlib.util import find_spec
 import torch
 
 from federation.errors import ArgumentError
-from federation.spec.computation import LocalSgd
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Task
 from federation.tasks import parameters as flat
@@ -55,7 +54,7 @@ def pick_backend(
         SimulationError: "ray" without Ray, a cluster that cannot be used, or "compiled" without a compiler.
         DataError, TaskError, PluginError: as of `Loop.try_out`, of an owner's own trainer.
     """
-    splits, serves, sgd = population.splits, population.serves, LocalSgd.of(spec.train)
+    splits, serves, sgd = population.splits, population.serves, spec.train
 
     def loop(why: str = "") -> Backend:
         clients = Loop(task, splits, device, serves, trainer)

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from federation.digests import digest
 from federation.sketches import sketch
-from federation.spec.computation import LocalSgd
 from federation.spec.objective_names import Targets
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
 from federation.trust.envelope import sign

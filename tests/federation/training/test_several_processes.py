@@ -17,7 +17,8 @@ import psutil
 import pytest
 import torch
 
-from federation.spec.computation import Ability, LocalSgd
+from federation.spec.computation import Ability
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataSource, Loading, Part, Task, initial_model, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.external import ExternalTrainer

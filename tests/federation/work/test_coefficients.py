@@ -20,8 +20,8 @@ from federation.digests import digest
 from federation.secure import bounds
 from federation.secure.evaluation import clip
 from federation.secure.thresholds import EVALUATION_NOISE, ONE, Mode, Thresholds
-from federation.spec.computation import LocalSgd
 from federation.spec.sharing import Unshared
+from federation.spec.train_section import LocalSgd
 from federation.vectors import payload_bytes
 from federation.work.base import Origin, Work, payload_layout
 from federation.work.evaluate.work import Evaluate
