@@ -110,8 +110,7 @@ def _site(
     """The owner's rules for private rounds. Warns of rules that have no effect or decline everything."""
     for name in sorted(set(policy.secure.tasks) - set(offers)):
         events.warn("policy", f"policy.toml has a section secure.tasks for {name!r}, which this worker does not offer")
-    algorithms = frozenset(policy.algorithms)
-    policies = {name: replace(policy.secure.of(name), algorithms=algorithms) for name in offers}
+    policies = {name: policy.secure.of(name) for name in offers}
     if roster is None:
         for name in (name for name, rules in policies.items() if rules.required):
             events.warn(
@@ -125,6 +124,7 @@ def _site(
         data_sets=policy.data_sets,
         ledger=ledger,
         open_reply=open_reply,
+        algorithms=frozenset(policy.algorithms),
     )
 
 

@@ -41,6 +41,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 Split = Literal["train", "validation", "test"]
+Scalar = Literal["accuracy", "evaluation", "loss", "norm"]  # the numbers that members may show besides sums
 METRIC = r"^([a-z][a-z0-9-]{0,31}(/[a-z0-9.-]{1,32})?)?$"  # of a metric, or of one of its values
 TASK = r"[A-Za-z0-9_.:-]{1,120}"  # the form of a task's name
 Objective = Annotated[str, Field(pattern=f"^{OBJECTIVE}$")]
@@ -272,7 +273,7 @@ class PrivacySpec(Section):
         description="what the coordinator learns: every update; one weighted sum; the sum and the Gram matrix of "
         "sketches; or the same with proofs of every member's length",
     )
-    disclose: Annotated[tuple[Literal["accuracy", "evaluation", "loss", "norm"], ...], Field(strict=False)] = Field(
+    disclose: Annotated[tuple[Scalar, ...], Field(strict=False)] = Field(
         (), description="numbers that members also show, for rules that read them; their owners must allow it"
     )
     clip: NotNegative = Field(0.0, description="C of fedavg in a sum: updates longer than C are shortened to it")

@@ -20,7 +20,6 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field, field_validator, model_validator
 
 from federation.errors import Error
-from federation.secure.thresholds import BLUR, EVALUATION_NOISE, LARGEST, SMALLEST, Mode
 from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.computation import PrivateSgd
 from federation.spec.problems import Section, read_document
@@ -134,66 +133,23 @@ class SamplePolicy(Section):
         return PrivateSgd(noise=self.noise, clip=self.clip)
 
 
-class PrivateRounds(Section):
-    """The owner's rules for private rounds."""
-
-    required: bool = Field(
-        False,
-        description="whether work that shows an update or a gradient in the clear is declined, and evaluations "
-        "are limited",
-    )
-    modes: Annotated[tuple[Literal["sum", "private", "verified"], ...], Field(strict=False)] = Field(
-        ("sum", "private", "verified"), description="the modes that are allowed"
-    )
-    assumed: int | None = Field(
-        None, ge=0, description="colluding members to withstand; none is (N - 1) / 4, rounded down, of a roster of N"
-    )
-    smallest: int = Field(SMALLEST, ge=SMALLEST, le=LARGEST, description="the fewest members in a private round")
-    disclose: Annotated[tuple[Literal["accuracy", "evaluation", "loss", "norm"], ...], Field(strict=False)] = Field(
-        (), description="numbers that may be shown in the clear"
-    )
-    sessions: int = Field(1000, ge=0, description="private rounds of training, over all runs")
-    evaluations: int = Field(1000, ge=0, description="private evaluations, over all runs")
-    sessions_per_model: int = Field(
-        4, ge=0, description="private rounds of one phase of training that may start from one model"
-    )
-    sums_per_model: int = Field(
-        1,
-        ge=0,
-        description="sums of one phase of training that may be unmasked for one model: two differ by one member",
-    )
-    effective_members: float | None = Field(
-        None,
-        ge=1,
-        le=LARGEST,
-        description="the least cover of this member's vector by the others' in a sum; none is (n_min - t) / 2 of the "
-        "round, at least 2",
-    )
-    blur: float = Field(
-        BLUR, ge=0, description="the least size of the noise by which members blur their updates, `privacy.blur`"
-    )
-    evaluation_noise: float = Field(
-        EVALUATION_NOISE, ge=0, description="the least sigma of the noise on a private evaluation"
-    )
-
-
-class SecureSection(PrivateRounds):
+class SecureSection(SecurePolicy):
     """The owner's rules for private rounds: for all tasks, and exceptions by task."""
 
-    tasks: dict[str, PrivateRounds] = Field({}, description="what differs for a task, by its name")
+    tasks: dict[str, SecurePolicy] = Field({}, description="what differs for a task, by its name")
     data_sets: dict[str, Annotated[tuple[str, ...], Field(strict=False)]] = Field(
         {}, description="the tasks that train on one data set, by its name: their private rounds count together"
     )
 
     def of(self, task: str) -> SecurePolicy:
         """The rules for a task."""
-        exceptions = self.tasks.get(task, PrivateRounds())
-        values = {
-            name: getattr(exceptions if name in exceptions.model_fields_set else self, name)
-            for name in PrivateRounds.model_fields
-        }
-        modes, disclose = frozenset(map(Mode, values.pop("modes"))), frozenset(values.pop("disclose"))
-        return SecurePolicy(modes=modes, disclose=disclose, **values)
+        exceptions = self.tasks.get(task, SecurePolicy())
+        return SecurePolicy(
+            **{
+                name: getattr(exceptions if name in exceptions.model_fields_set else self, name)
+                for name in SecurePolicy.model_fields
+            }
+        )
 
 
 class Policy(Section):

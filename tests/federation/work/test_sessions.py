@@ -192,7 +192,7 @@ def test_of_a_plug_in_that_the_owner_names_targets_and_gradients_are_free_and_al
     assert isinstance(honest.work, Train)
     halves = replace(honest, work=replace(honest.work, targets={"loss": {"loss": 0.5}}))
     assert says(scene, halves) == "terms"
-    scene.members[VICTIM].allow(SecurePolicy(assumed=1, algorithms=frozenset({FREE})))
+    scene.members[VICTIM].allow(SecurePolicy(assumed=1), FREE)
     assert says(scene, halves) == "answers"
     assert says(scene, replace(honest, work=GRADIENTS)) == "answers"
     wrong: list[Work] = [

@@ -3,7 +3,6 @@
 import secrets
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -51,10 +50,10 @@ def policy(path: Path, text: str) -> Policy:
 
 def test_a_task_has_the_policy_of_all_tasks_but_for_what_is_said_of_it(tmp_path: Path) -> None:
     secure = policy(tmp_path / "policy.toml", SECURE).secure
-    everywhere = SecurePolicy(modes=frozenset({Mode.PRIVATE, Mode.VERIFIED}), smallest=8, disclose=frozenset({"loss"}))
+    everywhere = SecurePolicy(modes=(Mode.PRIVATE, Mode.VERIFIED), smallest=8, disclose=("loss",))
     assert secure.of("mnist") == everywhere
-    assert secure.of("digits") == replace(everywhere, required=True, modes=frozenset({Mode.SUM}), assumed=0)
-    assert secure.of("clinic:Clinic") == replace(everywhere, disclose=frozenset(), sessions=10)
+    assert secure.of("digits") == everywhere.model_copy(update={"required": True, "modes": (Mode.SUM,), "assumed": 0})
+    assert secure.of("clinic:Clinic") == everywhere.model_copy(update={"disclose": (), "sessions": 10})
 
 
 def test_without_a_section_the_defaults_are_those_of_the_protocol() -> None:
@@ -133,7 +132,7 @@ def test_sessions_are_counted_once_and_survive_a_restart(tmp_path: Path) -> None
 
 
 def required(*disclose: str) -> Site:
-    return Site(policies={"digits": SecurePolicy(required=True, disclose=frozenset(disclose))})
+    return Site(policies={"digits": SecurePolicy(required=True, disclose=tuple(disclose))})
 
 
 def evaluation() -> AssignmentManifest:

@@ -177,7 +177,7 @@ def test_only_what_a_private_run_discloses_and_its_owner_allows_is_evaluated_in_
         (OPEN, (), ""),
         (b"rounds =", ("evaluation",), "policy:approved"),
     ):
-        site = Site(policies={"digits": SecurePolicy(disclose=frozenset(allowed))})
+        site = Site(policies={"digits": SecurePolicy(disclose=tuple(allowed))})
         assert reason(evaluation, site=site, kept=[run_request(document=document)]) == why
 
 
