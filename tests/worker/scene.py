@@ -148,7 +148,7 @@ class Running:
             member=member,
             offers=offers,
             device="cpu",
-            events=Events(self.out),
+            events=Events(self.out, home.directories),
             uniform=uniform or random.Random(0).uniform,
             policy=policy or Policy.load(home.policy),
             **options,

@@ -11,6 +11,7 @@ from google.protobuf.wrappers_pb2 import UInt64Value
 
 from federation.digests import digest
 from federation.secure.thresholds import Mode
+from federation.spec.run_sections import Scalar
 from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, SearchWork
 from federation.work.base import Shows, Work
@@ -131,8 +132,8 @@ def test_sessions_are_counted_once_and_survive_a_restart(tmp_path: Path) -> None
 # --- work in the clear
 
 
-def required(*disclose: str) -> Site:
-    return Site(policies={"digits": SecurePolicy(required=True, disclose=tuple(disclose))})
+def required(*disclose: Scalar) -> Site:
+    return Site(policies={"digits": SecurePolicy(required=True, disclose=disclose)})
 
 
 def evaluation() -> AssignmentManifest:
@@ -226,7 +227,7 @@ def test_a_session_ends_by_a_cancel_or_a_day_after_the_worker_was_ready_and_no_o
     wait_for(lambda: not kept(), "the second session to be erased")
     scene.coordinator.assign(ready(2, steps=1))
     running.wait_for("receipt")
-    memory = running.worker._memory
+    memory = running.worker._runner.execution.memory
     memory.clock = lambda: datetime.now(UTC) + timedelta(hours=23, minutes=59)
     memory.sweep(datetime.now(UTC))
     assert len(kept()) == 1
