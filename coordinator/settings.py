@@ -13,7 +13,8 @@ import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coordinator.ownership import CoordinatorHomeError
-from federation.spec.problems import Section, explain
+from federation.spec.problems import Format, Section, explain
+from federation.text_files import FORMAT
 from federation.transport.proxies import is_loopback
 from federation.trust.identity import Action, check_name
 
@@ -34,6 +35,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 class Settings(Section):
     """The settings in `coordinator.toml`. A relative path is relative to the directory of the file."""
 
+    format: Format = Field(FORMAT, description=f"The format of this file; this version reads {FORMAT}.")
     federation_id: str = Field(description="The federation's name; every certificate and signature carries it.")
     hosts: tuple[str, ...] = Field(
         ("localhost", "127.0.0.1"),

@@ -17,16 +17,16 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, get_origin
+from typing import Annotated, Any, Self, get_origin
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from federation.errors import Error
-from federation.spec.problems import Section, explain, read_document
+from federation.spec.problems import Format, Section, explain, read_document
 from federation.tasks import DataSource, Loading, Part
 from federation.text import did_you_mean
+from federation.text_files import FORMAT
 
-FORMAT: Final = 1
 OPTIONS = {"tasks": "--task", "data": "--data", "code": "--code", "device": "--device"}  # by key: options of their own
 _KNOWN = "`fedpareto worker config` lists the keys that exist"
 _BY_TASK = ("objectives", "trainer", "trainer_command")
@@ -60,7 +60,7 @@ NamesByTask = Annotated[dict[str, Texts], BeforeValidator(_objectives)]
 class WorkerConfig(Section):
     """The keys of `worker.toml`. Of a table by task, the key "" has the value of the one task."""
 
-    format: Literal[1] = Field(description="the format of the file; this version reads 1")
+    format: Format
     tasks: Texts = Field((), description="the tasks that this worker may train")
     data: str = Field("", description="the directory of this client's data; none where the data comes with the task")
     code: Texts = Field(
@@ -122,13 +122,6 @@ class WorkerConfig(Section):
     accomplices: str = Field(
         "", description="the directory that attackers share, for attacks that need the updates of several clients"
     )
-
-    @field_validator("format", mode="before")
-    @classmethod
-    def _readable(cls, value: Any) -> Any:
-        if value != FORMAT:
-            raise ValueError(f"this version of fedpareto reads format {FORMAT}; got {value!r}")
-        return value
 
     @field_validator(*_BY_TASK)
     @classmethod

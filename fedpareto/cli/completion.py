@@ -53,7 +53,7 @@ def worker_keys(incomplete: str) -> list[Offer]:
 
 
 def _of_federation(kind: str) -> Callable[[typer.Context, str], list[Offer]]:
-    """Completes names that a function of `fedpareto.offered_names` reads, without those that the line has already."""
+    """Completes names that a function of `offered_names` reads, without those that the line has already."""
 
     def complete(context: typer.Context, incomplete: str) -> list[Offer]:
         given = {word for value in context.params.values() if isinstance(value, list | tuple) for word in value}
@@ -88,7 +88,7 @@ def run_requests(context: typer.Context, incomplete: str) -> list[Offer]:
 
 def _read(kind: str, context: typer.Context, incomplete: str) -> list[Offer]:
     home = _given(context, "home") or os.environ.get("FEDPARETO_ADMIN") or DEFAULT_ADMIN_HOME
-    read: Callable[..., Iterable[Offer]] = getattr(import_module("fedpareto.offered_names"), kind)
+    read: Callable[..., Iterable[Offer]] = getattr(import_module("fedpareto.cli.offered_names"), kind)
     with load("admin.client:logged_in")(Path(home), proxy=_given(context, "proxy")) as stub:
         return list(read(stub, incomplete))
 

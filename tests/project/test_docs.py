@@ -19,6 +19,7 @@ from tests.command_lines import problem
 from tests.paths import DOCS, EXAMPLES, ROOT
 from tests.project.scene import rows, tool
 from worker.config import WorkerConfig
+from worker.home import WorkerHome
 from worker.site.policy import Policy
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("research/*.md"), *ROOT.glob("docs/**/*.md")])
@@ -82,6 +83,14 @@ def test_the_page_of_the_policy_lists_every_key_with_its_default_and_its_example
     path = tmp_path / "policy.toml"
     path.write_text(next(blocks(PROSE[DOCS / "member/your-site.md"], "toml")))
     assert Policy.load(path).restore == "ask"
+
+
+def test_the_page_of_upgrading_has_the_table_of_formats_which_names_every_file_of_a_home(tmp_path: Path) -> None:
+    table = tool("formats").table()
+    assert table in PROSE[DOCS / "operate/upgrading.md"], "python tools/formats.py writes it"
+    files = [path.name for path in vars(WorkerHome(tmp_path)).values() if path != tmp_path]
+    missing = [name for name in files if name not in table and not name.endswith("rotations")]
+    assert not missing, "tools/formats.py: give each of these a row"
 
 
 def test_the_page_of_the_workers_file_has_the_table_of_its_keys_and_its_examples_are_accepted(tmp_path: Path) -> None:

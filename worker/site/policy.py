@@ -22,7 +22,8 @@ from pydantic import Field, field_validator, model_validator
 from federation.errors import Error
 from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.computation import PrivateSgd
-from federation.spec.problems import Section, read_document
+from federation.spec.problems import Format, Section, read_document
+from federation.text_files import FORMAT
 from federation.work.site import SecurePolicy
 from federation.work.work_bounds import LARGEST_BOUND, WorkBounds
 
@@ -155,6 +156,7 @@ class SecureSection(SecurePolicy):
 class Policy(Section):
     """The rules of a worker's owner. `Policy.load` reads them."""
 
+    format: Format = FORMAT
     restore: Literal["accept", "ask"] = Field(
         "accept",
         description="what happens when the coordinator signs that it was restored from a backup: accept it at once, or "
