@@ -1,12 +1,5 @@
-"""Writes the table of every format into docs/operate/upgrading.md, with the versions that the code has.
+"""Every format that this project writes, with the versions that the code has; `tables` writes them into a page."""
 
-python tools/formats.py [--check]
-"""
-
-import argparse
-import re
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 from coordinator.backups.inventory import Content
@@ -19,9 +12,6 @@ from federation.v1 import federation_pb2
 from storage.revisions import known_revisions
 from worker.site import privacy_ledger, round_ledger, run_requests
 from worker.work import memory
-
-FILE = Path(__file__).resolve().parent.parent / "docs" / "operate" / "upgrading.md"
-_TABLE = re.compile(r"^\| Format \| .*?(?=^$|\Z)", re.MULTILINE | re.DOTALL)
 
 
 class Format(NamedTuple):
@@ -168,28 +158,3 @@ def formats() -> tuple[Format, ...]:
             "no version: keys are added, and none is removed or gets another meaning; a script ignores other keys",
         ),
     )
-
-
-def table() -> str:
-    """The table in Markdown."""
-    rows = ["| Format | Version | Written by | Read by | What an older reader does |", "|---|---|---|---|---|"]
-    for row in formats():
-        rows.append(f"| {row.name} | {row.version or '–'} | {row.writer} | {row.reader} | {row.older}. |")
-    return "\n".join(rows) + "\n"
-
-
-def main() -> int:
-    """Writes the page, or compares it with --check; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only compare; the exit code is 1 if the page differs")
-    check = parser.parse_args().check
-    before = FILE.read_text()
-    after = _TABLE.sub(lambda _: table(), before)
-    if check:
-        return int(before != after)
-    FILE.write_text(after)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

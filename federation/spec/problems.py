@@ -16,7 +16,7 @@ MAX_CHARACTERS = 400
 S = TypeVar("S", bound=BaseModel)
 
 Format = Annotated[
-    int, BeforeValidator(check_format), Field(description=f"the format of the file; this version reads {FORMAT}")
+    int, BeforeValidator(check_format), Field(description=f"The format of the file; this version reads {FORMAT}.")
 ]
 """The key `format` of a file that people write."""
 

@@ -50,41 +50,74 @@ class SecurePolicy(Section):
 
     required: bool = Field(
         False,
-        description="whether work that shows an update or a gradient in the clear is declined, and evaluations "
-        "are limited",
+        description="Whether the worker declines work that shows an update or a gradient in the clear, with "
+        "[`policy:required`](reference/reasons.md#reasons-of-a-worker). For evaluations see [Private "
+        "rounds](member/privacy.md#the-limits-of-an-owner).",
     )
     modes: Annotated[tuple[Annotated[Mode, Field(strict=False)], ...], Field(strict=False)] = Field(
-        tuple(Mode), description="the modes that are allowed"
+        tuple(Mode),
+        description="The [modes](reference/run-spec.md#privacy) of private rounds that are allowed.",
     )
     assumed: int | None = Field(
-        None, ge=0, description="colluding members to withstand; none is (N - 1) / 4, rounded down, of a roster of N"
+        None,
+        ge=0,
+        description="The number of colluding members that a private round must withstand. Without the key it is (N "
+        "- 1) / 4, rounded down, of a [roster](member/privacy.md#rosters) of N members.",
     )
-    smallest: int = Field(SMALLEST, ge=SMALLEST, le=LARGEST, description="the fewest members in a private round")
+    smallest: int = Field(
+        SMALLEST,
+        ge=SMALLEST,
+        le=LARGEST,
+        description=f"The fewest members in a private round, {SMALLEST} to {LARGEST}.",
+    )
     disclose: Annotated[tuple[Scalar, ...], Field(strict=False)] = Field(
-        (), description="numbers that may be shown in the clear"
+        (),
+        description='Numbers that may be shown in the clear: `"loss"` and `"accuracy"` on the training split, the '
+        '`"norm"` of an update, and `"evaluation"`.',
     )
-    sessions: int = Field(1000, ge=0, description="private rounds of training, over all runs")
-    evaluations: int = Field(1000, ge=0, description="private evaluations, over all runs")
+    sessions: int = Field(
+        1000, ge=0, description="The most private rounds of training that a data set may take part in, over all runs."
+    )
+    evaluations: int = Field(
+        1000,
+        ge=0,
+        description="The most evaluations that a data set may take part in, over all runs: private ones and, with "
+        "`secure.required`, those in the clear.",
+    )
     sessions_per_model: int = Field(
-        4, ge=0, description="private rounds of one phase of training that may start from one model"
+        4,
+        ge=0,
+        description="The most private rounds of one [phase](member/privacy.md#the-limits-of-an-owner) of training "
+        "that may start from one model.",
     )
     sums_per_model: int = Field(
         1,
         ge=0,
-        description="sums of one phase of training that may be unmasked for one model: two differ by one member",
+        description="The most sums of one [phase](member/privacy.md#the-limits-of-an-owner) of training that may be "
+        "unmasked for one model. Two sums of which one lacks this member show its update. The worker sends masked "
+        "vectors in at most two sessions more.",
     )
     effective_members: float | None = Field(
         None,
         ge=1,
         le=LARGEST,
-        description="the least cover of this member's vector by the others' in a sum; none is (n_min - t) / 2 of the "
-        "round, at least 2",
+        description="The least [cover](reference/private-protocol.md#35-coefficients) of this member's vector in a "
+        "sum. Without the key it is (n_min - t) / 2 of the members of the round, at least 2. A larger number hides "
+        "the vector better, and refuses more rounds.",
     )
     blur: float = Field(
-        BLUR, ge=0, description="the least size of the noise by which members blur their updates, `privacy.blur`"
+        BLUR,
+        ge=0,
+        description="The least size of the noise by which members [blur their "
+        "updates](member/privacy.md#what-a-private-round-does-not-hide) in a private round. If the run has less "
+        "(`privacy.blur`), the worker declines with `policy:blur`.",
     )
     evaluation_noise: float = Field(
-        EVALUATION_NOISE, ge=0, description="the least sigma of the noise on a private evaluation"
+        EVALUATION_NOISE,
+        ge=0,
+        description="The least [noise](member/privacy.md#what-a-private-round-does-not-hide) on a private "
+        "evaluation. If the run has less (`privacy.evaluation_noise`), the worker declines the evaluation with "
+        "`policy:evaluation-noise`.",
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import typer
 
+from federation.text import without_links
 from fedpareto.cli.commands import load
 from fedpareto.cli.shared_options import DEFAULT_ADMIN_HOME
 
@@ -34,6 +35,7 @@ def _names_of(module: str) -> Callable[[str], list[str]]:
 
 algorithms = _names_of("federation.aggregation.registry")
 attacks = _names_of("federation.attacks.catalogue")
+reasons = _names_of("fedpareto.cli.reasons.known_reasons")
 experiments = _names_of("fedpareto.experiments.loading")
 
 
@@ -48,7 +50,7 @@ def worker_keys(incomplete: str) -> list[Offer]:
     if equals:
         return [(f"attack={name}", "") for name in attacks(value)] if key == "attack" else []
     config = import_module("worker.config").WorkerConfig
-    rows = [(f"{name}=", str(config.model_fields[name].description)) for name in config.names()]
+    rows = [(f"{name}=", without_links(str(config.model_fields[name].description))) for name in config.names()]
     return [row for row in rows if row[0].startswith(incomplete)]
 
 
