@@ -9,6 +9,7 @@ import numpy as np
 
 from federation.spec.accounting import LEAST_NOISE, Mechanism
 from federation.spec.objective_names import Targets
+from federation.spec.run_sections import PrivacySpec
 from federation.spec.train_section import LocalSgd
 from federation.vectors import Vector
 
@@ -62,6 +63,11 @@ class PrivateSgd:
                 f"noise on gradients: sigma = {self.noise:g}, clip = {self.clip:g}; sigma is at least {LEAST_NOISE}, "
                 "clip above 0"
             )
+
+    @classmethod
+    def of(cls, privacy: PrivacySpec) -> "PrivateSgd | None":
+        """The noise that `[privacy]` of a run asks for; None without noise."""
+        return cls(noise=privacy.sample_noise, clip=privacy.sample_clip) if privacy.sample_noise else None
 
     def with_floor(self, floor: "PrivateSgd") -> "PrivateSgd":
         """The stricter of both: more noise, and the smaller bound on a sample."""

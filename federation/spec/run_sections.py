@@ -23,7 +23,6 @@ from federation.spec.task_metrics import MetricKind
 from federation.tensor_names import BUFFER_NAMES
 
 if TYPE_CHECKING:
-    from federation.spec.computation import PrivateSgd
     from federation.vectors import Layout
 
 IDENTIFIER = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
@@ -413,13 +412,6 @@ class PrivacySpec(Section):
         if 0 < value < LEAST_NOISE:
             raise ValueError(f"noise below {LEAST_NOISE} protects nothing: 0, or at least {LEAST_NOISE}")
         return value
-
-    @property
-    def of_samples(self) -> "PrivateSgd | None":
-        """The noise of the clients' training; None without noise."""
-        from federation.spec.computation import PrivateSgd  # noqa: PLC0415 - it needs NumPy
-
-        return PrivateSgd(noise=self.sample_noise, clip=self.sample_clip) if self.sample_noise else None
 
 
 class LimitsSpec(Section):

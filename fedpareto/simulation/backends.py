@@ -109,7 +109,7 @@ def _reason_for_loop(name: str, task: Task, population: Population, spec: RunSpe
                 "loop"
             )
         reason = "the run does not share all parameters"
-    if spec.privacy.of_samples is not None:
+    if spec.privacy.sample_noise:
         if name in ("stacked", "compiled"):
             raise ArgumentError(
                 f"{task.name} cannot be trained {name} with noise (privacy.sample_noise); use auto or loop"

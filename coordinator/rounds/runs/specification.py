@@ -229,7 +229,7 @@ def needed_abilities(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]
     with _named(), rule_code(rule, "asking it for the abilities that it needs"):
         needed = rule.needs(objectives)
     conditions = {
-        Ability.NOISE: spec.privacy.of_samples is not None,
+        Ability.NOISE: spec.privacy.sample_noise > 0,
         Ability.OPTIMIZERS: not spec.train.bare,
         Ability.PROXIMAL: spec.train.proximal_mu > 0,
         Ability.FROZEN: bool(spec.parameters.frozen) or spec.parameters.buffers == "frozen",

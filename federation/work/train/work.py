@@ -56,7 +56,7 @@ class Train(Work):
     @classmethod
     def of(cls, spec: "RunSpec", round_: int, targets: Targets) -> "Train":
         """The training that a run asks for in a round, from 0."""
-        private, protected = spec.privacy.of_samples, spec.privacy.client_noise > 0
+        private, protected = PrivateSgd.of(spec.privacy), spec.privacy.client_noise > 0
         return cls(
             sgd=spec.train.changed(learning_rate=spec.train.rate(round_, spec.rounds)),
             targets=targets,
