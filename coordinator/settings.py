@@ -13,7 +13,9 @@ import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coordinator.ownership import CoordinatorHomeError
-from federation.spec.problems import Section, explain
+from federation.spec.problems import Format, Section, explain
+from federation.text import comment
+from federation.text_files import FORMAT
 from federation.transport.proxies import is_loopback
 from federation.trust.identity import Action, check_name
 
@@ -34,54 +36,86 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 class Settings(Section):
     """The settings in `coordinator.toml`. A relative path is relative to the directory of the file."""
 
-    federation_id: str = Field(description="The federation's name; every certificate and signature carries it.")
+    format: Format = FORMAT
+    federation_id: str = Field(
+        description="The federation's name, in every certificate and signature. Do not change it."
+    )
     hosts: tuple[str, ...] = Field(
         ("localhost", "127.0.0.1"),
         strict=False,  # TOML has lists
         min_length=1,
-        description="Names and addresses under which members reach this machine; the first one is given to them.",
+        description="Names and addresses under which members reach this machine; they are given the first one. Set "
+        "by `--host`.",
     )
-    bind: str = Field("127.0.0.1", description="The address to listen on; 0.0.0.0 is every one of this machine.")
+    bind: str = Field(
+        "127.0.0.1", description="The address to listen on; `0.0.0.0`, which `--host` sets, is all of this machine."
+    )
     federation_port: int = Field(
-        0, ge=0, le=65535, description="For members, mutual TLS; 0 is one that the kernel picks and that is kept."
+        0,
+        ge=0,
+        le=65535,
+        description="For members and administrators, mutual TLS. With 0 the kernel picks a port at the first start, "
+        "which is kept.",
     )
     enrollment_port: int = Field(
-        0, ge=0, le=65535, description="For newcomers, server TLS; 0 is one that the kernel picks and that is kept."
+        0, ge=0, le=65535, description="For newcomers, server TLS only. 0 as for `federation_port`."
     )
     enrollment_host: str = Field(
-        "", description="A second name of this machine, for newcomers: then the federation port serves them, too."
+        "",
+        description="A second name of this machine, for newcomers: then [one "
+        "port](operate/network.md#one-port-for-everything) serves them and members.",
     )
     database: str = Field(
-        "sqlite:///coordinator.db", description="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME."
+        "sqlite:///coordinator.db",
+        description='The database: `"sqlite:///FILE"` or `"postgresql://USER:PASSWORD@HOST/NAME"`. Here and below, '
+        "a relative path is relative to the directory of this file.",
     )
     blobs: str = Field(
-        "blobs", description="The directory of models and updates, or s3://BUCKET/PREFIX, or the same with gs or az."
+        "blobs",
+        description="The directory of models and updates, or a [bucket](operate/operations.md#blobs-in-a-bucket): "
+        '`"s3://BUCKET/PREFIX"`, or the same with `gs` or `az`.',
     )
-    blobs_endpoint: str = Field("", description="The URL of an S3 service other than AWS, with s3://.")
+    blobs_endpoint: str = Field(
+        "", description='With `s3://`: the URL of an S3 service other than AWS, such as `"https://minio.example.org"`.'
+    )
     blob_cache: str = Field("cache", description="With a bucket: the directory of the cache, on this machine.")
     blob_cache_bytes: int = Field(
-        16 << 30, ge=1 << 20, description="With a bucket: what the cache keeps; at least a model and a round's updates."
+        16 << 30,
+        ge=1 << 20,
+        description="With a bucket: how many bytes the cache keeps; at least a model and the updates of a round.",
     )
     blob_urls_seconds: int = Field(
         0,
         ge=0,
         le=86_400,
-        description="With a bucket: how long a URL holds with which a member may download a model there; 0: no URLs.",
+        description="With a bucket: for how many seconds a URL holds with which a member [downloads a "
+        "model](operate/operations.md#downloads-from-the-bucket), at most 86,400. 0: members download from the "
+        "coordinator alone.",
     )
-    approval: bool = Field(False, description="Whether a new client waits for `fedpareto admin approve`.")
+    approval: bool = Field(False, description="Whether a new member waits for `fedpareto admin approve`.")
     join_string_lifetime_seconds: int = Field(
-        86_400, ge=60, le=30 * 86_400, description="How long a join string holds unless its maker says otherwise."
+        86_400,
+        ge=60,
+        le=30 * 86_400,
+        description="How long a join string can be used, without `admin join-string --hours`.",
     )
     admin_certificate_seconds: int = Field(
-        43_200, ge=60, le=30 * 86_400, description="How long an administrator's certificate lasts after a login."
+        43_200,
+        ge=60,
+        le=30 * 86_400,
+        description="How long an administrator's certificate lasts after a [login](operate/administrators.md#log-in).",
     )
     two_officers: tuple[Annotated[Action, Field(strict=False)], ...] = Field(
         (),
         strict=False,
-        description="What takes two security officers: approve, revoke, forget, revoke-admin; [] is nothing.",
+        description="The actions that need [two security officers](operate/administrators.md#two-officers): "
+        '`"approve"`, `"revoke"`, `"forget"`, `"revoke-admin"`.',
     )
     request_seconds: int = Field(
-        86_400, ge=60, le=30 * 86_400, description="How long a request of one officer waits for another one's consent."
+        86_400,
+        ge=60,
+        le=30 * 86_400,
+        description="How long a request of one officer waits for another officer's consent.",
     )
     lease_seconds: float = Field(
         6.0,
@@ -89,33 +123,52 @@ class Settings(Section):
         le=600.0,
         description="With several coordinators: another one takes over a run this long after the last sign of its own.",
     )
-    heartbeat_seconds: float = Field(5.0, ge=0.1, le=300, description="How often a worker gives a sign of life.")
+    heartbeat_seconds: float = Field(
+        5.0,
+        ge=0.1,
+        le=300,
+        description="How often a worker sends a heartbeat; its stream ends after three missed ones.",
+    )
     silent_seconds: int = Field(
-        3600, ge=0, description="How long a member may not attend before there is an alert; 0 is no alert."
+        3600,
+        ge=0,
+        description="How long a member may not attend before there is an [alert](operate/alerts.md); 0: none.",
     )
     backup_seconds: int = Field(
-        7 * 86_400, ge=0, description="How old the last backup may be before there is an alert; 0 is no alert."
+        7 * 86_400, ge=0, description="How old the last backup may be before there is an alert; 0: none."
     )
     max_model_bytes: int = Field(
-        8 << 30, ge=1 << 10, description="The largest model that is taken; an update is bounded by its run's model."
+        8 << 30,
+        ge=1 << 10,
+        description="The largest model that the coordinator accepts; it bounds the size of an update, too.",
     )
     upload_bytes: int = Field(
         16 << 30,
         ge=1 << 10,
-        description="What uploads of one member that broke off or are under way may take; a single one may be larger.",
+        description="The most bytes of one member's uploads that [broke "
+        "off](reference/protocol.md#uploads-that-break-off) or are under way together. A single upload may be "
+        "larger.",
     )
-    transfers: int = Field(64, ge=1, le=10_000, description="Uploads of replies at a time; further ones wait.")
+    transfers: int = Field(
+        64, ge=1, le=10_000, description="How many uploads of replies are under way at a time; further ones wait."
+    )
     transfer_bytes: int = Field(
         128 << 20,
         ge=SMALLEST_WINDOW,
-        description="Memory for uploads that are on their way; at least 1 MiB for each of `transfers`.",
+        description="Memory for bytes on their way. Each of `transfers` has 1 MiB of it; the rest goes to [long "
+        "lines](operate/operations.md#long-lines).",
     )
     keep_rounds: int = Field(
         0,
         ge=0,
-        description="How many of the last rounds of each run keep models and updates, with the first and best; 0: all.",
+        description="Of how many last rounds of each run models and updates are [kept](operate/operations.md#disk), "
+        "beside the first and the best. 0 keeps all.",
     )
-    device: Literal["cpu", "cuda"] = Field("cpu", description="Where updates are aggregated.")
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu",
+        description='Where updates are aggregated: `"cpu"` or `"cuda"` (does not start without the extra `torch` '
+        "and a GPU, and [gains little](results/gpu.md)).",
+    )
 
     @field_validator("federation_id")
     @classmethod
@@ -261,5 +314,5 @@ class Settings(Section):
         """The TOML document, with a description of each key."""
         lines = ["# A federation's coordinator. Read when it starts."]
         for name, field in type(self).model_fields.items():
-            lines += ["", f"# {field.description}", tomli_w.dumps({name: getattr(self, name)}).rstrip()]
+            lines += ["", *comment(str(field.description)), tomli_w.dumps({name: getattr(self, name)}).rstrip()]
         return "\n".join(lines) + "\n"

@@ -147,7 +147,7 @@ def _facts(home: CoordinatorHome, coordinator: str, now: datetime) -> Coordinato
         coordinator=coordinator,
         software=software(),
         keys=digest(" ".join([*home.public_keys().values(), restored]).encode()),
-        settings=digest(home.settings.shared.render().encode()),
+        settings=digest(home.settings.shared.model_dump_json().encode()),
         started=now,
     )
 

@@ -1,6 +1,6 @@
 """Refusals: the exception that rejects a request, with an exact status, a stable reason and the remedy.
 
-Every reason is listed in docs/reference/reasons.md, which a test compares with `REASONS`.
+`fedpareto explain` and docs/reference/reasons.md say what each reason means: `fedpareto/cli/reasons/reasons.toml`.
 """
 
 from typing import Literal

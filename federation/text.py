@@ -4,11 +4,14 @@ A control character can move the cursor or change colours; a bidirectional contr
 line break can forge a further line of a log.
 """
 
+import re
+import textwrap
 from collections.abc import Iterable
 from difflib import get_close_matches
 from itertools import islice
 
 LIMIT = 1000
+_LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])+)\]\([^)\s]*\)")  # of Markdown; the words may have brackets
 _WORD = 64  # characters of a word that is compared
 _KNOWN = 2000  # words that it is compared with
 
@@ -23,6 +26,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number and its noun: "1 round", "2 rounds"; `plural` is for nouns that take more than an s."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def without_links(text: str) -> str:
+    """A text in Markdown with the words of its links alone, for a terminal or a comment."""
+    return _LINK.sub(r"\1", text)
+
+
+def comment(text: str) -> list[str]:
+    """A text in Markdown as lines of a comment in TOML, at most 120 characters each."""
+    return [f"# {line}" for line in textwrap.wrap(without_links(text), 118, break_on_hyphens=False)]
 
 
 def escaped(text: str, limit: int = LIMIT) -> str:

@@ -3,15 +3,34 @@
 import codecs
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any, Final
 
 from federation.errors import Error
 
+FORMAT: Final = 1  # of the TOML and JSON files in the directories of coordinators, members and administrators
 _MARK = "\ufeff"
 _OTHER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)  # that of UTF-32 LE begins like UTF-16's
 
 
 class EncodingError(Error, ValueError):
     """A text is not UTF-8. The message says what it is, and what to do."""
+
+
+class FormatError(Error, ValueError):
+    """A file has a format that this version does not read; the message says which one."""
+
+
+def check_format(value: Any) -> int:
+    """The value of the key `format` of a file.
+
+    It changes when a version cannot read the files of the one before; a new key with a default is no new format.
+
+    Raises:
+        FormatError: this version does not read the format.
+    """
+    if type(value) is not int or value != FORMAT:
+        raise FormatError(f"this version of fedpareto reads format {FORMAT}; got {repr(value)[:40]}")
+    return value
 
 
 def read_text(path: Path | Traversable) -> str:

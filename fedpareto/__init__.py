@@ -4,11 +4,17 @@
 >>> history = fedpareto.simulate("run.toml", data="data")  # doctest: +SKIP
 >>> history.rounds["accuracy/mean"].plot()  # doctest: +SKIP
 
-Names are loaded when they are first used: `import fedpareto` imports neither PyTorch nor NumPy.
+Names are loaded when they are first used: `import fedpareto` imports neither PyTorch nor NumPy. It raises ImportError
+where a `worker.py` or a package `storage/` of yours, say, comes before ours on Python's path.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from fedpareto.code_path import check_import
+
+check_import()
+del check_import
 
 if TYPE_CHECKING:
     from federation.aggregation.base import Rule as Rule
@@ -84,4 +90,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The names for completion."""
-    return sorted({*__all__, "__version__", *globals()} - {"Any", "TYPE_CHECKING", "import_module"})
+    return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})

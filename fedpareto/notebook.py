@@ -3,16 +3,21 @@
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from federation.errors import ArgumentError, ArgumentTypeError
+from federation.errors import ArgumentError, ArgumentTypeError, Error
 from federation.text_files import read_text
 from fedpareto.progress_line import shown
 
 if TYPE_CHECKING:
     from fedpareto.simulation.history import History
     from fedpareto.simulation.simulate import SimulationProgress
+
+
+class PackagesMissing(Error, ModuleNotFoundError):
+    """Packages of an extra are not installed; the message names them, and the extra."""
 
 
 def simulate(
@@ -57,6 +62,7 @@ def simulate(
         The run: `rounds`, `clients` and `updates` as tables of pandas, and the `model`.
 
     Raises:
+        PackagesMissing: PyTorch or pandas is not installed.
         SpecError, TaskError, DataError, PartError, AttackError, PluginError: the specification cannot be used.
         GivenModelError: `model` cannot be the initial model.
         SimulationError: there is nothing to resume, `home` holds something else, or own code raised an exception in a
@@ -66,6 +72,11 @@ def simulate(
         PluginError: in a round, code of a rule or stage raised an exception, or its answer cannot be used. After this
             or a SimulationError in a round the simulation is paused: with a `home` it can be resumed.
     """
+    if missing := [name for name in ("torch", "pandas") if find_spec(name) is None]:
+        raise PackagesMissing(
+            f"fedpareto.simulate needs {' and '.join(missing)}, not installed here: "
+            "install fedpareto[torch,experiments]"
+        )
     from fedpareto.simulation.simulate import Simulation  # noqa: PLC0415 - it imports PyTorch
 
     if not isinstance(spec, (str, bytes, Path)):

@@ -1,34 +1,13 @@
 """The schema's versions by name. Alembic is not used here: its import takes as long as the rest of a short command."""
 
-from functools import cache
-from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from sqlalchemy import Connection, MetaData, inspect, text
-from sqlalchemy.schema import CreateIndex, CreateTable
-
-from storage.models import Base
+from sqlalchemy import Connection, inspect, text
 
 # The number of the first release's migration. Databases of unreleased versions are at 0001, or at 0002 with a digest.
 FIRST = 2
-UNRELEASED_FILE = f"{FIRST:04}_unreleased.py"
 _VERSIONS = Path(__file__).with_name("migrations") / "versions"
-
-
-@cache
-def unreleased_revision() -> str:
-    """The name of the schema until the first release."""
-    return revision_of(Base.metadata)
-
-
-def revision_of(metadata: MetaData) -> str:
-    """The name of these tables as an unreleased schema: it has a digest of them, so each change makes another."""
-    statements = list[str]()
-    for table in metadata.sorted_tables:
-        statements.append(str(CreateTable(table)))
-        statements.extend(sorted(str(CreateIndex(index)) for index in table.indexes))
-    return f"{FIRST:04}.{sha256(''.join(statements).encode()).hexdigest()[:16]}"
 
 
 def known_revisions() -> list[str]:
@@ -36,8 +15,7 @@ def known_revisions() -> list[str]:
 
     `storage.migrations` numbers them.
     """
-    files = [path.name for path in sorted(_VERSIONS.glob("[0-9]*_*.py"))]
-    return [unreleased_revision() if name == UNRELEASED_FILE else name.partition("_")[0] for name in files]
+    return [path.name.partition("_")[0] for path in sorted(_VERSIONS.glob("[0-9]*_*.py"))]
 
 
 def pending_revisions(connection: Connection) -> list[str]:

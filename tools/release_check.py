@@ -23,6 +23,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RELEASED = re.compile(r"\d+\.\d+\.\d+((a|b|rc)\d+)?")
+BETWEEN = re.compile(rf"({RELEASED.pattern})|\d+\.\d+\.\d+\.dev\d+")  # of commits between two releases, too
+# The files that name the images of a version, beside pyproject.toml.
+NAMING = ("compose.yaml", "Dockerfile", "deploy/coordinators/kustomization.yaml", "deploy/worker/kustomization.yaml")
+IMAGE = re.compile(r"(\bfedpareto:|\bnewTag: )(\d+[\w.]*)")
 PIP = ["-m", "pip", "--quiet", "--no-input", "--disable-pip-version-check"]
 
 
@@ -93,16 +97,41 @@ def run(command: Sequence[str | Path], *, cwd: Path) -> str:
 
 def check_version(release: Release) -> str:
     """The version is a release version, and the container files name the same one."""
-    version = release.version
+    version = same_version(release)
     if not RELEASED.fullmatch(version):
         raise StepError(
-            f"pyproject.toml: {version!r} is not the version of a release, such as 1.2.0 or 1.2.0rc1; set it"
+            f"pyproject.toml: {version!r} is not the version of a release, such as 1.2.0 or 1.2.0rc1: "
+            "`python tools/release_check.py --set VERSION` sets it"
         )
-    for name in ("compose.yaml", "Dockerfile"):
-        named = set(re.findall(r"\bfedpareto:(\d+[\w.]*)", (release.root / name).read_text()))
+    return version
+
+
+def same_version(release: Release) -> str:
+    """The version, which all files name.
+
+    Raises:
+        StepError: a file names another one.
+    """
+    version = release.version
+    for name in NAMING:
+        named = {found for _, found in IMAGE.findall((release.root / name).read_text())}
         if named != {version}:
             raise StepError(f"{name} names the images {sorted(named)}; pyproject.toml has {version}")
     return version
+
+
+def set_version(release: Release, version: str) -> None:
+    """Writes a version into all files.
+
+    Raises:
+        StepError: it is neither that of a release nor one such as 1.3.0.dev0, of the commits after a release.
+    """
+    if not BETWEEN.fullmatch(version):
+        raise StepError(f"{version!r} is no version: a release is 1.2.0 or 1.2.0rc1, and 1.3.0.dev0 follows it")
+    project = release.root / "pyproject.toml"
+    project.write_text(re.sub(r'^version = ".*"', f'version = "{version}"', project.read_text(), flags=re.MULTILINE))
+    for path in (release.root / name for name in NAMING):
+        path.write_text(IMAGE.sub(lambda found: found[1] + version, path.read_text()))
 
 
 def check_changelog(release: Release) -> str:
@@ -127,11 +156,8 @@ def check_changelog(release: Release) -> str:
 
 
 def check_tables(release: Release) -> str:
-    """The tables have a migration of a release."""
-    versions = release.root / "storage" / "migrations" / "versions"
-    if (versions / "0002_unreleased.py").exists():
-        raise ToDoError('write the first migration: python -m storage.migrations "the first tables"')
-    return f"{len(list(versions.glob('[0-9]*.py')))} migrations"
+    """The migrations make the tables of the models."""
+    return run([sys.executable, "-m", "storage.migrations", "--check"], cwd=release.root).strip()
 
 
 def check_types(release: Release) -> str:
@@ -156,13 +182,45 @@ def install_wheel(release: Release) -> str:
     """Installs the wheel, with the versions of constraints.txt, into a fresh environment and starts the command."""
     wheel = release.wheel
     venv.create(release.out / "environment", with_pip=True, clear=True)
+    _install([release.python, *PIP, "install", "-c", release.root / "constraints.txt", wheel], release)
+    return _answers([release.python, "-m", "fedpareto"], release)
+
+
+def install_tool(release: Release, installer: str) -> str:
+    """Installs the wheel as a command of a user, by `pipx` or `uv tool`, into a directory of its own."""
+    wheel = release.wheel
+    program = shutil.which(installer) or shutil.which(installer, path=str(Path(sys.executable).parent))
+    if program is None:
+        raise ImpossibleError(f"{installer} is not installed")
+    place = release.out / installer
+    shutil.rmtree(place, ignore_errors=True)
+    constraints = ["--constraints", release.root / "constraints.txt"]
+    words = (
+        ["install", "--pip-args", f"--constraint={constraints[1]}"]
+        if installer == "pipx"
+        else ["tool", "install", *constraints]
+    )
+    names = ("PIPX_HOME", "PIPX_BIN_DIR", "UV_TOOL_DIR", "UV_TOOL_BIN_DIR")
+    places = {name: str(place / ("bin" if "BIN" in name else "home")) for name in names}
+    _install(["env", *(f"{name}={path}" for name, path in places.items()), program, *words, wheel], release)
+    return f"{_answers([place / 'bin' / 'fedpareto'], release)} by {installer}"
+
+
+def _install(command: Sequence[str | Path], release: Release) -> None:
     try:
-        run([release.python, *PIP, "install", "-c", release.root / "constraints.txt", wheel], cwd=release.out)
+        run(command, cwd=release.out)
     except StepError as error:
-        if "No matching distribution" in str(error) or "connection" in str(error).lower():
+        if re.search(
+            r"No matching distribution|connection|not found in the package registry|No solution",
+            str(error),
+            re.IGNORECASE,
+        ):
             raise ImpossibleError(f"the dependencies cannot be fetched: {error}") from None
         raise
-    answer = run([release.python, "-m", "fedpareto", "--version"], cwd=release.out).strip()
+
+
+def _answers(command: Sequence[str | Path], release: Release) -> str:
+    answer = run([*command, "--version"], cwd=release.out).strip()
     if answer != f"fedpareto {release.version}":
         raise StepError(f"`fedpareto --version` printed {answer!r}; expected version {release.version}")
     return answer
@@ -237,6 +295,8 @@ STEPS: dict[str, Callable[[Release], str]] = {
     "types": check_types,
     "wheel": build_wheel,
     "install": install_wheel,
+    "pipx": partial(install_tool, installer="pipx"),
+    "uv": partial(install_tool, installer="uv"),
     "image": build_image,
     "image-torch": partial(build_image, extras="torch"),
     "sbom": list_parts,
@@ -250,8 +310,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", action="append", choices=STEPS, help="this step; give it again for more")
     parser.add_argument("--root", type=Path, default=ROOT, help="the source tree (default: this one)")
+    parser.add_argument("--set", metavar="VERSION", help="write this version into the files that name it, and end")
     options = parser.parse_args()
     release = Release(options.root, options.root / "build" / "release")
+    if options.set:
+        try:
+            set_version(release, options.set)
+        except StepError as error:
+            parser.error(str(error))
+        return
     failed = False
     for name in options.only or STEPS:
         try:

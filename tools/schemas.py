@@ -25,6 +25,7 @@ from federation.findings import Finding
 from federation.v1 import admin_pb2 as v1
 from federation.work.site import FailedSession
 from fedpareto.cli.document import MANIFESTS
+from fedpareto.cli.reasons.known_reasons import KnownReason
 from fedpareto.cli.research.explain import Key
 from fedpareto.demo.demo_results import DemoResult, Ended, Served
 from fedpareto.demo.outsider import Verification
@@ -117,6 +118,7 @@ DOCUMENTS: dict[str, Any] = {
         "log?": {"entries": int, "checkpoint": int, "signed": str}, "record?": str,
         "model?": {"words": str, "missing": str},
     },
+    "explain": [KnownReason],
     "coordinator init": {
         **dict.fromkeys(("federation_id", "home", "settings", "admin", "ca", "ca_fingerprint"), str), "hosts": [str]
     },

@@ -11,7 +11,7 @@ from federation.aggregation.phases import Step
 from federation.aggregation.qp import STATIONARY_TOLERANCE
 from federation.aggregation.server_optimizers import OPTIMIZERS, Optimizer, Sgd
 from federation.digests import digest
-from federation.spec.noise_rows import noise_defect
+from federation.record.noise_rows import noise_defect
 from federation.spec.run_sections import AUTO
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest

@@ -17,16 +17,16 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, get_origin
+from typing import Annotated, Any, Self, get_origin
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from federation.errors import Error
-from federation.spec.problems import Section, explain, read_document
+from federation.spec.problems import Format, Section, explain, read_document
 from federation.tasks import DataSource, Loading, Part
-from federation.text import did_you_mean
+from federation.text import comment, did_you_mean
+from federation.text_files import FORMAT
 
-FORMAT: Final = 1
 OPTIONS = {"tasks": "--task", "data": "--data", "code": "--code", "device": "--device"}  # by key: options of their own
 _KNOWN = "`fedpareto worker config` lists the keys that exist"
 _BY_TASK = ("objectives", "trainer", "trainer_command")
@@ -60,75 +60,69 @@ NamesByTask = Annotated[dict[str, Texts], BeforeValidator(_objectives)]
 class WorkerConfig(Section):
     """The keys of `worker.toml`. Of a table by task, the key "" has the value of the one task."""
 
-    format: Literal[1] = Field(description="the format of the file; this version reads 1")
-    tasks: Texts = Field((), description="the tasks that this worker may train")
-    data: str = Field("", description="the directory of this client's data; none where the data comes with the task")
+    format: Format
+    tasks: Texts = Field((), description="The tasks that this worker may train.")
+    data: str = Field("", description="The directory of this client's data; none where the data comes with the task.")
     code: Texts = Field(
-        (), description="directories of your own modules, for classes named `module:Class`; also FEDPARETO_CODE"
+        (), description="Directories of your own modules, for classes named `module:Class`; also FEDPARETO_CODE."
     )
-    device: str = Field("auto", description='"auto", "cpu", "cuda" or "cuda:N"')
-    threads: int = Field(0, ge=0, description="the CPU threads for training; 0 is the trainer's own number")
+    device: str = Field("auto", description='"auto", "cpu", "cuda" or "cuda:N".')
+    threads: int = Field(0, ge=0, description="The CPU threads for training; 0 is the trainer's own number.")
     processes: int = Field(
-        1, ge=1, description="the processes of this machine that train together, one for each GPU; see torchrun"
+        1, ge=1, description="The processes of this machine that train together, one for each GPU; see torchrun."
     )
     loader_workers: int = Field(
-        0, ge=0, description="the processes that read samples which are not in memory; 0 for the trainer's own"
+        0, ge=0, description="The processes that read samples which are not in memory; 0 for the trainer's own."
     )
     pin_memory: bool = Field(
         False,
-        description="whether samples that are not in memory are read into pinned memory, from which a GPU copies "
-        "faster",
+        description="Whether samples that are not in memory are read into pinned memory, from which a GPU copies "
+        "faster.",
     )
-    download: bool = Field(False, description="whether tasks may fetch public data sets into `data`")
+    download: bool = Field(False, description="Whether tasks may fetch public data sets into `data`.")
     objectives: NamesByTask = Field(
-        {}, description="the objectives that this client serves, or a table of them by task; none is all"
+        {}, description="The objectives that this client serves, or a table of them by task; none is all."
     )
     trainer: TextByTask = Field(
         {},
-        description='the trainer in place of the task\'s own, or a table by task: "torch", the name that a package '
-        "gives, or `module:Class`",
+        description='The trainer in place of the task\'s own, or a table by task: "torch", the name that a package '
+        "gives, or `module:Class`.",
     )
     trainer_command: TextByTask = Field(
-        {}, description="the command that starts a process which trains, or a table of commands by task"
+        {}, description="The command that starts a process which trains, or a table of commands by task."
     )
     trainer_silence: float = Field(
-        600.0, ge=1, description="the seconds without a message after which that process is ended"
+        600.0, ge=1, description="The seconds without a message after which that process is ended."
     )
-    sketches: Texts = Field((), description="sketches of your own that this worker may use, each `module:Class`")
+    sketches: Texts = Field((), description="Sketches of your own that this worker may use, each `module:Class`.")
     passphrase_file: str = Field(
-        "", description="the file whose first line is the passphrase of the private keys; none where they have none"
+        "", description="The file whose first line is the passphrase of the private keys; none where they have none."
     )
     proxy: str = Field(
         "",
-        description='the proxy on the way to the coordinator: "http://HOST:PORT"; "@FILE" reads the URL, which may '
-        'hold a password, from a file; "direct" is none; without the key, https_proxy and no_proxy of the environment',
+        description='The proxy on the way to the coordinator: "http://HOST:PORT"; "@FILE" reads the URL, which may '
+        'hold a password, from a file; "direct" is none; without the key, https_proxy and no_proxy of the '
+        "environment.",
     )
-    part: str = Field("", description="rehearse with one part of a data set: 3/8 is the third of eight")
+    part: str = Field("", description="Rehearse with one part of a data set: 3/8 is the third of eight.")
     partition: str = Field(
-        "iid", description="the partition: iid, shards:S, dirichlet:ALPHA or natural; see `fedpareto data show`"
+        "iid", description="The partition: iid, shards:S, dirichlet:ALPHA or natural; see `fedpareto data show`."
     )
     sizes: str = Field(
-        "equal", description="the number of samples of a part, for iid and dirichlet: equal or lognormal:SIGMA"
+        "equal", description="The number of samples of a part, for iid and dirichlet: equal or lognormal:SIGMA."
     )
-    part_seed: int = Field(0, description="the seed of the partition; the same for all parts")
+    part_seed: int = Field(0, description="The seed of the partition; the same for all parts.")
     spec: str = Field(
         "",
-        description="a run specification, which `--rehearse` follows; without `--rehearse`, its smallest minibatch is "
-        "tried before the worker attends",
+        description="A run specification, which `--rehearse` follows; without `--rehearse`, its smallest minibatch "
+        "is tried before the worker attends.",
     )
     attack: str = Field(
-        "", description="rehearse an attack in your own federation: `fedpareto worker attacks` lists them"
+        "", description="Rehearse an attack in your own federation: `fedpareto worker attacks` lists them."
     )
     accomplices: str = Field(
-        "", description="the directory that attackers share, for attacks that need the updates of several clients"
+        "", description="The directory that attackers share, for attacks that need the updates of several clients."
     )
-
-    @field_validator("format", mode="before")
-    @classmethod
-    def _readable(cls, value: Any) -> Any:
-        if value != FORMAT:
-            raise ValueError(f"this version of fedpareto reads format {FORMAT}; got {value!r}")
-        return value
 
     @field_validator(*_BY_TASK)
     @classmethod
@@ -274,7 +268,7 @@ class WorkerConfig(Section):
             field = cls.model_fields[name]
             meaning, chosen = str(field.description), values.get(name)
             line = f"{name} = {in_toml(field.default if chosen is None else chosen)}"
-            lines += ["", f"# {meaning[0].upper()}{meaning[1:]}.", line if chosen is not None else f"# {line}"]
+            lines += ["", *comment(meaning), line if chosen is not None else f"# {line}"]
         return "\n".join(lines) + "\n"
 
 

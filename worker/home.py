@@ -15,6 +15,7 @@ from federation.owners_code import TwoTexts
 from federation.trust.member_files import COORDINATOR_ROTATIONS, OWN_ROTATIONS
 
 MEMBER_FILE = "member.toml"
+LOCK_FILE = "worker.lock"
 MEASURE_SECONDS = 10.0
 
 
@@ -89,7 +90,7 @@ class WorkerHome:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Holds the directory until this process ends; raises WorkerHomeError if another worker holds it."""
-        descriptor = os.open(self.directory / "worker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,6 +106,21 @@ class WorkerHome:
             yield
         finally:
             os.close(descriptor)
+
+    def locked_by_another(self) -> bool:
+        """True if a worker in another process runs with this directory."""
+        try:
+            descriptor = os.open(self.directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return holder != str(os.getpid())
+        finally:
+            os.close(descriptor)
+        return False
 
 
 class DiskUse:

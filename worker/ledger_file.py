@@ -6,13 +6,16 @@ It then survives `kill -9` and a loss of power. Nothing else in the worker opens
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from federation.durable_files import sync_directory
 from worker import software
-from worker.home import DiskFull, FileLocked, WorkerHomeError
+from worker.home import DiskFull, FileLocked, WorkerHome, WorkerHomeError
+
+Migrations = Sequence[Sequence[str]]
+"""The statements of each version of a file's tables, from version 1. A released version never changes."""
 
 BUSY_SECONDS = 5.0  # how long a statement waits for another process that has locked the file
 # Deleted values are overwritten, in the file and in its journal.
@@ -24,21 +27,38 @@ WHERE tables.type = 'table' AND tables.name NOT LIKE 'sqlite_%' ORDER BY tables.
 """
 
 
+@contextmanager
+def _transaction(connection: sqlite3.Connection, kind: str) -> Iterator[None]:
+    """A transaction, DEFERRED or IMMEDIATE; nothing of it stays if it fails."""
+    connection.execute(f"BEGIN {kind}")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
 class LedgerFile:
     """A SQLite file of mode 0600, made when it is missing. Any thread and any process may use it.
 
+    Its `user_version` is the version of its tables. A file of an older version is migrated when it is opened, in one
+    transaction: nothing has changed if the process dies in it. A worker that runs with the older version is not
+    disturbed: other processes migrate nothing until it has ended.
+
     Args:
         path: of the file; its directory is synced.
-        tables: the statements that make its tables, where they are missing.
+        migrations: what makes each version of its tables from the one before.
         advice: what the owner does when the file is damaged, for messages.
 
     Raises:
-        WorkerHomeError: the file is damaged, or another version of fedpareto made it.
-        FileLocked: another process has locked it.
+        WorkerHomeError: the file is damaged, or a newer or an unreleased version of fedpareto made it.
+        FileLocked: another process has locked it, or a worker of an older version runs with it.
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, tables: str, advice: str) -> None:
+    def __init__(self, path: Path, migrations: Migrations, advice: str) -> None:
         self._path = path
         self._advice = advice
         self._lock = threading.RLock()
@@ -51,10 +71,7 @@ class LedgerFile:
             with self.using() as connection:
                 for setting in SETTINGS:
                     connection.execute(f"PRAGMA {setting}")
-                # Section 3, rule 1: compared before tables are made: a ledger of another version, read as an empty one,
-                # would count from 0.
-                self._check_has(tables)
-                connection.executescript(tables)
+                self._migrate(connection, migrations)
         except BaseException:
             self._connection.close()
             raise
@@ -96,14 +113,38 @@ class LedgerFile:
             return DiskFull(f"{self._path} cannot be written: {error}")
         return self.damaged(error)
 
-    def _check_has(self, tables: str) -> None:
-        """Compares the tables of the file, if it has any, with those that this version makes."""
-        present = self._connection.execute(_COLUMNS).fetchall()
-        with closing(sqlite3.connect(":memory:")) as scratch:
-            scratch.executescript(tables)
-            expected = scratch.execute(_COLUMNS).fetchall()
-        if present and present != expected:
-            raise WorkerHomeError(
-                f"{self._path} has other tables than {software()} makes: another version of fedpareto made it. Use "
-                f"that version, or else: {self._advice}"
+    def _migrate(self, connection: sqlite3.Connection, migrations: Migrations) -> None:
+        """Brings the tables to the newest version, or raises WorkerHomeError and leaves the file as it is."""
+        with _transaction(connection, "DEFERRED"):
+            version = self._checked_version(connection, migrations)
+        if version == len(migrations):
+            return
+        # Section 3, rule 1: a running worker of the older version could not count its next session.
+        if version and WorkerHome(self._path.parent).locked_by_another():
+            raise FileLocked(
+                f"{self._path} is in use by a worker of an older version than {software()}, which has to change its "
+                "tables: stop that worker, and start it with this version; until then, use the older version"
             )
+        with _transaction(connection, "IMMEDIATE"):
+            # Read again: another process may have migrated it meanwhile.
+            for statements in migrations[self._checked_version(connection, migrations) :]:
+                for statement in statements:
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {len(migrations)}")
+
+    def _checked_version(self, connection: sqlite3.Connection, migrations: Migrations) -> int:
+        """The version of the tables, 0 in an empty file. Raises WorkerHomeError if this program does not know them."""
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        present = connection.execute(_COLUMNS).fetchall()
+        with closing(sqlite3.connect(":memory:")) as scratch:
+            for statement in (statement for statements in migrations[:version] for statement in statements):
+                scratch.execute(statement)
+            expected = scratch.execute(_COLUMNS).fetchall()
+        # Section 3, rule 1: a ledger of another version, read as an empty one, would count from 0.
+        if not 0 <= version <= len(migrations) or present != expected:
+            maker = "a newer version" if version > len(migrations) else "an unreleased version"
+            raise WorkerHomeError(
+                f"{self._path} has tables that {software()} does not know: {maker} of fedpareto made it. Use that "
+                f"version, or else: {self._advice}"
+            )
+        return version

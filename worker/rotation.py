@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from federation.errors import Error
 from federation.refusals import Refusal
+from federation.text_files import FORMAT, FormatError, check_format
 from federation.transport.proxies import RouteError
 from federation.trust.certificates import load_certificate, make_csr
 from federation.trust.envelope import envelope_digest
@@ -100,7 +101,11 @@ def _begin(home: WorkerHome, member: MemberFiles, passphrase: bytes | None, now:
     rotation = rotate(
         member.signing_key, key, federation_id=member.federation_id, client_id=member.client_id, number=number, now=now
     )
-    document = {"key": private_key_pem(key, passphrase).decode(), "rotation": rotations_text([rotation])}
+    document = {
+        "format": FORMAT,
+        "key": private_key_pem(key, passphrase).decode(),
+        "rotation": rotations_text([rotation]),
+    }
     replace_private(home.rotating, json.dumps(document).encode())
     return _Begun(key, rotation)
 
@@ -111,8 +116,11 @@ def _begun(home: WorkerHome, member: MemberFiles, passphrase: bytes | None) -> _
         return None
     try:
         document = json.loads(home.rotating.read_text())
+        check_format(document["format"])
         key = load_pem_private_key(document["key"].encode(), passphrase)
         [rotation] = parse_rotations(document["rotation"])
+    except FormatError as error:
+        raise FileDamaged(f"{home.rotating}: {error}: use the version that wrote it") from None
     except (ValueError, KeyError, TypeError) as error:
         raise FileDamaged(f"{home.rotating} is damaged: {error}; restore it from a backup") from None
     if not isinstance(key, Ed25519PrivateKey):

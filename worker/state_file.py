@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from federation.text_files import FORMAT, FormatError, check_format
 from federation.trust.keys import replace_private
 from worker.events import Events
 from worker.home import WorkerHomeError
@@ -31,7 +32,7 @@ class StateFile:
         """
         self._events.home.check_there()
         try:
-            replace_private(self._path, json.dumps(document).encode() + b"\n")
+            replace_private(self._path, json.dumps({"format": FORMAT, **document}).encode() + b"\n")
         except OSError as error:
             if not self._warned:
                 self._events.disk(
@@ -49,12 +50,13 @@ def read_state(path: Path, parse: Callable[[dict[str, Any]], T], advice: str) ->
     `advice` names the consequence of moving a damaged file away.
 
     Raises:
-        WorkerHomeError: the file is damaged, or cannot be read at present.
+        WorkerHomeError: the file is damaged, of another version, or cannot be read at present.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict):
             raise ValueError("no JSON object")
+        check_format(document.pop("format"))
         return parse(document)
     except FileNotFoundError:
         return None
@@ -62,5 +64,7 @@ def read_state(path: Path, parse: Callable[[dict[str, Any]], T], advice: str) ->
         raise WorkerHomeError(
             f"{path} cannot be read ({error.strerror or error}): see what is wrong with it"
         ) from error
+    except FormatError as error:
+        raise WorkerHomeError(f"{path}: {error}: use the version that wrote it, or move it away; {advice}") from error
     except (KeyError, TypeError, ValueError, AttributeError, DecodeError) as error:
         raise WorkerHomeError(f"{path} is damaged ({type(error).__name__}: {error}): move it away; {advice}") from error

@@ -1,1 +1,1 @@
-"""Several coordinators on one PostgreSQL: who they are, and which of them conducts which run."""
+"""Several coordinators on one PostgreSQL: who they are, which conducts which run, and what they tell each other."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from federation.digests import digest
-from federation.spec.run_sections import SelectionSpec
+from federation.spec.client_sections import SelectionSpec
 
 
 def generator(seed: int, round_number: int, purpose: str) -> np.random.Generator:

@@ -59,8 +59,8 @@ _YANG = "Yang et al., 2023"
 _ASKIN = "Askin et al., 2025"
 
 # Every number that a round records, whatever its algorithm, by group, in the order in which they are shown; last are
-# those without a group. docs/reference/metrics.md has this table, too. "<objective>" stands for each of a task's
-# objectives; those names are recorded where it has several.
+# those without a group. tools/tables.py writes the table of docs/reference/metrics.md from it, where links begin at
+# docs/. "<objective>" stands for each of a task's objectives; those names are recorded where it has several.
 _GROUPS: Mapping[str, Mapping[str, Definition]] = {
     "accuracy": {
         "accuracy/mean": Definition(
@@ -109,7 +109,7 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
             "of a private evaluation: the standard deviation of the noise on the mean accuracy; of a loss it is "
             "10 times, of another metric `largest` times as large (`privacy.evaluation_noise`)",
             _SHARE,
-            source="[private rounds](../member/privacy.md)",
+            source="[private rounds](member/privacy.md)",
             label="noise on the mean accuracy",
         ),
         "private/members": Definition(
@@ -180,8 +180,8 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
             "the weight"
         ),
         "private/blur": Definition(
-            "c of the [blur](private-protocol.md#2c-the-blur-of-an-update) of each member's update in a private round "
-            "(`privacy.blur`)",
+            "c of the [blur](reference/private-protocol.md#2c-the-blur-of-an-update) of each member's update in a "
+            "private round (`privacy.blur`)",
             label="blur of updates",
         ),
         "private/rule_share": Definition(
@@ -193,7 +193,7 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
         ),
         "step/rate": Definition(
             "the server's learning rate of the round, times the step size that a line search chose, or the bound of "
-            '[`"auto"`](../research/algorithms.md#the-length-of-a-step)',
+            '[`"auto"`](research/algorithms.md#the-length-of-a-step)',
             label="server's rate",
         ),
     },
@@ -214,12 +214,12 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
     "epsilon": {
         "epsilon/clients": Definition(
             "what the noise on the steps has spent so far, for `privacy.client_delta`",
-            source="[differential privacy](../member/differential-privacy.md)",
+            source="[differential privacy](member/differential-privacy.md)",
             label="of members",
         ),
         "epsilon/samples": Definition(
             "the largest epsilon that a reply states of its member's samples over all runs, each for its own delta",
-            source="[differential privacy](../member/differential-privacy.md)",
+            source="[differential privacy](member/differential-privacy.md)",
             label="of samples, the largest of a member",
         ),
     },

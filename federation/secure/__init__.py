@@ -1,7 +1,7 @@
 """Private rounds: arithmetic and byte formats that the coordinator and its members share.
 
 In a private round, the coordinator learns the Gram matrix of sketches of unit updates and one weighted sum of the
-updates, and nothing else of them. The stages of a session are READY, DEAL, OPEN (openings 0 to 2), MASK, CONFIRM and
+updates, and nothing else of them. The phases of a session are READY, DEAL, OPEN (openings 0 to 2), MASK, CONFIRM and
 UNMASK. The modules hold pure functions and frozen dataclasses, without messages, network and storage. Sections are
 those of docs/reference/private-protocol.md.
 

@@ -1,1 +1,1 @@
-"""The run specification: its sections, names, units and bounds."""
+"""The run specification: sections, options, schedules, metrics of tasks, shared parameters, noise and its cost."""

@@ -3,17 +3,22 @@
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from federation.text import did_you_mean
-from federation.text_files import read_text
+from federation.text_files import FORMAT, check_format, read_text
 
 MAX_KEY = 200
 MAX_CHARACTERS = 400
 
 S = TypeVar("S", bound=BaseModel)
+
+Format = Annotated[
+    int, BeforeValidator(check_format), Field(description=f"The format of the file; this version reads {FORMAT}.")
+]
+"""The key `format` of a file that people write."""
 
 
 class Section(BaseModel):

@@ -1,8 +1,7 @@
 """The sections of a run specification, such as `[train]`: keys, bounds and defaults."""
 
 import math
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +10,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -19,7 +17,6 @@ from pydantic import (
 from federation.secure.thresholds import BLUR, EVALUATION_NOISE
 from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.objective_names import OBJECTIVE
-from federation.spec.part import Part
 from federation.spec.problems import Section
 from federation.spec.sharing import MAX_PATTERNS, PATTERN, SharingError, parameters_of
 from federation.spec.task_metrics import MetricKind
@@ -54,11 +51,7 @@ def _share_or_majority(value: Any) -> Any:
     return value
 
 
-Quorum = Annotated[
-    float | Literal["majority"],
-    BeforeValidator(_share_or_majority),
-    Field(description="replies that a round needs: a share of those wanted, from 0 to 1, or more than half of them"),
-]
+Quorum = Annotated[float | Literal["majority"], BeforeValidator(_share_or_majority)]
 
 
 def replies_needed(quorum: float | str, wanted: int) -> int:
@@ -84,9 +77,15 @@ class AlgorithmSpec(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
-    name: str = Field("fedmgda+", description="a rule of `fedpareto aggregate --list`")
+    name: str = Field(
+        "fedmgda+",
+        description="The [algorithm](research/algorithms.md). `fedpareto aggregate --list` shows the algorithms and "
+        "their hyper-parameters. [A rule of your own](research/plugins.md#a-rule) is written as `module:Class`.",
+    )
     prior: Literal["uniform", "samples"] = Field(
-        "uniform", description="lambda0, the weights of plain averaging: 1/m, or in proportion to the samples"
+        "uniform",
+        description='lambda0, the weights of plain averaging: `"uniform"` is 1/m for each of the m clients, '
+        '`"samples"` is in proportion to the training samples that they claim.',
     )
 
     @model_validator(mode="after")
@@ -114,22 +113,33 @@ class ServerSpec(Section):
 
     learning_rate: ServerRate = Field(
         1.0,
-        description="eta_0, the rate of the first round; auto: at most 1, and so small that no step is longer than the "
-        "lower median of the members' updates",
+        description='eta_0, the rate of the first round. `"auto"` finds it anew in each round: at most 1, and so '
+        "small that no step is longer than the lower median of the lengths of the members' updates.",
     )
     decay: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="eta_t = eta_0 * decay^(P/T * floor(t/P)) (FedMGDA+ section 6.1.5); 0 means no decay",
+        description="Between 0 and 1. The rate of round t out of T is `eta_0 * decay^(P/T * floor(t/P))`, the "
+        "schedule of FedMGDA+, where P is `decay_every`; 0 means no decay.",
     )
-    decay_every: Count = Field(100, description="P, the rounds between two reductions of the rate; for decay > 0")
+    decay_every: Count = Field(
+        100,
+        description="P, the number of rounds between two reductions of the rate, with `decay`. 100 is the paper's "
+        "value, for runs of 2000 rounds. A run of at most P rounds keeps its first rate, and `submit` warns about "
+        "this.",
+    )
     optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
-        "sgd", description="sgd steps along the direction; the others keep state (Reddi et al., 2021)"
+        "sgd",
+        description='`"sgd"` steps along the direction itself. `"momentum"` (FedAvgM) adds up directions, `"adam"`, '
+        '`"yogi"` and `"adagrad"` also scale each parameter by the size of its past directions.',
     )
-    beta1: BelowOne = Field(0.9, description="the share of the momentum that is kept in each round")
-    beta2: BelowOne = Field(0.99, description="the share of the squared directions that is kept in each round")
-    tau: Positive = Field(1e-3, description="adaptivity: a smaller number adapts more")
+    beta1: BelowOne = Field(0.9, description="The share of the momentum that is kept in each round.")
+    beta2: BelowOne = Field(0.99, description="The share of the squared directions that is kept in each round.")
+    tau: Positive = Field(
+        1e-3,
+        description="Adaptivity: the step is `m / (sqrt(v) + tau)`, and v begins at tau².",
+    )
 
 
 Pattern = Annotated[str, Field(pattern=PATTERN)]
@@ -140,17 +150,20 @@ class ParametersSpec(Section):
     """Which parameters of the task's model a run does not share."""
 
     personal: Patterns = Field(
-        (), description='parameters that each member keeps, trains and never sends: patterns, such as "head.*"'
+        (),
+        description='Patterns of the parameters that each member keeps and trains, such as `["head.*"]`. They are '
+        "never sent.",
     )
-    frozen: Patterns = Field((), description="parameters that stay at their initial values: patterns")
+    frozen: Patterns = Field((), description="Patterns of the parameters that stay at their initial values.")
 
     buffers: Literal["", "local", "averaged", "frozen"] = Field(
         "",
-        description="the treatment of buffers, such as BatchNorm's running statistics: kept by each member, averaged, "
-        "or left at the initial values; a model without buffers needs nothing",
+        description="For a model with [buffers](research/personal-parameters.md#buffers), such as BatchNorm's "
+        'running statistics: `"local"` (kept by each member), `"averaged"` (the mean of the members\') or `"frozen"` '
+        "(as they were initially).",
     )
     buffer_names: Patterns = Field(
-        BUFFER_NAMES, description="patterns of the names of the buffers, if they are averaged"
+        BUFFER_NAMES, description="Patterns of the names of the buffers, where they are averaged."
     )
 
     @property
@@ -195,11 +208,26 @@ class MetricSpec(Section):
 class EvaluateSpec(Section):
     """Evaluation of the new model on every member's own splits."""
 
-    every: Natural = Field(1, description="rounds between evaluations; 0 is only after the last round")
-    splits: tuple[Split, ...] = Field(("train", "validation", "test"), strict=False, min_length=1)
-    deadline_seconds: Seconds = 600.0
+    every: Natural = Field(
+        1,
+        description="Rounds between evaluations. The last round is always evaluated, unless it is skipped; 0 means "
+        "only that one.",
+    )
+    splits: tuple[Split, ...] = Field(
+        ("train", "validation", "test"),
+        strict=False,
+        min_length=1,
+        description="The splits to measure; a client leaves out splits that it does not have.",
+    )
+    deadline_seconds: Seconds = Field(
+        600.0, description="The round continues without clients that have not replied by then."
+    )
     metrics: dict[str, MetricSpec] = Field(
-        {}, description="metrics of the task that are measured; empty: all, as the submitting machine has the task"
+        {},
+        description="The [task's own metrics](start/your-own-task.md#metrics) that are measured. If empty, `submit` "
+        "takes all of them from the task. Set them if the task is not installed on the submitting machine: `metrics "
+        '= { auc = {}, rmse = { better = "lower", largest = 100.0 } }`. `better` is `"higher"` (the default) or '
+        '`"lower"`. Private evaluations clip values to [0, `largest`] (default 1).',
     )
 
     @property
@@ -212,17 +240,30 @@ class StopSpec(Section):
     """The end of a run before its last round, by what members measured of its models."""
 
     metric: str = Field(
-        "", pattern=METRIC, description='"accuracy", "loss" or a metric of the task; empty: the run is not stopped'
+        "",
+        pattern=METRIC,
+        description='`"accuracy"`, `"loss"` or a metric of the task, such as `"auc"`, or `"recall/3"` for one value '
+        "of a metric with several. If empty, the run is not stopped early.",
     )
     of: Literal["mean", "weighted", "worst"] = Field(
-        "mean", description="the value that counts: the members' mean, their mean by samples, or the worst"
+        "mean",
+        description='Of the members\' values: `"mean"`, `"weighted"` (the mean weighted by the samples that they '
+        'claim) or `"worst"`. A private round shows only the mean.',
     )
-    split: Split = "validation"
-    target: float | None = Field(None, description="the run ends when the value is at least this good")
+    split: Split = Field(
+        "validation", description="The split. If the test split stops a run, its result on this split is biased."
+    )
+    target: float | None = Field(
+        None, description="The run ends when the value is at least this good. Without this key there is no target."
+    )
     patience: Natural = Field(
-        0, description="the run ends after this number of evaluations in a row without a better value; 0: never"
+        0, description="The run ends after this number of evaluations in a row without a better value; 0 is never."
     )
-    improvement: NotNegative = Field(0.0, description="the least difference by which a value counts as better")
+    improvement: NotNegative = Field(
+        0.0,
+        description="By how much a value must be better than the last one that counted as better. The first one "
+        "counts.",
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> "StopSpec":
@@ -250,18 +291,28 @@ class ObjectivesSpec(Section):
     """The objectives of a task that has several, and who serves which: the indicator matrix."""
 
     names: Names = Field(
-        (), description="objectives of the task, in its order; empty: as the submitting machine has the task"
+        (),
+        description="The names, in the task's order. If empty, `submit` takes them from the task; set them if the "
+        "task is not installed on the submitting machine.",
     )
     serve: dict[str, Names] = Field(
-        {}, description="the objectives that a client serves, by its name; other clients serve those they declare"
+        {},
+        description='The objectives that a client serves, by the client\'s name: `serve = { clinic-a = ["left"] }`. '
+        "The client's worker must declare them.",
     )
 
 
 class JacobianSpec(Section):
     """The phase in which clients send sketches of their gradients (FedCMOO), and its second leg."""
 
-    deadline_seconds: Seconds = Field(600.0, description="later replies are refused")
-    quorum: Quorum = "majority"
+    deadline_seconds: Seconds = Field(
+        600.0, description="A sketch that arrives later is refused with [`deadline`](reference/reasons.md#replies)."
+    )
+    quorum: Quorum = Field(
+        "majority",
+        description='The share of the wanted sketches that a round needs, from 0 to 1; or `"majority"`, more than '
+        "half.",
+    )
 
 
 class PrivacySpec(Section):
@@ -269,51 +320,82 @@ class PrivacySpec(Section):
 
     secure: Literal["off", "sum", "private", "verified"] = Field(
         "off",
-        description="what the coordinator learns: every update; one weighted sum; the sum and the Gram matrix of "
-        "sketches; or the same with proofs of every member's length",
+        description='What the coordinator learns in a round. `"off"`: every update. `"sum"`: one weighted sum of '
+        'the updates. `"private"`: the sum, and the inner products of sketches of the updates, which multi-gradient '
+        'descent needs. `"verified"`: as `"private"`, with checks of every member\'s length.',
     )
     disclose: Annotated[tuple[Literal["accuracy", "evaluation", "loss", "norm"], ...], Field(strict=False)] = Field(
-        (), description="numbers that members also show, for rules that read them; their owners must allow it"
+        (),
+        description='Numbers that members also show, for algorithms that read them: `"loss"`, `"accuracy"`, '
+        '`"norm"`, and `"evaluation"` for evaluations in the clear. The owner of each member must allow them.',
     )
-    clip: NotNegative = Field(0.0, description="C of fedavg in a sum: updates longer than C are shortened to it")
-    stage_seconds: Seconds = Field(120.0, description="seconds for each stage of a session after the training")
+    clip: NotNegative = Field(
+        0.0,
+        description="C, for `fedavg` in a private round: updates longer than C are shortened to it. Other "
+        "algorithms sum updates of length 1.",
+    )
+    stage_seconds: Seconds = Field(
+        120.0,
+        description="The time in seconds for each stage of a session after the training. The stage in which members "
+        "send their masked vectors has 4 bytes for each parameter at 100 kB/s more (`SLOWEST_BYTES_PER_SECOND` of "
+        "`federation/transport/transfer_times.py`): 32 s for 0.8 M parameters. Give more if members have slower "
+        "connections.",
+    )
     effective_members: float = Field(
         0.0,
         ge=0,
         le=100,
-        description="the least cover of every member's vector in a sum; 0 is the members' default. Members whose "
-        "owners require more decline",
+        description="The least [cover](reference/private-protocol.md#35-coefficients) of every member's vector in a "
+        "sum, at least 1; 0 is what members require by default. Members whose owners require more "
+        "(`secure.effective_members`) decline, so set this to the largest value that an owner requires.",
     )
     blur: float = Field(
         BLUR,
         ge=0,
         le=10,
-        description="the size of the noise by which each member blurs its update in a private round, relative to each "
-        "coordinate. Members whose owners require more decline",
+        description="c of the [blur](reference/private-protocol.md#2c-the-blur-of-an-update): in a private round, "
+        "each member adds noise to every coordinate of its update, in proportion to the coordinate. In a sum with "
+        "equal weights, all noise together is c / √(m (n_min − t)) times as long as for one member: 0.26, 0.16, 0.08 "
+        "and 0.03 with 5, 10, 20 and 50 members. Members whose owners require more (`secure.blur`, 1 by default) "
+        "decline.",
     )
     evaluation_noise: float = Field(
         EVALUATION_NOISE,
         ge=0,
         le=10,
-        description="sigma of private evaluations: the standard deviation of the noise on a sum of the members' "
-        "values, each over its largest value. Members whose owners require more decline",
+        description="σ of private evaluations: the standard deviation of the "
+        "[noise](member/privacy.md#what-a-private-round-does-not-hide) on the sum of the members' values, each "
+        "divided by the largest value. The mean accuracy of 10 members then has noise of 0.016, of 20 members 0.008, "
+        "and a mean loss 10 times as much (`evaluation/noise` in each round). Members whose owners require more "
+        "(`secure.evaluation_noise`) decline the evaluation.",
     )
     sample_noise: NotNegative = Field(
         0.0,
-        description="noise on the gradients of every client's samples (DP-SGD): its standard deviation in units of "
-        f"`sample_clip`, at least {LEAST_NOISE}; 0 is none, but a client whose owner asks for noise adds it anyway",
+        description="Noise on the gradients of every client's samples (DP-SGD): its standard deviation as a "
+        f"multiple of `sample_clip`, at least {LEAST_NOISE}; 0 is none. A client whose owner asks for more noise adds "
+        "more, and one whose owner asks for noise adds it in any case. Workers need the extra `dp`. The training "
+        "split is not measured, and algorithms that need its losses or gradients are refused. The run cannot be "
+        "repeated bit for bit.",
     )
-    sample_clip: Positive = Field(1.0, description="the norm to which the gradient of a sample is clipped")
+    sample_clip: Positive = Field(1.0, description="The norm to which the gradient of each sample is clipped.")
     client_noise: NotNegative = Field(
         0.0,
-        description="noise on every step, which protects clients from those who see the models: its standard deviation "
-        f"as a multiple of the most that one client moves the step, at least {LEAST_NOISE}; 0 is none",
+        description="Noise on every step, which protects clients against those who see the models: its standard "
+        f"deviation as a multiple of the most that one client moves the step, at least {LEAST_NOISE}; 0 is none. For "
+        "`fedavg-n` and `fedmgda+`. What clients send is then hidden from operators, and nothing is measured. The "
+        "coordinator chooses the noise, so [the models cannot be "
+        "verified](reference/verify.md#noise-that-the-coordinator-chose).",
     )
     client_epsilon: NotNegative = Field(
-        0.0, description="the budget of epsilon: the run is stopped before a round would exceed it; 0 is no budget"
+        0.0,
+        description="The budget of epsilon with this noise: the run is stopped before the round that would exceed "
+        "it. 0 is no budget.",
     )
     client_delta: float = Field(
-        DELTA, gt=0, lt=1, description="the delta of that epsilon; below 1 / the number of clients"
+        DELTA,
+        gt=0,
+        lt=1,
+        description="The delta for which epsilon holds; choose it far below 1 / the number of clients.",
     )
 
     @model_validator(mode="after")
@@ -339,90 +421,6 @@ class PrivacySpec(Section):
         return PrivateSgd(noise=self.sample_noise, clip=self.sample_clip) if self.sample_noise else None
 
 
-Clients = Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(strict=False, max_length=1000)]
-
-
-class SelectionSpec(Section):
-    """Who is asked to train in a round, and how many must answer."""
-
-    method: Literal["all", "fraction", "count"] = "all"
-    fraction: float = Field(1.0, gt=0, le=1, description="for method = fraction: max(1, ceil(fraction * pool)) clients")
-    count: Count = Field(1, description="for method = count: the number of clients")
-    by: Literal["uniform", "samples"] = Field("uniform", description="the chance of each client to be drawn")
-    always: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        (), description="clients, by name, that are asked in every round in which they are in the pool"
-    )
-    members: Clients = Field((), description="the only clients that may be asked, by name; empty: all")
-    exclude: Clients = Field((), description="clients that are not asked, by name")
-    tags: Clients = Field((), description="only clients with one of these tags may be asked; empty: all")
-    required: Clients = Field(
-        (), description="clients, by name, that a round needs to begin, and whose replies it needs for a step"
-    )
-    patience_seconds: float = Field(
-        0.0,
-        ge=0,
-        le=MAX_DEADLINE,
-        description="seconds for which a round waits for required clients before it is skipped; 0: no limit",
-    )
-    pool: Literal["attending", "enrolled"] = Field(
-        "attending", description="clients that attend now, or every active client that offers the task"
-    )
-    minimum: Count = Field(1, description="a round waits until the pool holds at least this number of clients")
-    over_selection: float = Field(
-        1.0, ge=1, le=10, description="clients that are asked, as a multiple of those wanted; the first replies count"
-    )
-    quorum: Quorum = "majority"
-    grace_seconds: float = Field(
-        300.0,
-        ge=0,
-        le=MAX_DEADLINE,
-        description="seconds for which a phase waits for a client that has disconnected",
-    )
-
-    def admits(self, client_id: str, tags: Collection[str] = ()) -> bool:
-        """True if a client with these tags may be asked."""
-        named = not self.members or client_id in self.members
-        tagged = not self.tags or client_id in self.required or any(tag in self.tags for tag in tags)
-        return named and tagged and client_id not in self.exclude
-
-    def wanted(self, pool: int) -> int:
-        """The number of replies that a round wants out of `pool` clients: at least one, at most all of them.
-
-        The fraction p of N clients is max(1, ceil(p N)), with a guard against 0.1 * 30 = 3.0000000000000004.
-        """
-        if self.method == "all":
-            return pool
-        if self.method == "fraction":
-            return min(pool, max(1, math.ceil(self.fraction * pool - 1e-9)))
-        return min(pool, self.count)
-
-    def asked(self, pool: int) -> int:
-        """The number of clients asked so that the wanted number answers, over-selection included."""
-        return min(pool, math.ceil(self.wanted(pool) * self.over_selection - 1e-9))
-
-    def unknown(self, names: Collection[str]) -> str:
-        """The first key with a client that is not among these, and the client, as "selection.KEY: NAME"; else empty."""
-        for key in ("members", "exclude", "required"):
-            for client_id in getattr(self, key):
-                if client_id not in names:
-                    return f"selection.{key}: there is no client {client_id!r}"
-        return ""
-
-    @model_validator(mode="after")
-    def _can_be_asked(self) -> "SelectionSpec":
-        for key in ("members", "always", "required"):
-            if excluded := [name for name in getattr(self, key) if name in self.exclude]:
-                raise ValueError(f"exclude and {key} both name {excluded[0]!r}")
-        for key in ("always", "required"):
-            if self.members and (absent := [name for name in getattr(self, key) if name not in self.members]):
-                raise ValueError(f"{key} names {absent[0]!r}, and members does not")
-        if self.members and self.minimum > len(self.members):
-            raise ValueError(f"minimum = {self.minimum}, and members names {len(self.members)} clients")
-        if self.patience_seconds and not self.required:
-            raise ValueError("patience_seconds is for required clients, and required names none")
-        return self
-
-
 class LimitsSpec(Section):
     """Bounds on what clients send, and on failing rounds."""
 
@@ -430,54 +428,22 @@ class LimitsSpec(Section):
         10_000_000,
         ge=1,
         le=2**53,
-        description="an update that claims more training samples is refused; an offer of more counts as this many",
+        description="A reply that claims more training samples is refused with "
+        "[`limit:samples`](reference/reasons.md#replies). If clients are selected by the samples that their workers "
+        "offer (`selection.by`), a larger offer counts as this many.",
     )
     norm: Positive = Field(
-        1e12, description="an update is refused when the Euclidean norm of one of its rows is larger"
+        1e12,
+        description="An update is refused with [`limit:norm`](reference/reasons.md#replies) when the Euclidean norm "
+        "of one of its rows is larger. It does not apply to sketches of gradients.",
     )
-    attempts: Count = Field(5, description="attempts at a round; when the last one is voided, the round is skipped")
-    skipped_rounds: Count = Field(3, description="this number of skipped rounds in a row fails the run")
-
-
-class SimulationSpec(Section):
-    """The clients that `fedpareto simulate` makes up; a federation of real workers has its own and reads none of it."""
-
-    clients: int = Field(10, ge=1, le=100_000, description="the number of clients: client-000, client-001, ...")
-    partition: str = Field("iid", description="the partition of the samples: iid, shards:S, dirichlet:ALPHA or natural")
-    sizes: str = Field("equal", description="the samples of each client, for iid and dirichlet: see `data show --help`")
-    partition_seed: int = Field(
-        0, ge=0, description="the seed of the partition; all other random choices follow the run's `seed`"
+    attempts: Count = Field(
+        5,
+        description="A round is skipped when this many [attempts](reference/protocol.md#attempts-at-a-round) at it "
+        "were voided.",
     )
-    objectives: str = Field(
-        "all", description="the objectives that each client serves: all, or cycle:K, K of them in turn"
+    skipped_rounds: Count = Field(
+        3,
+        description="The run fails after this many skipped rounds in a row. A run also fails if none of its rounds "
+        "has made a step.",
     )
-    attackers: int = Field(0, ge=0, description="the number of attackers; they are the last clients by name")
-    attack: str = Field("", description='their attack, such as "sign-flip" or "scale=100,bias=1000"')
-
-    @field_validator("partition")
-    @classmethod
-    def _a_partition(cls, value: str) -> str:
-        Part(0, 1, value)
-        return value
-
-    @field_validator("sizes")
-    @classmethod
-    def _sizes_of_the_partition(cls, value: str, info: ValidationInfo) -> str:
-        if "partition" in info.data:  # pydantic leaves out an invalid one
-            Part(0, 1, info.data["partition"], sizes=value)
-        return value
-
-    @field_validator("objectives")
-    @classmethod
-    def _of_the_objectives(cls, value: str) -> str:
-        if re.fullmatch(r"all|cycle:[1-9][0-9]{0,3}", value) is None:
-            raise ValueError(f"unknown choice of objectives {value!r}: use all or cycle:K")
-        return value
-
-    @model_validator(mode="after")
-    def _both_or_neither(self) -> "SimulationSpec":
-        if (self.attackers > 0) != bool(self.attack):
-            raise ValueError(f"attackers = {self.attackers} and attack = {self.attack!r}: give both or neither")
-        if self.attackers > self.clients:
-            raise ValueError(f"{self.attackers} attackers among {self.clients} clients")
-        return self

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from federation.errors import Error
+from federation.spec.client_sections import SelectionSpec, SimulationSpec
 from federation.spec.problems import Section, explain
 from federation.spec.run_sections import (
     IDENTIFIER,
@@ -28,9 +29,7 @@ from federation.spec.run_sections import (
     ObjectivesSpec,
     ParametersSpec,
     PrivacySpec,
-    SelectionSpec,
     ServerSpec,
-    SimulationSpec,
     Split,
     StopSpec,
 )
@@ -49,10 +48,23 @@ class SpecError(Error, ValueError):
 class RunSpec(Section):
     """A run specification; `RunSpec.parse` reads it from TOML."""
 
-    name: str = Field(pattern=IDENTIFIER)
-    task: str = Field(pattern=f"^{TASK}$", description="a task's name, as workers allow it")
-    rounds: int = Field(ge=1, le=1_000_000)
-    seed: int = Field(0, ge=0, lt=2**63)
+    name: str = Field(
+        pattern=IDENTIFIER,
+        description="The name of the run: at most 63 lower-case letters, digits, `.` and `-`. The name can be used "
+        "again after the run has ended.",
+    )
+    task: str = Field(
+        pattern=f"^{TASK}$",
+        description="The [task](research/tasks.md). A worker takes part if its owner has allowed a task of this name.",
+    )
+    rounds: int = Field(ge=1, le=1_000_000, description="The number of rounds, 1 to 1 000 000.")
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**63,
+        description="The seed of the selection of clients and, together with round and client, of the order of "
+        "minibatches.",
+    )
     algorithm: AlgorithmSpec = AlgorithmSpec()
     server: ServerSpec = ServerSpec()
     train: TrainSpec = TrainSpec()

@@ -9,8 +9,6 @@ from federation.spec.run_sections import BelowOne, Count, Natural, NotNegative, 
 from federation.spec.schedules import Schedule, Shape
 
 _ADAM = ("optimizer", ("adam", "adamw"))
-_DECAY = Field(0.1, gt=0, le=1, description="the factor of each reduction")
-_WARM_UP = "in which the learning rate rises linearly at first"
 
 
 class TrainSpec(Section):
@@ -27,43 +25,83 @@ class TrainSpec(Section):
         "step_decay_every": ("step_schedule", ("decay",)),
     }
 
-    epochs: Natural = Field(1, description="passes over the training split; not together with `steps`")
-    steps: Natural = Field(0, description="optimiser steps, in place of `epochs`")
-    batch_size: Natural = Field(10, description="samples in a minibatch; 0 is the whole split")
-    micro_batch: Natural = Field(0, description="samples of one pass (gradient accumulation); 0 is the whole minibatch")
-    learning_rate: Positive = 0.1
-    optimizer: Literal["sgd", "adam", "adamw"] = Field(
-        "sgd", description="the optimiser; its state is not kept between trainings"
+    epochs: Natural = Field(1, description="Passes over the client's training split. Not together with `steps`.")
+    steps: Natural = Field(0, description="Optimiser steps, in place of `epochs`.")
+    batch_size: Natural = Field(
+        10,
+        description="Samples in a minibatch; 0 is the whole split. The last minibatch of a pass may have fewer; for "
+        "[models with BatchNorm](research/personal-parameters.md#small-minibatches-and-batchnorm) it is evened out.",
     )
-    momentum: BelowOne = 0.0
-    beta1: BelowOne = Field(0.9, description="the share of the mean gradient that is kept in each step")
-    beta2: BelowOne = Field(0.999, description="the share of the mean squared gradient that is kept in each step")
-    epsilon: Positive = Field(1e-8, description="the number that is added to the root of the mean squared gradient")
-    weight_decay: NotNegative = Field(0.0, description="the L2 penalty; with adamw, the decay of the parameters")
-    proximal_mu: NotNegative = Field(0.0, description="mu of the proximal term (FedProx, MGDA-Prox)")
-    clip_norm: NotNegative = Field(0.0, description="the largest norm of the gradient of a step; 0: no limit")
+    micro_batch: Natural = Field(
+        0,
+        description="Gradient accumulation: a minibatch passes through the model in parts of at most this number of "
+        "samples, whose gradients are added up; 0 is the whole minibatch. It needs less memory, and changes only "
+        "rounding if the loss is a mean over samples and the model does not mix them (BatchNorm normalises each "
+        "part; use parts that are not too small).",
+    )
+    learning_rate: Positive = Field(0.1, description="The learning rate of the local training.")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        "sgd", description='`"sgd"`, `"adam"` or `"adamw"`, as in `torch.optim`.'
+    )
+    momentum: BelowOne = Field(0.0, description="The momentum, at least 0 and less than 1.")
+    beta1: BelowOne = Field(0.9, description="The share of the mean gradient that is kept in each step.")
+    beta2: BelowOne = Field(
+        0.999,
+        description="The share of the mean squared gradient that is kept in each step.",
+    )
+    epsilon: Positive = Field(
+        1e-8,
+        description="The number that is added to the root of the mean squared gradient.",
+    )
+    weight_decay: NotNegative = Field(
+        0.0,
+        description='The L2 penalty. With `"adamw"`, each step multiplies the parameters by `1 - learning_rate * '
+        "weight_decay` instead.",
+    )
+    proximal_mu: NotNegative = Field(
+        0.0, description="mu of the proximal term `mu/2 ‖w - w_t‖²` (FedProx); 0 leaves it out."
+    )
+    clip_norm: NotNegative = Field(
+        0.0,
+        description="The largest norm of the gradient of a step: a longer one is shortened, before `weight_decay` "
+        "and `proximal_mu` are applied. 0 is any length.",
+    )
     precision: Literal["float32", "bf16", "fp16"] = Field(
-        "float32", description="mixed precision of the forward and backward passes; fp16 needs CUDA"
+        "float32",
+        description='`"bf16"` or `"fp16"` is mixed precision (`torch.autocast`) in training; parameters, gradients, '
+        'steps and measurements stay float32. `"float32"` is not rounded to TF32 on a GPU. `"fp16"` scales the loss, '
+        "so the first steps may be left out until the scale fits. It needs CUDA; workers without it decline with "
+        "[`precision`](reference/reasons.md#reasons-of-a-worker).",
     )
     wire_dtype: Literal["float32", "bf16"] = Field(
-        "float32", description="the number format of updates as members send them; bf16 has half as many bytes"
+        "float32",
+        description='The number format in which members send updates: `"float32"`, or '
+        '[`"bf16"`](reference/run-spec.md#updates-in-bfloat16) with half as many bytes.',
     )
     round_schedule: Shape = Field(
-        "constant", description="the schedule of the learning rate over the rounds of the run"
+        "constant",
+        description='How the learning rate changes over the rounds of the run: `"constant"`, `"decay"` or `"cosine"`.',
     )
-    round_warm_up: Natural = Field(0, description=f"rounds {_WARM_UP}")
-    round_decay: float = _DECAY
-    round_decay_every: Count = Field(1, description="rounds between two reductions")
+    round_warm_up: Natural = Field(0, description="The number of rounds in which the rate rises linearly at first.")
+    round_decay: float = Field(0.1, gt=0, le=1, description="The factor of each reduction.")
+    round_decay_every: Count = Field(1, description="The rounds between two reductions.")
     step_schedule: Shape = Field(
-        "constant", description="the schedule of the learning rate over the steps of each training"
+        "constant",
+        description='How the rate of the round changes over the steps of each training: `"constant"`, `"decay"` or '
+        '`"cosine"`.',
     )
-    step_warm_up: Natural = Field(0, description=f"steps {_WARM_UP}")
-    step_decay: float = _DECAY
-    step_decay_every: Count = Field(1, description="steps between two reductions")
+    step_warm_up: Natural = Field(0, description="The number of steps in which the rate rises linearly at first.")
+    step_decay: float = Field(0.1, gt=0, le=1, description="The factor of each reduction.")
+    step_decay_every: Count = Field(1, description="The steps between two reductions.")
     measure: bool = Field(
-        True, description="whether clients first measure the round's model on the training split: losses, `improved`"
+        True,
+        description="Whether clients measure the round's model on their whole training split before they train. "
+        "Without it rounds are shorter, but `improved` and the losses before a step are not known. Algorithms that "
+        "read losses need it.",
     )
-    deadline_seconds: Seconds = Field(3600.0, description="later replies are refused")
+    deadline_seconds: Seconds = Field(
+        3600.0, description="A reply that arrives later is refused with [`deadline`](reference/reasons.md#replies)."
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -1,7 +1,8 @@
 """`shakespeare`: the next character of a play. The natural owners are the speaking roles.
 
 Windows of 80 characters and the 80 symbols of LEAF (Caldas et al. 2018), as in FedMGDA+ section 6.3. The texts differ
-from LEAF's (another edition), and so do the roles and their sizes.
+from LEAF's, and so do the roles and their sizes: the Moby text (public domain), as MIT's Complete Works has it, or tiny
+Shakespeare by A. Karpathy.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""Bytes between the coordinator and its members: TLS, channels, proxies, chunks, and checks on arrival."""
+"""Bytes between coordinators and members: TLS, channels, choice of a coordinator, proxies, chunks, arrival checks."""

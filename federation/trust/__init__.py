@@ -1,1 +1,1 @@
-"""Keys, certificates and signed envelopes, and the files that hold them."""
+"""Keys, their rotations, certificates, identities and signed envelopes, and the directories that hold them."""

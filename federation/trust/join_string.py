@@ -14,7 +14,7 @@ from federation.trust.identity import check_name
 from federation.trust.keys import IdentityError
 
 SECRET_BYTES = 32
-_PREFIX = "fpjoin1_"
+PREFIX = "fpjoin1_"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class JoinStringFields:
         """The join string: letters, digits, "-" and "_", with a checksum that detects copying errors."""
         body = bytes.fromhex(self.ca_fingerprint) + self.secret + "\n".join((self.client_id, *self.addresses)).encode()
         encoded = base64.urlsafe_b64encode(hashlib.sha256(body).digest()[:4] + body).decode().rstrip("=")
-        return _PREFIX + encoded
+        return PREFIX + encoded
 
     @classmethod
     def decode(cls, text: str) -> Self:
@@ -49,9 +49,9 @@ class JoinStringFields:
             IdentityError: it is not a join string, or it is damaged. The message does not repeat it.
         """
         text = "".join(letter for letter in text if letter.isprintable() and letter != " ")
-        if not text.startswith(_PREFIX):
-            raise IdentityError(f"this is not a join string: it does not begin with {_PREFIX}")
-        encoded = text.removeprefix(_PREFIX)
+        if not text.startswith(PREFIX):
+            raise IdentityError(f"this is not a join string: it does not begin with {PREFIX}")
+        encoded = text.removeprefix(PREFIX)
         try:
             data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
             checksum, body = data[:4], data[4:]

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from federation.refusals import Refusal
-from federation.text_files import decoded
+from federation.text_files import FORMAT, FormatError, check_format, decoded
 from federation.transport.addresses import is_address
 from federation.transport.proxies import ProxyChoice, no_proxy
 from federation.trust.certificates import load_certificate, load_certificate_file, pem
@@ -213,7 +213,7 @@ def _load_coordinator(directory: Path, federation_id: str) -> CoordinatorKeys:
 
 def write_description(directory: Path, values: Mapping[str, str | tuple[str, ...]]) -> None:
     """Writes `member.toml`: the holder of a directory and the addresses of the coordinators."""
-    replace_private(directory / "member.toml", tomli_w.dumps(values).encode())
+    replace_private(directory / "member.toml", tomli_w.dumps({"format": FORMAT, **values}).encode())
 
 
 def read_description(directory: Path, holder: str, *more: str) -> dict[str, Any]:
@@ -231,6 +231,10 @@ def read_description(directory: Path, holder: str, *more: str) -> dict[str, Any]
         values = tomllib.loads(decoded(read_file(path)))
     except ValueError as error:
         raise IdentityError(f"{path} is not TOML: {error}") from None
+    try:
+        check_format(values.pop("format", FORMAT))
+    except FormatError as error:
+        raise IdentityError(f"{path}: format: {error}") from None
     for key in ("federation_id", holder):
         if not isinstance(values.get(key), str):
             raise IdentityError(f"{path} has no {key}: it is not the directory of {_HOLDERS[holder]}")

@@ -23,6 +23,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "report": ("report:report_command", "Write a report of a run as one HTML page."),
         "aggregate": ("research.aggregate:aggregate_command", "Combine the updates in a file into one direction."),
         "verify": ("verify:verify_command", "Verify the record of a run: signatures, rules, models."),
+        "explain": ("reasons.explain_reason:explain_command", "Say what a reason means, and what to do."),
     },
     "coordinator": {
         "init": ("coordinator.daemon:init", "Make a federation."),

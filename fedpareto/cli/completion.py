@@ -16,6 +16,7 @@ from typing import Any
 
 import typer
 
+from federation.text import without_links
 from fedpareto.cli.commands import load
 from fedpareto.cli.shared_options import DEFAULT_ADMIN_HOME
 
@@ -34,6 +35,7 @@ def _names_of(module: str) -> Callable[[str], list[str]]:
 
 algorithms = _names_of("federation.aggregation.registry")
 attacks = _names_of("federation.attacks.catalogue")
+reasons = _names_of("fedpareto.cli.reasons.known_reasons")
 experiments = _names_of("fedpareto.experiments.loading")
 
 
@@ -48,12 +50,12 @@ def worker_keys(incomplete: str) -> list[Offer]:
     if equals:
         return [(f"attack={name}", "") for name in attacks(value)] if key == "attack" else []
     config = import_module("worker.config").WorkerConfig
-    rows = [(f"{name}=", str(config.model_fields[name].description)) for name in config.names()]
+    rows = [(f"{name}=", without_links(str(config.model_fields[name].description))) for name in config.names()]
     return [row for row in rows if row[0].startswith(incomplete)]
 
 
 def _of_federation(kind: str) -> Callable[[typer.Context, str], list[Offer]]:
-    """Completes names that a function of `fedpareto.offered_names` reads, without those that the line has already."""
+    """Completes names that a function of `offered_names` reads, without those that the line has already."""
 
     def complete(context: typer.Context, incomplete: str) -> list[Offer]:
         given = {word for value in context.params.values() if isinstance(value, list | tuple) for word in value}
@@ -88,7 +90,7 @@ def run_requests(context: typer.Context, incomplete: str) -> list[Offer]:
 
 def _read(kind: str, context: typer.Context, incomplete: str) -> list[Offer]:
     home = _given(context, "home") or os.environ.get("FEDPARETO_ADMIN") or DEFAULT_ADMIN_HOME
-    read: Callable[..., Iterable[Offer]] = getattr(import_module("fedpareto.offered_names"), kind)
+    read: Callable[..., Iterable[Offer]] = getattr(import_module("fedpareto.cli.offered_names"), kind)
     with load("admin.client:logged_in")(Path(home), proxy=_given(context, "proxy")) as stub:
         return list(read(stub, incomplete))
 

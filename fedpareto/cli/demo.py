@@ -6,7 +6,6 @@ import sys
 import time
 import webbrowser
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -71,7 +70,9 @@ def demo_command(
         bool, typer.Option("--private", help="Only the fourth act: private rounds, and what the coordinator can learn.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print a table of the rounds of each run.")] = False,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open the page in a browser.")] = False,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Open neither the console nor the page in a browser.")
+    ] = False,
     stop: Annotated[
         bool, typer.Option("--stop", help="Stop the coordinator that an earlier demo left running, and nothing else.")
     ] = False,
@@ -88,7 +89,8 @@ def demo_command(
     file, and again with one byte changed.
 
     At a terminal the coordinator goes on afterwards, for two hours, so that you can look at the record; `fedpareto demo
-    --stop` ends it. Ctrl-C during the demo stops everything.
+    --stop` ends it. Where a browser can be shown, the console opens while the acts run. Ctrl-C during the demo stops
+    everything.
     """
     console = make_console(stderr=as_json)
     if stop:
@@ -100,6 +102,7 @@ def demo_command(
         return
     require("the demo trains with", "torch", "sklearn")
     keep = sys.stdout.isatty() and not as_json and not os.environ.get("CI")
+    browse = keep and not no_browser and has_display()
     try:
         with (
             failing(DirectoryError, code=USAGE),
@@ -108,7 +111,7 @@ def demo_command(
             fresh_directory(directory, "demo"),
         ):
             start_server()  # it imports PyTorch while this process imports the rest
-            results = _perform(console, directory, _Choices(rounds, seed, objectives, private, verbose, keep))
+            results = _perform(console, directory, _Choices(rounds, seed, objectives, private, verbose, keep, browse))
             document = _record(directory, results)
     except KeyboardInterrupt:
         console.print("\nstopped, and every process with it")
@@ -116,7 +119,7 @@ def demo_command(
     if as_json:
         print_document(document)
     else:
-        _report(console, directory, results, keep=keep, browse=not no_browser)
+        _report(console, directory, results)
     # Plain averaging under attack may break; every other run must complete.
     if any(run.state != "COMPLETED" and run.name != "fedavg-attacked" for run in results.ended()):
         raise typer.Exit(1)
@@ -124,7 +127,7 @@ def demo_command(
 
 @dataclass(frozen=True)
 class _Choices:
-    """The options that the user chose; `keep` leaves the coordinator running."""
+    """The options that the user chose; `keep` leaves the coordinator running, `browse` opens a browser."""
 
     rounds: int
     seed: int
@@ -132,6 +135,7 @@ class _Choices:
     private: bool
     verbose: bool
     keep: bool
+    browse: bool
 
     @property
     def whole(self) -> bool:
@@ -172,6 +176,8 @@ def _perform(console: "Console", directory: Path, choices: _Choices) -> _Results
                 stage.pin_rosters(hospitals.POLICY)  # workers read it when they start
             with step(console, "their workers start", "their ten workers attend, over mutual TLS"):
                 stage.cast(stub, "")
+            if choices.browse:
+                webbrowser.open(stage.open_console())
             clock.note("federation")
             play = _Player(console, stage, stub, results, clock)
             if choices.whole:
@@ -312,7 +318,7 @@ def _record(directory: Path, results: _Results) -> str:
     return text
 
 
-def _report(console: "Console", directory: Path, results: _Results, *, keep: bool, browse: bool) -> None:
+def _report(console: "Console", directory: Path, results: _Results) -> None:
     show.story(console, story.story(results.runs, results.private, results.verification))
     if results.objectives:
         console.print(show.objectives(results.objectives))
@@ -322,7 +328,7 @@ def _report(console: "Console", directory: Path, results: _Results, *, keep: boo
     console.print("\nType next:")
     for command in _commands(directory, results):
         console.print(f"    {command}", soft_wrap=True)
-    if keep:
+    if results.choices.keep:
         notice = "The coordinator goes on for two hours; this stops it:"
         console.print(f"{notice}\n    {_command()} demo --stop{_where(directory)}", soft_wrap=True)
     else:
@@ -330,20 +336,18 @@ def _report(console: "Console", directory: Path, results: _Results, *, keep: boo
     path = directory / PAGE
     if path.is_file():
         console.print(f"The page with the pictures: {path}", soft_wrap=True)
-        if keep and browse and has_display():
+        if results.choices.browse:
             webbrowser.open(path.absolute().as_uri())
 
 
 def _commands(directory: Path, results: _Results) -> list[str]:
-    """Three commands to type next; the last one opens the console, if it is installed."""
-    admin = f"{_command()} admin"
+    """Three commands to type next; the first one opens the console."""
+    command = _command()
     home = "" if directory == DEFAULT_DIRECTORY else f" --home {directory / 'coordinator' / 'admin'}"
     names = [run.name for run in results.ended()]
-    commands = [f"{admin}{home} runs", f"{admin}{home} run {names[0]}"]
-    if all(map(find_spec, ("starlette", "uvicorn"))):
-        compared = [run.name for run in (*results.runs.values(), *results.objectives)] or names
-        return [*commands, f"{_command()} console {' '.join(compared)}{home}"]
-    return [*commands, f"{admin}{home} round {names[-1]} -1"]
+    compared = [run.name for run in (*results.runs.values(), *results.objectives)] or names
+    console = f"{command} console {' '.join(compared)}{home}"
+    return [console, f"{command} admin{home} runs", f"{command} admin{home} run {names[0]}"]
 
 
 def _where(directory: Path) -> str:

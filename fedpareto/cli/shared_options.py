@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpareto.cli.code_path import VARIABLE, append
 from fedpareto.cli.failure import USAGE, CommandFailure
+from fedpareto.code_path import VARIABLE, append
 from fedpareto.standard_streams import separate_documents
 
 

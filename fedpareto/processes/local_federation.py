@@ -1,5 +1,6 @@
 """A federation on this machine whose members are given by name: each with keys, a certificate and data of its own."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -61,6 +62,13 @@ class LocalFederation(ProcessFederation):
             Roster.parse(text, member).pin(home.roster)
             if policy:
                 home.policy.write_text(policy)
+
+    def open_console(self, *runs: str) -> str:
+        """Starts the console with the page of some runs, or of the federation; its address, which works once."""
+        where = ["--home", str(self.home / "admin"), "--port", "0", "--json"]
+        process = self.spawn("console", ["-m", "fedpareto", "console", *runs, *where])
+        self.wait(lambda: process.text.rstrip().endswith("}"), "the start of the console", process)
+        return str(json.loads(process.text[process.text.index("{") :])["url"])
 
     def attend(self, stub: AdminStub, options: Mapping[str, Sequence[str]]) -> None:
         """Starts the worker of each member that has none, with its options, and waits until all attend."""

@@ -7,8 +7,8 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from federation.attacks import Attack, AttackError, attack_seed, parse_attack, poisoned
+from federation.spec.client_sections import SimulationSpec
 from federation.spec.computation import LocalSgd
-from federation.spec.run_sections import SimulationSpec
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Dataset, DataSource, Part, Splits, Task, TaskError, pool_of, task_code
 from federation.tasks.partition import deal_all

@@ -32,8 +32,8 @@ from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.owners_code import without_exit
 from federation.process.shared_state import ordinary, ordinary_numpy
+from federation.spec.client_sections import SelectionSpec
 from federation.spec.computation import CANNOT
-from federation.spec.run_sections import SelectionSpec
 from federation.tasks import Dataset, DataSource, Task, metrics_of, task
 from federation.training.determinism import pick_device
 from federation.training.given_model import given_model

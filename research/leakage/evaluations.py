@@ -2,7 +2,7 @@
 
     python -m leakage.evaluations
 
-It prints the table of docs/member/privacy.md ("Differences between evaluations"). The members hold digits whose labels
+It measures what docs/member/privacy.md says ("Differences between evaluations"). The members hold digits whose labels
 are dealt by Dirichlet(0.3). The coordinator reads its sums with t members that give it their noise. It measures a
 trained model, and for the label histogram ten models that always predict one class: of these, a member's accuracy is
 the share of the class, and its loss, clipped to 10, is 10 times the share of the others. It knows how values are spread

@@ -1,8 +1,7 @@
 """The schema's versions, driven by Alembic from here: no alembic.ini, and installed with the package.
 
-Until the first release there is one migration, which makes the tables of `storage.models` as they are. The release
-replaces it: `python -m storage.migrations "the first tables"`. From then on, after a change to `storage.models`,
-`python -m storage.migrations "what changed"` writes the next version; read it before you commit it.
+After a change to `storage.models`, `python -m storage.migrations "what changed"` writes the next version; read it
+before you commit it. A version that was released never changes.
 """
 
 from pathlib import Path

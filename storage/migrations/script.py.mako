@@ -6,7 +6,7 @@ Revision ${up_revision}, after ${down_revision or "nothing"}.
 import sqlalchemy as sa
 from alembic import op
 ${imports if imports else ""}
-revision = ${repr(up_revision)}
+revision = "${up_revision}"
 down_revision = ${repr(down_revision)}
 branch_labels = None
 depends_on = None

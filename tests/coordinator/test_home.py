@@ -86,7 +86,7 @@ def test_settings_that_are_written_are_read_as_they_were() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("port = 3", "port: no such key; there are federation_id"),
+        ("port = 3", "port: no such key; there are format, federation_id"),
         ("federation_port = 70000", "federation_port: .*70000"),
         ('hosts = ["a b"]', "'a b' is not a host name"),
         ('hosts = ["localhost:3"]', "a port does not belong here"),

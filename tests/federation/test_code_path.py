@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from federation.tasks import TaskError, task
-from fedpareto.cli import code_path
+from fedpareto import code_path
 from fedpareto.processes.process_federation import ProcessFederation
 from tests import harness
 from tests.command_lines import failure
@@ -53,6 +53,26 @@ def test_a_directory_without_code_hides_nothing(tmp_path: Path) -> None:
     (tmp_path / "coordinator" / "admin").mkdir(parents=True)
     done = python("-m", "fedpareto", "--version", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("way", [["-c", "import fedpareto"], ["beside.py"]], ids=["notebook", "script"])
+def test_importing_the_package_beside_a_module_that_hides_ours_names_both_paths_and_what_to_do(
+    code: Path, way: list[str]
+) -> None:
+    (code / "beside.py").write_text("from fedpareto import Task\n")
+    done = harness.python(*way, code=1, cwd=code)
+    for name, file in (("storage", "storage"), ("worker", "worker.py")):
+        assert f"  {code / file} hides {ROOT / name}\n" in done.stderr
+    assert "ImportError: fedpareto: Python would import other packages" in done.stderr
+    assert "Rename them" in done.stderr
+
+
+def test_neither_a_home_beside_a_notebook_nor_a_module_beside_the_command_is_in_the_way(
+    code: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "coordinator" / "admin").mkdir(parents=True)
+    harness.python("-c", "import fedpareto; fedpareto.Task", code=0, cwd=tmp_path)
+    harness.python("-m", "fedpareto", "--version", code=0, cwd=code)
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ import pytest
 
 from federation.digests import digest
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope, StepManifest
-from fedpareto.cli.code_path import VARIABLE
+from fedpareto.code_path import VARIABLE
 from fedpareto.processes.forked import completed
 from tests.harness import Federation, federation
 from tests.paths import DOCS, EXAMPLES

@@ -2,7 +2,7 @@
 
 import pytest
 
-from federation.text import counted, escaped
+from federation.text import comment, counted, escaped, without_links
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,11 @@ def test_a_text_that_grows_when_it_is_escaped_is_cut_after_that() -> None:
 def test_a_count_of_one_takes_the_singular() -> None:
     assert [counted(number, "round") for number in range(3)] == ["0 rounds", "1 round", "2 rounds"]
     assert [counted(number, "reply", "replies") for number in (1, 2)] == ["1 reply", "2 replies"]
+
+
+def test_a_text_in_markdown_becomes_comments_without_its_links() -> None:
+    text = "As in [the rules](reference/rules.md#one) of [`[stop]`](stop.md), in [0, 1] (both)."
+    assert without_links(text) == "As in the rules of `[stop]`, in [0, 1] (both)."
+    lines = comment(f"{text} {'word ' * 30}")
+    assert len(lines) == 2
+    assert all(line.startswith("# ") and len(line) <= 120 for line in lines)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -146,6 +147,44 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, stage: str) -> None:
     assert demo.returncode == 130, out + errors
     assert "Traceback" not in out + errors
     assert processes_of(directory) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", [[], ["--no-browser"]])
+def test_where_there_is_a_display_the_console_opens_while_the_acts_run(tmp_path: Path, options: list[str]) -> None:
+    directory, opened = tmp_path / "demo", tmp_path / "opened"
+    browser = tmp_path / "browser"
+    # What a browser would show: the address, which is of a page that answers while the acts run.
+    browser.write_text(
+        f"#!{sys.executable}\nimport sys, urllib.request\nurl = sys.argv[1]\n"
+        f"text = urllib.request.urlopen(url).read().decode()\nopen({str(opened)!r}, 'a').write(url + text)\n"
+    )
+    browser.chmod(0o755)
+    ours, theirs = pty.openpty()
+    words = ["demo", "--dir", str(directory), "--rounds", "1", "--private", *options]
+    environment = {name: value for name, value in os.environ.items() if name != "CI"}
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "fedpareto", *words],
+        stdout=theirs,
+        stderr=theirs,
+        env={**environment, "DISPLAY": ":0", "BROWSER": f"{browser} %s"},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    shown = ""
+    try:
+        while piece := os.read(ours, 65536):
+            shown += piece.decode()
+    except OSError:  # the terminal has ended with the process
+        pass
+    try:
+        assert demo.wait() == 0, shown
+        assert shown.index("console ") < shown.index("admin"), "the first line to type next"
+        pages = opened.read_text() if opened.exists() else ""
+        assert ("http://127.0.0.1:" in pages) == (not options), shown
+        assert ("<title>" in pages) == (not options)
+    finally:
+        fedpareto("demo", "--stop", "--dir", directory)
 
 
 @pytest.mark.full

@@ -76,6 +76,15 @@ def test_a_byte_order_mark_is_nothing_and_utf_16_is_named(what: str, tmp_path: P
     assert "UTF-16" in str(read(reader, path))
 
 
+@pytest.mark.parametrize("what", ["settings", "a worker's settings", "a policy", "a roster", "a membership"])
+@pytest.mark.parametrize("given", ["2", "0", "'1'", "true"])
+def test_a_file_of_another_format_is_refused_with_both_formats(what: str, given: str, tmp_path: Path) -> None:
+    name, text, reader = READERS[what]
+    (tmp_path / name).write_text(f"format = {given}\n" + text.removeprefix("format = 1\n"))
+    said = str(read(reader, tmp_path / name))
+    assert f"format: this version of fedpareto reads format 1; got {given.capitalize()}" in said
+
+
 def test_texts_that_were_joined_have_a_mark_at_the_beginning_of_each(tmp_path: Path) -> None:
     path = tmp_path / "roster.toml"
     path.write_bytes(2 * (codecs.BOM_UTF8 + "name = 'a\ufeff'\n".encode()))

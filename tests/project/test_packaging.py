@@ -208,15 +208,57 @@ ours = {name: module for name, module in sys.modules.items() if name.partition("
 elsewhere = [name for name, module in ours.items() if not Path(module.__file__ or "").is_relative_to(sys.prefix)]
 assert len(ours) > 100 and not elsewhere, elsewhere
 """
+SERVED = """
+import json
+import urllib.request
+
+from fedpareto.processes.local_federation import LocalFederation
+
+Path("local").mkdir()
+with LocalFederation(Path("local").absolute(), ()) as stage:
+    stage.finish(stage.founding("wheel"))
+    stage.serve()
+    said = stage.spawn("admin", ["-m", "fedpareto", "admin", "--home", str(stage.home / "admin"), "status", "--json"])
+    stage.finish(said)
+    assert json.loads(said.text)
+    assert b"<title>" in urllib.request.urlopen(stage.open_console()).read()
+"""
 
 
-def test_an_installed_wheel_works_outside_the_tree(outside: Path, tmp_path: Path) -> None:
-    here = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FEDPARETO"))}
-    bundle = ROOT / "tests" / "vectors" / "record" / "open.fedpareto"
-    program = INSTALLED.replace("PACKAGES", repr(PACKAGES))
-    for words in (["-m", "fedpareto", "--help"], ["-c", program, bundle]):
-        subprocess.run([outside, *words], cwd=tmp_path, env=here, check=True, capture_output=True)
-    assert (tmp_path / "made" / "coordinator.toml").exists()
+class Installed(NamedTuple):
+    """The wheel as a user has it: its Python, an empty directory, and an environment that names no tree."""
+
+    program: Path
+    cwd: Path
+    env: dict[str, str]
+
+    def run(self, *words: str | Path) -> str:
+        done = subprocess.run(
+            [self.program, *words], cwd=self.cwd, env=self.env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def installed(outside: Path, tmp_path: Path) -> Installed:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FEDPARETO"))}
+    return Installed(outside, tmp_path, {**env, "PATH": f"{outside.parent}:{env['PATH']}"})
+
+
+def test_an_installed_wheel_works_outside_the_tree(installed: Installed) -> None:
+    assert "coordinator" in installed.run("-m", "fedpareto", "--help")
+    program = f"import sys\nPACKAGES = {PACKAGES!r}\n" + INSTALLED + SERVED
+    installed.run("-c", program, ROOT / "tests" / "vectors" / "record" / "open.fedpareto")
+    assert (installed.cwd / "made" / "coordinator.toml").exists()
+
+
+@pytest.mark.full
+def test_an_installed_wheel_plays_the_demo_and_simulates(installed: Installed) -> None:
+    assert "Type next:" in installed.run("-m", "fedpareto", "demo", "--rounds", "2")
+    spec = 'name = "w"\ntask = "digits"\nrounds = 2\n[simulation]\nclients = 3\n'
+    program = f"import fedpareto\nprint(len(fedpareto.simulate({spec!r}).rounds))"
+    assert installed.run("-c", program).splitlines()[-1] == "2"
 
 
 # --- Dockerfile

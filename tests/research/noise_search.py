@@ -12,7 +12,7 @@ import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from federation.spec.noise_rows import largest_magnitude, mean_square_tolerance
+from federation.record.noise_rows import largest_magnitude, mean_square_tolerance
 from federation.tasks.digits import bundled
 from federation.tasks.networks import digits_mlp
 

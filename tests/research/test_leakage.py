@@ -12,11 +12,11 @@ import torch
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from federation.record.noise_rows import noise_defect
 from federation.secure import masks, sketch
 from federation.secure.blocks import blocks
 from federation.secure.fields import F_P
 from federation.secure.thresholds import S_BITS, Mode, truncated
-from federation.spec.noise_rows import noise_defect
 from federation.vectors import to_bytes, update_layout, update_rows
 from fedpareto.cli.main import app
 from fedpareto.experiments import plots

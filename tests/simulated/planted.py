@@ -23,7 +23,7 @@ from coordinator.rounds.replies.uploads import Upload
 from coordinator.rounds.runs import private
 from federation.aggregation.phases import PhaseReply, Replies
 from federation.refusals import Refusal
-from federation.spec.run_sections import SelectionSpec
+from federation.spec.client_sections import SelectionSpec
 from federation.v1.common_pb2 import SignedEnvelope
 from storage import models
 from storage.models import Reply, Round, Run

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from federation.digests import digest
 from federation.record.bundle import BundleReader, blob_entry
+from federation.record.noise_rows import largest_magnitude, mean_square_tolerance, noise_defect
 from federation.spec.noise import Noise
-from federation.spec.noise_rows import largest_magnitude, mean_square_tolerance, noise_defect
 from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import ReplyManifest, StepManifest
 from federation.v1.record_pb2 import LogRecord, RoundRecord

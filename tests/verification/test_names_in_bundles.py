@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from federation import plugins
 from federation.plugins import PluginError, Plugins, names_of_others
 from federation.record.bundle import SPECIFICATION, BundleReader
-from fedpareto.cli import code_path
+from fedpareto import code_path
 from fedpareto.cli.main import app
 from tests.verification.record_vectors import DIRECTORY
 from tests.verification.scene import Edited

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -198,6 +199,16 @@ def test_finished_work_that_cannot_be_read_for_now_is_neither_called_damaged_nor
 def test_a_state_file_that_cannot_be_read_for_now_is_not_called_damaged(tmp_path: Path) -> None:
     with pytest.raises(WorkerHomeError, match="cannot be read", check=lambda error: "move" not in str(error)):
         read_state(tmp_path, dict, "it is lost")
+
+
+def test_a_state_file_of_another_format_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text('{"format": 2}')
+    both = "state.json: this version of fedpareto reads format 1; got 2: use the version that wrote it, or move it away"
+    with pytest.raises(WorkerHomeError, match=re.escape(both)):
+        read_state(tmp_path / "state.json", dict, "it is lost")
+    (tmp_path / "state.json").write_text("{}")
+    with pytest.raises(WorkerHomeError, match="is damaged"):
+        read_state(tmp_path / "state.json", dict, "it is lost")
 
 
 def test_delays_grow_to_a_ceiling_with_full_jitter_and_start_again_after_success() -> None:

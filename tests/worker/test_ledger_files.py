@@ -22,7 +22,7 @@ from tests.worker.scene import files_of_at_most, run_request
 from worker import ledger_file, rotation
 from worker.events import Events
 from worker.home import MEMBER_FILE, DiskFull, FileLocked, WorkerHome, WorkerHomeError, with_remedy
-from worker.ledger_file import LedgerFile
+from worker.ledger_file import LedgerFile, Migrations
 from worker.site.assignment_checks import Declined
 from worker.site.consents import Consents
 from worker.site.policy import Policy
@@ -57,6 +57,21 @@ Open = Callable[[str], Any]
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_file, "BUSY_SECONDS", 0.0)
+
+
+@contextmanager
+def patch_connect(change: Callable[[sqlite3.Connection], None]) -> Iterator[None]:
+    """Changes each connection that is made inside."""
+    connect = sqlite3.connect
+
+    def changed(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*arguments, **options)
+        change(connection)
+        return connection
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite3, "connect", changed)
+        yield
 
 
 @contextmanager
@@ -162,18 +177,95 @@ def test_a_damaged_file_is_named_with_what_to_do_and_left_alone(tmp_path: Path, 
 
 
 @EACH
-def test_a_file_with_the_tables_of_another_version_is_refused_with_the_version_and_the_remedy(
-    tmp_path: Path, opened: Open, name: str
+@pytest.mark.parametrize(
+    ("change", "maker"),
+    [
+        ("ALTER TABLE {table} RENAME COLUMN run TO runs", "an unreleased version"),
+        ("PRAGMA user_version = 0", "an unreleased version"),
+        ("PRAGMA user_version = -1", "an unreleased version"),
+        ("PRAGMA user_version = 99", "a newer version"),
+    ],
+)
+def test_a_file_of_a_newer_or_an_unreleased_version_is_refused_with_the_remedy_and_left_alone(
+    tmp_path: Path, opened: Open, name: str, change: str, maker: str
 ) -> None:
     FILES[name][1](opened(name))
     with closing(sqlite3.connect(tmp_path / name)) as connection:
         tables = [table for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        connection.execute(f"ALTER TABLE {tables[0]} RENAME COLUMN run TO runs")
+        connection.execute(change.format(table=tables[0]))
     content = (tmp_path / name).read_bytes()
-    refused = rf"{name} has other tables than fedpareto-worker/\d.* Use that version, or else: .*{FILES[name][2]}"
+    refused = rf"{name} has tables that fedpareto-worker/\d.* does not know: {maker} .* Use that .*{FILES[name][2]}"
     with pytest.raises(WorkerHomeError, match=refused):
         opened(name)
     assert (tmp_path / name).read_bytes() == content
+
+
+OLD: Migrations = (("CREATE TABLE spent (x INTEGER)",),)
+NEW: Migrations = (*OLD, ("ALTER TABLE spent ADD COLUMN y INTEGER NOT NULL DEFAULT 7", "CREATE TABLE more (z TEXT)"))
+
+
+def ledger(path: Path, migrations: Migrations) -> LedgerFile:
+    return LedgerFile(path, migrations, "put it back")
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A file of the older version, with one row."""
+    path = tmp_path / "some.db"
+    with closing(ledger(path, OLD)) as file, file.using() as connection:
+        connection.execute("INSERT INTO spent VALUES (1)")
+    return path
+
+
+def test_a_file_of_an_older_version_is_migrated_with_its_rows_and_the_older_version_then_refuses_it(old: Path) -> None:
+    for _ in range(2):
+        with closing(ledger(old, NEW)) as file, file.using() as connection:
+            assert connection.execute("SELECT x, y FROM spent").fetchall() == [(1, 7)]
+            assert connection.execute("SELECT * FROM more").fetchall() == []
+    with pytest.raises(WorkerHomeError, match=r"some\.db has tables that .* does not know: a newer version"):
+        ledger(old, OLD)
+
+
+@pytest.mark.parametrize("failing", ["ALTER TABLE missing ADD COLUMN x", "a process that dies"])
+def test_a_migration_that_does_not_end_has_changed_nothing(old: Path, failing: str) -> None:
+    def migrate_and_die() -> None:
+        migrations = (*NEW[:-1], (*NEW[-1], "SELECT die()"))
+        with patch_connect(
+            lambda connection: connection.create_function("die", 0, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        ):
+            ledger(old, migrations)
+
+    if failing.startswith("ALTER"):
+        with pytest.raises(WorkerHomeError, match="no such table: missing"):
+            ledger(old, (*NEW[:-1], (*NEW[-1], failing)))
+    else:
+        process = get_context("fork").Process(target=migrate_and_die)
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    with closing(ledger(old, OLD)) as file, file.using() as connection:
+        assert connection.execute("SELECT * FROM spent").fetchall() == [(1,)]
+
+
+def test_a_file_is_not_migrated_under_a_worker_that_runs_with_the_older_version(tmp_path: Path, old: Path) -> None:
+    ready, end = get_context("fork").Event(), get_context("fork").Event()
+
+    def run() -> None:
+        with WorkerHome(tmp_path).lock():
+            ready.set()
+            end.wait()
+
+    worker = get_context("fork").Process(target=run)
+    worker.start()
+    ready.wait()
+    content = old.read_bytes()
+    with pytest.raises(FileLocked, match=r"in use by a worker of an older version .* stop that worker"):
+        ledger(old, NEW)
+    assert old.read_bytes() == content
+    end.set()
+    worker.join()
+    with WorkerHome(tmp_path).lock():
+        ledger(old, NEW).close()
 
 
 FOR_OWNERS = [("privacy", "privacy.db"), ("runs", "runs.db"), ("failures", "private-rounds.db")]
@@ -207,7 +299,7 @@ def test_the_signing_key_is_not_replaced_while_the_memory_is_locked(tmp_path: Pa
 
 
 def test_a_file_that_was_closed_is_a_mistake_of_the_program(tmp_path: Path) -> None:
-    file = LedgerFile(tmp_path / "some.db", "CREATE TABLE IF NOT EXISTS some (x INTEGER);", "move it away")
+    file = ledger(tmp_path / "some.db", OLD)
     file.close()
     with pytest.raises(sqlite3.ProgrammingError, match="closed"), file.using() as connection:
         connection.execute("SELECT 1")

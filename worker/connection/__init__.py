@@ -1,1 +1,1 @@
-"""The connection of a worker to its coordinator: joining, certificates, attendance, and signed times."""
+"""The connection of a worker to its coordinator: joining, certificates, attendance, signed times, the witness."""

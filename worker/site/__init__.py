@@ -1,1 +1,1 @@
-"""The rules of a site's owner, and the site's answers to assignments and runs."""
+"""The rules of a site's owner (policy, consents, roster, privacy), and the site's answers to assignments and runs."""

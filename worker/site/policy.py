@@ -23,7 +23,8 @@ from federation.errors import Error
 from federation.secure.thresholds import BLUR, EVALUATION_NOISE, LARGEST, SMALLEST, Mode
 from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.computation import PrivateSgd
-from federation.spec.problems import Section, read_document
+from federation.spec.problems import Format, Section, read_document
+from federation.text_files import FORMAT
 from federation.work.site import SecurePolicy
 from federation.work.work_bounds import LARGEST_BOUND, WorkBounds
 
@@ -42,25 +43,63 @@ class WorkLimits(Section):
     """Bounds on the work of an assignment, and on the number of assignments that wait here."""
 
     samples: int = Field(
-        8, ge=1, description="the fewest different training samples that an update or a gradient is made from"
+        8,
+        ge=1,
+        description="The fewest different training samples that an update or a gradient may be made from. An update "
+        "made from one sample is that sample's gradient, and a gradient of few samples can reveal them. The first "
+        "minibatches count with the fewest samples that they can have: one of 11 samples and `train.batch_size = 10` "
+        "with 6, because models with BatchNorm [even them "
+        "out](research/personal-parameters.md#small-minibatches-and-batchnorm).",
     )
-    steps: int = Field(1, ge=1, description="the fewest optimiser steps in an update")
-    max_steps: int = Field(1_000_000, ge=1, description="the most optimiser steps in an update")
+    steps: int = Field(1, ge=1, description="The fewest optimiser steps for an update.")
+    max_steps: int = Field(1_000_000, ge=1, description="The most optimiser steps for an update.")
     max_epochs: float = Field(
-        0.0, ge=0, description="the most passes over the training samples for an update; 0 is any number"
+        0.0,
+        ge=0,
+        description="The most passes over the training samples for an update, also where a run counts in steps. 0 "
+        "is any number.",
     )
     max_bytes: int = Field(
-        0, ge=0, description="the most bytes that one assignment moves: model, inputs and reply; 0 is any number"
+        0,
+        ge=0,
+        description="The most bytes that one assignment may move: the model, the other inputs, and the reply "
+        "together. 0 is any number.",
     )
-    members: int = Field(1, ge=1, description="the fewest clients that the coordinator asks beside and with this one")
-    rows: int = Field(0, ge=0, description="the most rows in an update; 0 is one for each objective served here")
-    hours: float = Field(168.0, gt=0, le=87_600, description="the longest time that one assignment may be worked on")
-    waiting: int = Field(64, ge=1, le=10_000, description="the most assignments that wait here at a time")
+    members: int = Field(
+        1,
+        ge=1,
+        description="The fewest clients that the coordinator asks in a phase, with this one. The coordinator signs "
+        "the number in the assignment. How many of them must reply is the run's "
+        "[quorum](reference/run-spec.md#selection).",
+    )
+    rows: int = Field(
+        0, ge=0, description="The most rows in an update; 0 means one for each objective that the worker serves."
+    )
+    hours: float = Field(
+        168.0,
+        gt=0,
+        le=87_600,
+        description="The longest time, in hours, that the worker spends on one assignment, however late its "
+        "deadline is.",
+    )
+    waiting: int = Field(
+        64,
+        ge=1,
+        le=10_000,
+        description="The most assignments that wait at the worker at a time, together with the finished replies "
+        "that wait for a receipt. Usually each run that asks this worker has one.",
+    )
     home_bytes: int = Field(
-        64 << 30, ge=1 << 20, description="the most bytes in the worker's home; with more, no assignment is taken"
+        64 << 30,
+        ge=1 << 20,
+        description="The most bytes of all files in the worker's home; see "
+        "[below](member/your-site.md#what-a-coordinator-can-store-here). With more, each assignment is declined with "
+        "`limit:disk`.",
     )
     rounds_forward: bool = Field(
-        True, description="whether a round before the newest one of its run is declined, unless a restore was signed"
+        True,
+        description="Whether the worker declines work of a round before the newest one that it has worked in, for "
+        "each run. A signed statement of the coordinator that a backup was restored moves the newest round back.",
     )
 
     @property
@@ -72,11 +111,23 @@ class WorkLimits(Section):
 class OpenHours(Section):
     """The opening hours of the site: it begins no training or evaluation at other times."""
 
-    zone: str = Field("UTC", description='the time zone of `begin` and `end`, such as "Europe/Berlin"')
-    begin: str = Field("00:00", pattern=_TIME, description="the time of day at which the site opens")
-    end: str = Field("24:00", pattern=_TIME, description="when it closes; not after `begin` is on the next day")
+    zone: str = Field(
+        "UTC",
+        description='The time zone of `open.begin` and `open.end`, such as `"Europe/Berlin"` of the IANA database.',
+    )
+    begin: str = Field(
+        "00:00",
+        pattern=_TIME,
+        description="The time of day at which the site opens. See [Hours](member/your-site.md#hours).",
+    )
+    end: str = Field(
+        "24:00",
+        pattern=_TIME,
+        description="The time of day at which the site closes. A time that is not after `open.begin` is on the next "
+        "day.",
+    )
     days: Annotated[tuple[_Day, ...], Field(strict=False)] = Field(
-        _DAYS, min_length=1, description="the days on which it opens"
+        _DAYS, min_length=1, description="The days on which it opens, in its time zone."
     )
 
     @field_validator("zone")
@@ -116,16 +167,35 @@ class SamplePolicy(Section):
     """Differential privacy of the samples of one data set: every training on it has noise, in every run."""
 
     tasks: tuple[str, ...] = Field(
-        (), strict=False, description="the tasks that train on this data set; none is the task of the same name"
+        (),
+        strict=False,
+        description="The tasks that train on this data set; they share its budget. Empty: the task with the name of "
+        "the data set.",
     )
     noise: float = Field(
-        ge=LEAST_NOISE, description="the least noise on a sum of gradients: its standard deviation in units of `clip`"
+        ge=LEAST_NOISE,
+        description=f"The least noise: the standard deviation as a multiple of `clip`, at least {LEAST_NOISE}. A run "
+        "may ask for more.",
     )
-    clip: float = Field(1.0, gt=0, description="the largest norm to which the gradient of a sample is clipped")
-    epsilon: float = Field(gt=0, description="the budget: what all runs together may spend")
-    delta: float = Field(DELTA, gt=0, lt=1, description="for which epsilon holds; below 1 / the number of samples")
+    clip: float = Field(
+        1.0, gt=0, description="The largest norm to which the gradient of a sample is clipped. A run may ask for less."
+    )
+    epsilon: float = Field(
+        gt=0,
+        description="The budget: what all runs together may spend. A training that would exceed it is declined with "
+        "[`dp-budget`](reference/reasons.md#reasons-of-a-worker), and the message says what is left.",
+    )
+    delta: float = Field(
+        DELTA,
+        gt=0,
+        lt=1,
+        description="The delta for which epsilon holds. It should be far below 1 / the number of samples; the "
+        "worker does not start if it is not below.",
+    )
     evaluate: bool = Field(
-        False, description="whether losses and accuracies on the validation and test splits are told, without noise"
+        False,
+        description="Whether losses and accuracies on the validation and test splits are sent, without noise. The "
+        "training split is never measured.",
     )
 
     @property
@@ -139,50 +209,90 @@ class PrivateRounds(Section):
 
     required: bool = Field(
         False,
-        description="whether work that shows an update or a gradient in the clear is declined, and evaluations "
-        "are limited",
+        description="Whether the worker declines work that shows an update or a gradient in the clear, with "
+        "[`policy:required`](reference/reasons.md#reasons-of-a-worker). For evaluations see [Private "
+        "rounds](member/privacy.md#the-limits-of-an-owner).",
     )
     modes: Annotated[tuple[Literal["sum", "private", "verified"], ...], Field(strict=False)] = Field(
-        ("sum", "private", "verified"), description="the modes that are allowed"
+        ("sum", "private", "verified"),
+        description="The [modes](reference/run-spec.md#privacy) of private rounds that are allowed.",
     )
     assumed: int | None = Field(
-        None, ge=0, description="colluding members to withstand; none is (N - 1) / 4, rounded down, of a roster of N"
+        None,
+        ge=0,
+        description="The number of colluding members that a private round must withstand. Without the key it is (N "
+        "- 1) / 4, rounded down, of a [roster](member/privacy.md#rosters) of N members.",
     )
-    smallest: int = Field(SMALLEST, ge=SMALLEST, le=LARGEST, description="the fewest members in a private round")
+    smallest: int = Field(
+        SMALLEST,
+        ge=SMALLEST,
+        le=LARGEST,
+        description=f"The fewest members in a private round, {SMALLEST} to {LARGEST}.",
+    )
     disclose: Annotated[tuple[Literal["accuracy", "evaluation", "loss", "norm"], ...], Field(strict=False)] = Field(
-        (), description="numbers that may be shown in the clear"
+        (),
+        description='Numbers that may be shown in the clear: `"loss"` and `"accuracy"` on the training split, the '
+        '`"norm"` of an update, and `"evaluation"`.',
     )
-    sessions: int = Field(1000, ge=0, description="private rounds of training, over all runs")
-    evaluations: int = Field(1000, ge=0, description="private evaluations, over all runs")
+    sessions: int = Field(
+        1000, ge=0, description="The most private rounds of training that a data set may take part in, over all runs."
+    )
+    evaluations: int = Field(
+        1000,
+        ge=0,
+        description="The most evaluations that a data set may take part in, over all runs: private ones and, with "
+        "`secure.required`, those in the clear.",
+    )
     sessions_per_model: int = Field(
-        4, ge=0, description="private rounds of one phase of training that may start from one model"
+        4,
+        ge=0,
+        description="The most private rounds of one [phase](member/privacy.md#the-limits-of-an-owner) of training "
+        "that may start from one model.",
     )
     sums_per_model: int = Field(
         1,
         ge=0,
-        description="sums of one phase of training that may be unmasked for one model: two differ by one member",
+        description="The most sums of one [phase](member/privacy.md#the-limits-of-an-owner) of training that may be "
+        "unmasked for one model. Two sums of which one lacks this member show its update. The worker sends masked "
+        "vectors in at most two sessions more.",
     )
     effective_members: float | None = Field(
         None,
         ge=1,
         le=LARGEST,
-        description="the least cover of this member's vector by the others' in a sum; none is (n_min - t) / 2 of the "
-        "round, at least 2",
+        description="The least [cover](reference/private-protocol.md#35-coefficients) of this member's vector in a "
+        "sum. Without the key it is (n_min - t) / 2 of the members of the round, at least 2. A larger number hides "
+        "the vector better, and refuses more rounds.",
     )
     blur: float = Field(
-        BLUR, ge=0, description="the least size of the noise by which members blur their updates, `privacy.blur`"
+        BLUR,
+        ge=0,
+        description="The least size of the noise by which members [blur their "
+        "updates](member/privacy.md#what-a-private-round-does-not-hide) in a private round. If the run has less "
+        "(`privacy.blur`), the worker declines with `policy:blur`.",
     )
     evaluation_noise: float = Field(
-        EVALUATION_NOISE, ge=0, description="the least sigma of the noise on a private evaluation"
+        EVALUATION_NOISE,
+        ge=0,
+        description="The least [noise](member/privacy.md#what-a-private-round-does-not-hide) on a private "
+        "evaluation. If the run has less (`privacy.evaluation_noise`), the worker declines the evaluation with "
+        "`policy:evaluation-noise`.",
     )
 
 
 class SecureSection(PrivateRounds):
     """The owner's rules for private rounds: for all tasks, and exceptions by task."""
 
-    tasks: dict[str, PrivateRounds] = Field({}, description="what differs for a task, by its name")
+    tasks: dict[str, PrivateRounds] = Field(
+        {},
+        description="Other values of these keys for some tasks: see [Private "
+        "rounds](member/privacy.md#the-limits-of-an-owner).",
+    )
     data_sets: dict[str, Annotated[tuple[str, ...], Field(strict=False)]] = Field(
-        {}, description="the tasks that train on one data set, by its name: their private rounds count together"
+        {},
+        description="The tasks that train on one data set, by its name. Their private rounds and evaluations count "
+        "together, as those of the tasks of a section "
+        "[`[privacy.NAME]`](member/differential-privacy.md#the-owners-section) do.",
     )
 
     def of(self, task: str) -> SecurePolicy:
@@ -199,37 +309,55 @@ class SecureSection(PrivateRounds):
 class Policy(Section):
     """The rules of a worker's owner. `Policy.load` reads them."""
 
+    format: Format = FORMAT
     restore: Literal["accept", "ask"] = Field(
         "accept",
-        description="what happens when the coordinator signs that it was restored from a backup: accept it at once, or "
-        "do nothing of the affected runs until the owner accepts it",
+        description="What happens when the coordinator signs that it was [restored from a "
+        'backup](operate/operations.md#backup). `"accept"`: the worker tells its owner and continues. `"ask"`: it '
+        "does no work for the runs that go back to an earlier round until the owner runs `fedpareto worker restored "
+        "--accept`.",
     )
     tasks: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        (), description="the tasks that may be offered; none is each one that `--task` or worker.toml names"
+        (),
+        description="The tasks that may be offered. `fedpareto worker run` ends with a message if `--task` or "
+        "`worker.toml` names another one. Empty: each task that they name.",
     )
     algorithms: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        (), description="the algorithms of runs in which the site takes part; none is any"
+        (),
+        description="The [algorithms](research/algorithms.md) of runs in which the site takes part. Empty: any. In "
+        "a private round, a plug-in that is named here may also ask for gradients, for other targets than the mean "
+        "of the objectives, and for negative coefficients.",
     )
     submitters: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        (), description="the administrators in whose runs the site takes part, by name; none is all"
+        (),
+        description="The names of the administrators in whose runs the site takes part. Empty: all. The coordinator "
+        "signs who submitted a run.",
     )
     approve: Literal["none", "each-run"] = Field(
-        "none", description="whether nothing is done for a run before the owner has approved it"
+        "none",
+        description='`"each-run"`: nothing is done for a run before the owner has [approved '
+        "it](member/your-site.md#runs-that-the-owner-approves).",
     )
     downloads_from: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         (),
-        description='the hosts of buckets, such as "bucket.example.org" or "bucket.example.org:9000", from which the '
-        "worker downloads models if the coordinator gives it a URL there; none: from the coordinator alone",
+        description="The hosts of [buckets](member/your-site.md#downloads-from-a-bucket) from which the worker may "
+        'download models, such as `"bucket.example.org"` or `"bucket.example.org:9000"`. Empty: it downloads from '
+        "the coordinator alone.",
     )
     error_texts: bool = Field(
         False,
-        description="whether a decline tells the coordinator the whole text of an error at this site, which can hold "
-        "paths, values and names of patients; in private rounds never",
+        description="Whether a decline tells the coordinator the whole text of an error, as the worker's log has "
+        "it, up to 1000 characters. The text can hold paths, values and names of patients, and it stays in the "
+        "federation's record. In private rounds it never leaves.",
     )
     limits: WorkLimits = WorkLimits()
     open: OpenHours = OpenHours()
     secure: SecureSection = SecureSection()
-    privacy: dict[str, SamplePolicy] = Field({}, description="differential privacy, by the name of a data set")
+    privacy: dict[str, SamplePolicy] = Field(
+        {},
+        description="[Differential privacy](member/differential-privacy.md#the-owners-section), by the name of a "
+        "data set.",
+    )
 
     @field_validator("downloads_from")
     @classmethod

@@ -7,12 +7,16 @@ from pathlib import Path
 from federation.spec.accounting import Mechanism
 from worker.ledger_file import LedgerFile
 
-_TABLE = """
-CREATE TABLE IF NOT EXISTS spent (
-    entry INTEGER PRIMARY KEY, at TEXT, data_set TEXT, task TEXT, run TEXT, round INTEGER, assignment TEXT,
-    noise REAL, clip REAL, rate REAL, steps INTEGER
+MIGRATIONS = (
+    (
+        """
+        CREATE TABLE spent (
+            entry INTEGER PRIMARY KEY, at TEXT, data_set TEXT, task TEXT, run TEXT, round INTEGER, assignment TEXT,
+            noise REAL, clip REAL, rate REAL, steps INTEGER
+        )
+        """,
+    ),
 )
-"""
 _ADVICE = (
     "it says what has been learned of this site's samples, so do not start without it: put back a copy of the file"
 )
@@ -50,7 +54,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = LedgerFile(path, _TABLE, _ADVICE)
+        self._file = LedgerFile(path, MIGRATIONS, _ADVICE)
 
     def mechanisms(self, data_set: str) -> list[Mechanism]:
         """The mechanisms of all trainings on a data set, with the steps of equal ones added up."""

@@ -29,8 +29,8 @@ from federation.errors import Error
 from federation.refusals import Refusal
 from federation.secure.hashing import hash_parts, integer
 from federation.secure.thresholds import SMALLEST
-from federation.spec.problems import Section, explain
-from federation.text_files import read_text
+from federation.spec.problems import Format, Section, explain
+from federation.text_files import FORMAT, read_text
 from federation.trust.identity import check_name
 from federation.trust.key_chain import MAX_ROTATIONS, open_rotation, parse_rotations, rotations_text
 from federation.trust.keys import IdentityError, replace_private
@@ -57,6 +57,7 @@ class _Entry(Section):
 
 
 class _Document(Section):
+    format: Format = FORMAT
     member: list[_Entry]
 
 
@@ -192,7 +193,7 @@ class Roster:
     @property
     def text(self) -> str:
         """The roster as TOML."""
-        return "\n".join(card.text() for card in self.cards)
+        return "\n".join([f"format = {FORMAT}\n", *(card.text() for card in self.cards)])
 
     def pin(self, path: Path) -> None:
         """Makes it the roster of a worker's home, atomically and durably."""

@@ -11,16 +11,22 @@ from pathlib import Path
 from federation.work.site import FailedSession, SessionEntry, SessionLedger
 from worker.ledger_file import LedgerFile
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS sessions (
-    session TEXT PRIMARY KEY, run TEXT NOT NULL, task TEXT NOT NULL, base_model TEXT NOT NULL, work TEXT NOT NULL,
-    masked INTEGER NOT NULL, unmasked INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS failures (
-    session TEXT PRIMARY KEY, run TEXT NOT NULL, round INTEGER NOT NULL, task TEXT NOT NULL, work TEXT NOT NULL,
-    error TEXT NOT NULL
-) WITHOUT ROWID;
-"""
+MIGRATIONS = (
+    (
+        """
+        CREATE TABLE sessions (
+            session TEXT PRIMARY KEY, run TEXT NOT NULL, task TEXT NOT NULL, base_model TEXT NOT NULL,
+            work TEXT NOT NULL, masked INTEGER NOT NULL, unmasked INTEGER NOT NULL
+        ) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE failures (
+            session TEXT PRIMARY KEY, run TEXT NOT NULL, round INTEGER NOT NULL, task TEXT NOT NULL,
+            work TEXT NOT NULL, error TEXT NOT NULL
+        ) WITHOUT ROWID
+        """,
+    ),
+)
 _ADVICE = (
     "it counts the private rounds of this site, so put back a copy of it; without one, move it away and lower the "
     "limits in policy.toml by what was used"
@@ -40,7 +46,7 @@ class RoundLedger(SessionLedger):
     def __init__(self, path: Path, added: Callable[[str], None] | None = None) -> None:
         super().__init__()
         self._added = added
-        self._file = LedgerFile(path, _TABLES, _ADVICE)
+        self._file = LedgerFile(path, MIGRATIONS, _ADVICE)
 
     def tasks(self) -> list[str]:
         """The tasks that have been in sessions."""

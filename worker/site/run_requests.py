@@ -18,13 +18,17 @@ APPROVED, REFUSED = "approved", "refused"  # by the owner
 # Runs about which the owner has not decided, and the bytes of their specifications.
 MAX_UNDECIDED = 500
 MAX_UNDECIDED_BYTES = 8 << 20
-_TABLE = """
-CREATE TABLE IF NOT EXISTS runs (
-    run TEXT, spec TEXT, initial_model TEXT NOT NULL, name TEXT NOT NULL, task TEXT NOT NULL,
-    submitted_by TEXT NOT NULL, document BLOB NOT NULL, asked TEXT NOT NULL, owner TEXT NOT NULL DEFAULT '',
-    words TEXT NOT NULL DEFAULT '', decided TEXT NOT NULL DEFAULT '', consent BLOB, PRIMARY KEY (run, spec)
-) WITHOUT ROWID;
-"""
+MIGRATIONS = (
+    (
+        """
+        CREATE TABLE runs (
+            run TEXT, spec TEXT, initial_model TEXT NOT NULL, name TEXT NOT NULL, task TEXT NOT NULL,
+            submitted_by TEXT NOT NULL, document BLOB NOT NULL, asked TEXT NOT NULL, owner TEXT NOT NULL DEFAULT '',
+            words TEXT NOT NULL DEFAULT '', decided TEXT NOT NULL DEFAULT '', consent BLOB, PRIMARY KEY (run, spec)
+        ) WITHOUT ROWID
+        """,
+    ),
+)
 _COLUMNS = "run, spec, initial_model, name, task, submitted_by, document, asked, owner, words, decided"
 
 
@@ -106,7 +110,7 @@ class RunsFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = LedgerFile(path, _TABLE, "move it away; runs then ask again")
+        self._file = LedgerFile(path, MIGRATIONS, "move it away; runs then ask again")
 
     def close(self) -> None:
         """Closes the file."""

@@ -115,7 +115,7 @@ class BegunWork:
             while len(self._notes) > MAX_NOTES:
                 del self._notes[next(iter(self._notes))]
             if self._notes:
-                self._file.write({key: asdict(kept) for key, kept in self._notes.items()})
+                self._file.write({"work": {key: asdict(kept) for key, kept in self._notes.items()}})
             else:
                 with suppress(OSError):  # a note that stays counts as one try
                     self._path.unlink(missing_ok=True)
@@ -131,7 +131,7 @@ def _session(order: CheckedAssignment) -> FailedSession | None:
 
 
 def _parsed(document: dict[str, Any]) -> dict[str, Note]:
-    return {name: _note(**kept) for name, kept in document.items()}
+    return {name: _note(**kept) for name, kept in document["work"].items()}
 
 
 def _note(tries: int, session: dict[str, Any] | None) -> Note:

@@ -29,18 +29,27 @@ KEPT_AFTER_DEADLINE = timedelta(days=1)
 MAX_ATTEMPTS = 1000  # that are remembered
 EARLIEST = datetime.min.replace(tzinfo=UTC)
 _NONCE_BYTES = 12
-_TABLES = """
-CREATE TABLE IF NOT EXISTS kept (
-    run TEXT, round INTEGER, attempt INTEGER, name TEXT, value BLOB, deadline TEXT,
-    PRIMARY KEY (run, round, attempt, name)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS ends (
-    run TEXT, round INTEGER, attempt INTEGER, names TEXT, at TEXT, PRIMARY KEY (run, round, attempt, names)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS answered (
-    run TEXT, round INTEGER, attempt INTEGER, question TEXT, asked TEXT, PRIMARY KEY (run, round, attempt, question)
-) WITHOUT ROWID;
-"""
+MIGRATIONS = (
+    (
+        """
+        CREATE TABLE kept (
+            run TEXT, round INTEGER, attempt INTEGER, name TEXT, value BLOB, deadline TEXT,
+            PRIMARY KEY (run, round, attempt, name)
+        ) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE ends (
+            run TEXT, round INTEGER, attempt INTEGER, names TEXT, at TEXT, PRIMARY KEY (run, round, attempt, names)
+        ) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE answered (
+            run TEXT, round INTEGER, attempt INTEGER, question TEXT, asked TEXT,
+            PRIMARY KEY (run, round, attempt, question)
+        ) WITHOUT ROWID
+        """,
+    ),
+)
 
 _ADVICE = "move it away; rounds that are under way are then answered anew, so do it only between rounds"
 
@@ -67,7 +76,7 @@ class WorkerMemory:
         self._lock = threading.RLock()
         self._values: dict[Key, dict[str, bytes]] = {}
         self._forgotten: set[tuple[Key, str]] = set()  # values to be erased, by name prefix
-        self._file = LedgerFile(path, _TABLES, _ADVICE)
+        self._file = LedgerFile(path, MIGRATIONS, _ADVICE)
         with self._file.using() as connection:
             kept = connection.execute("SELECT run, round, attempt, max(deadline) FROM kept GROUP BY 1, 2, 3").fetchall()
         self._deadlines: dict[Key, datetime] = {
@@ -204,7 +213,7 @@ class WorkerMemory:
             WorkerHomeError, OSError: see `LedgerFile`.
         """
         if path.exists():
-            with closing(LedgerFile(path, _TABLES, _ADVICE)) as file, file.using() as connection:
+            with closing(LedgerFile(path, MIGRATIONS, _ADVICE)) as file, file.using() as connection:
                 connection.execute("DELETE FROM kept")
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Fleets: the clients that a conductor asks. Real workers are here; simulated clients are in `simulation`."""
+"""Fleets: the clients that a conductor asks. Real workers are here; simulated clients are in `fedpareto/simulation`."""

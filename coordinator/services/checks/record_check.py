@@ -18,9 +18,9 @@ from coordinator.services.checks.verified_rounds import RoundsCheck
 from federation.digests import digest
 from federation.record import log_entries
 from federation.record.log_entries import Fact
+from federation.record.noise_rows import noise_defect
 from federation.record.rounds import OpenedRound
 from federation.refusals import Refusal
-from federation.spec.noise_rows import noise_defect
 from federation.trust.envelope import envelope_digest
 from federation.trust.proofs import UNSIGNED
 from federation.vectors import update_rows

@@ -1,4 +1,4 @@
-"""The kinds "secure-...": the stages of a session, from the member's side.
+"""The kinds "secure-...": the phases of a session, from the member's side.
 
 | module | contents |
 |---|---|

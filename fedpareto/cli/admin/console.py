@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import typer
 
 from fedpareto.cli import completion
-from fedpareto.cli.failure import USAGE, CommandFailure, failing, require
+from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.shared_options import (
     DEFAULT_ADMIN_HOME,
     AdminHome,
@@ -71,7 +71,6 @@ def console_command(
     Only this machine reaches the pages. The address that is printed works once, within a minute; Enter prints another
     one. From another machine: ssh -L 8446:127.0.0.1:8446 THIS-MACHINE.
     """
-    require("the console is served with", "starlette", "uvicorn", extra="console")
     names = runs or []
     if len(names) > compare_page.MOST:
         raise CommandFailure(f"{len(names)} runs: the console compares at most {compare_page.MOST}", code=USAGE)

@@ -1,6 +1,5 @@
 """`fedpareto local`: a run of members with data of their own, as processes on this machine."""
 
-import json
 import os
 import shlex
 import signal
@@ -8,7 +7,6 @@ import sys
 import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -195,13 +193,7 @@ def _failures(run: "Run") -> list[str]:
 
 def _open_console(screen: "Console", stage: "LocalFederation", run_id: str, *, browse: bool) -> None:
     """Starts the console as a process of the federation, and prints its address."""
-    if not all(map(find_spec, ("starlette", "uvicorn"))):
-        screen.print("The console is not installed: install fedpareto[console].")
-        return
-    arguments = ["-m", "fedpareto", "console", run_id, "--home", str(stage.home / "admin"), "--port", "0", "--json"]
-    process = stage.spawn("console", arguments)
-    stage.wait(lambda: process.text.rstrip().endswith("}"), "the start of the console", process)
-    url = json.loads(process.text[process.text.index("{") :])["url"]
+    url = stage.open_console(run_id)
     screen.print(f"The console is at this address, which works once, within a minute:\n    {url}", soft_wrap=True)
     if browse and has_display():
         webbrowser.open(url)

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from fedpareto.cli.code_path import leave_current_directory
 from fedpareto.cli.coordinator.daemon import DEFAULT_HOME, HomeOption, explained, settled
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.shared_options import CodeOption, PassphraseOption, json_option
+from fedpareto.code_path import leave_current_directory
 from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from federation.text import escaped
+from federation.text import escaped, without_links
 from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, answer, failing
 from fedpareto.cli.member.member_command import DEFAULT_HOME, ConfigOption, HomeOption, config_file, site_config
@@ -99,7 +99,7 @@ def config_command(
             "key": key,
             "value": getattr(found, key),
             "source": source(key),
-            "meaning": WorkerConfig.model_fields[key].description,
+            "meaning": without_links(str(WorkerConfig.model_fields[key].description)),
         }
         for key in WorkerConfig.names()
     ]

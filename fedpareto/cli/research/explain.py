@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from federation.aggregation.registry import common_hyperparameters, listed
 from federation.spec.problems import Section
 from federation.spec.run_spec import RunSpec
+from federation.text import comment, without_links
 
 # For the keys without a default: something that a reader can begin with.
 _EXAMPLES = {"name": '"my-run"', "task": '"digits"', "rounds": "30"}
@@ -59,7 +60,7 @@ def template(items: Iterable[Key]) -> str:
         remarks = "; ".join(filter(None, (key.type, must)))
         lines.append("")
         owners = key.algorithm or ", ".join(key.taken_by)  # others refuse it
-        lines.append(f"# {owners + ': ' if owners else ''}{key.meaning or name} ({remarks})")
+        lines += comment(f"{owners + ': ' if owners else ''}{key.meaning} ({remarks})")
         value = _EXAMPLES.get(name, '""') if key.default is None else key.default
         lines.append(f"{'# ' if owners or not value else ''}{name} = {value or '...'}")
     return "\n".join(lines)
@@ -74,7 +75,7 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
             default = None if field.is_required() else _toml(field.default)
             kind_text = ", ".join([_type(kind), *filter(None, map(_bound, field.metadata))])
             _, takers = model.takers.get(name, ("", ())) if issubclass(model, Section) else ("", ())
-            yield Key(f"{prefix}{name}", kind_text, default, field.description or "", taken_by=takers)
+            yield Key(f"{prefix}{name}", kind_text, default, without_links(str(field.description)), taken_by=takers)
 
 
 def _hyperparameters() -> Iterator[Key]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from federation.record import metric_definitions
-from federation.text import counted
+from federation.text import counted, without_links
 from federation.v1.admin_pb2 import AlertKind, Run
 from fedpareto.admin_messages import epsilon_of_clients, name_of
 from fedpareto.formatting import NOT_DISCLOSED, PERSONALISED, natural, number, percent, recorded, size, when
@@ -149,7 +149,16 @@ def itself(data: ShownRun) -> Html:
 def definitions() -> Html:
     """What each number means."""
     terms = [
-        join([tag("dt", name), tag("dd", with_code(definition.meaning), tag("span", f" ({definition.source})"))])
+        join(
+            [
+                tag("dt", name),
+                tag(
+                    "dd",
+                    with_code(without_links(definition.meaning)),
+                    tag("span", f" ({without_links(definition.source)})"),
+                ),
+            ]
+        )
         for name, definition in metric_definitions.DEFINITIONS.items()
     ]
     said = "Accuracies, losses and samples are the members' own words; the rest follows from signed updates."

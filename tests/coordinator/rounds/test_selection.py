@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from coordinator.rounds import selection
-from federation.spec.run_sections import SelectionSpec, replies_needed
+from federation.spec.client_sections import SelectionSpec
+from federation.spec.run_sections import replies_needed
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,15 @@ def short(method: str) -> str:
 def stated() -> dict[str, set[str]]:
     """Who may call each rpc, as the page says."""
     page = (DOCS / "operate/administrators.md").read_text()
-    rows = re.findall(r"^\| `([A-Za-z]+/[A-Za-z]+)` \|(.+)\|$", page, re.MULTILINE)
-    return {
-        rpc: {column for column, cell in zip(COLUMNS, cells.split("|"), strict=True) if cell.strip() == "yes"}
-        for rpc, cells in rows
-    }
+    table = page.partition("\n| Who | Calls |\n|---|---|\n")[2].partition("\n\n")[0]
+    found: dict[str, set[str]] = {}
+    for row in table.splitlines():
+        who, calls = row.strip("|").split("|")
+        columns = set(COLUMNS if "everybody" in who else re.findall("`(.+?)`", who))
+        for rpc in re.findall("`(.+?)`", calls):
+            assert rpc not in found, rpc
+            found[rpc] = columns
+    return found
 
 
 def answer(channel: grpc.Channel, method: str) -> tuple[str, str]:

@@ -45,6 +45,7 @@ LIGHT = (
     "federation.spec.accounting",
     "federation.text",
     "fedpareto",
+    "fedpareto.code_path",
     "fedpareto.web",
     "fedpareto.web.console",
     "fedpareto.on_first_use",
@@ -215,7 +216,7 @@ def test_what_submit_explains_is_a_specification_with_every_key() -> None:
         for key in (value if isinstance(value, dict) else [""])
     }
     assert '# epsilon = "auto"' in printed
-    assert "# momentum, adam, yogi, adagrad: the share of the momentum" in printed
+    assert "# momentum, adam, yogi, adagrad: The share of the momentum" in printed
     assert "\n# beta1 = 0.9\n" in printed
 
 

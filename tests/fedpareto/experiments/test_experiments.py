@@ -19,7 +19,7 @@ from fedpareto.experiments.result_store import RunResult
 from tests.fedpareto.experiments import scene as experiment_cases
 from tests.fedpareto.experiments.scene import TABLES, TINY, catalogue, result, simulated, tiny
 from tests.few import every
-from tests.paths import DOCS, ROOT
+from tests.paths import ROOT
 
 one_thread = experiment_cases.one_thread  # fixtures
 
@@ -75,15 +75,6 @@ def test_the_epsilon_experiments_sweep_raw_updates_on_both_partitions_and_show_t
     assert {cell.document["simulation"]["partition"] for cell in experiment.cells()} == {"shards:5", "iid"}
     assert "loss/train" in {column.measure for column in experiment.columns}
     assert "train" in experiment.spec["evaluate"]["splits"]
-
-
-def test_the_page_of_experiments_lists_each_with_its_size() -> None:
-    text = (DOCS / "research/experiments.md").read_text()
-    for name in names():
-        experiment, quick = load(name), load(name).in_quick_form()
-        sizes = f"{len(experiment.cells())} × {len(experiment.seeds)} | {experiment.spec['rounds']}"
-        runs = f"{len(quick.cells()) * len(quick.seeds)} × {quick.spec['rounds']}"
-        assert f"| `{name}` | {experiment.title} | {experiment.source} | {sizes} | {runs} |" in text
 
 
 def test_published_numbers_are_those_of_the_reference_tables() -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +25,7 @@ from federation.spec.run_spec import RunSpec
 from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.torch_trainer import TorchTrainer
 from federation.vectors import Vector
-from fedpareto import progress_line
+from fedpareto import notebook, progress_line
 from fedpareto.simulation.history import History
 from fedpareto.simulation.simulate import SimulationProgress
 
@@ -46,6 +47,17 @@ def test_importing_fedpareto_imports_nothing_heavy_and_completion_offers_its_nam
         "print([name.removeprefix('fedpareto.').rstrip('()') for name in offered], 'torch' in sys.modules)"
     )
     assert out.splitlines() == ["[]", f"{fedpareto.__all__} False"]
+
+
+@pytest.mark.parametrize("absent", [["pandas"], ["torch", "pandas"]])
+def test_a_simulation_without_its_packages_says_which_to_install(
+    monkeypatch: pytest.MonkeyPatch, absent: list[str]
+) -> None:
+    monkeypatch.setattr(notebook, "find_spec", lambda name: None if name in absent else find_spec(name))
+    words = rf"needs {' and '.join(absent)}, not installed here: install fedpareto\[torch,experiments\]"
+    with pytest.raises(ModuleNotFoundError, match=words) as caught:
+        fedpareto.simulate(SPEC)
+    assert isinstance(caught.value, fedpareto.Error)
 
 
 def test_every_public_name_is_there() -> None:

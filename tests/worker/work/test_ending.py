@@ -211,13 +211,13 @@ def test_work_in_which_the_process_dies_is_tried_once_more_and_then_declined(
     scene.assign(1)
     worker.popen.wait(60)
     noted = scene.home.begun.read_text()
-    assert json.loads(noted) == {"assignment-1": {"tries": 1, "session": None}}
+    assert json.loads(noted) == {"format": 1, "work": {"assignment-1": {"tries": 1, "session": None}}}
     running = scene.start()
     running.wait_for("receipt")
     assert (len(running.events("crashed")), scene.home.begun.exists()) == (1, False)
     running.stop()
     scene.coordinator.open.clear()
-    scene.home.begun.write_text(noted.replace("assignment-1", "assignment-2").replace("1,", "2,"))
+    scene.home.begun.write_text(noted.replace("assignment-1", "assignment-2").replace('"tries": 1', '"tries": 2'))
     scene.assign(2)
     scene.attending()
     assert scene.declined(2) == ("assignment-2", "crashed", f"{DIED}; it was tried 2 times")
@@ -334,12 +334,12 @@ def test_messages_of_a_protocol_are_not_noted_and_notes_are_bounded(owner: Owner
         asked = training()
         asked.assignment_id = f"assignment-{number}"
         owner.dies(order_of(asked))
-    kept = json.loads(owner.path.read_text())
+    kept = json.loads(owner.path.read_text())["work"]
     assert (len(kept), f"assignment-{MAX_NOTES + 4}" in kept) == (MAX_NOTES, True)
 
 
 def test_a_damaged_file_of_notes_is_told_with_what_to_do(owner: Owner) -> None:
-    owner.path.write_text('{"assignment-0": {"tries": "many"}}')
+    owner.path.write_text('{"format": 1, "work": {"assignment-0": {"tries": "many"}}}')
     with pytest.raises(
         WorkerHomeError, match=r"begun\.json is damaged .*: move it away; work in which the last process"
     ):

@@ -255,7 +255,8 @@ def died(home: WorkerHome, asked: AssignmentManifest, tries: int) -> None:
     """The process has died in a question, so often."""
     session = hashing.session(SecureReadyWork.FromString(asked.work).terms)
     failed = FailedSession(session.hex(), "run", 0, "digits", "train", DIED)
-    home.begun.write_text(json.dumps({asked.assignment_id: {"tries": tries, "session": asdict(failed)}}))
+    work = {asked.assignment_id: {"tries": tries, "session": asdict(failed)}}
+    home.begun.write_text(json.dumps({"format": 1, "work": work}))
 
 
 def failures(home: WorkerHome) -> list[str]:

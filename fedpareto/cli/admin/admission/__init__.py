@@ -1,1 +1,1 @@
-"""Admission of members, one or many at once: join strings, approval, and consents of a second officer."""
+"""Admission of members, one or many at once: join strings, approval, and decisions of a second officer."""

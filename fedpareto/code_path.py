@@ -14,7 +14,7 @@ from pathlib import Path
 
 PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "fedpareto")
 VARIABLE = "FEDPARETO_CODE"
-ROOT = Path(__file__).resolve().parents[2]  # the directory that holds this project's packages
+ROOT = Path(__file__).resolve().parents[1]  # the directory that holds this project's packages
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,31 @@ def hidden_packages() -> list[Hidden]:
         if own.is_dir() and not _comes_from(spec, own):
             hidden.append(Hidden(name, str(own), _place(spec)))
     return hidden
+
+
+def hidden_text() -> str:
+    """What hides packages of this project, and what to do; empty if nothing does."""
+    hidden = hidden_packages()
+    if not hidden:
+        return ""
+    return "\n".join(
+        [
+            "Python would import other packages in place of fedpareto's own:",
+            *(f"  {item.hidden_by} hides {item.path}" for item in hidden),
+            "Rename them, take their directory out of PYTHONPATH, or start in another directory. The command finds "
+            "code of yours by --code DIR or FEDPARETO_CODE",
+        ]
+    )
+
+
+def check_import() -> None:
+    """Raises ImportError if packages of this project are hidden; not in the command, whose start says it itself."""
+    program = sys.argv[0] if sys.argv else ""
+    # `python -m fedpareto` takes the current directory off the path when this package has been imported.
+    if program == "-m" or Path(program).name == "fedpareto":
+        return
+    if hidden := hidden_text():
+        raise ImportError(f"fedpareto: {hidden}")
 
 
 def append(directories: Iterable[Path]) -> list[Hidden]:

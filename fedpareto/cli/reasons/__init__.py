@@ -1,0 +1,1 @@
+"""The reasons of refusals, declines and ended assignments, and the command that explains one."""
