@@ -1,18 +1,18 @@
 """Test files dealt to the processes of pytest-xdist; the death of a process costs the test that it ran, and no other.
 
 With the scheduler of pytest-xdist the run hangs after a death: it deals the tests that were done once more, and waits
-for them. Each process also tells all of a test in one message, where pytest-xdist sends six, which cost 0.5 ms of CPU.
+for them.
 """
 
 import fcntl
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.remote import Producer, WorkerInteractor
+from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
@@ -42,8 +42,6 @@ SLOW = frozenset(
         "tests/worker/site/test_privacy.py",
     }
 )
-OF_A_TEST = {"logstart", "testreport", "warning_recorded", "logfinish"}  # what follows is sent when the test is over
-TOGETHER = "events"  # the name of a message that holds several
 LAST = Path(__file__).parent / "worker" / "__init__.py"  # of the room whose tests are collected last
 
 
@@ -63,37 +61,6 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
             fcntl.flock(turn, fcntl.LOCK_SH)
             fcntl.flock(turn, fcntl.LOCK_UN)
         return (yield)
-
-
-Event = tuple[str, dict[str, Any]]
-
-
-def held(send: Callable[..., None]) -> Callable[..., None]:
-    """`WorkerInteractor.sendevent` that keeps what it is told of a test until the test is over."""
-    events: list[Event] = []
-
-    def sendevent(self: WorkerInteractor, name: str, **details: Any) -> None:
-        events.append((name, details))
-        if name not in OF_A_TEST:
-            send(self, TOGETHER, events=[*events])
-            events.clear()
-
-    return sendevent
-
-
-def each(process: Callable[[WorkerController, Any], None]) -> Callable[[WorkerController, Any], None]:
-    """`WorkerController.process_from_remote` for each event of a message."""
-
-    def process_from_remote(self: WorkerController, message: Any) -> None:
-        several = isinstance(message, tuple) and message[0] == TOGETHER
-        for event in message[1]["events"] if several else [message]:
-            process(self, event)
-
-    return process_from_remote
-
-
-WorkerInteractor.sendevent = held(WorkerInteractor.sendevent)
-WorkerController.process_from_remote = each(WorkerController.process_from_remote)
 
 
 @pytest.hookimpl(optionalhook=True)

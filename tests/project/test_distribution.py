@@ -12,7 +12,7 @@ from xdist.remote import Producer
 
 from fedpareto.processes import forked
 from tests import distribution
-from tests.distribution import Files, each, held, pytest_collection
+from tests.distribution import Files, pytest_collection
 from tests.waiting import wait_for
 
 TESTS = ["a.py::1", "a.py::2", "a.py::3", "b.py::1", "c.py::1", "c.py::2", "d.py::1"]
@@ -87,25 +87,6 @@ def test_a_process_that_dies_with_the_last_test_leaves_nothing_to_do() -> None:
     files.assigned_work[owner][last.partition("::")[0]][last] = False  # as if its process had died in it
     assert files.remove_node(owner) == last
     assert files.tests_finished
-
-
-def test_what_a_process_tells_of_a_test_comes_in_one_message_and_each_event_is_handled_in_its_order() -> None:
-    messages: list[Any] = []
-    handled: list[Any] = []
-    told = ["workerready", "logstart", "testreport", "testreport", "logfinish", "runtest_protocol_complete", "logstart"]
-    tell, handle = (
-        held(lambda _, *message, **details: messages.append((*message, details))),
-        each(lambda _, event: handled.append(event)),
-    )
-    events = [(name, {"number": number}) for number, name in enumerate(told)]
-    for name, details in events:
-        tell(None, name, **details)
-    for message in messages:
-        handle(None, message)
-    assert len(messages) == 2
-    assert handled == events[:-1]  # the last one waits for the end of its test
-    handle(None, "the end of the line")
-    assert handled[-1] == "the end of the line"
 
 
 def test_a_test_that_takes_too_long_ends_its_process_which_shows_where_each_thread_was(tmp_path: Path) -> None:
