@@ -32,7 +32,7 @@ with on_first_use():
     from worker.events import Events
     from worker.rotation import RotationError, end_rotation
     from worker.service import Worker, prepare_offers
-    from worker.site.policy import Policy, PolicyError
+    from worker.site.policy_file import Policy, PolicyError
     from worker.site.roster import RosterError
     from worker.threads import WorkerEndedError
     from worker.work.accomplices import Accomplices
@@ -111,7 +111,7 @@ def run(
                 member=member,
                 offers=offers,
                 device=devices,
-                events=Events(event_stream() if as_json else None),
+                events=Events(event_stream() if as_json else None, worker_home.directories),
                 uniform=random.SystemRandom().uniform,
                 attacker=attacker,
                 policy=policy,

@@ -12,7 +12,8 @@ import grpc
 import pytest
 
 from federation.spec.accounting import DELTA, Mechanism, epsilon
-from federation.spec.computation import Descend, LocalSgd
+from federation.spec.computation import Descend
+from federation.spec.train_section import LocalSgd
 from federation.training.trainer import Trainer
 from federation.trust.keys import replace_private
 from federation.v1.admin_pb2 import GetRoundRequest, GetRunRequest
@@ -25,7 +26,7 @@ from tests.stage import Stage
 from tests.worker.scene import Running, Scene, command
 from tests.works import set_work
 from worker.home import MEMBER_FILE, WorkerHome
-from worker.site.policy import Policy, SamplePolicy
+from worker.site.policy_file import Policy, SamplePolicy
 from worker.site.privacy import SitePrivacy
 from worker.site.privacy_ledger import Ledger, PrivacyEntry, read_ledger
 

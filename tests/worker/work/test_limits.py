@@ -20,7 +20,7 @@ from tests.worker.scene import ALLOWED, LAYOUT, Scene, gradients, reason, traini
 from tests.works import set_train
 from worker.events import Events
 from worker.site.hello import Introduction
-from worker.site.policy import Policy, PolicyError, WorkLimits
+from worker.site.policy_file import Policy, PolicyError, WorkLimits
 
 ENDLESS = 1_000_000  # steps
 
@@ -94,7 +94,8 @@ MOVED = LAYOUT.file_bytes + update_layout([("loss", LAYOUT.size, "F32")]).file_b
         (training(batch_size=4, steps=0, epochs=1), {"samples": 50}, ""),
         (gradients(7), {}, "limit:samples"),
         (gradients(8), {}, ""),
-        (training(steps=4_294_967_295), {}, "limit:steps"),
+        (training(steps=2_147_483_647), {}, "limit:steps"),
+        (training(steps=2_147_483_648), {}, "work"),
         (training(steps=0, epochs=200_001), {}, "limit:steps"),
         (training(steps=0, epochs=200_000), {}, ""),
         (training(steps=1), {"steps": 2}, "limit:steps"),
