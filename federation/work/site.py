@@ -54,8 +54,8 @@ class SecurePolicy:
         disclose: the numbers of `SCALARS` that may be shown besides.
         sessions: the most sessions of training with this data set, over all runs.
         evaluations: the most sessions of evaluation, likewise.
-        sessions_per_model: sessions of one phase of training that may start from one model.
-        sums_per_model: sums of one phase of training that may be unmasked for one model.
+        sessions_per_model: sessions of one kind of work that may start from one model.
+        sums_per_model: sums of one kind of work that may be unmasked for one model.
         effective_members: E*, the least cover of this member in a sum; None for that of the cohort.
         blur: the least size of the noise by which members blur their updates.
         evaluation_noise: the least sigma of the noise on a private evaluation.
