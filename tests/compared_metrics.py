@@ -8,25 +8,25 @@ from sqlalchemy import select
 
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.checks.verified_rounds import RoundsCheck
-from federation.aggregation.metrics.expected_metrics import Expected
+from federation.aggregation.metrics.round_metrics import RoundMetrics
 from federation.record.metric_definitions import DEFINITIONS
 from storage.models import Round
 from tests.stage import Stage
 
 MEASURED = {"bytes/down", "iterations", "residual"}  # by the coordinator alone
-Compared = tuple[Expected, dict[str, float]]
+Compared = tuple[RoundMetrics, dict[str, float]]
 
 
 def watched(patch: pytest.MonkeyPatch) -> list[Compared]:
     """What each round that is verified from now on must have on record, and has."""
     found: list[Compared] = []
-    compare = Expected.problem
+    compare = RoundMetrics.problem
 
-    def problem(self: Expected, recorded: Mapping[str, float]) -> str:
+    def problem(self: RoundMetrics, recorded: Mapping[str, float]) -> str:
         found.append((self, dict(recorded)))
         return compare(self, recorded)
 
-    patch.setattr(Expected, "problem", problem)
+    patch.setattr(RoundMetrics, "problem", problem)
     return found
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.spec.computation import Descend, Differentiate, LocalSgd
+from federation.spec.computation import Descend, Differentiate
 from federation.spec.objective_names import Targets, joint_target
+from federation.spec.train_section import LocalSgd
 from federation.training.trainer import Trainer
 from federation.work.base import Result
 

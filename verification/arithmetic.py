@@ -184,9 +184,26 @@ def _direction(signed: StepVectors, updates: Matrix) -> Matrix:
     """The direction on some columns."""
     if signed.coordinates is None:
         return np.zeros(updates.shape[1]) if signed.coefficients is None else signed.coefficients @ updates
-    values = np.sort(signed.coordinates.matrix @ updates, axis=0)
-    kept: Matrix = values[signed.coordinates.trim : len(values) - signed.coordinates.trim].mean(axis=0)
+    return _along(signed.coordinates, updates)
+
+
+def _along(coordinates: Coordinates, updates: Matrix) -> Matrix:
+    values = np.sort(coordinates.matrix @ updates, axis=0)
+    kept: Matrix = values[coordinates.trim : len(values) - coordinates.trim].mean(axis=0)
     return kept
+
+
+def products_along(coordinates: Coordinates, rows: Sequence[RowFile]) -> Matrix:
+    """The products of m rows with the direction made of them coordinate by coordinate, and the square of its length.
+
+    Shape (m + 1,).
+    """
+
+    def products_of(_: slice, piece: Matrix) -> Matrix:
+        direction = _along(coordinates, piece)
+        return np.append(piece @ direction, direction @ direction)
+
+    return sum(panels(products_of, rows), np.zeros(len(rows) + 1))
 
 
 def _magnitude(signed: StepVectors, updates: Matrix) -> Matrix:

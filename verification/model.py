@@ -16,7 +16,7 @@ from federation.spec.run_sections import AUTO
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.vectors import RowFile
-from verification.arithmetic import Matrix, StepVectors, check_average, check_follows, gram, panels
+from verification.arithmetic import Matrix, StepVectors, check_average, check_follows, gram, products_along
 from verification.errors import VerificationError
 from verification.recorded_run import RecordedBlobs, RecordedRun
 from verification.replay import BundleRunFacts
@@ -192,13 +192,7 @@ def stands_still(made: Step, step: StepManifest, rows: list[RowFile]) -> bool:
     if made.combination.coordinates is None:
         return bool(made.combination.diagnostics.get("stationary", 0.0))
     coordinates = made.combination.coordinates
-
-    def square_of(_: slice, piece: Matrix) -> float:
-        values = np.sort(coordinates.matrix @ piece, axis=0)
-        mean = values[coordinates.trim : len(values) - coordinates.trim].mean(axis=0)
-        return float(mean @ mean)
-
-    square = sum(panels(square_of, rows))
+    square = float(products_along(coordinates, rows)[-1])
     K: Matrix = gram(rows)
     squares = (coordinates.matrix @ K * coordinates.matrix).sum(axis=1)
     lengths = np.sort(np.sqrt(np.maximum(squares, 0.0)))

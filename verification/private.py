@@ -23,7 +23,6 @@ from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import SecureSession, StepManifest
 from federation.v1.secure_pb2 import SecureTerms
 from federation.work.base import Origin, Shape, Work, WorkError
-from federation.work.evaluate.work import Evaluate
 from federation.work.registry import STAGES, decode, encode
 from federation.work.secure.orders import order_problems
 from federation.work.secure.ready import Ready
@@ -90,9 +89,8 @@ def private_means(run: RecordedRun, signed: SignedRound, number: int, model: str
     accepted = list(signed.evaluations.values())
     replies, asked = _stages(run, accepted, _shape(run, model))
     context = _context(run, number, model, {}, [work.agreed for work in asked.values() if isinstance(work, Ready)])
-    evaluation = Evaluate(splits=run.spec.evaluated, metrics=run.kinds)
     try:
-        return verify_evaluation(run.spec, evaluation, context, replies, asked, _inputs(accepted))
+        return verify_evaluation(run.spec, run.evaluation, context, replies, asked, _inputs(accepted))
     except UnverifiedSession as error:
         raise VerificationError(f"the evaluation: {error}") from error
 

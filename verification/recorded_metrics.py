@@ -1,21 +1,22 @@
 """The metrics of rounds: recomputed from what was signed, and compared with those on record."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from federation.aggregation.diagnostics import measure
-from federation.aggregation.metrics.expected_metrics import Expected, RunMetrics, StepFacts
-from federation.aggregation.metrics.step_rate import update_lengths
+from federation.aggregation.metrics.round_metrics import Named, RoundMetrics
+from federation.aggregation.metrics.run_metrics import Earlier, RunMetrics, StepFacts
 from federation.aggregation.phases import Replies, Step
 from federation.record.bundle import BlobAbsent
+from federation.record.metric_definitions import Basis
 from federation.record.results import not_finite
-from federation.spec.run_sections import AUTO
 from federation.v1.common_pb2 import StepManifest
 from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
-from verification.arithmetic import Matrix, panels
+from verification.arithmetic import Matrix, products_along
 from verification.errors import VerificationError
 from verification.model import ReplayState, combined_rows, stands_still
 from verification.private import private_means
@@ -26,18 +27,16 @@ from verification.signed import SignedRound
 LeftOut = Callable[[], Sequence[Collection[str]]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricFindings:
-    """The metrics of one round by name: verified, measured by the coordinator alone, and not computable here.
+class MetricFindings(NamedTuple):
+    """The metrics of one round.
 
-    `problem` is the first difference, as text; empty if there is none. `unmeasured` is True if members should have been
-    asked to measure the model, and none was.
+    Attributes:
+        named: those on record, by what is known of them.
+        unmeasured: True if members should have been asked to measure the model, and none was.
+        problem: the first difference, as text; empty if there is none.
     """
 
-    verified: tuple[str, ...]
-    measured: tuple[str, ...]
-    unchecked: tuple[str, ...]
-    why: str  # they could not be computed
+    named: Named
     unmeasured: bool
     problem: str
 
@@ -67,26 +66,13 @@ class MeasuredRound:
     left_out: LeftOut
 
 
-@dataclass
 class RecordedMetrics:
     """Verifies the metrics of the rounds of a run, in their order."""
 
-    run: RecordedRun
-    _computed: RunMetrics = field(init=False)
-
-    def __post_init__(self) -> None:
-        run = self.run
-        self._computed = RunMetrics(spec=run.spec, rule=run.rule, objectives=run.objectives, kinds=run.kinds)
-
-    @property
-    def is_private(self) -> bool:
-        """True if updates are summed under masks."""
-        return self._computed.private
-
-    @property
-    def evaluates_privately(self) -> bool:
-        """True if members show no measurement of their own."""
-        return self._computed.evaluates_privately
+    def __init__(self, run: RecordedRun) -> None:
+        self.run, self._earlier = run, Earlier()
+        facts = run.spec, run.rule, run.objectives, run.kinds
+        self.computed = RunMetrics(*facts, conceals=run.spec.privacy.client_noise > 0)
 
     def compare(self, measured: MeasuredRound) -> MetricFindings:
         """Compares the metrics of a round with those that follow from what was signed.
@@ -94,33 +80,21 @@ class RecordedMetrics:
         Raises:
             VerificationError: none follow.
         """
-        signed, recorded = measured.signed, measured.recorded
+        signed, recorded, computed, earlier = measured.signed, measured.recorded, self.computed, self._earlier
         self._check_asked(signed)
-        model = measured.after.evaluated
-        absent: list[str] = []
-        expected = Expected()
-        unmeasured = False
-        if signed.step is not None:
-            expected = self._of_step(measured, signed.step, absent)
-        possible = [expected]
+        model = None if signed.step is None else measured.after.evaluated
+        expected = RoundMetrics() if signed.step is None else self._of_step(measured, signed.step)
+        possible, unmeasured = [expected], False
         if not measured.cut_short:
-            if signed.step is not None and not signed.evaluation_orders:
-                unmeasured = self._computed.is_measured(measured.number, model)
-            expected |= self._computed.of_traffic(sum(signed.sent), signed.sent[1])
-            found = [self._computed.of_skipped()] if signed.step is None else self._of_model(measured, model, absent)
+            expected |= computed.of_traffic(sum(signed.sent), signed.sent[1])
+            found = [computed.of_skipped()] if model is None else self._of_model(measured, model)
             possible = [expected | one for one in found]
+            asked = bool(signed.evaluation_orders)
+            unmeasured = model is not None and not asked and computed.is_measured(measured.number, model, earlier)
         problems = [one.problem(recorded) for one in possible]
-        fitting = possible[problems.index("")] if "" in problems else possible[0]
-        self._computed.ended(model, recorded)
-        verified, only_measured, hidden = fitting.named(recorded)
-        return MetricFindings(
-            verified=verified,
-            measured=only_measured if absent else (*only_measured, *hidden),
-            unchecked=hidden if absent else (),
-            why=absent[0] if absent else "",
-            unmeasured=unmeasured,
-            problem="" if "" in problems else problems[0],
-        )
+        fitting = problems.index("") if "" in problems else 0
+        earlier.add(measured.number, model, recorded)
+        return MetricFindings(possible[fitting].named(recorded), unmeasured, problems[fitting])
 
     def _check_asked(self, signed: SignedRound) -> None:
         """Checks that members were asked for the task's objectives and measurements, and replied with numbers.
@@ -135,18 +109,16 @@ class RecordedMetrics:
                 raise VerificationError(
                     f"{order.client_id} was asked for {min(unknown)}, which the {self.run.source} does not name"
                 )
-        if self._computed.evaluates_privately:
+        if self.computed.evaluates_privately:
             return
-        work = encode(self._computed.evaluation)
+        work = encode(self.run.evaluation)
         for order in signed.evaluation_orders:
             if (order.kind, order.work) != (Evaluate.name, work):
                 raise VerificationError(f"{order.client_id} was asked for other measurements than those of the run")
 
-    def _of_step(self, measured: MeasuredRound, step: StepManifest, absent: list[str]) -> Expected:
-        """The metrics of a step; adds to `absent` why some cannot be computed."""
-        signed, made = measured.signed, measured.made
-        if made is None:
-            absent.append("the rule was not evaluated")
+    def _of_step(self, measured: MeasuredRound, step: StepManifest) -> RoundMetrics:
+        """The metrics of a step."""
+        signed, made, why = measured.signed, measured.made, ""
         K: Matrix | None = None
         direction: dict[str, float] | None = None
         try:
@@ -154,27 +126,28 @@ class RecordedMetrics:
             if made is not None and made.combination.coordinates is not None and self.run.reads_updates:
                 direction = self._measured(signed, step, made, K, measured.at)
         except BlobAbsent as error:
-            absent.append(str(error))
+            why = str(error)
         told = {name: recorded_reply(self.run, reply, reads=False) for name, reply in signed.replies.items()}
         combined = [told[name] for name in step.replies if name in told]
         named = [told[name] for name in (*step.consulted, *step.replies) if name in told]
         epsilons = [reply.manifest.privacy.epsilon for reply in signed.replies.values()]
-        is_auto = self.run.spec.server.learning_rate == AUTO
         try:
             with np.errstate(all="ignore"):  # numbers of any size
                 facts = StepFacts(
                     number=step.round,
+                    steps=self._earlier.steps + 1,
                     K=K,
                     coefficients=np.array(step.coefficients),
                     rate=step.rate,
                     weights={part.objective: part.weight for part in step.weights},
-                    updates=sum(len(reply.rows) for reply in combined),
-                    lengths=update_lengths(K, combined, named, private=self.is_private) if is_auto else None,
+                    replies=combined,
+                    told=named,
                     made=made,
                     measured=direction,
                     epsilons=[epsilon for epsilon in epsilons if epsilon],
+                    why=why,
                 )
-                return self._computed.of_step(facts)
+                return self.computed.of_step(facts)
         except (ArithmeticError, ValueError) as error:
             raise VerificationError(f"no metrics follow from K: {error}") from error
 
@@ -182,49 +155,41 @@ class RecordedMetrics:
         self, signed: SignedRound, step: StepManifest, made: Step, K: Matrix, at: ReplayState
     ) -> dict[str, float]:
         """The diagnostics of a direction that is made coordinate by coordinate. Raises BlobAbsent."""
-        coordinates = made.combination.coordinates
-        if coordinates is None:
+        if made.combination.coordinates is None:
             raise ValueError("the direction is a combination of rows")
         rows = combined_rows(self.run, signed, step, at)
-        matrix, trim = coordinates.matrix, coordinates.trim
-
-        def products_of(_: slice, piece: Matrix) -> Matrix:
-            values = np.sort(matrix @ piece, axis=0)
-            direction = values[trim : len(values) - trim].mean(axis=0)
-            return np.append(piece @ direction, direction @ direction)
-
-        *products, square = sum(panels(products_of, rows), np.zeros(len(rows) + 1))
+        *products, square = products_along(made.combination.coordinates, rows)
         still = stands_still(made, step, rows)
         norm = 0.0 if still else float(np.sqrt(square))
         found = measure(K, np.array(products) * (not still), norm, made.combination.weights)
         return found | {"stationary": float(still)}
 
-    def _of_model(self, measured: MeasuredRound, model: str, absent: list[str]) -> list[Expected]:
+    def _of_model(self, measured: MeasuredRound, model: str) -> list[RoundMetrics]:
         """The metrics of the new model; several where a member was revoked, and may have been left out or not."""
-        computed, signed = self._computed, measured.signed
+        computed, signed, earlier = self.computed, measured.signed, self._earlier
         if not signed.measures:
-            return [computed.of_same_model(measured.number, model)]
+            return [computed.of_same_model(measured.number, model, earlier)]
         if computed.evaluates_privately:
-            return self._of_means(measured, model, absent)
+            return self._of_means(measured, model)
         for reply in signed.evaluations.values():
             if reply.manifest.base_model != model:
                 raise VerificationError(f"{reply.manifest.client_id} evaluated another model than the round has made")
         told = [recorded_reply(self.run, reply, reads=False) for reply in signed.evaluations.values()]
         before = [(reply.manifest.client_id, reply.manifest.metrics) for reply in signed.replies.values()]
         return [
-            computed.of_model(Replies([reply for reply in told if reply.client_id not in gone]), before)
+            computed.of_model(Replies([reply for reply in told if reply.client_id not in gone]), before, earlier)
             for gone in measured.left_out()
         ]
 
-    def _of_means(self, measured: MeasuredRound, model: str, absent: list[str]) -> list[Expected]:
+    def _of_means(self, measured: MeasuredRound, model: str) -> list[RoundMetrics]:
         """The metrics of a model that members have measured privately; none if the evaluation failed."""
         try:
             means = private_means(self.run, measured.signed, measured.number, model)
         except BlobAbsent as error:
-            absent.append(str(error))
-            return [self._computed.of_hidden_model()]
+            return [RoundMetrics.hiding(str(error), Basis.MODEL)]
         except VerificationError:
             if "evaluated" in measured.recorded:
                 raise
-            return [Expected()]
-        return [self._computed.of_means(means), *([Expected()] if any(measured.left_out()) else [])]
+            return [RoundMetrics()]
+        found = self.computed.of_means(means, self._earlier)
+        return [found, *([RoundMetrics()] if any(measured.left_out()) else [])]

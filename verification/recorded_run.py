@@ -9,6 +9,7 @@ from federation.spec.run_spec import RunSpec
 from federation.spec.task_metrics import MetricKind
 from federation.trust.key_chain import KeyChain
 from federation.vectors import Layout, RowFile
+from federation.work.evaluate.work import Evaluate
 
 
 class RecordedBlobs(Protocol):
@@ -66,3 +67,8 @@ class RecordedRun:
     clients: Container[str]
     chain: Callable[[str], KeyChain | None]
     reads_updates: bool = True
+
+    @property
+    def evaluation(self) -> Evaluate:
+        """The work of members that measure a model in the clear."""
+        return Evaluate(splits=self.spec.evaluated, metrics=self.kinds)

@@ -180,7 +180,7 @@ class OpenedRun:
             raise VerificationError(problem)
         if signed.step is None:
             reason = f": {record.reason}" if record.reason else ""
-            measured = self._compared(metrics, record, signed, None, at, at).measured
+            measured = self._compared(metrics, record, signed, None, at, at).named.measured
             return Verified(
                 number=record.number, words=f"{record.state.lower()}{reason}; {count}", measured=measured
             ), at
@@ -236,9 +236,10 @@ class OpenedRun:
         except BlobAbsent as error:
             missing.append(f"K and the model: {error}")
         found = self._compared(metrics, record, signed, made, at, after)
-        checks.append(f"{len(found.verified)} metrics")
-        if found.unchecked:
-            missing.append(f"metrics: {', '.join(found.unchecked)}: {found.why}")
+        named = found.named
+        checks.append(f"{len(named.verified)} metrics")
+        if named.unchecked:
+            missing.append(f"metrics: {', '.join(named.unchecked)}: {named.why}")
         verified = f"{len(step.replies)} updates; verified: {', '.join(checks)}"
         reason = f", which says: {record.reason}" if record.reason else ""
         lacks = f"an evaluation of its model, for which evaluate.every = {run.spec.evaluate.every} asks{reason}"
@@ -247,8 +248,8 @@ class OpenedRun:
             words=verified,
             missing=tuple(missing),
             absent=(lacks,) if found.unmeasured else (),
-            measured=found.measured,
-            unchecked=found.unchecked,
+            measured=named.measured,
+            unchecked=named.unchecked,
         )
         return findings, after
 

@@ -32,6 +32,7 @@ from federation.trust.member_files import MemberFiles
 from federation.v1.federation_pb2 import AttendRequest, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.work.base import Lane
+from federation.work.site import FAILURES
 from worker import software
 from worker.connection.approval import noted, waits
 from worker.connection.attendance import NONCE_BYTES, WRONG_CLOCK_SECONDS
@@ -247,7 +248,7 @@ def check_failures(home: WorkerHome) -> Iterator[Finding]:
     for tasks in dict.fromkeys(policy.data_sets.get(failed.task, frozenset({failed.task})) for failed in failures):
         names, count = ", ".join(sorted(tasks)), sum(failed.task in tasks for failed in failures)
         text = escaped(f"{names}: {count} computations of private rounds failed in a row")
-        if count >= policy.secure.of(min(tasks)).failures:
+        if count >= FAILURES:
             yield Finding.failed(
                 "failures", f"{text}, so it takes part in none: see `fedpareto worker failures`, which also ends this"
             )

@@ -22,15 +22,18 @@ LOGGER = logging.getLogger("fedpareto.worker")
 
 
 class Events:
-    """Writes each event to the log and, as JSON, to the stream if there is one. Callable from any thread."""
+    """Writes each event to the log and, as JSON, to the stream if there is one. Callable from any thread.
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    `home` is the worker's directory, which has to stay there.
+    """
+
+    def __init__(self, stream: TextIO | None = None, home: Directories | None = None) -> None:
         self._stream = stream
         self._streams = True  # the last event was written there
         self._lock = threading.Lock()
         self._levels: dict[str, tuple[float, float]] = {}  # tokens of each event, and when they were counted
         self._left_out: Counter[str] = Counter()
-        self.home = Directories()  # the worker's own, once it runs
+        self.home = home or Directories()
 
     def tell(self, event: str, message: str, **fields: object) -> None:
         """Reports an event: its stable name, a line for people, and further fields for programs."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from federation.directories import Directories
 from federation.errors import Error
 from federation.owners_code import TwoTexts
 from federation.trust.member_files import COORDINATOR_ROTATIONS, OWN_ROTATIONS
@@ -72,6 +73,11 @@ class WorkerHome:
         self.coordinator_rotations = directory / COORDINATOR_ROTATIONS
         self.own_rotations = directory / OWN_ROTATIONS
         self.accepted_restore = directory / "restore-accepted"  # names the restore that the owner accepts
+
+    @property
+    def directories(self) -> Directories:
+        """The directory as it is now, which has to stay there while a worker runs."""
+        return Directories([self.directory], "the worker")
 
     @property
     def joined(self) -> bool:

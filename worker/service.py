@@ -1,13 +1,12 @@
 """The worker as a whole: threads that attend, that work in each lane, and that submit the replies in the spool."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
 from federation.attacks import Attack, AttackError, attack_seed, poisoned
-from federation.directories import Directories
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Dataset, DataSource, Splits, task, task_code
 from federation.training.run_trial import FirstTraining
@@ -65,7 +64,8 @@ def prepare_offers(
 ) -> tuple[dict[str, Trainer], str]:
     """Loads the owner's tasks and this client's data, and tries each task on a batch.
 
-    `names` is the allow-list; an attack poisons the training data of `client_id`; `objectives` are those that the owner
+    The caller closes the trainers; where this fails, those that were made are closed. `names` is the allow-list; an
+    attack poisons the training data of `client_id`; `objectives` are those that the owner
     serves, by task, and all for other tasks; `trainers` replace the tasks' own. Of `run`, the smallest minibatch is
     tried, too.
     `device` and `threads` are as for `Trainer`.
@@ -81,26 +81,28 @@ def prepare_offers(
         ValueError: no such device, an attack that does not fit the data, or a run that this worker would decline.
     """
     served, offers = objectives or {}, {}
-    for name in names:
-        loaded = task(name)
-        choice = (trainers or {}).get(name, TrainerChoice())
-        kind = choice.kind(loaded)
-        with trainer_code(kind, "loading its data"), task_code(name, "loading its data"):
-            data = kind.load(loaded, source)
-        trainer = choice.make(loaded, data, device, threads, served.get(name))
-        with trainer_code(kind, "trying it on the data"):
-            trainer.try_out()
-            if run is not None and run.task == name:
-                FirstTraining.of(trainer, run).try_smallest(trainer)
-        in_memory = isinstance(data, Splits) and isinstance(data.train, Dataset)
-        if attack is not None and not in_memory and type(attack).poison is not Attack.poison:
-            trainer.close()
-            location = "not in memory" if isinstance(data, Splits) else "in the trainer's own process"
-            raise AttackError(f"{attack} changes training data, and that of {name} is {location}")
-        if attack is not None and in_memory:
-            changed = poisoned(attack, data, loaded, seed=attack_seed(0, 0, client_id))
-            trainer = trainer if changed is data else trainer.on(changed, served.get(name))
-        offers[name] = trainer
+    with ExitStack() as made:
+        for name in names:
+            loaded = task(name)
+            choice = (trainers or {}).get(name, TrainerChoice())
+            kind = choice.kind(loaded)
+            with trainer_code(kind, "loading its data"), task_code(name, "loading its data"):
+                data = kind.load(loaded, source)
+            trainer = choice.make(loaded, data, device, threads, served.get(name))
+            made.callback(close_trainer, trainer)
+            with trainer_code(kind, "trying it on the data"):
+                trainer.try_out()
+                if run is not None and run.task == name:
+                    FirstTraining.of(trainer, run).try_smallest(trainer)
+            in_memory = isinstance(data, Splits) and isinstance(data.train, Dataset)
+            if attack is not None and not in_memory and type(attack).poison is not Attack.poison:
+                location = "not in memory" if isinstance(data, Splits) else "in the trainer's own process"
+                raise AttackError(f"{attack} changes training data, and that of {name} is {location}")
+            if attack is not None and in_memory:
+                changed = poisoned(attack, data, loaded, seed=attack_seed(0, 0, client_id))
+                trainer = trainer if changed is data else trainer.on(changed, served.get(name))
+            offers[name] = trainer
+        made.pop_all()
     return offers, ", ".join(dict.fromkeys(filter(None, (trainer.device_in_words for trainer in offers.values()))))
 
 
@@ -110,8 +112,7 @@ def _site(
     """The owner's rules for private rounds. Warns of rules that have no effect or decline everything."""
     for name in sorted(set(policy.secure.tasks) - set(offers)):
         events.warn("policy", f"policy.toml has a section secure.tasks for {name!r}, which this worker does not offer")
-    algorithms = frozenset(policy.algorithms)
-    policies = {name: replace(policy.secure.of(name), algorithms=algorithms) for name in offers}
+    policies = {name: policy.secure.of(name) for name in offers}
     if roster is None:
         for name in (name for name, rules in policies.items() if rules.required):
             events.warn(
@@ -125,14 +126,17 @@ def _site(
         data_sets=policy.data_sets,
         ledger=ledger,
         open_reply=open_reply,
+        algorithms=frozenset(policy.algorithms),
     )
 
 
 class Worker:
     """One worker process, from its first hello to its end.
 
-    The caller has locked the home. `offers` and `device` are what `prepare_offers` returned; `uniform` draws the jitter
-    of every back-off; an honest member has no attacker. `passphrase` encrypts the member's next keys.
+    The caller has locked the home. `offers` and `device` are what `prepare_offers` returned: the trainers are closed at
+    the end of `run`, or at once if there can be no worker. `uniform` draws the jitter of every back-off; an honest
+    member has no attacker. `passphrase` encrypts the member's next keys. `clock` is that of the owner's own machine,
+    aware.
 
     Raises:
         WorkerHomeError, RosterError, SpoolError: a file of the home is damaged; the message says which.
@@ -150,94 +154,106 @@ class Worker:
         attacker: Attacker | None = None,
         policy: Policy = Policy(),  # noqa: B008 - frozen
         passphrase: bytes | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._threads = WorkerThreads()
-        self._offers = offers
         self._events = events
-        events.home = Directories([home.directory], "the worker")
         self._accomplices = None if attacker is None else attacker.accomplices
-        self.clock: Callable[[], datetime] = lambda: datetime.now(UTC)  # of the owner's own machine
-        self._rounds = RoundLedger(home.rounds, self._counted)
-        site = _site(pinned_roster(home.roster, member), policy, offers, self._rounds, events)
-        if attacker is not None:
-            site = replace(site, stretch=attacker.attack.stretch)
-            events.warn("attack", attacker.warning, attack=str(attacker.attack))
-        self._ledger = Ledger(home.privacy)
-        privacy = SitePrivacy(policy.privacy, self._ledger)
-        self._introduction = Introduction(offers, device, site, policy, privacy.told)
-        progress = Progress(
-            home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
-        )
-        self._attendance = Attendance(
-            member=member,
-            rotations=home.coordinator_rotations,
-            note=lambda addresses: note_addresses(home.directory, MemberFiles.name_key, addresses=addresses),
-            hello=self._introduction.hello,
-            clock=CoordinatorClock(member, progress),
-            progress=progress,
-            witness=Witness(home.log, home.forked_log, member=member, events=events),
-            backoff=Backoff(uniform),
-            patience=Backoff(uniform, first=1.0, longest=600.0),
-            events=events,
-            approval=Approval(home.pending, member.client_id, events),
-            closed=self._closed,
-        )
-        self._renewer = Renewer(home, self._attendance, passphrase, Backoff(uniform, first=1.0, longest=3600.0), events)
-        self._memory = WorkerMemory(home.memory, member.signing_key)
-        self._begun = BegunWork(home.begun, events)
-        spool = Spool(home, member.signing_key, events)
-        local_state = LocalState(home.kept, spool, events)
-        privacy.check_suits(offers)
-        execution = Execution(
-            attendance=self._attendance,
-            offers=offers,
-            computing=Computing(self._attendance, attacker),
-            fetcher=Fetcher(
-                attendance=self._attendance,
-                caches={lane: ModelCache(home.cache / lane) for lane in Lane},
+        self._clock = clock
+        with ExitStack() as scope:  # closes what is open in reverse order; one that cannot be closed keeps none open
+            for trainer in offers.values():
+                scope.callback(close_trainer, trainer)
+            rounds = scope.enter_context(closing(RoundLedger(home.rounds, self._counted)))
+            site = _site(pinned_roster(home.roster, member), policy, offers, rounds, events)
+            if attacker is not None:
+                site = replace(site, stretch=attacker.attack.stretch)
+                events.warn("attack", attacker.warning, attack=str(attacker.attack))
+            privacy = SitePrivacy(policy.privacy, scope.enter_context(closing(Ledger(home.privacy))))
+            self._introduction = Introduction(offers, device, site, policy, privacy.told)
+            progress = Progress(
+                home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
+            )
+            self._attendance = Attendance(
+                member=member,
+                rotations=home.coordinator_rotations,
+                note=lambda addresses: note_addresses(home.directory, MemberFiles.name_key, addresses=addresses),
+                hello=self._introduction.hello,
+                clock=CoordinatorClock(member, progress),
+                progress=progress,
+                witness=Witness(home.log, home.forked_log, member=member, events=events),
                 backoff=Backoff(uniform),
+                patience=Backoff(uniform, first=1.0, longest=600.0),
                 events=events,
-                hosts=policy.download_addresses,
-            ),
-            spool=spool,
-            memory=self._memory,
-            site=site,
-            privacy=privacy,
-            local_state=local_state,
-            begun=self._begun,
-            events=events,
-        )
-        execution.count_deaths()
-        self._submitter = Submitter(
-            self._attendance, spool, local_state, Backoff(uniform), events, partial(execution.forget, acknowledged=True)
-        )
-        self._consents = Consents(home.runs, policy, offers, self._attendance, events, self._withdrawn)
-        self._runner = Runner(
-            execution=execution,
-            spool=spool,
-            attendance=self._attendance,
-            progress=progress,
-            limits=policy.limits,
-            events=events,
-            finished=self._submitter.wake,
-            consent=self._consents.accepted,
-            taken=ClearAnswers(site, offers, decides=policy.decides, events=events).note,
-            closed=self._closed,
-            disk_use=DiskUse(home.directory),
-            decline=Declines(
-                self._attendance, RefusedOrders(home.evidence, events), events, policy.error_texts
-            ).decline,
-        )
-        self._handlers = Handlers(
-            assigned=self._runner.assigned,
-            cancelled=self._runner.cancelled,
-            asked=self._consents.asked,
-            restored=self._runner.restored,
-            working=self._runner.working,
-        )
+                approval=Approval(home.pending, member.client_id, events),
+                closed=self._closed,
+            )
+            self._renewer = Renewer(
+                home, self._attendance, passphrase, Backoff(uniform, first=1.0, longest=3600.0), events
+            )
+            memory = scope.enter_context(closing(WorkerMemory(home.memory, member.signing_key)))
+            begun = BegunWork(home.begun, events)
+            scope.callback(begun.stop)
+            spool = Spool(home, member.signing_key, events)
+            local_state = LocalState(home.kept, spool, events)
+            privacy.check_suits(offers)
+            execution = Execution(
+                attendance=self._attendance,
+                offers=offers,
+                computing=Computing(self._attendance, attacker),
+                fetcher=Fetcher(
+                    attendance=self._attendance,
+                    caches={lane: ModelCache(home.cache / lane) for lane in Lane},
+                    backoff=Backoff(uniform),
+                    events=events,
+                    hosts=policy.download_addresses,
+                ),
+                spool=spool,
+                memory=memory,
+                site=site,
+                privacy=privacy,
+                local_state=local_state,
+                begun=begun,
+                events=events,
+            )
+            execution.count_deaths()
+            self._submitter = Submitter(
+                self._attendance,
+                spool,
+                local_state,
+                Backoff(uniform),
+                events,
+                partial(execution.forget, acknowledged=True),
+            )
+            self._consents = scope.enter_context(
+                closing(Consents(home.runs, policy, offers, self._attendance, events, self._withdrawn))
+            )
+            self._runner = Runner(
+                execution=execution,
+                spool=spool,
+                attendance=self._attendance,
+                progress=progress,
+                limits=policy.limits,
+                events=events,
+                finished=self._submitter.wake,
+                consent=self._consents.accepted,
+                taken=ClearAnswers(site, offers, decides=policy.decides, events=events).note,
+                closed=self._closed,
+                disk_use=DiskUse(home.directory),
+                decline=Declines(
+                    self._attendance, RefusedOrders(home.evidence, events), events, policy.error_texts
+                ).decline,
+            )
+            self._handlers = Handlers(
+                assigned=self._runner.assigned,
+                cancelled=self._runner.cancelled,
+                asked=self._consents.asked,
+                restored=self._runner.restored,
+                working=self._runner.working,
+            )
+            self._scope = scope.pop_all()
 
     def run(self) -> None:
-        """Works until `stop`. The calling thread only waits, so that it can handle signals.
+        """Works until `stop`, once. The calling thread only waits, so that it can handle signals.
 
         Raises:
             AttendanceError: the coordinator refuses this worker.
@@ -247,31 +263,21 @@ class Worker:
             WorkerEndedError: a thread has ended without an exception, or by one that ends a process.
             Exception: the exception that ended one of the threads; the other threads have then ended, too.
         """
-        if self._accomplices is not None:
-            self._accomplices.meet()
-        threads = self._threads
-        threads.start("attendance", partial(self._attendance.run, self._handlers))
-        threads.start("submission", self._submitter.run)
-        threads.start("renewal", self._renewer.run)
-        threads.start("policy", self._look)
-        for lane in Lane:
-            threads.start(lane, partial(self._runner.run, lane))
-        threads.wait()
-        for part in (self._runner, self._submitter, self._renewer, self._attendance):
-            part.stop()
-        threads.join()
         try:
-            with ExitStack() as stack:  # one that cannot be closed does not keep the others open
+            with self._scope as scope, self._threads as threads:
                 if self._accomplices is not None:
-                    stack.callback(self._accomplices.leave)
-                for trainer in self._offers.values():
-                    stack.callback(close_trainer, trainer)
-                stack.callback(self._begun.stop)
-                for file in (self._consents, self._memory, self._ledger, self._rounds):
-                    stack.callback(file.close)
+                    self._accomplices.meet()
+                    scope.callback(self._accomplices.leave)
+                threads.start("attendance", partial(self._attendance.run, self._handlers), self._attendance.stop)
+                threads.start("submission", self._submitter.run, self._submitter.stop)
+                threads.start("renewal", self._renewer.run, self._renewer.stop)
+                threads.start("policy", self._look)
+                for lane in Lane:
+                    threads.start(lane, partial(self._runner.run, lane), self._runner.stop)
+                threads.wait()
         finally:
-            if threads.failure is not None:
-                raise threads.failure
+            if self._threads.failure is not None:  # rather than that of a trainer that cannot be closed
+                raise self._threads.failure
 
     def stop(self) -> None:
         """Makes `run` return; safe in a signal handler."""
@@ -295,4 +301,4 @@ class Worker:
         self._runner.withdrawn(run_id, verdict)
 
     def _closed(self) -> datetime | None:
-        return self._introduction.closed(self.clock())
+        return self._introduction.closed(self._clock())

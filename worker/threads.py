@@ -5,6 +5,7 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Self
 
 from federation.errors import Error
 from federation.owners_code import without_exit
@@ -20,7 +21,9 @@ class WorkerEndedError(Error):
 
 
 class WorkerThreads:
-    """Threads that end together: when one returns or fails, or when `stop` is called.
+    """Threads that end together: when one returns or fails, or when `stop` is called; at the latest after the block.
+
+    Those that are to end are stopped in reverse order, and waited for, up to `STOP_SECONDS` for each.
 
     Attributes:
         ending: set once they are to end.
@@ -32,12 +35,23 @@ class WorkerThreads:
         self.failure: Exception | None = None
         self._asked = False
         self._threads: list[threading.Thread] = []
+        self._stops: list[Callable[[], None]] = []
         # A signal handler may put into a SimpleQueue at any moment; the lock of an Event could be held by the very
         # thread that the handler interrupts.
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def start(self, name: str, work: Callable[[], None]) -> None:
-        """Starts a thread."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ending.set()
+        for stop in reversed(self._stops):
+            stop()
+        for thread in self._threads:
+            thread.join(STOP_SECONDS)
+
+    def start(self, name: str, work: Callable[[], object], stop: Callable[[], None] | None = None) -> None:
+        """Starts a thread; `stop` makes its work return, unless `ending` does."""
 
         def run() -> None:
             try:
@@ -57,6 +71,8 @@ class WorkerThreads:
         thread = threading.Thread(target=run, name=f"worker-{name}", daemon=True)
         thread.start()
         self._threads.append(thread)
+        if stop is not None:
+            self._stops.append(stop)
 
     def wait(self) -> None:
         """Waits until they are to end."""
@@ -70,8 +86,3 @@ class WorkerThreads:
         """Makes `wait` return; safe in a signal handler."""
         self._asked = True
         self._ended.put(None)
-
-    def join(self) -> None:
-        """Waits until they have ended, up to `STOP_SECONDS` for each."""
-        for thread in self._threads:
-            thread.join(STOP_SECONDS)

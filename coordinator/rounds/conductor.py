@@ -25,6 +25,7 @@ from coordinator.rounds.runs.private import record_named, since_pause
 from coordinator.rounds.signed_results import record_step
 from coordinator.rounds.step import make_step
 from coordinator.rounds.transitions import ROUND_OVER, close_open_phases, move_run
+from federation.aggregation.metrics.run_metrics import RunMetrics
 from federation.aggregation.phases import Voided, Waiting
 from federation.aggregation.registry import algorithm
 from storage import audit
@@ -43,6 +44,8 @@ class Conductor:
         self._run = fleet.run
         self._context = fleet.context
         self._algorithm = algorithm(fleet.run.spec.algorithm.name, fleet.run.spec.algorithm.hyperparameters)
+        facts = fleet.run.spec, self._algorithm, fleet.run.objectives, fleet.run.metrics
+        self._metrics = RunMetrics(*facts, conceals=fleet.conceals)
 
     def conduct(self) -> None:
         """Round after round until the run has ended.
@@ -63,9 +66,9 @@ class Conductor:
             try:
                 if current.state is RoundState.OPEN:
                     self._step(current)
-                finish_round(self._fleet, self._algorithm, current.round_id)
+                finish_round(self._fleet, self._metrics, current.round_id)
             except Skipped as skipped:
-                skip_round(self._fleet, current, skipped)
+                skip_round(self._fleet, self._metrics, current, skipped)
             self._context.changed()
 
     def _step(self, current: Round) -> None:
@@ -76,7 +79,7 @@ class Conductor:
             try:
                 step, phases = run_phases(self._fleet, self._algorithm, current)
                 stepped = make_step(self._fleet, self._algorithm, current, step)
-                record_step(self._fleet, current, step, phases, stepped)
+                record_step(self._fleet, self._metrics, current, step, phases, stepped)
             except RevokedMeanwhile:
                 log.warning("run %s round %d: a member was revoked; without it", self._run.run_id, current.number)
                 if self._run.spec.privacy.secure != "off":  # its masks are in the others' replies

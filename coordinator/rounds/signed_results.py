@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from sqlalchemy import func, select
@@ -13,12 +14,12 @@ from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile
 from coordinator.rounds.manifest import step_manifest, weights
 from coordinator.rounds.replies import signed_columns
 from coordinator.rounds.replies.revoked import left_out, revoked_clients
-from coordinator.rounds.runs.client_noise import noisy_steps, spent
+from coordinator.rounds.runs.client_noise import noisy_steps
 from coordinator.rounds.runs.private import record_named
 from coordinator.rounds.step import Stepped
 from coordinator.rounds.transitions import move_round
 from federation.aggregation.direction import Direction
-from federation.aggregation.metrics.step_metrics import agreement, of_objectives
+from federation.aggregation.metrics.run_metrics import RunMetrics, StepFacts
 from federation.aggregation.phases import Step
 from federation.record import log_entries
 from federation.trust.envelope import envelope_digest
@@ -65,10 +66,10 @@ def shares(step: Step, direction: Direction) -> dict[str, Share]:
     return by_client
 
 
-def objectives(step: Step, names: tuple[str, ...]) -> tuple[ObjectivesRecord | None, dict[str, float]]:
-    """The record and the metrics of a round of a run with several objectives, which have these names."""
+def objectives(step: Step, names: tuple[str, ...]) -> ObjectivesRecord | None:
+    """The record of a round of a run with several objectives, which have these names."""
     if len(names) < 2:
-        return None, {}
+        return None
     claims: dict[str, dict[str, float]] = {name: {} for name in names}
     for reply in (*step.consulted, *step.replies):
         for name in names:
@@ -76,11 +77,11 @@ def objectives(step: Step, names: tuple[str, ...]) -> tuple[ObjectivesRecord | N
                 claims[name].setdefault(reply.client_id, reply.losses[name])
     counts = {name: sum(name in reply.objectives for reply in step.replies) for name in names}
     with np.errstate(over="ignore"):  # claims, of any size
-        losses = finite({name: float(np.mean(list(values.values()))) for name, values in claims.items() if values})
+        losses = _finite({name: float(np.mean(list(values.values()))) for name, values in claims.items() if values})
     record = ObjectivesRecord(names=names, clients=counts, losses=losses)
     decided = step.combination.objectives
     if decided is None:
-        return record, {}
+        return record
     cosines = None
     if decided.gram is not None:
         lengths = np.sqrt(np.maximum(np.diag(decided.gram), 0.0))
@@ -88,11 +89,10 @@ def objectives(step: Step, names: tuple[str, ...]) -> tuple[ObjectivesRecord | N
         products = np.divide(decided.gram, scale, out=np.zeros_like(decided.gram), where=scale > 0)
         cosines = np.clip(products, -1.0, 1.0).tolist()
     excluded, notes = dict(decided.left_out), decided.notes
-    weighed = replace(record, weights=weights(step), mode=decided.mode, left_out=excluded, notes=notes, cosines=cosines)
-    return weighed, of_objectives(decided)
+    return replace(record, weights=weights(step), mode=decided.mode, left_out=excluded, notes=notes, cosines=cosines)
 
 
-def record_step(fleet: Fleet, current: Round, step: Step, phases: int, stepped: Stepped) -> None:
+def record_step(fleet: Fleet, metrics: RunMetrics, current: Round, step: Step, phases: int, stepped: Stepped) -> None:
     """Signs and records a step: one transaction for the round, the run and each update's share.
 
     Raises:
@@ -101,7 +101,7 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, stepped: 
     """
     run, context = fleet.run, fleet.context
     now = context.clock()
-    epsilons = _spent_on_clients(fleet) if stepped.noise is not None else {}
+    numbers = metrics.of_step(_facts(fleet, current, step, stepped)).numbers
     sizes = {model: context.blobs.stat(model).size for model in {stepped.model, stepped.result}}
     with context.database.begin() as session:
         row = run.running(session)
@@ -113,14 +113,9 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, stepped: 
             note_model(session, model, size=sizes[model], parameters=run.parameters, created=now)
         round_ = session.get_one(Round, current.round_id)
         round_.deployed_model, round_.evaluation_phase = stepped.result, phases
-        record, numbers = objectives(step, run.objectives)
+        record = objectives(step, run.objectives)
         round_.objectives = record.encode() if record and not fleet.conceals else {}
-        epsilons |= _stated_of_samples(session, current)
-        measured: dict[str, float] = {}
-        if not fleet.conceals:
-            agreed = agreement(step.gram, len(step.replies.updates)) if step.combined is None else {}
-            measured = {**stepped.direction.diagnostics, **agreed, **numbers}
-        round_.metrics = {"step/rate": stepped.rate, **finite({**measured, **epsilons})}
+        round_.metrics = numbers
         round_.named = dict(step.named)
         record_named(session, current, step.named, now)
         gone = left_out(session, current.round_id)
@@ -155,22 +150,37 @@ def _record_shares(session: Session, step: Step, direction: Direction) -> None:
         reply.coefficient, reply.cosine = share.coefficient, share.cosine
 
 
-def _spent_on_clients(fleet: Fleet) -> dict[str, float]:
-    """The epsilon that a run's noise has spent after one more step. Not for transactions: the first call is slow."""
+def _facts(fleet: Fleet, current: Round, step: Step, stepped: Stepped) -> StepFacts:
+    """The facts from which the metrics of a step follow, as they are signed."""
+    stated = select(Reply.privacy).join(Assignment).join(Phase)
+    of_attempt = (Phase.round_id == current.round_id, Phase.attempt == current.attempt, Reply.accepted)
     with fleet.context.database.read() as session:
-        steps = noisy_steps(session, fleet.run.run_id)
-    return {"epsilon/clients": spent(fleet.run.spec.privacy, steps + 1)}
+        steps = noisy_steps(session, fleet.run.run_id) + 1 if stepped.noise is not None else 0
+        epsilons = [told["epsilon"] for told in session.scalars(stated.where(*of_attempt)) if "epsilon" in told]
+    return StepFacts(
+        number=current.number,
+        steps=steps,
+        K=step.gram,
+        coefficients=step.combination.coefficients,
+        rate=0.0 if stepped.stationary else stepped.rate,
+        weights=weights(step),
+        replies=step.replies,
+        told=(*step.consulted, *step.replies),
+        made=step,
+        measured=stepped.direction.diagnostics,
+        epsilons=epsilons,
+    )
 
 
-def _stated_of_samples(session: Session, current: Round) -> dict[str, float]:
-    """The largest epsilon that an accepted reply of a round states of its client's samples."""
-    replies = select(Reply.privacy).join(Assignment).join(Phase)
-    conditions = replies.where(Phase.round_id == current.round_id, Phase.attempt == current.attempt, Reply.accepted)
-    stated = [privacy["epsilon"] for privacy in session.scalars(conditions) if "epsilon" in privacy]
-    return {"epsilon/samples": max(stated)} if stated else {}
+class Traffic(NamedTuple):
+    """The bytes of a round that ends."""
+
+    up: int  # of payloads
+    refused: int  # the part of them that was refused
+    down: int  # of models
 
 
-def traffic(session: Session, round_id: int) -> dict[str, float]:
+def traffic(session: Session, round_id: int) -> Traffic:
     """The bytes of updates and models of a round that ends, by the record."""
     sent = dict(
         session.execute(
@@ -194,14 +204,10 @@ def traffic(session: Session, round_id: int) -> dict[str, float]:
     sizes = dict(session.execute(select(Model.digest, Model.size).where(Model.digest.in_(models))).all())
     inputs = select(func.sum(Input.size)).join(Assignment).join(Phase)
     further = session.scalar(inputs.where(Phase.round_id == round_id, Assignment.state.in_(_ANSWERED))) or 0
-    refused = float(sent.get(False) or 0)
-    return {
-        "bytes/up": float(sent.get(True) or 0) + refused,
-        "bytes/refused": refused,
-        "bytes/down": float(sum(sizes[model] for _, model in pairs) + further),
-    }
+    refused = int(sent.get(False) or 0)
+    return Traffic(int(sent.get(True) or 0) + refused, refused, sum(sizes[model] for _, model in pairs) + further)
 
 
-def finite(values: Mapping[str, float]) -> dict[str, float]:
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
     """The numbers that are finite."""
     return {name: float(value) for name, value in values.items() if math.isfinite(value)}

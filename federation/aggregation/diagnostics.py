@@ -36,15 +36,20 @@ def measure(K: Matrix, products: Vector, norm: float, weights: Vector) -> dict[s
     if norm > 0:
         np.divide(products / norm, norms, out=cosines, where=norms > 0)
     cosines = cosines[norms > 0]
-    positive: Vector = weights[weights > 0]
     return {
         "direction_norm": norm,
         **conflicts(K),
-        "entropy": float(-(positive * np.log(positive)).sum()) + 0.0,
+        "entropy": entropy(weights),
         "descent_min": float(cosines.min(initial=1.0)),
         # A cosine of about -1e-9 may be a rounded zero.
         "descent_share": float((cosines >= -1e-9).mean()) if len(cosines) else 1.0,
     }
+
+
+def entropy(weights: Vector) -> float:
+    """The entropy of weights, in nats; 0 does not count."""
+    positive: Vector = weights[weights > 0]
+    return float(-(positive * np.log(positive)).sum()) + 0.0
 
 
 def conflicts(K: Matrix) -> dict[str, float]:

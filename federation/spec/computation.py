@@ -1,22 +1,19 @@
 """The computations that work needs of a client's model and data. A worker does one at a time; a simulation many."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
-from math import inf, isfinite
-from typing import Any
+from math import inf
 
 import numpy as np
 
 from federation.spec.accounting import LEAST_NOISE, Mechanism
 from federation.spec.objective_names import Targets
-from federation.spec.schedules import Schedule
+from federation.spec.run_sections import PrivacySpec
+from federation.spec.train_section import LocalSgd
 from federation.vectors import Vector
 
 SPLITS = ("train", "validation", "test")
-OPTIMIZERS = ("sgd", "adam", "adamw")
-PRECISIONS = ("float32", "bf16", "fp16")
 
 
 class Ability(StrEnum):
@@ -45,112 +42,6 @@ CANNOT: Mapping[Ability, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSgd:
-    """Local training, as the `[train]` section of a run specification and a TrainWork put it.
-
-    Attributes:
-        epochs: passes over the training split, each reshuffled; 0 if `steps` counts.
-        steps: optimiser steps, across passes; 0 if `epochs` counts.
-        batch_size: samples in a minibatch, the last one of a pass may be shorter; 0 is the whole split.
-        micro_batch: samples of a minibatch that are in memory at a time; 0 is all of them. It changes nothing but
-            rounding, where a loss is a mean over samples.
-        learning_rate: eta_l, of this round.
-        optimizer: "sgd", "adam" (Kingma and Ba, 2015) or "adamw" (Loshchilov and Hutter, 2019). It starts afresh in
-            each training.
-        proximal_mu: mu of the term mu/2 |w - w_t|^2 (FedProx).
-        momentum: of heavy-ball SGD; its buffer starts at zero.
-        beta1, beta2, epsilon: of Adam, as torch.optim.Adam has them.
-        weight_decay: L2 penalty; for "adamw", each step first multiplies w by 1 - eta_l * weight_decay.
-        clip_norm: the largest norm of a step's gradient, before decay and the proximal term are added; 0 is any.
-        precision: of the forward and backward passes: "float32", or "bf16" or "fp16" where torch.autocast uses them.
-        step_schedule, step_warm_up, step_decay, step_decay_every: of the learning rate over the steps; see `Schedule`.
-
-    Raises:
-        ValueError: both or neither of epochs and steps, a number out of range, or a name that does not exist.
-    """
-
-    epochs: int = 0
-    steps: int = 0
-    batch_size: int = 0
-    micro_batch: int = 0
-    learning_rate: float
-    optimizer: str = "sgd"
-    proximal_mu: float = 0.0
-    momentum: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    clip_norm: float = 0.0
-    precision: str = "float32"
-    step_schedule: str = "constant"
-    step_warm_up: int = 0
-    step_decay: float = 0.1
-    step_decay_every: int = 1
-
-    def __post_init__(self) -> None:
-        whole = (self.epochs, self.steps, self.batch_size, self.micro_batch)
-        if min(whole) < 0 or (self.epochs > 0) == (self.steps > 0):
-            raise ValueError(f"give either epochs or steps; got epochs = {self.epochs}, steps = {self.steps}")
-        rates = (self.learning_rate, self.proximal_mu, self.weight_decay, self.clip_norm)
-        shares = (self.momentum, self.beta1, self.beta2)
-        if not (all(map(isfinite, rates)) and min(rates) >= 0 and all(0 <= share < 1 for share in shares)):
-            raise ValueError(
-                f"learning_rate, proximal_mu, weight_decay, clip_norm = {rates}, momentum, beta1, beta2 = {shares}: "
-                "a rate is out of range"
-            )
-        if not 0 < self.epsilon < inf:
-            raise ValueError(f"epsilon = {self.epsilon:g} is out of range")
-        for name, choices in ((self.optimizer, OPTIMIZERS), (self.precision, PRECISIONS)):
-            if name not in choices:
-                raise ValueError(f"no {name!r}: there are {', '.join(choices)}")
-        self.schedule  # noqa: B018 - its errors
-
-    @classmethod
-    def of(cls, settings: Any) -> "LocalSgd":
-        """Reads a specification's `[train]` or a TrainWork, which have fields of the same names."""
-        return cls(**{item.name: getattr(settings, item.name) for item in fields(cls)})
-
-    @cached_property
-    def schedule(self) -> Schedule:
-        """The schedule of the learning rate over the steps."""
-        return Schedule(
-            shape=self.step_schedule,
-            warm_up=self.step_warm_up,
-            decay=self.step_decay,
-            decay_every=self.step_decay_every,
-        )
-
-    @property
-    def plain(self) -> bool:
-        """True if each step goes the same rate along a gradient: SGD with a constant rate."""
-        return self.optimizer == "sgd" and self.schedule.flat
-
-    @property
-    def bare(self) -> bool:
-        """True if each step subtracts the gradient times one rate, and nothing else: see `Ability.OPTIMISERS`."""
-        return self.plain and self.momentum == self.weight_decay == self.clip_norm == 0
-
-    def without_noise(self) -> str:
-        """The reason why it cannot be combined with noise on the gradients of samples; empty if it can."""
-        if self.clip_norm:
-            return "clip_norm: the gradient of each sample is clipped already; leave it out"
-        if self.micro_batch:
-            return "micro_batch: gradients are made sample by sample anyway; leave it out"
-        if self.precision != "float32":
-            return f'precision = "{self.precision}": gradients that get noise are made in "float32"'
-        return ""
-
-    def count(self, samples: int) -> int:
-        """The number of optimiser steps on a training split of this many samples."""
-        return self.steps or self.epochs * -(-samples // (self.batch_size or samples))
-
-    def rate(self, samples: int) -> float:
-        """The part of a training split of this many samples that is in a minibatch."""
-        return min(1.0, self.batch_size / samples) if self.batch_size else 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
 class PrivateSgd:
     """Noise on the gradients of local training: DP-SGD (Abadi et al., 2016, algorithm 1).
 
@@ -173,13 +64,18 @@ class PrivateSgd:
                 "clip above 0"
             )
 
+    @classmethod
+    def of(cls, privacy: PrivacySpec) -> "PrivateSgd | None":
+        """The noise that `[privacy]` of a run asks for; None without noise."""
+        return cls(noise=privacy.sample_noise, clip=privacy.sample_clip) if privacy.sample_noise else None
+
     def with_floor(self, floor: "PrivateSgd") -> "PrivateSgd":
         """The stricter of both: more noise, and the smaller bound on a sample."""
         return PrivateSgd(noise=max(self.noise, floor.noise), clip=min(self.clip, floor.clip))
 
     def mechanism(self, sgd: LocalSgd, samples: int, rows: int) -> Mechanism:
         """The mechanism that local SGD applies to this number of training samples, once for each row of the update."""
-        return Mechanism(self.noise, sgd.rate(samples), sgd.count(samples) * rows)
+        return Mechanism(self.noise, sgd.sampling_rate(samples), sgd.count(samples) * rows)
 
 
 @dataclass(frozen=True, kw_only=True)

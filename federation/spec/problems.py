@@ -32,6 +32,14 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
     takers: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {}
 
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """The section with the values of a message or of a program. Raises ValueError with the text of each problem."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ValueError("; ".join(explain(problem, "") for problem in error.errors())) from None
+
     @model_validator(mode="after")
     def _check_taken(self) -> Self:
         for key, (option, values) in self.takers.items():

@@ -23,7 +23,6 @@ from federation.spec.task_metrics import MetricKind
 from federation.tensor_names import BUFFER_NAMES
 
 if TYPE_CHECKING:
-    from federation.spec.computation import PrivateSgd
     from federation.vectors import Layout
 
 IDENTIFIER = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
@@ -38,6 +37,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 Split = Literal["train", "validation", "test"]
+Scalar = Literal["accuracy", "evaluation", "loss", "norm"]  # the numbers that members may show besides sums
 METRIC = r"^([a-z][a-z0-9-]{0,31}(/[a-z0-9.-]{1,32})?)?$"  # of a metric, or of one of its values
 TASK = r"[A-Za-z0-9_.:-]{1,120}"  # the form of a task's name
 Objective = Annotated[str, Field(pattern=f"^{OBJECTIVE}$")]
@@ -324,7 +324,7 @@ class PrivacySpec(Section):
         'the updates. `"private"`: the sum, and the inner products of sketches of the updates, which multi-gradient '
         'descent needs. `"verified"`: as `"private"`, with checks of every member\'s length.',
     )
-    disclose: Annotated[tuple[Literal["accuracy", "evaluation", "loss", "norm"], ...], Field(strict=False)] = Field(
+    disclose: Annotated[tuple[Scalar, ...], Field(strict=False)] = Field(
         (),
         description='Numbers that members also show, for algorithms that read them: `"loss"`, `"accuracy"`, '
         '`"norm"`, and `"evaluation"` for evaluations in the clear. The owner of each member must allow them.',
@@ -412,13 +412,6 @@ class PrivacySpec(Section):
         if 0 < value < LEAST_NOISE:
             raise ValueError(f"noise below {LEAST_NOISE} protects nothing: 0, or at least {LEAST_NOISE}")
         return value
-
-    @property
-    def of_samples(self) -> "PrivateSgd | None":
-        """The noise of the clients' training; None without noise."""
-        from federation.spec.computation import PrivateSgd  # noqa: PLC0415 - it needs NumPy
-
-        return PrivateSgd(noise=self.sample_noise, clip=self.sample_clip) if self.sample_noise else None
 
 
 class LimitsSpec(Section):

@@ -14,8 +14,9 @@ from torch.func import functional_call, grad, vmap
 
 from federation.owners_code import passes, place
 from federation.spec import accounting
-from federation.spec.computation import LocalSgd, PrivateSgd
+from federation.spec.computation import PrivateSgd
 from federation.spec.noise import Noise
+from federation.spec.train_section import LocalSgd
 from federation.tasks import Dataset, Task
 from federation.tasks import parameters as flat
 from federation.training.determinism import without_kernel
@@ -51,7 +52,7 @@ class PrivateGradients:
         self._model, self._task, self._data, self._private, self._noise = model, task, data, private, noise
         self._parameters = dict(flat.trainable(model))
         self._device = data.device if isinstance(data, StoredSamples) else data.x.device
-        self._rate = sgd.rate(len(data))
+        self._rate = sgd.sampling_rate(len(data))
         self._chunk = max(1, _AT_ONCE // sum(part.numel() for part in self._parameters.values()))
 
     def next(self, weights: Mapping[str, float]) -> list[Tensor]:
@@ -129,7 +130,7 @@ def check_suits(model: nn.Module, task: Task, data: Dataset | StoredSamples) -> 
         return
     first = Dataset(*_take(data, torch.tensor([0])))
     trial = PrivateGradients(
-        model, task, first, LocalSgd(steps=1, learning_rate=1.0), PrivateSgd(noise=1.0, clip=1.0), Noise()
+        model, task, first, LocalSgd(steps=1, batch_size=0, learning_rate=1.0), PrivateSgd(noise=1.0, clip=1.0), Noise()
     )
     try:
         trial.next(dict.fromkeys(task.objectives, 1.0))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.spec.computation import LocalSgd, PrivateSgd
+from federation.spec.computation import PrivateSgd
+from federation.spec.train_section import LocalSgd
 from federation.training import TrainingStopped
 from federation.work.minibatch_sizes import Cut
 

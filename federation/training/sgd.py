@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from federation.spec.computation import LocalSgd
+from federation.spec.train_section import LocalSgd
 from federation.tasks import Dataset
 from federation.training.stored import StoredSamples
 from federation.work.minibatch_sizes import Cut

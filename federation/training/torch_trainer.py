@@ -13,8 +13,9 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from federation.spec.computation import SPLITS, Ability, Computation, Descend, Differentiate, LocalSgd
+from federation.spec.computation import SPLITS, Ability, Computation, Descend, Differentiate
 from federation.spec.noise import Noise
+from federation.spec.train_section import LocalSgd
 from federation.tasks import Dataset, DataSource, Splits, Task, TaskError, initial_model, task_code
 from federation.tasks import parameters as flat
 from federation.text import counted

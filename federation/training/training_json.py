@@ -4,14 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from federation.spec.computation import LocalSgd, PrivateSgd
+from federation.spec.computation import PrivateSgd
+from federation.spec.train_section import LocalSgd
 from federation.training.plans import TrainingPlan
 
 
 def training_order(plan: TrainingPlan) -> dict[str, Any]:
     """All of a plan but the samples, which the other side counts, and the two functions."""
     return {
-        "sgd": asdict(plan.sgd),
+        "sgd": plan.sgd.model_dump(),
         "weights": dict(plan.weights),
         "seed": plan.seed,
         "from_gradients": plan.from_gradients,

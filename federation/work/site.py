@@ -5,17 +5,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, get_args
 
 from blake3 import blake3
+from pydantic import Field
 
-from federation.secure.thresholds import BLUR, EVALUATION_NOISE, SMALLEST, Mode, assumed
+from federation.secure.thresholds import BLUR, EVALUATION_NOISE, LARGEST, SMALLEST, Mode, assumed
+from federation.spec.problems import Section
+from federation.spec.run_sections import Scalar
 
 EVALUATE = "evaluate"
 """The kind of work whose vectors are metrics."""
 FAILURES = 3
 """Failed computations of private sessions in a row, after which a data set takes part in none."""
-SCALARS = ("accuracy", "evaluation", "loss", "norm")
+SCALARS: tuple[Scalar, ...] = get_args(Scalar)
 """The numbers that an owner may disclose besides sums: of the training split, of an evaluation, an update's length."""
 
 
@@ -42,45 +45,80 @@ class PeerReply:
     statement: Any
 
 
-@dataclass(frozen=True)
-class SecurePolicy:
-    """The permissions of the owner for private rounds, for one task.
+class SecurePolicy(Section):
+    """The owner's rules for the private rounds of one task: a section of policy.toml."""
 
-    Attributes:
-        required: decline all work that shows an update, or a gradient, in the clear.
-        modes: the allowed ones.
-        assumed: the number of colluding members to withstand; None is floor((N - 1) / 4) of a pinned roster of N.
-        smallest: the least number of members of a session.
-        disclose: the numbers of `SCALARS` that may be shown besides.
-        sessions: the most sessions of training with this data set, over all runs.
-        evaluations: the most sessions of evaluation, likewise.
-        sessions_per_model: sessions of one kind of work that may start from one model.
-        sums_per_model: sums of one kind of work that may be unmasked for one model.
-        effective_members: E*, the least cover of this member in a sum; None for that of the cohort.
-        blur: the least size of the noise by which members blur their updates.
-        evaluation_noise: the least sigma of the noise on a private evaluation.
-        algorithms: the names of algorithms that the owner allows by name, known to this worker or not.
-        evaluations_ahead: evaluations in a run beyond its sessions of training that count. Only a simulation has any,
-            since its ledger ends with its process.
-        failures: computations of private sessions that may fail in a row, before the owner has to look. Only a
-            simulation has more: it has no owner who looks.
-    """
-
-    required: bool = False
-    modes: frozenset[Mode] = frozenset(Mode)
-    assumed: int | None = None
-    smallest: int = SMALLEST
-    disclose: frozenset[str] = frozenset()
-    sessions: int = 1000
-    evaluations: int = 1000
-    sessions_per_model: int = 4
-    sums_per_model: int = 1
-    effective_members: float | None = None
-    blur: float = BLUR
-    evaluation_noise: float = EVALUATION_NOISE
-    algorithms: frozenset[str] = frozenset()
-    evaluations_ahead: int = 0
-    failures: int = FAILURES
+    required: bool = Field(
+        False,
+        description="Whether the worker declines work that shows an update or a gradient in the clear, with "
+        "[`policy:required`](reference/reasons.md#reasons-of-a-worker). For evaluations see [Private "
+        "rounds](member/privacy.md#the-limits-of-an-owner).",
+    )
+    modes: Annotated[tuple[Annotated[Mode, Field(strict=False)], ...], Field(strict=False)] = Field(
+        tuple(Mode),
+        description="The [modes](reference/run-spec.md#privacy) of private rounds that are allowed.",
+    )
+    assumed: int | None = Field(
+        None,
+        ge=0,
+        description="The number of colluding members that a private round must withstand. Without the key it is (N "
+        "- 1) / 4, rounded down, of a [roster](member/privacy.md#rosters) of N members.",
+    )
+    smallest: int = Field(
+        SMALLEST,
+        ge=SMALLEST,
+        le=LARGEST,
+        description=f"The fewest members in a private round, {SMALLEST} to {LARGEST}.",
+    )
+    disclose: Annotated[tuple[Scalar, ...], Field(strict=False)] = Field(
+        (),
+        description='Numbers that may be shown in the clear: `"loss"` and `"accuracy"` on the training split, the '
+        '`"norm"` of an update, and `"evaluation"`.',
+    )
+    sessions: int = Field(
+        1000, ge=0, description="The most private rounds of training that a data set may take part in, over all runs."
+    )
+    evaluations: int = Field(
+        1000,
+        ge=0,
+        description="The most evaluations that a data set may take part in, over all runs: private ones and, with "
+        "`secure.required`, those in the clear.",
+    )
+    sessions_per_model: int = Field(
+        4,
+        ge=0,
+        description="The most private rounds of one [kind of work](member/privacy.md#the-limits-of-an-owner) "
+        "that may start from one model.",
+    )
+    sums_per_model: int = Field(
+        1,
+        ge=0,
+        description="The most sums of one [kind of work](member/privacy.md#the-limits-of-an-owner) that may be "
+        "unmasked for one model. Two sums of which one lacks this member show its update. The worker sends masked "
+        "vectors in at most two sessions more.",
+    )
+    effective_members: float | None = Field(
+        None,
+        ge=1,
+        le=LARGEST,
+        description="The least [cover](reference/private-protocol.md#35-coefficients) of this member's vector in a "
+        "sum. Without the key it is (n_min - t) / 2 of the members of the round, at least 2. A larger number hides "
+        "the vector better, and refuses more rounds.",
+    )
+    blur: float = Field(
+        BLUR,
+        ge=0,
+        description="The least size of the noise by which members [blur their "
+        "updates](member/privacy.md#what-a-private-round-does-not-hide) in a private round. If the run has less "
+        "(`privacy.blur`), the worker declines with `policy:blur`.",
+    )
+    evaluation_noise: float = Field(
+        EVALUATION_NOISE,
+        ge=0,
+        description="The least [noise](member/privacy.md#what-a-private-round-does-not-hide) on a private "
+        "evaluation. If the run has less (`privacy.evaluation_noise`), the worker declines the evaluation with "
+        "`policy:evaluation-noise`.",
+    )
 
 
 @dataclass(frozen=True)
@@ -226,6 +264,11 @@ class Site:
         open_reply: the reply in an envelope, verified with the keys of a roster. Raises ValueError if it is not signed
             by one of them, or not a reply.
         new_secret: returns 32 random bytes for a named purpose.
+        algorithms: the names of algorithms that the owner allows by name, known to this worker or not.
+        evaluations_ahead: evaluations in a run beyond its sessions of training that count. Only a simulation has any,
+            since its ledger ends with its process.
+        failures: computations of private sessions that may fail in a row, before the owner has to look. Only a
+            simulation has more: it has no owner who looks.
         stretch: the length of the vector that this client enters into private rounds; above 1 for an attacker.
     """
 
@@ -235,6 +278,9 @@ class Site:
     ledger: SessionLedger = field(default_factory=MemoryLedger)
     open_reply: Callable[[bytes, Mapping[str, bytes]], PeerReply] = _no_peers
     new_secret: Callable[[str], bytes] | None = None
+    algorithms: frozenset[str] = frozenset()
+    evaluations_ahead: int = 0
+    failures: int = FAILURES
     stretch: float = 1.0
 
     def key_id(self, client_id: str) -> bytes | None:

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 import torch
 
 from federation.errors import ArgumentError
-from federation.spec.computation import LocalSgd
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Task
 from federation.tasks import parameters as flat
@@ -55,7 +54,7 @@ def pick_backend(
         SimulationError: "ray" without Ray, a cluster that cannot be used, or "compiled" without a compiler.
         DataError, TaskError, PluginError: as of `Loop.try_out`, of an owner's own trainer.
     """
-    splits, serves, sgd = population.splits, population.serves, LocalSgd.of(spec.train)
+    splits, serves, sgd = population.splits, population.serves, spec.train
 
     def loop(why: str = "") -> Backend:
         clients = Loop(task, splits, device, serves, trainer)
@@ -110,7 +109,7 @@ def _reason_for_loop(name: str, task: Task, population: Population, spec: RunSpe
                 "loop"
             )
         reason = "the run does not share all parameters"
-    if spec.privacy.of_samples is not None:
+    if spec.privacy.sample_noise:
         if name in ("stacked", "compiled"):
             raise ArgumentError(
                 f"{task.name} cannot be trained {name} with noise (privacy.sample_noise); use auto or loop"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from federation.attacks import Attack, AttackError, attack_seed, parse_attack, poisoned
 from federation.spec.client_sections import SimulationSpec
-from federation.spec.computation import LocalSgd
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Dataset, DataSource, Part, Splits, Task, TaskError, pool_of, task_code
 from federation.tasks.partition import deal_all
@@ -86,7 +85,7 @@ def try_smallest(task: Task, run: RunSpec, population: Population, device: str) 
         SharingError: `[parameters]` of the run does not suit the model.
         SimulationError: the client would decline, or the task's code raised an exception on so few samples.
     """
-    sgd = LocalSgd.of(run.train)
+    sgd = run.train
 
     def smallest(name: str, *, even: bool) -> int:
         count = population.samples[name]

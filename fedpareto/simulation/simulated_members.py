@@ -54,15 +54,13 @@ class SimulatedMembers:
         endless = SecurePolicy(
             assumed=self._assumed,
             effective_members=self._effective_members,
-            disclose=frozenset(SCALARS),
+            disclose=SCALARS,
             sessions=_ENDLESS,
             evaluations=_ENDLESS,
             sessions_per_model=_ENDLESS,
             sums_per_model=_ENDLESS,
-            evaluations_ahead=_ENDLESS,
             blur=0.0,
             evaluation_noise=0.0,
-            failures=_ENDLESS,
         )
         return {
             name: Site(
@@ -70,6 +68,8 @@ class SimulatedMembers:
                 policies={self._task: endless},
                 ledger=MemoryLedger(),
                 open_reply=open_reply,
+                evaluations_ahead=_ENDLESS,
+                failures=_ENDLESS,
                 new_secret=lambda session, name=name: self.derive("secret", f"{name}\0{session}"),  # type: ignore[misc]
             )
             for name in self._names

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from federation.spec.computation import SPLITS, Ability, AtBase, Descend, Differentiate, LocalSgd, Measure
+from federation.spec.computation import SPLITS, Ability, AtBase, Descend, Differentiate, Measure
 from federation.spec.objective_names import Targets
+from federation.spec.train_section import LocalSgd
 from federation.tasks import Dataset, Splits, Task
 from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cover_search.specification import SearchSpecification
-from federation.spec.computation import LocalSgd
+from federation.spec.train_section import LocalSgd
 from federation.tasks import Dataset, Splits
 from federation.tasks.digits import Digits
 from federation.training.plans import TrainingPlan
@@ -14,7 +14,8 @@ from federation.vectors import Vector
 from leakage.federation import CLASSES, AttackedFederation, Reals, unit_rows
 from leakage.specification import LeakageSpecification as Attack
 
-_SIGNS = LocalSgd(epochs=1, learning_rate=1.0, optimizer="adam", epsilon=1e-30)  # one step on all samples
+# One step on all samples:
+_SIGNS = LocalSgd(epochs=1, batch_size=0, learning_rate=1.0, optimizer="adam", epsilon=1e-30)
 _VALUES = 2000  # different coordinates of ideal updates whose signs are decoded
 _SIZE = 2**20  # their coordinates in all, at most, with copies
 _HIDDEN = 64  # units of the model of digits

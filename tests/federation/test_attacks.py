@@ -11,7 +11,7 @@ from federation.attacks import Attack, AttackError, attack_seed, claimed, distor
 from federation.attacks.catalogue import ATTACKS, entries
 from federation.attacks.colluding import alie_z
 from federation.attacks.probe import Probe
-from federation.spec.computation import LocalSgd
+from federation.spec.train_section import LocalSgd
 from federation.tasks import Dataset, DataSource, Splits, initial_model, task
 from federation.training.torch_trainer import TorchTrainer
 from tests.trained import train
@@ -315,7 +315,7 @@ def test_what_cannot_be_attacked_is_said(digits: Splits) -> None:
 def test_to_idle_is_to_measure_what_training_measures_and_to_make_no_step(digits: Splits) -> None:
     trainer = TorchTrainer(task("digits"), digits, "cpu", 1)
     _, base = initial_model(task("digits"), 1)
-    idle = train(trainer, base, LocalSgd(steps=1, learning_rate=0.1), idle=True)
-    trained = train(trainer, base, LocalSgd(steps=1, learning_rate=0.1), seed=0, round=0, client_id="a")
+    idle = train(trainer, base, LocalSgd(steps=1, batch_size=0, learning_rate=0.1), idle=True)
+    trained = train(trainer, base, LocalSgd(steps=1, batch_size=0, learning_rate=0.1), seed=0, round=0, client_id="a")
     assert (idle.losses, idle.metrics, idle.samples) == (trained.losses, trained.metrics, trained.samples)
     assert not idle.rows["loss"].any()

@@ -8,8 +8,8 @@ import pytest
 from coordinator.rounds import selection
 from federation.attacks import AttackError, parse_attack
 from federation.spec.client_sections import SelectionSpec
-from federation.spec.computation import LocalSgd
 from federation.spec.objective_names import joint_target
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataSource, initial_model, task
 from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import AssignmentManifest

@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.rounds.runs.specification import parse_run
 from federation.aggregation.gram import combine, gram
-from federation.spec.computation import LocalSgd
 from federation.spec.objective_names import joint_target
 from federation.spec.run_spec import SpecError
+from federation.spec.train_section import LocalSgd
 from federation.tasks import initial_model, task
 from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope, StepManifest, TrainWork
@@ -33,7 +33,7 @@ from worker.work.local_state import LocalState, kept_state
 from worker.work.spool import Spool
 
 SHAPE = Shape(update_layout([("w", 1000)]), ("loss",), ("loss",))
-TRAIN = Train(sgd=LocalSgd(steps=1, learning_rate=0.1), targets=joint_target(("loss",)), dtype="BF16")
+TRAIN = Train(sgd=LocalSgd(steps=1, batch_size=0, learning_rate=0.1), targets=joint_target(("loss",)), dtype="BF16")
 
 
 def client(residual: np.ndarray | None = None) -> WorkingClient:

@@ -86,7 +86,7 @@ def main() -> None:
         member=member,
         offers={"nothing": trainer},
         device="none",
-        events=Events(sys.stdout),
+        events=Events(sys.stdout, home.directories),
         uniform=random.uniform,
         policy=Policy.load(home.policy),
     )

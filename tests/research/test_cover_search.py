@@ -126,7 +126,7 @@ def test_real_members_answer_what_the_search_finds_and_the_sum_shows_what_it_say
     a[plan.places] = members.normed(plan.weights[0])
     monkeypatch.setattr(session, "covered", lambda *_: Covered(tuple(truncated(a.tolist())), 1.0))
     scene = cast(5, lost={("secure-mask", 0): names(plan.places[~plan.survivors[0]])})
-    lax = SimulatedMembers(0, scene.members, ORIGIN.task, effective_members=0.0)
+    lax = SimulatedMembers(0, scene.members, ORIGIN.task, effective_members=1.0)
     for place, (name, member) in enumerate(scene.members.items()):
         colludes = place in plan.places[1 : 1 + members.cohort.t]
         vector = np.eye(5, 40, dtype=np.float32)[place]

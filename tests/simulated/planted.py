@@ -21,6 +21,7 @@ from coordinator.rounds.replies.evidence import Evidence
 from coordinator.rounds.replies.intake import Admission, Intake
 from coordinator.rounds.replies.uploads import Upload
 from coordinator.rounds.runs import private
+from federation.aggregation.metrics.run_metrics import RunMetrics
 from federation.aggregation.phases import PhaseReply, Replies
 from federation.refusals import Refusal
 from federation.spec.client_sections import SelectionSpec
@@ -139,8 +140,8 @@ def a_memory_that_a_restart_loses(patch: pytest.MonkeyPatch) -> None:
         found = memory(self, session, number, base_model)
         return found if number in getattr(self.context.database, "steps", ()) else RunMemory()
 
-    def noted(fleet: Fleet, current: Round, *others: Any) -> None:
-        record(fleet, current, *others)
+    def noted(fleet: Fleet, metrics: RunMetrics, current: Round, *others: Any) -> None:
+        record(fleet, metrics, current, *others)
         database: Any = fleet.context.database
         database.steps = {*getattr(database, "steps", ()), current.number + 1}
 

@@ -113,17 +113,17 @@ class Stage:
         """The site of a member, whose owner allows everything."""
         many = 10**6
         policy = SecurePolicy(
-            disclose=frozenset(SCALARS),
+            disclose=SCALARS,
             sessions=many,
             evaluations=many,
             sessions_per_model=many,
             sums_per_model=many,
-            evaluations_ahead=many,
             assumed=1,
         )
         return Site(
             roster={other: key.public_key().public_bytes_raw() for other, key in self.keys.items()},
             policies={TASK: policy},
+            evaluations_ahead=many,
             open_reply=open_reply,
             new_secret=lambda session: blake3(f"{name}/{session}".encode()).digest(),
         )

@@ -2,7 +2,7 @@
 reader of bundles. Nothing is imported from the code that computes or checks metrics.
 
 Not computed are numbers that only the coordinator measures, and those that need the algorithm: its own measurements,
-and the entropy and the objectives' metrics where they do not follow from the signed coefficients.
+and the entropy, `private/rule_share` and the objectives' metrics where they do not follow from the signed coefficients.
 """
 
 import io
@@ -19,13 +19,13 @@ import numpy as np
 from federation.v1 import common_pb2
 from tests.paths import DOCS
 from tests.verification.independent_evaluation import SPLITS, Numbers, of_private_model
+from tests.verification.independent_rules import divergence, entropy, lower_median, of_weights, scheduled, spent
 from tests.verification.independent_verifier import File, must, name_of, step_of
 
 ROUNDED = -1e-9  # a cosine that is not below counts as none against the direction
 LISTED = {*re.findall(r"^\| `(.*?)` \|", (DOCS / "reference/metrics.md").read_text(), re.M)}
 NOT_COMPUTED = re.compile(
-    r"bytes/down|iterations|residual|required/missing|backdoor|entropy|objective/.*|preference/.*|private/rule_share"
-    r"|epsilon/clients|step/rate"
+    r"bytes/down|iterations|residual|required/missing|backdoor|entropy|objective/.*|private/rule_share"
 )
 OF_DIRECTIONS = {"direction_norm", "descent_min", "descent_share", "stationary"}  # some rules need not measure them
 
@@ -97,11 +97,6 @@ def shortest(K: np.ndarray) -> float:
     return math.sqrt(max(best, 0.0))
 
 
-def lower_median(values: Iterable[float]) -> float:
-    values = [*values]
-    return sorted(values)[(len(values) - 1) // 2]
-
-
 def conflicts(K: np.ndarray, prefix: str) -> Numbers:
     lengths = np.sqrt(np.diag(K))
     pairs = [(i, j) for j in range(len(K)) for i in range(j) if K[i, j] < 0]
@@ -139,19 +134,32 @@ def by_coordinates(file: File, replies: Sequence[Reply]) -> np.ndarray | None:
     return mean
 
 
-def of_step(file: File, step: Any, replies: Sequence[Reply]) -> Numbers:
-    """The metrics of a step, and how K and the signed step give them."""
+def rate_of(file: File, step: Any) -> Numbers:
+    """The rate of the schedule; a line search chooses a factor of it. With "auto" see `of_step`."""
+    rate = scheduled(file.run, step.round)
+    if not step.rate or file.run["algorithm"]["name"] == "fedmdfg":
+        return {"step/rate": step.rate or rate}  # without a direction, nothing moves
+    must(math.isclose(step.rate, rate, rel_tol=1e-12), f"the rate is {step.rate!r}, not {rate!r}")
+    return {"step/rate": rate}
+
+
+def bounded(file: File, step: Any, lengths: Sequence[float], direction: float) -> Numbers:
+    """The rate of "auto": no step is longer than the lower median of the members' lengths."""
+    bound = min(1.0, lower_median(lengths) / direction) if direction else 1.0
+    return {"step/rate": scheduled(file.run, step.round) * bound}
+
+
+def of_step(file: File, step: Any, replies: Sequence[Reply], steps: int) -> Numbers:
+    """The metrics of a step, and how K and the signed step give them; `steps` counts those so far."""
     server, privacy = file.run.get("server", {}), file.run.get("privacy", {})
     found: Numbers = {}
     epsilons = [reply.said.privacy.epsilon for reply in replies if reply.said.privacy.epsilon]
     if epsilons:
         found["epsilon/samples"] = max(epsilons)
-    if server.get("learning_rate") == "auto" or (server.get("decay") and not step.rate):
-        pass  # of "auto", below; of the others, the schedule is not computed here
-    else:
-        found["step/rate"] = step.rate or server.get("learning_rate", 1.0)  # without a direction, nothing moves
+    if server.get("learning_rate") != "auto":
+        found |= rate_of(file, step)
     if privacy.get("client_noise"):
-        return found
+        return found | {"epsilon/clients": spent(privacy, steps)}
     built_in = ":" not in step.code[0].class_name  # a rule of another package need not measure its direction
     if built_in:
         found["stationary"] = float(not step.rate and step.result_model == step.base_model)
@@ -161,10 +169,14 @@ def of_step(file: File, step: Any, replies: Sequence[Reply]) -> Numbers:
         rows = file.rows(step.combined)
         last = step.secure[-1]
         found |= {"private/members": len(last.survivors), "private/blur": privacy.get("blur", 1.0)}
-        if file.run["algorithm"]["name"].startswith("fedavg"):
-            shares = np.array(last.coefficients) / sum(last.coefficients)
-            found["entropy"] = float(-(shares * np.log(shares)).sum())
-        return found if rows is None else found | {"direction_norm": float(np.linalg.norm(rows[0]))}
+        if file.run["algorithm"]["name"].startswith("fedavg"):  # its rule is plain averaging, whatever is left of it
+            found |= {"entropy": entropy(np.array(last.coefficients)), "private/rule_share": 1.0}
+        if rows is not None:
+            found["direction_norm"] = float(np.linalg.norm(rows[0]))
+            if server.get("learning_rate") == "auto":
+                shown = {reply.name: reply.said.metrics["norm"] for reply in replies if "norm" in reply.said.metrics}
+                found |= bounded(file, step, [shown[name] for name in last.survivors], found["direction_norm"])
+        return found
     by_digest = {reply.digest: reply for reply in replies}
     named = [by_digest[one] for one in step.replies if one in by_digest]
     own = [row.name for reply in named for row in reply.said.rows if row.name != "buffers"]
@@ -178,11 +190,10 @@ def of_step(file: File, step: Any, replies: Sequence[Reply]) -> Numbers:
         found["stationarity"] = shortest(updates)
         found["stationarity/relative"] = found["stationarity"] / longest if longest else 0.0
     lengths = np.sqrt(np.diag(updates))
-    if server.get("learning_rate") == "auto" and not server.get("decay"):
+    if server.get("learning_rate") == "auto":
         d = math.sqrt(max(c @ K @ c, 0.0))
         ends = np.cumsum([sum(row.name != "buffers" for row in reply.said.rows) for reply in named])
-        middle = lower_median([lower_median(one) for one in np.split(lengths, ends[:-1]) if len(one)])
-        found["step/rate"] = min(1.0, middle / d) if d else 1.0
+        found |= bounded(file, step, [lower_median(one) for one in np.split(lengths, ends[:-1]) if len(one)], d)
     if not built_in:
         pass
     elif len(c) == len(K) and len(c):
@@ -190,12 +201,13 @@ def of_step(file: File, step: Any, replies: Sequence[Reply]) -> Numbers:
     elif (middle_of := by_coordinates(file, named)) is not None:
         U = np.array([row for reply in named for row in file.rows(reply.said.payload) or ()])
         found |= direction(U @ middle_of, float(np.linalg.norm(middle_of)), lengths)
-    if file.run["algorithm"]["name"] == "fedavg" and (c > 0).all():
-        found["entropy"] = float(-(c * np.log(c)).sum())
-    if file.run["algorithm"]["name"].startswith("fedmgda") and len(c) == len(K) == len(own) and found["direction_norm"]:
-        weights = (c * (lengths if file.run["algorithm"]["name"] != "fedmgda" else 1.0))[c > 0]
-        if math.isclose(weights.sum(), 1.0, rel_tol=1e-6):
-            found["entropy"] = float(-(weights * np.log(weights)).sum())
+    if built_in and len(c) == len(K) == len(own):
+        found |= of_weights(file.run["algorithm"], c, lengths)
+    if file.run["algorithm"]["name"] == "fedcmoo-pref":
+        names = [part.objective for part in step.weights]
+        claims = {name: claimed(replies, name) for name in names}
+        losses = {name: sum(values) / len(values) for name, values in claims.items()}
+        found["preference/divergence"] = divergence(file.run["algorithm"], file.objectives, losses)
     if file.run["algorithm"]["name"] == "fsmgda" and not file.run["algorithm"].get("prior"):
         # lambda' G lambda, for G of the objectives' averaged updates, each over the members that sent one
         names = [part.objective for part in step.weights]
@@ -204,6 +216,15 @@ def of_step(file: File, step: Any, replies: Sequence[Reply]) -> Numbers:
         found["objective/stationarity"] = math.sqrt(max(weights @ G @ weights, 0.0))
         found |= conflicts(G, "objective/")
     return found
+
+
+def claimed(replies: Iterable[Reply], objective: str) -> list[float]:
+    """The losses of the model before that members claim of an objective, one of each member: its first."""
+    by_member: dict[str, float] = {}
+    for reply in serving(replies, objective):
+        if objective in reply.said.losses:
+            by_member.setdefault(reply.name, reply.said.losses[objective])
+    return [*by_member.values()]
 
 
 # --- the model
@@ -353,7 +374,9 @@ def rounds(path: Path) -> Iterator[tuple[dict[str, float], list[Numbers], bool]]
     hidden = privacy.get("secure", "off") != "off" and "evaluation" not in privacy.get("disclose", ())
     splits = file.run.get("evaluate", {}).get("splits", ["train", "validation", "test"])
     revoked = {entry.subject for entry in file.log.entries if entry.action == "client.revoked"}
+    steps = 0
     for record in file.rounds:
+        steps += record.HasField("step")
         found, recorded = opened(record), dict(record.metrics)
         last = record.number == file.about.rounds - 1 and file.about.state in ("STOPPED", "FAILED")
         if last and "bytes/up" not in recorded:  # the run ended within the round
@@ -362,7 +385,7 @@ def rounds(path: Path) -> Iterator[tuple[dict[str, float], list[Numbers], bool]]
             yield recorded, [found.sent], True
             continue
         step = step_of(record)
-        of_all = of_step(file, step, found.deciding) | found.sent
+        of_all = of_step(file, step, found.deciding, steps) | found.sent
         if not found.measuring:
             yield recorded, [of_all], True
         elif hidden:

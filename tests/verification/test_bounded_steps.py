@@ -18,6 +18,7 @@ from tests.compared_metrics import differences
 from tests.coordinator.rounds.runs.scene import PRIVATE
 from tests.running import wait_for
 from tests.stage import Player, Stage, spec, vector
+from tests.verification import independent_metrics
 from tests.verification.recorded import private
 from tests.verification.scene import Edited, checked, refusal, signed_again, verified
 
@@ -97,6 +98,7 @@ def test_the_rate_of_a_private_round_of_real_workers_is_verified_and_no_other_on
     bundle = recorded.bundle
     (found,) = checked(bundle, tmp_path)
     assert (*found.missing, *found.absent) == ()
+    assert independent_metrics.check(tmp_path / "edited") >= {"step/rate", "direction_norm", "private/blur"}
     step = StepManifest.FromString(bundle.round(0).step.manifest)
     assert 0 < step.rate < 1
 

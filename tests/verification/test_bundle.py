@@ -14,6 +14,7 @@ from tests.compared_metrics import differences
 from tests.coordinator.rounds.scene import EXACT, begin
 from tests.few import few, few_of
 from tests.stage import Stage
+from tests.verification import independent_metrics
 from tests.verification.scene import NAMES, exported, played, verified
 from verification.counterfactual import Replayed, counterfactual
 from verification.errors import VerificationError
@@ -114,6 +115,7 @@ def test_of_noise_for_clients_all_is_verified_but_who_chose_it(stage: Stage, tmp
         assert [one.missing[-1] for one in found] == [CHOSEN] * 3
         assert [len(one.missing) == 1 for one in found] == [payloads] * 3
         assert ["the model from its noise, 45 numbers, K" in one.words for one in found] == [payloads] * 3
+        assert independent_metrics.check(tmp_path / "run.fedpareto") >= {"epsilon/clients", "step/rate"}
     assert differences(stage, run) == []
 
 

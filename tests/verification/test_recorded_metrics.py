@@ -5,13 +5,14 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from federation.aggregation.metrics.expected_metrics import RunMetrics, StepFacts
 from federation.aggregation.metrics.model_metrics import scores
+from federation.aggregation.metrics.run_metrics import Earlier, RunMetrics, StepFacts
 from federation.aggregation.phases import PhaseReply, Replies
 from federation.aggregation.registry import algorithm
 from federation.record.bundle import BundleReader
@@ -23,6 +24,7 @@ from federation.v1.record_pb2 import RoundRecord
 from fedpareto.cli.main import app
 from storage.states import RunState
 from tests.compared_metrics import MEASURED, Compared, check_exact, differences, watched
+from tests.federation.aggregation.scene import reply
 from tests.running import wait_for
 from tests.stage import Player, Stage, measurements, spec
 from tests.verification.record_vectors import KEYS, OUTCOMES, change, vector
@@ -56,15 +58,18 @@ def test_each_metric_of_a_round_is_refused_if_it_is_changed(
             assert checked(edited, tmp_path) == found, "only the coordinator measured it"
         else:
             assert refusal(edited, tmp_path).startswith(f"round {last}: the record says {metric} = {value + 1!r};")
+    said = refusal(with_metric(bundle, last, "bytes/down", math.inf), tmp_path)
+    assert said == f"round {last}: the record says bytes/down = inf, which is no finite number"
 
 
 @pytest.mark.parametrize("entry", [math.nan, -1.0, math.inf, 1e308])
 def test_a_signed_matrix_that_is_no_gram_matrix_has_no_metrics(entry: float) -> None:
     run = RunSpec.parse(spec("hostile", "digits", algorithm="median"))
-    computed = RunMetrics(spec=run, rule=algorithm("median", {}), objectives=("loss",), kinds=())
-    facts = {"number": 0, "coefficients": np.ones(2), "rate": 1.0, "weights": {}, "updates": 2, "epsilons": []}
+    computed = RunMetrics(run, algorithm("median", {}), ("loss",), (), conceals=False)
     K = np.array([[entry, 0.0], [0.0, entry]])
-    step = StepFacts(K=K, made=None, measured=None, lengths=None, **facts)  # type: ignore[arg-type]
+    told = [reply("a", np.ones(2)), reply("b", np.ones(2))]
+    facts: dict[str, Any] = {"number": 0, "steps": 1, "rate": 1.0, "weights": {}, "epsilons": []}
+    step = StepFacts(K=K, coefficients=np.ones(2), made=None, measured=None, replies=told, told=told, **facts)
     with np.errstate(all="ignore"):
         if entry == 1e308:
             assert computed.of_step(step).problem({})
@@ -143,14 +148,16 @@ def test_accuracies_that_are_no_shares_stops_and_metrics_of_the_task_are_verifie
 def test_of_a_model_that_members_have_measured_privately_the_value_that_stops_the_run_stands() -> None:
     stop = 'stop = { metric = "loss", split = "test", patience = 9 }\nprivacy.secure = "sum"\nevaluate.every = 1'
     run = RunSpec.parse(spec("private", "digits", 3, algorithm="fedavg-n", more=stop))
-    computed = RunMetrics(spec=run, rule=algorithm("fedavg-n", {}), objectives=("loss",), kinds=())
-    assert computed.of_same_model(0, "a").problem({}) == "", "nobody could measure it"
-    computed.ended("a", {"evaluated": 5.0, "loss/test": 2.0, "stop/value": 2.0})
-    assert computed.of_same_model(1, "b").problem({}) == ""
+    computed = RunMetrics(run, algorithm("fedavg-n", {}), ("loss",), (), conceals=False)
+    earlier = Earlier()
+    assert computed.of_same_model(0, "a", earlier).problem({}) == "", "nobody could measure it"
+    earlier.add(0, "a", {"evaluated": 5.0, "loss/test": 2.0, "stop/value": 2.0})
+    assert computed.of_same_model(1, "b", earlier).problem({}) == ""
     stands = {"stop/value": 2.0, "stop/best": 2.0, "stop/since": 1.0}
-    assert computed.of_same_model(1, "a").problem(stands) == ""
-    assert computed.of_same_model(1, "a").problem({}) == "the record lacks stop/value; what was signed gives 2.0"
-    assert computed.of_same_model(1, "a").problem({**stands, "evaluated": 5.0})
+    found = computed.of_same_model(1, "a", earlier)
+    assert found.problem(stands) == ""
+    assert found.problem({}) == "the record lacks stop/value; what was signed gives 2.0"
+    assert found.problem({**stands, "evaluated": 5.0})
 
 
 def test_a_run_without_evaluations_has_no_metrics_of_models(

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from federation.digests import digest
 from federation.sketches import sketch
-from federation.spec.computation import LocalSgd
 from federation.spec.objective_names import Targets
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
 from federation.trust.envelope import sign
@@ -148,7 +148,7 @@ class Running:
             member=member,
             offers=offers,
             device="cpu",
-            events=Events(self.out),
+            events=Events(self.out, home.directories),
             uniform=uniform or random.Random(0).uniform,
             policy=policy or Policy.load(home.policy),
             **options,

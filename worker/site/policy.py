@@ -20,7 +20,6 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field, field_validator, model_validator
 
 from federation.errors import Error
-from federation.secure.thresholds import BLUR, EVALUATION_NOISE, LARGEST, SMALLEST, Mode
 from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.computation import PrivateSgd
 from federation.spec.problems import Format, Section, read_document
@@ -204,86 +203,10 @@ class SamplePolicy(Section):
         return PrivateSgd(noise=self.noise, clip=self.clip)
 
 
-class PrivateRounds(Section):
-    """The owner's rules for private rounds."""
-
-    required: bool = Field(
-        False,
-        description="Whether the worker declines work that shows an update or a gradient in the clear, with "
-        "[`policy:required`](reference/reasons.md#reasons-of-a-worker). For evaluations see [Private "
-        "rounds](member/privacy.md#the-limits-of-an-owner).",
-    )
-    modes: Annotated[tuple[Literal["sum", "private", "verified"], ...], Field(strict=False)] = Field(
-        ("sum", "private", "verified"),
-        description="The [modes](reference/run-spec.md#privacy) of private rounds that are allowed.",
-    )
-    assumed: int | None = Field(
-        None,
-        ge=0,
-        description="The number of colluding members that a private round must withstand. Without the key it is (N "
-        "- 1) / 4, rounded down, of a [roster](member/privacy.md#rosters) of N members.",
-    )
-    smallest: int = Field(
-        SMALLEST,
-        ge=SMALLEST,
-        le=LARGEST,
-        description=f"The fewest members in a private round, {SMALLEST} to {LARGEST}.",
-    )
-    disclose: Annotated[tuple[Literal["accuracy", "evaluation", "loss", "norm"], ...], Field(strict=False)] = Field(
-        (),
-        description='Numbers that may be shown in the clear: `"loss"` and `"accuracy"` on the training split, the '
-        '`"norm"` of an update, and `"evaluation"`.',
-    )
-    sessions: int = Field(
-        1000, ge=0, description="The most private rounds of training that a data set may take part in, over all runs."
-    )
-    evaluations: int = Field(
-        1000,
-        ge=0,
-        description="The most evaluations that a data set may take part in, over all runs: private ones and, with "
-        "`secure.required`, those in the clear.",
-    )
-    sessions_per_model: int = Field(
-        4,
-        ge=0,
-        description="The most private rounds of one [kind of work](member/privacy.md#the-limits-of-an-owner) "
-        "that may start from one model.",
-    )
-    sums_per_model: int = Field(
-        1,
-        ge=0,
-        description="The most sums of one [kind of work](member/privacy.md#the-limits-of-an-owner) that may be "
-        "unmasked for one model. Two sums of which one lacks this member show its update. The worker sends masked "
-        "vectors in at most two sessions more.",
-    )
-    effective_members: float | None = Field(
-        None,
-        ge=1,
-        le=LARGEST,
-        description="The least [cover](reference/private-protocol.md#35-coefficients) of this member's vector in a "
-        "sum. Without the key it is (n_min - t) / 2 of the members of the round, at least 2. A larger number hides "
-        "the vector better, and refuses more rounds.",
-    )
-    blur: float = Field(
-        BLUR,
-        ge=0,
-        description="The least size of the noise by which members [blur their "
-        "updates](member/privacy.md#what-a-private-round-does-not-hide) in a private round. If the run has less "
-        "(`privacy.blur`), the worker declines with `policy:blur`.",
-    )
-    evaluation_noise: float = Field(
-        EVALUATION_NOISE,
-        ge=0,
-        description="The least [noise](member/privacy.md#what-a-private-round-does-not-hide) on a private "
-        "evaluation. If the run has less (`privacy.evaluation_noise`), the worker declines the evaluation with "
-        "`policy:evaluation-noise`.",
-    )
-
-
-class SecureSection(PrivateRounds):
+class SecureSection(SecurePolicy):
     """The owner's rules for private rounds: for all tasks, and exceptions by task."""
 
-    tasks: dict[str, PrivateRounds] = Field(
+    tasks: dict[str, SecurePolicy] = Field(
         {},
         description="Other values of these keys for some tasks: see [Private "
         "rounds](member/privacy.md#the-limits-of-an-owner).",
@@ -297,13 +220,13 @@ class SecureSection(PrivateRounds):
 
     def of(self, task: str) -> SecurePolicy:
         """The rules for a task."""
-        exceptions = self.tasks.get(task, PrivateRounds())
-        values = {
-            name: getattr(exceptions if name in exceptions.model_fields_set else self, name)
-            for name in PrivateRounds.model_fields
-        }
-        modes, disclose = frozenset(map(Mode, values.pop("modes"))), frozenset(values.pop("disclose"))
-        return SecurePolicy(modes=modes, disclose=disclose, **values)
+        exceptions = self.tasks.get(task, SecurePolicy())
+        return SecurePolicy(
+            **{
+                name: getattr(exceptions if name in exceptions.model_fields_set else self, name)
+                for name in SecurePolicy.model_fields
+            }
+        )
 
 
 class Policy(Section):

@@ -215,7 +215,7 @@ class Execution:
 
     def _alert(self, manifest: AssignmentManifest, doing: str, failure: str) -> None:
         task = manifest.task
-        row, most = len(self.site.ledger.failures(self.site.tasks_beside(task))), self.site.policy(task).failures
+        row, most = len(self.site.ledger.failures(self.site.tasks_beside(task))), self.site.failures
         then = (
             f"this data set takes part in no private round until you have looked: `{RESET} {task}`"
             if row >= most

@@ -77,11 +77,16 @@ class WorkerMemory:
         self._values: dict[Key, dict[str, bytes]] = {}
         self._forgotten: set[tuple[Key, str]] = set()  # values to be erased, by name prefix
         self._file = LedgerFile(path, MIGRATIONS, _ADVICE)
+        try:
+            self._deadlines = self._kept_deadlines()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _kept_deadlines(self) -> dict[Key, datetime]:
         with self._file.using() as connection:
             kept = connection.execute("SELECT run, round, attempt, max(deadline) FROM kept GROUP BY 1, 2, 3").fetchall()
-        self._deadlines: dict[Key, datetime] = {
-            (run, round_, attempt): datetime.fromisoformat(deadline) for run, round_, attempt, deadline in kept
-        }
+        return {(run, round_, attempt): datetime.fromisoformat(deadline) for run, round_, attempt, deadline in kept}
 
     def begin(self, order: CheckedAssignment) -> Memory:
         """The memory of the attempt that an assignment belongs to; that of earlier attempts and rounds is erased.

@@ -79,7 +79,7 @@ def try_round(trainer: Trainer, spec: RunSpec | None = None) -> TrialRound:
             trainer.check_private()
         training.try_smallest(trainer)
         sgd, descent = training.work.sgd, training.descent
-        first = replace(descent, sgd=replace(sgd, epochs=0, steps=1), measure=False)
+        first = replace(descent, sgd=sgd.changed(epochs=0, steps=1), measure=False)
         with without_exit(PluginError):
             _, trained, measured = (
                 compute(trainer, training.base, computation, training.own, seed=spec.seed, round=0, client_id="")

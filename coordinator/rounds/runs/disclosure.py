@@ -4,18 +4,14 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from coordinator.rounds.transitions import SIMULATOR
-from federation.record.metric_definitions import EVALUATION, OWN, SUMMARIES
+from federation.record.metric_definitions import DEFINITIONS, EVALUATION, OWN, SUMMARIES
 from federation.spec.run_spec import RunSpec
 from storage.models import Run
 
 MEMBERS = ("samples", "loss_before", "update_norm", "cosine")  # fields of `Participation`, of each accepted update
-_PAIRS = (
-    *("stationarity", "stationarity/relative", "descent_min", "descent_share"),
-    *("conflicts", "conflict_depth", "conflict_mean"),
-)
+_PAIRS = tuple(name for name in DEFINITIONS if name.startswith(("stationarity", "descent_", "conflict")))
 _ACCURACIES = tuple(
-    f"accuracy/{name}"
-    for name in ("weighted", "std", "variance", "worst5", "best5", "p5", "p95", "best", "jain", "worst")
+    name for name in DEFINITIONS if name.startswith("accuracy/") and "<" not in name and name != "accuracy/mean"
 )
 _LOSSES = ("loss/jain", "loss/worst")  # of a task without accuracy
 

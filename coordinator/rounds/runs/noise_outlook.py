@@ -12,7 +12,7 @@ from coordinator.rounds.fleets.remote import known_clients
 from coordinator.rounds.runs.submission import Submission
 from federation.aggregation.rules.fsmgda import FSMGDA
 from federation.spec.accounting import DELTA, AccountingError, Mechanism, NoiseBudget, check_there, epsilon
-from federation.spec.computation import LocalSgd, PrivateSgd
+from federation.spec.computation import PrivateSgd
 from federation.text import counted
 from storage.models import Client
 
@@ -35,7 +35,7 @@ def noise_outlook(submission: Submission, session: Session) -> Iterator[str]:
         if noise and member.samples:
             targets = len(member.objectives) if isinstance(submission.rule, FSMGDA) else 1
             private = PrivateSgd(noise=noise, clip=spec.privacy.sample_clip)
-            trainings[name] = private.mechanism(LocalSgd.of(spec.train), member.samples, targets)
+            trainings[name] = private.mechanism(spec.train, member.samples, targets)
     if not trainings:
         return
     try:

@@ -1,14 +1,13 @@
 """The members' measurements of a round's model: their record, and the value by which a run is stopped."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.fleets.base import RunFacts
-from federation.aggregation.metrics import model_metrics
 from federation.aggregation.metrics.model_metrics import (
     Measurements,
     claimed_accuracy,
@@ -16,6 +15,7 @@ from federation.aggregation.metrics.model_metrics import (
     own_values,
     summary,
 )
+from federation.aggregation.metrics.run_metrics import Earlier
 from federation.aggregation.phases import Replies
 from federation.record.metric_definitions import OWN, SCORED
 from federation.refusals import Refusal
@@ -51,20 +51,21 @@ def evaluations(round_id: int, model: str, replies: Replies, evaluation: Evaluat
     ]
 
 
-def improved(session: Session, current: Round, replies: Replies) -> dict[str, float]:
-    """The share of the round's participants whose training loss did not rise; see `model_metrics.improved`."""
+def decided(session: Session, current: Round) -> list[tuple[str, Measurements]]:
+    """The measurements in the replies on which the step of a round depends, with their clients, phase by phase."""
     attempt = (Phase.round_id == current.round_id, Phase.attempt == current.attempt)
     query = select(models.Reply).join(Assignment).join(Phase).where(*attempt, Phase.decides, models.Reply.accepted)
-    earlier = session.scalars(query.order_by(Phase.number))
-    return model_metrics.improved(((reply.client_id, reply.metrics) for reply in earlier), replies)
+    return [(reply.client_id, reply.metrics) for reply in session.scalars(query.order_by(Phase.number))]
 
 
-def watched(session: Session, current: Round, run: RunFacts, members: Iterable[Measurements]) -> dict[str, float]:
-    """The record of the value by which a run is stopped; see `model_metrics.watched`."""
-    query = select(Round.metrics).where(Round.run_id == current.run_id, Round.number < current.number)
-    earlier = session.scalars(query.order_by(Round.number))
-    values = (numbers["stop/value"] for numbers in earlier if "stop/value" in numbers)
-    return model_metrics.watched(run.spec.stop, run.stopped_by, members, values)
+def earlier(session: Session, current: Round) -> Earlier:
+    """The metrics on record of the rounds before."""
+    query = select(Round.number, Round.deployed_model, Round.metrics)
+    query = query.where(Round.run_id == current.run_id, Round.number < current.number).order_by(Round.number)
+    found = Earlier()
+    for number, model, recorded in session.execute(query):
+        found.add(number, model, recorded)
+    return found
 
 
 def why_stopped(run: RunFacts, numbers: Mapping[str, float]) -> str:

@@ -13,7 +13,7 @@ from federation.aggregation.server_optimizers import Optimizer
 from federation.attacks import AttackError, check_exists
 from federation.secure.evaluation import deviation_of_mean
 from federation.secure.thresholds import Mode, Thresholds
-from federation.spec.computation import Ability, LocalSgd
+from federation.spec.computation import Ability
 from federation.spec.objective_names import JOINT
 from federation.spec.run_sections import AUTO
 from federation.spec.run_spec import RunSpec, SpecError
@@ -186,7 +186,7 @@ def check_suits_private_sums(rule: Algorithm) -> None:
 
 def _check_training(spec: RunSpec, rule: Algorithm) -> None:
     """Raises SpecError if clients cannot train as `[train]` says for this rule, or with noise."""
-    sgd = LocalSgd.of(spec.train)
+    sgd = spec.train
     if spec.privacy.sample_noise and (why := sgd.without_noise()):
         raise SpecError(f"train.{why} (privacy.sample_noise)")
     if rule.divides_by_rate and not sgd.plain:
@@ -229,8 +229,8 @@ def needed_abilities(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]
     with _named(), rule_code(rule, "asking it for the abilities that it needs"):
         needed = rule.needs(objectives)
     conditions = {
-        Ability.NOISE: spec.privacy.of_samples is not None,
-        Ability.OPTIMIZERS: not LocalSgd.of(spec.train).bare,
+        Ability.NOISE: spec.privacy.sample_noise > 0,
+        Ability.OPTIMIZERS: not spec.train.bare,
         Ability.PROXIMAL: spec.train.proximal_mu > 0,
         Ability.FROZEN: bool(spec.parameters.frozen) or spec.parameters.buffers == "frozen",
     }

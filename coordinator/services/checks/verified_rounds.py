@@ -162,7 +162,7 @@ class RoundsCheck:
         made = None
         if signed.step is not None:
             check_begins(signed.step, at)
-            if not metrics.is_private:
+            if not metrics.computed.private:
                 made = step_from_numbers(metrics.run, signed, signed.step, at.memory.get("rule", {}))
         found = metrics.compare(
             MeasuredRound(
@@ -173,7 +173,7 @@ class RoundsCheck:
                 at=at,
                 after=_after(row),
                 cut_short=row.state not in _ENDED or self._cut_short(row),
-                left_out=lambda: self._left_out(row, signed, private=metrics.evaluates_privately),
+                left_out=lambda: self._left_out(row, signed, private=metrics.computed.evaluates_privately),
             )
         )
         if signed.step is not None:

@@ -49,12 +49,11 @@ def check_failing(client: WorkingClient, session: str) -> None:
 
     It is asked before the data are used. `session` is asked again after a crash.
     """
-    site, task = client.site, client.origin.task
     # Section 2d: without this session: asked again after a crash, it must get the answer that it got before.
     failed = [entry for entry in _row(client) if entry.session != session]
     # Section 2d: each failure can tell a coordinator, which chose the model, one bit about the data. This bounds their
     # number.
-    if len(failed) >= site.policy(task).failures:
+    if len(failed) >= client.site.failures:
         raise WorkError(
             f"{len(failed)} computations of private rounds failed here in a row; the owner of this site has to look",
             reason="failing",

@@ -46,7 +46,7 @@ def check_sessions(client: WorkingClient, session: str, *, work: str, count: boo
             f"this data set has been in all sessions of {noun} that its owner allows: {most}",
         )
         if evaluation:
-            _check_evaluations(client, others, policy)
+            _check_evaluations(client, others)
         else:
             # Section 3, rule 5: two sums of one model that differ by a member show its vector, so sessions of one model
             # are few.
@@ -143,7 +143,7 @@ def _check_masks(rivals: Sequence[SessionEntry], policy: SecurePolicy, work: str
     )
 
 
-def _check_evaluations(client: WorkingClient, others: Sequence[SessionEntry], policy: SecurePolicy) -> None:
+def _check_evaluations(client: WorkingClient, others: Sequence[SessionEntry]) -> None:
     model, run_id = _model(client), client.origin.run_id
     # Section 3, rule 4: over all runs: the second evaluation of a model, without one member, shows that member's
     # values.
@@ -155,7 +155,7 @@ def _check_evaluations(client: WorkingClient, others: Sequence[SessionEntry], po
         sum(entry.evaluation == kind and entry.run_id == run_id for entry in others) for kind in (True, False)
     )
     require(
-        measured < trained + policy.evaluations_ahead,
+        measured < trained + client.site.evaluations_ahead,
         "evaluations",
         f"this data set has been in {trained} private rounds of training of this run and in {measured} evaluations; "
         "there are no more evaluations than rounds",

@@ -76,7 +76,7 @@ def check_terms(client: WorkingClient, terms: SessionTerms, length: int, *, eval
     # Section 2b: metrics have no sketch. Opened products of metrics would show how alike two members are.
     require(terms.mode is Mode.SUM or not evaluation, "policy:mode", "an evaluation is a sum, and needs no other mode")
     # Section 3, rule 0: these numbers leave in the clear with READY, before any cover is known.
-    hidden = sorted(set(terms.disclose) - policy.disclose)
+    hidden = sorted(set(terms.disclose).difference(policy.disclose))
     require(not hidden, "policy:disclose", f"the owner does not disclose {', '.join(hidden)}")
     # Section 3, rule 4: the numbers that could be disclosed are the vector itself.
     require(not (evaluation and terms.disclose), "terms", "an evaluation shows no number of one member")
@@ -117,7 +117,7 @@ def check_asked(client: WorkingClient, spec: RunSpec, terms: SessionTerms, lengt
 
     `length` is the number of coordinates of the vector that the work gives.
     """
-    by_name = spec.algorithm.name in client.site.policy(client.origin.task).algorithms
+    by_name = spec.algorithm.name in client.site.algorithms
     # Section 8: not whether the terms are possible, but whether they are those that the specification gives.
     wrong = sessions.difference(spec, terms, client.origin, client.shape.objectives, length, by_name=by_name)
     require(not wrong, "terms", wrong)
@@ -148,7 +148,7 @@ def check_algorithm(client: WorkingClient, spec: RunSpec, *, evaluation: bool) -
         return bounds.EVALUATION
     algorithm = spec.algorithm
     try:
-        known = known_bounds(spec, by_name=algorithm.name in client.site.policy(client.origin.task).algorithms)
+        known = known_bounds(spec, by_name=algorithm.name in client.site.algorithms)
     except (TypeError, ValueError) as error:
         raise WorkError(f"algorithm.epsilon: {error}", reason="policy:algorithm") from error
     # Section 3.5: without bounds, any coefficients could be said to suit the algorithm. Only the owner may rely on the

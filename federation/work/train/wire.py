@@ -1,9 +1,8 @@
 """Turns Train into a TrainWork, and back."""
 
-from dataclasses import asdict, fields
-
-from federation.spec.computation import LocalSgd, NoisyTraining, PrivateSgd
+from federation.spec.computation import NoisyTraining, PrivateSgd
 from federation.spec.objective_names import joint_target
+from federation.spec.train_section import LocalSgd
 from federation.v1.common_pb2 import ObjectiveWeight, Target, TrainWork
 from federation.vectors import FLOATS
 from federation.work.base import Shape, WorkError
@@ -18,7 +17,7 @@ def to_proto(work: Train) -> TrainWork:
         for row, weights in work.targets.items()
     ]
     message = TrainWork(
-        **asdict(work.sgd),
+        **work.sgd.model_dump(),
         from_jacobian=work.from_jacobian,
         unmeasured=not work.measure,
         targets=targets,
@@ -59,21 +58,22 @@ def from_proto(message: TrainWork, shape: Shape) -> Train:
 
 
 def sgd_of(message: TrainWork) -> LocalSgd:
-    """How a message wants clients to train; a field that it does not have keeps its default.
+    """How a message wants clients to train.
+
+    A field that it does not have keeps its default, but for those of which 0 is a value.
 
     Raises:
-        ValueError: as of `LocalSgd`.
+        ValueError: as of `LocalSgd.from_values`.
     """
-    names = {item.name for item in fields(LocalSgd)}
-    given = {field.name: value for field, value in message.ListFields() if field.name in names}
-    return LocalSgd(**{"learning_rate": 0.0, **given})
+    given = {field.name: value for field, value in message.ListFields() if field.name in LocalSgd.model_fields}
+    return LocalSgd.from_values({"epochs": 0, "batch_size": 0, "learning_rate": 0.0, **given})
 
 
 def noise_of(message: TrainWork) -> NoisyTraining | None:
     """The training with noise that a message asks for; None where it asks for none.
 
     Raises:
-        ValueError: as of `LocalSgd` and `PrivateSgd`.
+        ValueError: as of `LocalSgd.from_values` and `PrivateSgd`.
     """
     if not message.sample_noise:
         return None

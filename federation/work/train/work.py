@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from federation.refusals import Refusal
-from federation.spec.computation import Descend, LocalSgd, PrivateSgd
+from federation.spec.computation import Descend, PrivateSgd
 from federation.spec.objective_names import Targets
 from federation.spec.sharing import BUFFERS
+from federation.spec.train_section import LocalSgd
 from federation.vectors import narrow
 from federation.work.base import (
     RESIDUAL,
@@ -55,9 +56,9 @@ class Train(Work):
     @classmethod
     def of(cls, spec: "RunSpec", round_: int, targets: Targets) -> "Train":
         """The training that a run asks for in a round, from 0."""
-        private, protected = spec.privacy.of_samples, spec.privacy.client_noise > 0
+        private, protected = PrivateSgd.of(spec.privacy), spec.privacy.client_noise > 0
         return cls(
-            sgd=replace(LocalSgd.of(spec.train), learning_rate=spec.train.rate(round_, spec.rounds)),
+            sgd=spec.train.changed(learning_rate=spec.train.rate(round_, spec.rounds)),
             targets=targets,
             measure=spec.train.measure and private is None and not protected,
             private=private,

@@ -80,7 +80,7 @@ def console_command(
     with failing(ValueError, OSError, code=USAGE, what=f"cannot listen on {host}"):
         listening = web_server.listen(host, port)
     bell, keys = ChangeBell(), EntranceKeys(time.monotonic)
-    reader = Reader(_source(home, passphrase_file, proxy), bell.ring)
+    reader = Reader(_source(home, passphrase_file, proxy), bell.ring, keys.root)
     console = Console(_site(account, home), reader, bell, keys)
     base, page = web_server.address(listening), _page(names)
     with ExitStack() as stack:

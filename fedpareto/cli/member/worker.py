@@ -108,7 +108,7 @@ def run(
                 member=member,
                 offers=offers,
                 device=devices,
-                events=Events(event_stream() if as_json else None),
+                events=Events(event_stream() if as_json else None, worker_home.directories),
                 uniform=random.SystemRandom().uniform,
                 attacker=attacker,
                 policy=policy,

@@ -22,7 +22,7 @@ from fedpareto.cli.shared_options import JsonOption
 from fedpareto.on_first_use import on_first_use
 
 with on_first_use():
-    from federation.spec.computation import LocalSgd
+    from federation.spec.train_section import LocalSgd
 
 
 _FINE = 0.9  # of the noise by the coarse grid: the least noise by the fine grid is not below
@@ -74,7 +74,9 @@ def plan(
         _for_clients(rounds, members or 0, target, noise or 0.0, delta, as_json)
         return
     with failing(ValueError, code=USAGE):
-        sgd = LocalSgd(epochs=epochs or int(not steps), steps=steps, batch_size=batch_size, learning_rate=0.0)
+        sgd = LocalSgd.from_values(
+            {"epochs": epochs or int(not steps), "steps": steps, "batch_size": batch_size, "learning_rate": 0.0}
+        )
     with failing(AccountingError):
         _for_samples(rounds, samples, sgd, target, noise or 0.0, delta, as_json)
 
@@ -82,8 +84,11 @@ def plan(
 def _for_samples(
     rounds: int, samples: int, sgd: "LocalSgd", target: float | None, noise: float, delta: float, as_json: bool
 ) -> None:
+    def noisy(multiplier: float) -> Mechanism:
+        return Mechanism(multiplier, sgd.sampling_rate(samples), rounds * sgd.count(samples))
+
     def spent(multiplier: float, **grid: float) -> float:
-        return epsilon([Mechanism(multiplier, sgd.rate(samples), rounds * sgd.count(samples))], delta, **grid).value
+        return epsilon([noisy(multiplier)], delta, **grid).value
 
     if target is not None:
         enough = least_noise(partial(spent, interval=COARSE), target)  # the coarse grid asks for a little more
@@ -92,7 +97,7 @@ def _for_samples(
             return 0.0 if each >= enough else spent(each) if each >= _FINE * enough else math.inf
 
         noise = least_noise(within, target)
-    mechanism = Mechanism(noise, sgd.rate(samples), rounds * sgd.count(samples))
+    mechanism = noisy(noise)
     total = epsilon([mechanism], delta)
     document: dict[str, Any] = {"protects": "samples", "noise": noise, "epsilon": total.value, "bound": total.bound}
     document |= {"delta": delta, "rounds": rounds, "steps": mechanism.steps, "rate": mechanism.rate}

@@ -67,7 +67,7 @@ class Console:
         self._shared = page_events.Shared()
         self._files = _static_files()
         version = hashlib.blake2b(b"".join(body for body, _ in self._files.values()), digest_size=4).hexdigest()
-        self._renderer = Renderer(site, version)
+        self._renderer = Renderer(site, keys.root, version)
         pages = [Route(path, self._page, methods=["GET"]) for path in SCREENS]
         self._screens = list(zip(pages, SCREENS.values(), strict=True))
         routes = [
@@ -75,7 +75,6 @@ class Console:
             Route("/runs/{run}/series", self._series, methods=["GET"]),
             Route("/events", self._events, methods=["GET"]),
             Route("/leave", self._leave, methods=["POST"]),
-            Route("/favicon.ico", self._icon, methods=["GET"]),
             Route("/static/{name}", self._file, methods=["GET"]),
         ]
         self._app = Starlette(
@@ -181,9 +180,6 @@ class Console:
         if not kind:
             raise PageError(404, "There is no such file.")
         return Response(body, media_type=kind)
-
-    async def _icon(self, request: Request) -> Response:
-        return Response(self._files["icon.svg"][0], media_type="image/svg+xml")
 
     async def _problem(self, request: Request, error: Exception) -> Response:
         status, text = 500, "The console failed; its terminal says more."

@@ -76,10 +76,11 @@ def read_lists(stub: AdminStub, administrators: tuple[v1.Administrator, ...] | N
 
 @dataclass
 class HeldRun:
-    """A run in memory; `used` is when a page last asked for it."""
+    """A run in memory; `root` begins the console's addresses, `used` is when a page last asked for it."""
 
     run: v1.Run
     table: RunTable
+    root: str = ""
     phase: v1.PhaseProgress | None = None
     ahead: float = 0.0  # seconds of the coordinator's clock before ours
     followed: bool = False
@@ -113,7 +114,7 @@ class HeldRun:
     def shown(self, members: Mapping[str, v1.Client] | None = None, origin: str = "") -> ShownRun:
         """The run as it is, for a page; with members of the federation by name."""
         run = self.run if self.details is None else merged(self.run, self.details)
-        return ShownRun(run, self.table.snapshot(), members or {}, origin, live=True)
+        return ShownRun(run, self.table.snapshot(), members or {}, origin, self.root)
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,12 @@ class Reader:
     Args:
         source: opens the calls.
         changed: called, from any thread, after each change.
+        root: begins the addresses of pages.
     """
 
-    def __init__(self, source: Source, changed: Callable[[], None]) -> None:
+    def __init__(self, source: Source, changed: Callable[[], None], root: str) -> None:
         self._source = source
+        self._root = root
         self._tell = changed
         self._lock = threading.Lock()
         self._opened: OpenedCalls | None = None
@@ -253,7 +256,7 @@ class Reader:
         with self._lock:
             held = self.held.get(run.run_id)
             if held is None:
-                held = HeldRun(run, RunTable(stop_metric(run.spec)))
+                held = HeldRun(run, RunTable(stop_metric(run.spec)), self._root)
                 self.held[run.run_id] = held
             held.used = time.monotonic()
             idle = [item for item in self.held.values() if item.over and not item.followed]

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of
 from fedpareto.web.console.federation_reader import Reader
+from fedpareto.web.console.security import ICON
 from fedpareto.web.console.view import PageView
 from fedpareto.web.pages.html import Html
 from fedpareto.web.pages.rendering import environment
@@ -53,18 +54,18 @@ class ConsoleSite:
 
 
 class Renderer:
-    """Makes HTML; `version` is of the scripts and style sheets, and part of their addresses."""
+    """Makes HTML; `root` begins all addresses; `version` is of the scripts and style sheets, and part of their own."""
 
-    def __init__(self, site: ConsoleSite, version: str) -> None:
+    def __init__(self, site: ConsoleSite, root: str, version: str) -> None:
         self._environment = environment("fedpareto.web.console")
         names = ("number", "percent", "size", "seconds", "span", "short", "local", "when", "moment", "whole", "UNKNOWN")
         self._environment.globals |= {name: getattr(formatting, name) for name in names}
-        self._environment.globals |= {"clock": clock, "name_of": name_of, "site": site}
+        self._environment.globals |= {"clock": clock, "name_of": name_of, "site": site, "root": root}
         self._environment.filters["nobreak"] = _nobreak
         self._environment.filters["actor"] = partial(_actor, federation=site.federation)
         self._environment.globals["recorded"] = formatting.recorded
         self._environment.globals["ui"] = self._environment.get_template("macros.html").module
-        self._version = version
+        self._root, self._version = root, version
 
     def parts(self, view: PageView, reader: Reader) -> dict[str, str]:
         """The parts of a page that are kept up to date, by the id of their element."""
@@ -88,7 +89,7 @@ class Renderer:
         shown = {name: Html(part) for name, part in parts.items()}
         values = {"origin": reader.names.origin, **view.values, "parts": shown, "token": token}
         body = self._block(view.template, _LAYOUT, values)
-        links = tuple(Link(title, href, current=href == nav) for href, title in _NAVIGATION.items())
+        links = tuple(Link(title, self._root + href, current=href == nav) for href, title in _NAVIGATION.items())
         header = self._block("common.html", "header", {"parts": shown, "token": token})
         connection = Html(f'<div id="connection" sse-swap="connection" role="status">{parts["connection"]}</div>')
         page = WebPage(
@@ -100,18 +101,23 @@ class Renderer:
         )
         return served(
             page,
+            icon=self._root + ICON,
             styles=self._addresses(STYLES),
             scripts=self._addresses(SCRIPTS),
-            attributes={"hx-ext": "sse", "sse-connect": stream},
+            attributes={"hx-ext": "sse", "sse-connect": self._root + stream},
         )
 
     def _addresses(self, names: Sequence[str]) -> list[str]:
-        return [f"/static/{name}?{self._version}" for name in names]
+        return [f"{self._root}/static/{name}?{self._version}" for name in names]
 
     def problem(self, status: int, text: str) -> str:
         """A page that says why there is no other."""
         body = self._block("common.html", "problem", {"status": status, "text": text})
-        return served(WebPage(title="fedpareto console", body=[Html(body)]), styles=self._addresses(STYLES))
+        return served(
+            WebPage(title="fedpareto console", body=[Html(body)]),
+            icon=self._root + ICON,
+            styles=self._addresses(STYLES),
+        )
 
     def _block(self, template_name: str, block: str, values: Mapping[str, Any]) -> str:
         template = self._environment.get_template(template_name)

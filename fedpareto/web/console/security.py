@@ -1,8 +1,13 @@
 """Who may read the pages: only a browser on this machine that was given the key, and only the pages themselves.
 
+All addresses begin with a root that nobody can guess, which is the path of the cookie. Cookies know no ports: without a
+path, a browser would send ours to the programs of other users that listen on this machine. No answer outside the root
+names it.
+
 The guard is the outermost layer of the server, and imports nothing of it. Each request passes these checks, in order:
 the name of the host (a page of another host cannot reach the server under its own name), the origin of the request, the
-number of its fields, the session, the size of its body and, for a POST, the token that only our own pages hold.
+root of its address, the number of its fields, the session, the size of its body and, for a POST, the token that only
+our own pages hold.
 """
 
 import hmac
@@ -22,6 +27,7 @@ MAX_FIELDS = 64  # of an address or a form
 MAX_STREAMS = 32
 MAX_SESSIONS = 32
 ENTER = "/enter"
+ICON = "/static/icon.svg"
 TOKEN = "token"  # noqa: S105 - the name of the field that carries it
 
 POLICY = (
@@ -85,10 +91,11 @@ def check_loopback(host: str, port: int) -> None:
 class EntranceKeys:
     """One-time keys and the sessions that they began, in memory: when the process ends, all sessions end.
 
-    `clock` gives seconds that only grow.
+    `clock` gives seconds that only grow. `root` begins the addresses of all pages.
     """
 
     clock: Callable[[], float]
+    root: str = field(default_factory=lambda: f"/{secrets.token_urlsafe(16)}")
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _keys: dict[str, float] = field(default_factory=dict)  # digest of a key -> when it expires
     _sessions: dict[str, float] = field(default_factory=dict)  # digest of a session -> when it ends
@@ -166,9 +173,11 @@ class Guard:
             await self._app(scope, receive, send)  # lifespan; a WebSocket is refused by the router
             return
         send = _with_headers(send)
+        page: ErrorPage = _plain_page
         try:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             self._check_own_origin(scope, headers)
+            scope, page = self._below_root(scope), self._error_page
             query = dict(fields_of(scope["query_string"].decode("latin-1")))
             if scope["path"] == ENTER:
                 await self._enter(scope["method"], query, send)
@@ -183,7 +192,7 @@ class Guard:
                 self._check_token(session, body)
             await self._limited(scope, _once(body, receive), send)
         except RefusedRequest as problem:
-            await _answer(send, problem.status, self._error_page(problem.status, problem.message))
+            await _answer(send, problem.status, page(problem.status, problem.message))
 
     def _check_own_origin(self, scope: Scope, headers: Mapping[str, str]) -> None:
         host = headers.get("host", "")
@@ -197,6 +206,14 @@ class Guard:
         elsewhere = headers.get("sec-fetch-site", "none") in ("cross-site", "same-site")
         if elsewhere and headers.get("sec-fetch-mode") != "navigate":
             raise RefusedRequest(403, "The request comes from another page.")
+
+    def _below_root(self, scope: Scope) -> Scope:
+        """The request as the pages know it: without the root of its address."""
+        root, path = self._keys.root, scope["path"]
+        if not hmac.compare_digest(path[: len(root)].encode(), root.encode()) or path[len(root) :][:1] not in ("", "/"):
+            raise RefusedRequest(404, "There is no such page: open the address that the console has printed.")
+        below = path[len(root) :] or "/"
+        return {**scope, "path": below, "raw_path": below.encode()}
 
     def _session(self, headers: Mapping[str, str]) -> str | None:
         """The secret of the session that goes on; None without one.
@@ -215,13 +232,15 @@ class Guard:
         to = query.get("to", "/")
         if not to.startswith("/") or to.startswith(("//", "/\\")) or not to.isprintable():
             to = "/"
-        target = to.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+        target = (self._keys.root + to).replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
         page = (
             f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>fedpareto</title>'
+            f'<link rel="icon" href="{self._keys.root}{ICON}">'
             f'<meta http-equiv="refresh" content="0;url={target}"></head>'
             f'<body><p><a href="{target}">Go on to the console</a></p></body></html>'
         )
-        cookie = f"{self._cookie}={session}; HttpOnly; SameSite=Strict; Path=/; Max-Age={int(SESSION_SECONDS)}"
+        lasts = f"Path={self._keys.root}; Max-Age={int(SESSION_SECONDS)}"
+        cookie = f"{self._cookie}={session}; HttpOnly; SameSite=Strict; {lasts}"
         await _answer(send, 200, page.encode(), {"Set-Cookie": cookie})
 
     def _check_token(self, session: str | None, body: bytes) -> None:
@@ -241,6 +260,12 @@ class Guard:
             await self._app(scope, receive, send)
         finally:
             self._streams -= 1
+
+
+def _plain_page(status: int, message: str) -> bytes:
+    """The page of an error outside the root: it loads nothing, so that it does not name the root."""
+    head = '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>fedpareto console</title></head>'
+    return f"{head}<body><main><h1>{status}</h1><p>{message}</p></main></body></html>".encode()
 
 
 async def _body(headers: Mapping[str, str], receive: Receive) -> bytes:

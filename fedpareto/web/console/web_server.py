@@ -52,7 +52,7 @@ def address(listening: socket.socket) -> str:
 
 def entrance(base: str, keys: EntranceKeys, to: str) -> str:
     """An address whose key works once, and leads to the page `to`."""
-    return f"{base}{ENTER}?key={keys.new_key()}&to={quote(to, safe='/')}"
+    return f"{base}{keys.root}{ENTER}?key={keys.new_key()}&to={quote(to, safe='/')}"
 
 
 @contextlib.contextmanager

@@ -53,12 +53,17 @@ def in_one_file(page: WebPage, *, more_style: str = "") -> Html:
 
 
 def served(
-    page: WebPage, *, styles: Sequence[str], scripts: Sequence[str] = (), attributes: dict[str, str] | None = None
+    page: WebPage,
+    *,
+    icon: str,
+    styles: Sequence[str],
+    scripts: Sequence[str] = (),
+    attributes: dict[str, str] | None = None,
 ) -> Html:
-    """A page that loads style sheets and scripts from these addresses; `attributes` are those of its body."""
-    return _document(page, styles=styles, scripts=scripts, attributes=attributes or {})
+    """A page that loads its icon, style sheets and scripts from these addresses; `attributes` are those of its body."""
+    return _document(page, icon=icon, styles=styles, scripts=scripts, attributes=attributes or {})
 
 
 def _document(page: WebPage, **values: Any) -> Html:
-    unused = {"policy": "", "sheet": "", "styles": (), "scripts": (), "attributes": {}}
+    unused = {"policy": "", "sheet": "", "icon": "", "styles": (), "scripts": (), "attributes": {}}
     return rendered("page.html", page=page, **{**unused, **values})

@@ -84,7 +84,7 @@ def folded(rows: Sequence[T]) -> list[Sequence[T]]:
 
 def member_name(data: ShownRun, name: str) -> Html:
     """A member's name, which in the console leads to its page."""
-    return tag("a", name, href=f"/members/{quote(name, safe='')}") if data.live else text(name)
+    return tag("a", name, href=f"{data.root}/members/{quote(name, safe='')}") if data.live else text(name)
 
 
 def absence(data: ShownRun, why: str, *names: str) -> str:

@@ -83,14 +83,19 @@ class ShownRun:
         table: its rounds.
         members: the federation's members by name.
         origin: its id and date where another run on the page has its name, too; otherwise empty.
-        live: True in the console, whose page changes while the run goes on; False in a file.
+        root: in the console, the beginning of its addresses; None in a file.
     """
 
     run: Run
     table: RunTable
     members: Mapping[str, Client]
     origin: str = ""
-    live: bool = False
+    root: str | None = None
+
+    @property
+    def live(self) -> bool:
+        """True in the console, whose page changes while the run goes on; False in a file."""
+        return self.root is not None
 
     @property
     def label(self) -> str:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from coordinator.rounds import signed_results
 from federation.aggregation import phases
+from federation.aggregation.metrics.step_metrics import of_objectives
 from federation.aggregation.phase_kinds import GradientsPhase, ResidualsPhase, TrainingPhase
 from federation.sketches import sketch
 from federation.sketches.draws import own_seed, shared_seed
@@ -102,9 +103,9 @@ class Clients:
 
 def recorded(step: phases.Step, names: tuple[str, ...]) -> tuple[ObjectivesRecord, dict[str, float]]:
     """What is on record of the objectives of a step, and its metrics."""
-    known, numbers = signed_results.objectives(step, names)
+    known = signed_results.objectives(step, names)
     assert known is not None
-    return known, numbers
+    return known, of_objectives(step.combination.objectives)
 
 
 ALL = dict.fromkeys(("ann", "ben", "cleo"), TWO)

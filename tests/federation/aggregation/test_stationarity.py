@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.rounds import signed_results
+from federation.aggregation.metrics.step_metrics import of_objectives
 from federation.aggregation.phase_kinds import GradientsPhase
 from federation.aggregation.registry import algorithm
 from federation.aggregation.rules.afl import onto_simplex
@@ -41,7 +41,7 @@ def test_stationarity_is_measured_on_whole_training_splits_and_all_parameters_wh
         phase = conversation.send(other.answer(phase))
     step = last(conversation, other.answer(phase))
     assert step.consulted[: len(exact)] == tuple(exact)
-    _, numbers = signed_results.objectives(step, TWO)
+    numbers = of_objectives(step.combination.objectives)
     weights = np.array([numbers[f"weight/{side}"] for side in TWO])
     wanted = np.linalg.norm(weights @ np.array([clients.mean(side) for side in TWO]))
     assert numbers["objective/stationarity"] == pytest.approx(wanted, rel=1e-5)
@@ -51,7 +51,7 @@ def test_stationarity_is_not_measured_where_nobody_sent_the_exact_gradients_of_a
     clients = Clients(SOME)
     conversation = algorithm("fsmgda", {"exact_stationarity": True}).round(context(SOME))
     train = conversation.send(clients.answer(next(conversation), missing=("ann", "cleo")))  # who serve the right
-    _, numbers = signed_results.objectives(last(conversation, clients.answer(train)), TWO)
+    numbers = of_objectives(last(conversation, clients.answer(train)).combination.objectives)
     assert "objective/conflicts" in numbers
     assert "objective/stationarity" not in numbers
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from federation.spec.computation import LocalSgd
+from federation.spec.train_section import LocalSgd
 from federation.tasks import Dataset, Splits, initial_model, task
 from federation.tasks import parameters as flat
 from federation.tasks.networks import CharacterLstm, LocalResponseNorm, cifar_cnn, fedfv_linear, fedfv_mnist_cnn

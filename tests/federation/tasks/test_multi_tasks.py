@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import cross_entropy
 
-from federation.spec.computation import LocalSgd
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataError, DataSource, Part, Pool, Task, initial_model, task
 from federation.tasks.augmentation import rotated
 from federation.tasks.digits import write_parts

@@ -17,8 +17,9 @@ from torch.utils.data import IterableDataset
 
 from federation.attacks import AttackError, parse_attack
 from federation.process.sockets import short_enough
-from federation.spec.computation import LocalSgd, MeasureAlong, PrivateSgd
+from federation.spec.computation import MeasureAlong, PrivateSgd
 from federation.spec.run_spec import RunSpec
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataError, Dataset, DataSource, Loading, Part, Splits, Task, TaskError, initial_model, task
 from federation.tasks.census import census
 from federation.tasks.digits import Digits

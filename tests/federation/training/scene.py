@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from federation.spec.computation import LocalSgd
+from federation.spec.train_section import LocalSgd
 from federation.tasks import Dataset, DataSource, Splits, Task
 from federation.tasks.networks import cifar_cnn, mnist_cnn
 from federation.training.external import ExternalTrainer

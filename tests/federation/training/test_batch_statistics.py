@@ -2,7 +2,6 @@
 
 import random
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedpareto
-from federation.spec.computation import Descend, LocalSgd
+from federation.spec.computation import Descend
 from federation.spec.run_spec import RunSpec
+from federation.spec.train_section import LocalSgd
 from federation.tasks import Dataset, DataSource, Pool, Splits, Task, initial_model
 from federation.training.plans import TrainingPlan
 from federation.training.reasons import texts_of
@@ -276,7 +276,7 @@ def test_where_a_single_sample_is_left_the_decline_names_the_remedy(
 ) -> None:
     trainer, base = made(kind, samples)
     with pytest.raises(WorkError, match=re.escape(message)) as caught:
-        train(trainer, base, replace(SGD, **changes))
+        train(trainer, base, SGD.changed(**changes))
     assert caught.value.reason == "batch-of-one"
     assert message in texts_of(caught.value).wire
     full = LocalSgd(steps=1, batch_size=2, learning_rate=0.1)

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from federation.attacks import AttackError, parse_attack
-from federation.spec.computation import LocalSgd
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataError, DataSource, Task, initial_model, task
 from federation.text import escaped
 from federation.training import TrainingDiverged, TrainingStopped
@@ -34,7 +34,7 @@ from tests.waiting import wait_for
 from worker.service import prepare_offers
 from worker.work.trial import try_round
 
-SGD = LocalSgd(epochs=1, learning_rate=1.0)
+SGD = LocalSgd(epochs=1, batch_size=0, learning_rate=1.0)
 BASE = np.array([1.0, 2.0, 3.0], dtype=np.float32)
 
 
@@ -193,13 +193,13 @@ def test_a_trainer_of_very_long_names_fails_with_the_same_reasons_and_messages_i
     with closing(ExternalTrainer(learned, source, command=command)) as there:
         for rate, reason in enumerate(expected):
             with pytest.raises(failures) as caught:
-                train(here, BASE, LocalSgd(epochs=1, learning_rate=rate))
+                train(here, BASE, LocalSgd(epochs=1, batch_size=0, learning_rate=rate))
             assert reason_of(caught.value) == reason
             with pytest.raises(WorkError) as other:
-                train(there, BASE, LocalSgd(epochs=1, learning_rate=rate))
+                train(there, BASE, LocalSgd(epochs=1, batch_size=0, learning_rate=rate))
             assert other.value.reason == reason or (reason, other.value.reason) == ("", "trainer:error")
             assert str(other.value).endswith(escaped(" ".join(str(caught.value).split()), 400))
-        rows = train(there, BASE, LocalSgd(epochs=1, learning_rate=len(expected))).rows
+        rows = train(there, BASE, LocalSgd(epochs=1, batch_size=0, learning_rate=len(expected))).rows
         np.testing.assert_array_equal(rows["loss"], BASE - 1)
 
 
@@ -294,8 +294,8 @@ class Tumours(Task):
 @pytest.mark.parametrize(
     ("sgd", "steps"),
     [
-        (LocalSgd(steps=3, learning_rate=0.5), 3),
-        (LocalSgd(epochs=2, learning_rate=0.5), 2),
+        (LocalSgd(steps=3, batch_size=0, learning_rate=0.5), 3),
+        (LocalSgd(epochs=2, batch_size=0, learning_rate=0.5), 2),
         (LocalSgd(steps=5, batch_size=10, learning_rate=0.5), 5),  # 24 samples: three steps a pass
         (LocalSgd(epochs=2, batch_size=10, learning_rate=0.5), 6),
     ],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from federation.spec.computation import LocalSgd
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataError, DataSource, Part, Task, TaskError, initial_model, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.determinism import pick_device
@@ -116,7 +116,7 @@ def test_an_objective_cannot_be_called_accuracy() -> None:
     "wrong",
     [
         {"epochs": 1, "steps": 1},
-        {},
+        {"epochs": 0},
         {"epochs": -1},
         {"epochs": 1, "batch_size": -1},
         {"epochs": 1, "learning_rate": float("nan")},
@@ -125,8 +125,8 @@ def test_an_objective_cannot_be_called_accuracy() -> None:
     ],
 )
 def test_work_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"epochs|range"):
-        LocalSgd(**({"learning_rate": 0.1} | wrong))
+    with pytest.raises(ValueError, match=r"epochs|should be"):
+        LocalSgd.from_values({"learning_rate": 0.1} | wrong)
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:x", "", "cuda:999", "mps"])

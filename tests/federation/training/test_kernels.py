@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from federation.spec.computation import Ability, Descend, Differentiate, LocalSgd
+from federation.spec.computation import Ability, Descend, Differentiate
+from federation.spec.train_section import LocalSgd
 from federation.tasks import Dataset, DataSource, Splits, Task, TaskError, initial_model
 from federation.training.torch_trainer import TorchTrainer
 from federation.work.base import WorkError

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from federation.spec.computation import Descend, Differentiate, LocalSgd, Measure
+from federation.spec.computation import Descend, Differentiate, Measure
+from federation.spec.train_section import LocalSgd
 from federation.tasks import Dataset, Splits, Task, initial_model
 from federation.training.lending import Lending
 from federation.training.plans import EvaluationPlan, TrainingPlan

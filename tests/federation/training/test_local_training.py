@@ -1,6 +1,5 @@
 """Local training: what an update is, what is measured, and that the same work gives the same bytes."""
 
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
-from federation.spec.computation import LocalSgd
 from federation.spec.objective_names import joint_target, separate_targets
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataSource, Part, Task, TaskError, initial_model, task
 from federation.tasks import parameters as flat
 from federation.tasks.digits import Digits
@@ -139,7 +138,7 @@ def test_a_first_step_made_of_the_gradients_is_the_step_that_training_makes(mome
     plain = _train(trainer, base, work, targets=targets).rows["loss"]
     again = TorchTrainer(digits, splits)
     gradients = jacobian(again, base, work.batch_size).rows
-    first = _train(again, base, replace(work, steps=1, weight_decay=0, proximal_mu=0), targets=targets).rows["loss"]
+    first = _train(again, base, work.changed(steps=1, weight_decay=0, proximal_mu=0), targets=targets).rows["loss"]
     np.testing.assert_allclose(first, 0.1 * (0.3 * gradients["left"] + 0.9 * gradients["right"]), atol=1e-7)
     made = _train(again, base, work, targets=targets, from_jacobian=True).rows["loss"]
     np.testing.assert_allclose(made, plain, rtol=0, atol=2e-6 * float(np.abs(plain).max()))
@@ -276,7 +275,8 @@ from federation.digests import digest
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
-from federation.spec.computation import Descend, LocalSgd
+from federation.spec.computation import Descend
+from federation.spec.train_section import LocalSgd
 made = task("digits")
 trainer = TorchTrainer(made, made.load(DataSource(part=Part(1, 8, "shards:2", 0))), "cpu", 1)
 _, base = initial_model(made, 4)

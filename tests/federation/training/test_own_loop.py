@@ -2,7 +2,6 @@
 
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from federation.spec.computation import LocalSgd
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataSource, Part, Task, task
 from federation.training.torch_trainer import TorchTrainer
 from federation.vectors import Vector, read_vector
@@ -91,7 +90,7 @@ def test_the_loop_of_the_page_gives_the_same_bytes_for_the_same_plan(example: Ta
     assert first.tobytes() == second.tobytes()
     assert np.abs(first).max() > 0
     count = SGD.count(trainer.samples)
-    steps = train(trainer, base, replace(SGD, epochs=0, steps=count), measure=False)
+    steps = train(trainer, base, SGD.changed(epochs=0, steps=count), measure=False)
     assert steps.rows["loss"].tobytes() == first.tobytes()  # as many as in an epoch
     assert trainer.arrays(base - first)["norm.num_batches_tracked"] == count
 

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from coordinator.rounds.runs.specification import parse_run
 from federation.spec.accounting import COARSE, DELTA, Mechanism, epsilon, gaussian_epsilon
-from federation.spec.computation import Ability, LocalSgd, PrivateSgd
+from federation.spec.computation import Ability, PrivateSgd
 from federation.spec.noise import Noise
 from federation.spec.run_spec import SpecError
+from federation.spec.train_section import LocalSgd
 from federation.tasks import Dataset, DataSource, Part, Task, initial_model, task
 from federation.tasks import parameters as flat
 from federation.training.dp_sgd import PrivateGradients, check_suits

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import torch
 
-from federation.spec.computation import Ability, LocalSgd
+from federation.spec.computation import Ability
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataSource, Loading, Part, Task, initial_model, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.external import ExternalTrainer
@@ -101,7 +103,7 @@ def test_options_of_the_run_hold_in_two_processes(
 @pytest.mark.full
 @pytest.mark.parametrize(("precision", "close"), [("float32", 1e-6), ("bf16", 0.05)])
 def test_schedules_decay_and_frozen_parameters_hold_in_two_processes(
-    two: ExternalTrainer, alone: Trainer, base: Vector, precision: str, close: float
+    two: ExternalTrainer, alone: Trainer, base: Vector, precision: Any, close: float
 ) -> None:
     sgd = LocalSgd(
         steps=6, batch_size=25, learning_rate=0.01, optimizer="adamw", epsilon=1e-2, weight_decay=0.1, proximal_mu=0.5,

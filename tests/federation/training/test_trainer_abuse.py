@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from federation.spec.computation import LocalSgd
+from federation.spec.train_section import LocalSgd
 from federation.training import TrainingStopped
 from federation.training.external import ExternalTrainer
 from federation.training.reasons import reason_of
@@ -19,7 +19,7 @@ from tests.harness import wait_for
 from tests.trained import train
 
 BASE = np.zeros(3, dtype=np.float32)
-SGD = LocalSgd(epochs=1, learning_rate=1.0)
+SGD = LocalSgd(epochs=1, batch_size=0, learning_rate=1.0)
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from coordinator.rounds.runs.specification import needed_abilities, parse_run
 from federation.plugins import PluginError
-from federation.spec.computation import CANNOT, Ability, Descend, Differentiate, LocalSgd, MeasureAlong, PrivateSgd
+from federation.spec.computation import CANNOT, Ability, Descend, Differentiate, MeasureAlong, PrivateSgd
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataError, Dataset, DataSource, Splits, Task, TaskError, initial_model, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.plans import EvaluationPlan, TrainingPlan
@@ -250,7 +251,7 @@ def test_of_several_objectives_a_trainer_gives_the_loss_of_each_and_their_mean_f
 def test_work_that_a_trainer_cannot_do_is_not_begun_and_the_reason_names_the_ability() -> None:
     one, heavy = {"loss": {"loss": 1.0}}, {"loss": {"loss": 2.0}}
     noise = PrivateSgd(noise=1.0, clip=1.0)
-    proximal = LocalSgd(steps=1, learning_rate=1.0, proximal_mu=0.1)
+    proximal = LocalSgd(steps=1, batch_size=0, learning_rate=1.0, proximal_mu=0.1)
     assert reason(halving(), Descend(sgd=SGD, targets=heavy)) == "ability:weights"
     assert reason(halving(), Descend(sgd=SGD, targets=one, private=noise)) == "ability:noise"
     assert reason(halving(), Descend(sgd=SGD, targets=one, from_jacobian=True)) == "ability:gradients"
@@ -260,7 +261,7 @@ def test_work_that_a_trainer_cannot_do_is_not_begun_and_the_reason_names_the_abi
         {"optimizer": "adam"}, {"momentum": 0.5}, {"weight_decay": 0.1}, {"clip_norm": 1.0}, {"step_warm_up": 1},
         {"step_schedule": "cosine"},
     ):  # fmt: skip
-        sgd = LocalSgd(steps=3, learning_rate=1.0, **more)
+        sgd = LocalSgd(steps=3, batch_size=0, learning_rate=1.0, **more)
         assert reason(halving(), Descend(sgd=sgd, targets=one)) == "ability:optimizers"
     assert reason(halving(), Differentiate(batch_size=0)) == "ability:gradients"
 
@@ -414,7 +415,7 @@ def test_a_worker_without_pytorch_trains_a_task_of_scikit_learn_and_an_administr
         from federation.tasks import DataSource, Part
         from tests.trained import train
         from federation.tasks import initial_model
-        from federation.spec.computation import LocalSgd
+        from federation.spec.train_section import LocalSgd
         from federation.spec.run_spec import RunSpec
         from worker.service import prepare_offers
         from fedpareto import task

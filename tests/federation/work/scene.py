@@ -46,7 +46,7 @@ from federation.work.secure.allowed import run_bounds
 from federation.work.secure.journal import Journal
 from federation.work.secure.terms import SessionStage, SessionTerms
 from federation.work.secure.wire import terms_bytes
-from federation.work.site import SecurePolicy
+from federation.work.site import FAILURES, SecurePolicy
 from federation.work.train.work import Train
 from fedpareto.simulation.simulated_members import SimulatedMembers
 
@@ -142,9 +142,11 @@ class Member:
     def site(self) -> Any:
         return self.members.site(self.name)
 
-    def allow(self, policy: SecurePolicy) -> None:
-        """Its owner changes what it takes part in."""
-        self.change_site(policies={ORIGIN.task: policy})
+    def allow(self, policy: SecurePolicy, *algorithms: str) -> None:
+        """Its owner changes what it takes part in, and allows algorithms by name. The limits are those of a worker."""
+        self.change_site(
+            policies={ORIGIN.task: policy}, algorithms=frozenset(algorithms), evaluations_ahead=0, failures=FAILURES
+        )
 
     def change_site(self, **values: Any) -> None:
         self.members._sites[self.name] = replace(self.site, **values)

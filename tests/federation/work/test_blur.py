@@ -154,7 +154,7 @@ def test_members_decline_to_deal_with_a_member_that_does_not_sign_that_it_blurs(
 def signing(scene: Cast, names: list[str]) -> Any:
     """Owners who name the plug-in of the run."""
     for name in names:
-        scene.members[name].allow(SecurePolicy(assumed=1, algorithms=frozenset({FREE})))
+        scene.members[name].allow(SecurePolicy(assumed=1), FREE)
     total = play(scene, Mode.SUM, lambda _: np.array([-1.0, *[1.0] * 7]), setting(scene, Mode.SUM))
     assert not scene.declined
     return total.record

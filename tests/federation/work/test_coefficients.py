@@ -20,8 +20,8 @@ from federation.digests import digest
 from federation.secure import bounds
 from federation.secure.evaluation import clip
 from federation.secure.thresholds import EVALUATION_NOISE, ONE, Mode, Thresholds
-from federation.spec.computation import LocalSgd
 from federation.spec.sharing import Unshared
+from federation.spec.train_section import LocalSgd
 from federation.vectors import payload_bytes
 from federation.work.base import Origin, Work, payload_layout
 from federation.work.evaluate.work import Evaluate
@@ -90,7 +90,7 @@ def at_mask() -> tuple[Member, Mask]:
             kept.append((work, dict(member.memory.values), dict(member.asked)))
 
     scene = cast(8, assumed=1, change=change)
-    scene.members[VICTIM].allow(SecurePolicy(assumed=1, algorithms=frozenset({FREE})))
+    scene.members[VICTIM].allow(SecurePolicy(assumed=1), FREE)
     play(scene, Mode.SUM)
     victim, (work, values, asked) = scene.members[VICTIM], kept[0]
     victim.memory.values, victim.asked = values, asked
@@ -149,7 +149,7 @@ def test_an_owner_may_require_more_cover() -> None:
     site = member.site
     try:
         for least, answer in ((None, "answers"), (8 - T, "answers"), (8 - T + 0.1, "cover"), (1, "answers")):
-            member.allow(SecurePolicy(assumed=1, algorithms=frozenset({FREE}), effective_members=least))
+            member.allow(SecurePolicy(assumed=1, effective_members=least), FREE)
             assert tried(member, (equal, {})) == answer
         heavy = replace(mask, coefficients=(0, 0, ONE, *[0] * 5))
         assert tried(member, (heavy, {})) == "answers", "its owner has chosen 1: no cover"
@@ -173,7 +173,7 @@ def test_members_refuse_to_unmask_a_sum_in_which_another_member_is_no_longer_cov
     # The coordinator does not check V.
     monkeypatch.setattr(session, "bounds", SimpleNamespace(problem=bounds.problem, uncovered=lambda *_: ""))
     scene = cast(10, lost={(SessionStage.MASK, 0): lost})
-    lax = SimulatedMembers(0, scene.members, ORIGIN.task, effective_members=0.0)  # they confirm everything
+    lax = SimulatedMembers(0, scene.members, ORIGIN.task, effective_members=1.0)  # they confirm everything
     scene.members |= {name: replace(scene.members[name], members=lax) for name in colluders}
     with pytest.raises(TooFewUpdatesError, match="3 members have confirmed"):
         play(scene, mode)
@@ -318,7 +318,7 @@ def test_a_specification_or_an_algorithm_that_the_worker_does_not_know_is_declin
         assert ready_with(scene, specification) == "policy:algorithm"
     wide = document(Mode.SUM, "fedmgda+", {"epsilon": "wide"})
     assert ready_with(scene, wide) == "policy:algorithm"
-    scene.members[VICTIM].allow(SecurePolicy(assumed=1, algorithms=frozenset({"mystery"})))
+    scene.members[VICTIM].allow(SecurePolicy(assumed=1), "mystery")
     assert ready_with(scene, unknown) == "answers"
     assert ready_with(scene, document(Mode.SUM, "krum")) == "policy:algorithm"
 
@@ -326,7 +326,7 @@ def test_a_specification_or_an_algorithm_that_the_worker_does_not_know_is_declin
 def test_of_an_algorithm_that_only_its_owner_knows_a_member_requires_the_cover() -> None:
     scene = cast(8, assumed=1)
     for member in scene.members.values():
-        member.allow(SecurePolicy(assumed=1, algorithms=frozenset({"mystery"})))
+        member.allow(SecurePolicy(assumed=1), "mystery")
     total = play(scene, Mode.SUM, lambda _: np.array([-3.0, *[1.0] * 7]), setting(scene, Mode.SUM, "mystery"))
     assert not scene.declined
     assert total.record.coefficients[0] < 0

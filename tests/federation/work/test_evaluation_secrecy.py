@@ -159,7 +159,7 @@ def test_noise_is_standard_normal_repeats_with_its_question_and_differs_for_ever
 def test_a_member_whose_owner_asks_for_more_noise_declines() -> None:
     scene = ten(0.05)
     site = scene.members[VICTIM].site
-    site.policies["digits"] = replace(site.policies["digits"], evaluation_noise=0.1)
+    site.policies["digits"] = site.policies["digits"].model_copy(update={"evaluation_noise": 0.1})
     assert evaluated(scene).members == 9
     assert scene.declined == {(SessionStage.READY.value, VICTIM): "policy:evaluation-noise"}
 

@@ -273,7 +273,7 @@ def test_enough_failing_members_skip_a_round_and_the_coordinator_reads_the_reaso
 def test_where_numbers_are_disclosed_a_failure_is_declined_without_a_text_and_counts() -> None:
     scene = cast(5, assumed=1)
     member = failing(scene)
-    member.allow(SecurePolicy(assumed=1, disclose=frozenset({"loss"})))
+    member.allow(SecurePolicy(assumed=1, disclose=("loss",)))
     work, inputs = question(scene, disclose=("loss",))
     with pytest.raises(WorkError, match="could not be computed") as caught:
         member.do(work, inputs)

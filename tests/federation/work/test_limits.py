@@ -97,7 +97,7 @@ def test_a_run_has_no_more_evaluations_than_private_rounds_of_training() -> None
 
 
 def test_an_evaluation_shows_no_number_of_one_member() -> None:
-    scene = limited(disclose=frozenset({"accuracy"}))
+    scene = limited(disclose=("accuracy",))
     play(scene, Mode.SUM)
     with pytest.raises(TooFewUpdatesError):
         evaluate(scene, b"a", disclose=("accuracy",))
@@ -178,7 +178,7 @@ def test_an_owner_says_which_tasks_train_on_one_data_set(tmp_path: Path) -> None
 
 
 def test_a_session_that_shows_numbers_counts_at_ready() -> None:
-    scene = limited(disclose=frozenset({"loss"}), sessions_per_model=1)
+    scene = limited(disclose=("loss",), sessions_per_model=1)
     scene.unasked = SessionStage.DEAL
     for number, error in enumerate((TooFewUpdatesError, Waiting)):
         chosen = setting(scene, Mode.SUM, disclose=("loss",), nonce=bytes([number]) * 16)

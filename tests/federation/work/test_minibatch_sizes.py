@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federation.spec.computation import LocalSgd, PrivateSgd
+from federation.spec.computation import PrivateSgd
+from federation.spec.train_section import LocalSgd
 from federation.work.jacobian.work import Jacobian
 from federation.work.minibatch_sizes import Cut, Forming, shares
 from federation.work.train.work import Train

@@ -10,6 +10,7 @@ import pytest
 
 from federation.secure.payloads import join_envelopes, split_envelopes
 from federation.secure.thresholds import Mode
+from federation.spec.run_sections import Scalar
 from federation.trust.envelope import sign
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.v1.secure_pb2 import SecureStatement
@@ -89,7 +90,7 @@ def test_terms_that_differ_from_the_assignment_the_roster_or_the_policy_are_decl
 @pytest.mark.parametrize(
     ("policy", "mode", "reason"),
     [
-        (SecurePolicy(modes=frozenset({Mode.SUM})), Mode.PRIVATE, "policy:mode"),
+        (SecurePolicy(modes=(Mode.SUM,)), Mode.PRIVATE, "policy:mode"),
         (SecurePolicy(assumed=3), Mode.PRIVATE, "cohort"),
         (SecurePolicy(smallest=9), Mode.SUM, "cohort"),
         (SecurePolicy(sessions=0), Mode.SUM, "sessions"),
@@ -107,7 +108,7 @@ def test_numbers_are_shown_only_where_the_owner_allows_it() -> None:
     scene = cast(8, assumed=1)
     for name, member in scene.members.items():
         member.losses, member.metrics = {"loss": 0.5, "secret": 1.0}, {"train/accuracy": 0.25, "train/loss": 0.5}
-        shown = frozenset({"loss"}) if name != VICTIM else frozenset()
+        shown: tuple[Scalar, ...] = ("loss",) if name != VICTIM else ()
         member.allow(SecurePolicy(assumed=1, disclose=shown))
     play(scene, Mode.SUM, setting_=setting(scene, Mode.SUM, disclose=("loss",)))
     assert scene.declined == {(SessionStage.READY.value, VICTIM): "policy:disclose"}

@@ -192,12 +192,12 @@ def test_of_a_plug_in_that_the_owner_names_targets_and_gradients_are_free_and_al
     assert isinstance(honest.work, Train)
     halves = replace(honest, work=replace(honest.work, targets={"loss": {"loss": 0.5}}))
     assert says(scene, halves) == "terms"
-    scene.members[VICTIM].allow(SecurePolicy(assumed=1, algorithms=frozenset({FREE})))
+    scene.members[VICTIM].allow(SecurePolicy(assumed=1), FREE)
     assert says(scene, halves) == "answers"
     assert says(scene, replace(honest, work=GRADIENTS)) == "answers"
     wrong: list[Work] = [
         replace(honest.work, from_jacobian=True),
-        replace(honest.work, sgd=replace(honest.work.sgd, learning_rate=9.0)),
+        replace(honest.work, sgd=honest.work.sgd.changed(learning_rate=9.0)),
         replace(GRADIENTS, batch_size=0),
     ]
     assert [says(scene, replace(honest, work=work)) for work in wrong] == ["terms"] * 3

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import fedpareto
 from federation.attacks.base import Attack
-from federation.spec.computation import LocalSgd
 from federation.spec.run_spec import RunSpec
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataError, Dataset, DataSource, Pool, Splits, Task, TaskError
 from fedpareto.simulation import SimulationError
 from fedpareto.simulation.history import History
@@ -263,7 +263,7 @@ def test_an_error_of_an_attack_names_its_client() -> None:
 def test_a_model_whose_output_has_no_row_for_each_sample_is_trained_client_by_client() -> None:
     document = SPEC.format(task=f"{__name__}:Scalar")
     population = populate(Scalar(), RunSpec.parse(document), DataSource())
-    sgd = LocalSgd(steps=1, learning_rate=0.1)
+    sgd = LocalSgd(steps=1, batch_size=0, learning_rate=0.1)
     why = why_not_stacked(Scalar(), population.splits, "cpu", sgd)
     assert why == "the model's output in an evaluation has no row for each sample"
     assert run(Scalar).state == "COMPLETED"

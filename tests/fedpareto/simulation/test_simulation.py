@@ -8,8 +8,8 @@ import pytest
 
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.views import overview
-from federation.spec.computation import LocalSgd
 from federation.spec.run_spec import SpecError
+from federation.spec.train_section import LocalSgd
 from federation.tasks import task
 from federation.v1.admin_pb2 import Reply
 from federation.vectors import read_vector

@@ -210,7 +210,10 @@ def test_a_run_of_another_federation_or_without_a_signature_or_its_specification
 def test_a_closed_site_says_when_it_opens_and_begins_no_work_before(scene: Scene) -> None:
     now = datetime.now(UTC)
     begin, end = (f"{now + timedelta(hours=hours):%H:%M}" for hours in (2, 4))
-    running = scene.attending(policy=Policy(open=OpenHours(begin=begin, end=end)))
+    late = timedelta(0)
+    running = scene.attending(
+        policy=Policy(open=OpenHours(begin=begin, end=end)), clock=lambda: datetime.now(UTC) + late
+    )
     opens = scene.coordinator.hellos[0].closed_until.ToDatetime(tzinfo=UTC)
     assert f"{opens:%H:%M}" == begin
     assert timedelta(0) < opens - now <= timedelta(hours=2)
@@ -226,7 +229,7 @@ def test_a_closed_site_says_when_it_opens_and_begins_no_work_before(scene: Scene
         "a heartbeat",
     )
     assert not running.events("training")
-    running.worker.clock = lambda: datetime.now(UTC) + timedelta(hours=3)
+    late = timedelta(hours=3)
     running.wait_for("receipt")
     wait_for(lambda: not scene.coordinator.heartbeats[-1].HasField("closed_until"), "the site to be open")
 

@@ -3,7 +3,6 @@
 import secrets
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from google.protobuf.wrappers_pb2 import UInt64Value
 
 from federation.digests import digest
 from federation.secure.thresholds import Mode
+from federation.spec.run_sections import Scalar
 from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, SearchWork
 from federation.work.base import Shows, Work
@@ -51,10 +51,10 @@ def policy(path: Path, text: str) -> Policy:
 
 def test_a_task_has_the_policy_of_all_tasks_but_for_what_is_said_of_it(tmp_path: Path) -> None:
     secure = policy(tmp_path / "policy.toml", SECURE).secure
-    everywhere = SecurePolicy(modes=frozenset({Mode.PRIVATE, Mode.VERIFIED}), smallest=8, disclose=frozenset({"loss"}))
+    everywhere = SecurePolicy(modes=(Mode.PRIVATE, Mode.VERIFIED), smallest=8, disclose=("loss",))
     assert secure.of("mnist") == everywhere
-    assert secure.of("digits") == replace(everywhere, required=True, modes=frozenset({Mode.SUM}), assumed=0)
-    assert secure.of("clinic:Clinic") == replace(everywhere, disclose=frozenset(), sessions=10)
+    assert secure.of("digits") == everywhere.model_copy(update={"required": True, "modes": (Mode.SUM,), "assumed": 0})
+    assert secure.of("clinic:Clinic") == everywhere.model_copy(update={"disclose": (), "sessions": 10})
 
 
 def test_without_a_section_the_defaults_are_those_of_the_protocol() -> None:
@@ -132,8 +132,8 @@ def test_sessions_are_counted_once_and_survive_a_restart(tmp_path: Path) -> None
 # --- work in the clear
 
 
-def required(*disclose: str) -> Site:
-    return Site(policies={"digits": SecurePolicy(required=True, disclose=frozenset(disclose))})
+def required(*disclose: Scalar) -> Site:
+    return Site(policies={"digits": SecurePolicy(required=True, disclose=disclose)})
 
 
 def evaluation() -> AssignmentManifest:
@@ -227,7 +227,7 @@ def test_a_session_ends_by_a_cancel_or_a_day_after_the_worker_was_ready_and_no_o
     wait_for(lambda: not kept(), "the second session to be erased")
     scene.coordinator.assign(ready(2, steps=1))
     running.wait_for("receipt")
-    memory = running.worker._memory
+    memory = running.worker._runner.execution.memory
     memory.clock = lambda: datetime.now(UTC) + timedelta(hours=23, minutes=59)
     memory.sweep(datetime.now(UTC))
     assert len(kept()) == 1

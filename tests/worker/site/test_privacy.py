@@ -12,7 +12,8 @@ import grpc
 import pytest
 
 from federation.spec.accounting import DELTA, Mechanism, epsilon
-from federation.spec.computation import Descend, LocalSgd
+from federation.spec.computation import Descend
+from federation.spec.train_section import LocalSgd
 from federation.training.trainer import Trainer
 from federation.trust.keys import replace_private
 from federation.v1.admin_pb2 import GetRoundRequest, GetRunRequest

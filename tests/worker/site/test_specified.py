@@ -4,6 +4,7 @@ The coordinator signs what it likes. Its worker is real, over TLS, and its owner
 """
 
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import UInt64Value
 
 from federation.digests import digest
+from federation.spec.run_sections import Scalar
 from federation.spec.run_spec import RunSpec
 from federation.tasks import task
 from federation.training.own import run_model
@@ -170,14 +172,15 @@ def test_only_what_a_private_run_discloses_and_its_owner_allows_is_evaluated_in_
     evaluation = training()
     del evaluation.rows[:]
     set_work(evaluation, EvaluateWork(splits=["test"]))
-    for document, allowed, why in (
+    shown: Sequence[tuple[bytes, tuple[Scalar, ...], str]] = (
         (DISCLOSED, ("evaluation",), ""),
         (DISCLOSED, ("loss",), "policy:disclose"),
         (DOCUMENT, ("evaluation",), "policy:approved"),
         (OPEN, (), ""),
         (b"rounds =", ("evaluation",), "policy:approved"),
-    ):
-        site = Site(policies={"digits": SecurePolicy(disclose=frozenset(allowed))})
+    )
+    for document, allowed, why in shown:
+        site = Site(policies={"digits": SecurePolicy(disclose=allowed)})
         assert reason(evaluation, site=site, kept=[run_request(document=document)]) == why
 
 

@@ -5,13 +5,16 @@ The worker tells what happened, and goes on where it can.
 
 import json
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from federation.owners_code import LOGGED
@@ -20,6 +23,7 @@ from federation.tasks import DataError, DataSource, Part, TaskError, task
 from federation.training import TrainingStopped
 from federation.training.reasons import NOT_ASKED
 from federation.training.torch_trainer import TorchTrainer
+from federation.training.trainers import TrainerChoice
 from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Lane
@@ -35,7 +39,9 @@ from tests.worker.scene import ALLOWED, KEY, Scene, training
 from tests.worker.work.scene import scene as members
 from worker.events import Events
 from worker.home import WorkerHomeError
+from worker.service import prepare_offers
 from worker.site.assignment_checks import CheckedAssignment, Declined
+from worker.site.roster import RosterError
 from worker.threads import WorkerEndedError, WorkerThreads
 from worker.work.begun import DIED, MAX_NOTES, BegunWork
 from worker.work.own_errors import SILENT
@@ -174,12 +180,57 @@ def test_what_would_end_the_attendance_is_declined_without_its_text(
     [(lambda: sys.exit(0), "SystemExit: 0"), (lambda: None, "the lane thread has ended, and nobody asked it to")],
 )
 def test_threads_that_end_by_themselves_are_a_failure(work: Callable[[], None], says: str) -> None:
-    threads = WorkerThreads()
-    threads.start("lane", work)
-    threads.wait()
-    threads.join()
+    with WorkerThreads() as threads:
+        threads.start("lane", work)
+        threads.wait()
     assert isinstance(threads.failure, WorkerEndedError)
     assert says in str(threads.failure)
+
+
+class Waiting:
+    """The work of a thread, until it is stopped; `ended` has the names of those that were, in their order."""
+
+    def __init__(self, name: str, ended: list[str]) -> None:
+        self.name, self.ended, self.stopped = name, ended, threading.Event()
+
+    def begin(self, threads: WorkerThreads) -> None:
+        threads.start(self.name, partial(self.stopped.wait, 60), self.stop)
+
+    def stop(self) -> None:
+        self.ended.append(self.name)
+        self.stopped.set()
+
+
+def test_threads_that_have_begun_end_in_reverse_order_if_another_cannot_begin() -> None:
+    ended, threads = list[str](), WorkerThreads()
+    with suppress(RuntimeError), threads:
+        for name in ("attendance", "submission"):
+            Waiting(name, ended).begin(threads)
+        threads.start("policy", partial(threads.ending.wait, 60))
+        raise RuntimeError
+    assert ended == ["submission", "attendance"]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("worker-")]
+    assert threads.failure is None
+
+
+@pytest.mark.parametrize("name", ["roster", "rounds", "privacy", "progress", "log", "memory", "begun", "runs"])
+def test_a_worker_that_cannot_be_made_closes_its_files_and_its_trainers(scene: Scene, name: str) -> None:
+    trainer, closed = raising(), list[bool]()
+    trainer.close = lambda: closed.append(True)  # type: ignore[method-assign]
+    directory = scene.home.directory
+    directory.mkdir(exist_ok=True)
+    getattr(scene.home, name).write_bytes(b"damaged" * 100)
+    with pytest.raises((WorkerHomeError, RosterError), match=r"damaged|TOML"):
+        scene.start(offers={"digits": trainer})
+    assert closed == [True]
+    assert not [file.path for file in psutil.Process().open_files() if Path(file.path).is_relative_to(directory)]
+
+
+def test_trainers_are_closed_if_a_later_task_cannot_be_offered() -> None:
+    trainers = {"ending:Tiny": TrainerChoice("ending:close")}
+    with pytest.raises(PluginError, match=f"closing it failed: SystemExit: {WHY}") as caught:
+        prepare_offers(["ending:Tiny", "no-such-task"], DataSource(), device="cpu", threads=1, trainers=trainers)
+    assert "no-such-task" in repr(caught.value.__cause__.__context__)  # type: ignore[union-attr]
 
 
 def test_a_worker_that_is_asked_to_end_says_what_could_not_be_closed(scene: Scene) -> None:

@@ -11,7 +11,7 @@ import pytest
 from federation.digests import digest
 from federation.sketches import sketch
 from federation.sketches.svd import TwoWaySvd
-from federation.spec.computation import LocalSgd
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from federation.digests import derived_seed
 from federation.secure.thresholds import ONE, Mode, Thresholds
-from federation.spec.computation import LocalSgd
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import SecureSession

@@ -324,6 +324,7 @@ def test_each_owner_sees_the_same_digest_and_the_sessions_that_count(scene: Memb
 OF_PRIVATE_ROUNDS = {
     "private/members",
     "private/blur",
+    "private/rule_share",
     "direction_norm",
     "accuracy/mean",
     "loss/train",

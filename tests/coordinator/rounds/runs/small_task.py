@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
-from federation.spec.computation import Descend, LocalSgd
+from federation.spec.computation import Descend
 from federation.spec.objective_names import joint_target
+from federation.spec.train_section import LocalSgd
 from federation.tasks import Dataset, DataSource, Splits, Task
 from federation.training.trainer import Trainer
 

@@ -13,11 +13,12 @@ from safetensors.torch import save_file
 
 from coordinator.rounds.runs.specification import parse_run
 from federation.attacks import parse_attack
-from federation.spec.computation import Descend, LocalSgd, Measure, MeasureAlong
+from federation.spec.computation import Descend, Measure, MeasureAlong
 from federation.spec.objective_names import joint_target
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.run_spec import SpecError
 from federation.spec.sharing import BUFFERS, Sharing, SharingError
+from federation.spec.train_section import LocalSgd
 from federation.tasks import DataSource, Task, initial_model, task
 from federation.training.own import Own, compute, run_model
 from federation.training.plans import TrainingPlan
@@ -199,7 +200,7 @@ def test_a_pretrained_resnet_with_batch_normalisation_trains(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "resnet_task", raising=False)
     trained, chosen = with_buffers(task("resnet_task:ResNet"), treatment)
-    work = Descend(sgd=LocalSgd(steps=2, learning_rate=0.001), targets=joint_target(trained.objectives))
+    work = Descend(sgd=LocalSgd(steps=2, batch_size=0, learning_rate=0.001), targets=joint_target(trained.objectives))
     base = chosen.sharing.shared_of(chosen.values)
     result = compute(trained, base, work, chosen, **GIVEN)
     assert base.shape == (11_177_538 + 9_620 * (treatment == "averaged"),)

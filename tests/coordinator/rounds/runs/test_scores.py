@@ -182,11 +182,12 @@ def test_the_share_that_improved_is_of_the_deciding_replies_of_the_present_attem
             assignment.replies.append(told)
         session.add(phase)
     session.flush()
+    decided = scores.decided(session, current)
     told_after = Replies([measuring("a", loss=1.0), measuring("b", samples=1), measuring("c", loss=1.0)])
-    assert scores.improved(session, current, told_after) == {"improved": 0.5}, "b's loss is no finite number"
+    assert model_metrics.improved(decided, told_after) == {"improved": 0.5}, "b's loss is no finite number"
     told_after = Replies([measuring("a", loss=2.5, samples=5), measuring("b", samples=0)])
-    assert scores.improved(session, current, told_after) == {"improved": 0.0}, "b measured nothing"
-    assert scores.improved(session, current, Replies([measuring("c", loss=1.0)])) == {}
+    assert model_metrics.improved(decided, told_after) == {"improved": 0.0}, "b measured nothing"
+    assert model_metrics.improved(decided, Replies([measuring("c", loss=1.0)])) == {}
 
 
 def stopped(keys: str) -> RunFacts:
@@ -203,9 +204,13 @@ def test_a_value_counts_as_better_if_it_exceeds_the_last_one_that_counted(
     for name in OTHERS:
         a_run(session, [{"stop/value": sign * 9}], name=name)
 
+    def of_run(number: int, run: RunFacts, told: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        stops = scores.earlier(session, rounds[number]).stops
+        return model_metrics.watched(run.spec.stop, run.stopped_by, told, stops)
+
     def watched(number: int, **measured: float) -> dict[str, float]:
         told = {f"validation/{name}": value for name, value in measured.items()}
-        return scores.watched(session, rounds[number], run, [told, {"validation/samples": 1.0}])
+        return of_run(number, run, [told, {"validation/samples": 1.0}])
 
     found = watched(5, samples=1, **{metric: sign * 1.5})
     assert found == {"stop/value": sign * 1.5, "stop/best": sign * 2.0, "stop/since": 2.0}
@@ -213,7 +218,7 @@ def test_a_value_counts_as_better_if_it_exceeds_the_last_one_that_counted(
     assert found == {"stop/value": sign * 1.75, "stop/best": sign * 1.75, "stop/since": 0.0}
     assert watched(5, **{metric: 1.0}) == watched(5, samples=1) == {}, "no samples, no value"
     for other in (stopped(f'metric = "{metric}", of = "worst", patience = 2'), stopped("")):
-        assert scores.watched(session, rounds[5], other, [{"validation/": 1.0}]) == {}
+        assert of_run(5, other, [{"validation/": 1.0}]) == {}
 
 
 @pytest.mark.parametrize(("metric", "sign"), [("auc", 1.0), ("rmse", -1.0)])

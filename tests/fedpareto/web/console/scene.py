@@ -61,8 +61,16 @@ class Served:
     def reader(self) -> Reader:
         return self.console.reader
 
+    @property
+    def root(self) -> str:
+        return self.console.keys.root
+
     def ask(self, path: str, method: str = "GET", body: bytes | None = None, **headers: str) -> Answer:
-        """A request; headers are given with _ for -, and None leaves one out."""
+        """A request for a path below the root; headers are given with _ for -."""
+        return self.ask_whole(self.root + path, method, body, **headers)
+
+    def ask_whole(self, path: str, method: str = "GET", body: bytes | None = None, **headers: str) -> Answer:
+        """A request for a whole path."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
         try:
             sent = {"Host": f"127.0.0.1:{self.port}", "Cookie": self.cookie, **self.headers}
@@ -87,7 +95,7 @@ class Served:
     def enter(self) -> None:
         """Begins the browser's session."""
         address = urlsplit(web_server.entrance(self.base, self.console.keys, "/"))
-        answer = self.ask(f"{address.path}?{address.query}")
+        answer = self.ask_whole(f"{address.path}?{address.query}")
         assert answer.status == 200
         self.cookie = answer.headers["set-cookie"].partition(";")[0]
 
@@ -96,7 +104,7 @@ class Served:
         """A stream of events of a page."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
         try:
-            connection.request("GET", path, headers={"Cookie": self.cookie, "Accept-Encoding": "identity"})
+            connection.request("GET", self.root + path, headers={"Cookie": self.cookie, "Accept-Encoding": "identity"})
             yield connection.getresponse()
         finally:
             connection.close()
@@ -107,7 +115,7 @@ def served(home: Path, *, pause: float = PAUSE_SECONDS, administrator: str = "ad
     """A console of the administrator whose directory is given; `pause` is between two events of a page, in seconds."""
     clock, bell = Clock(), ChangeBell()
     keys = EntranceKeys(clock)
-    reader = Reader(_source(home, None, "direct"), bell.ring)
+    reader = Reader(_source(home, None, "direct"), bell.ring, keys.root)
     console = Console(ConsoleSite("test", administrator), reader, bell, keys, pause=pause)
     listening = web_server.listen("127.0.0.1", 0)
     port = listening.getsockname()[1]

@@ -5,7 +5,10 @@ Most tests are marked `full`: a coordinator, workers and the console are process
 
 import json
 import re
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,7 +86,35 @@ def test_a_browser_follows_a_run_under_the_policy_without_a_complaint(
     assert [mark for mark in map(float, marks.split()) if not mark.is_integer()] == []  # there is no round 0.5
     page.wait_for_selector("#heat-figure .cells path", state="attached")
     assert screen.problems == []
+    # The page of another port is another user's, perhaps: the browser must not send it the cookie.
+    with another_server() as (address, asked):
+        for path in ("/", f"/runs/{run}", f"{console.root}x/"):
+            page.goto(address + path)
+    assert len(asked) >= 3
+    assert [cookie for cookie in asked if cookie] == []
     screen.context.close()
+
+
+@contextmanager
+def another_server() -> Iterator[tuple[str, list[str]]]:
+    """A server on another port of this machine: its address, and the cookies that it gets with each request."""
+    asked = list[str]()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers.get("Cookie", ""))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+        thread.join()
 
 
 def seen(page: "Page", visible: bool) -> None:

@@ -201,27 +201,38 @@ def test_without_a_session_nothing_is_shown_and_the_page_says_how_to_get_one(con
 
 def test_a_key_works_once_and_for_a_minute(console: Served) -> None:
     path = web_server.entrance("", console.console.keys, "/runs/x?heat=loss")
-    answer = console.ask(path, Cookie="")
+    answer = console.ask_whole(path, Cookie="")
     assert answer.status == 200
-    assert "url=/runs/x?heat=loss" in answer.text
+    assert f"url={console.root}/runs/x?heat=loss" in answer.text
     cookie = answer.headers["set-cookie"]
     name = f"fedpareto-console-{console.port}="
-    check_says(cookie, name, "HttpOnly", "SameSite=Strict", "Path=/", "Max-Age=43200")
+    check_says(cookie, name, "HttpOnly", "SameSite=Strict", f"Path={console.root};", "Max-Age=43200")
     assert console.ask("/log", Cookie=cookie.partition(";")[0]).status == 200
-    again = console.ask(path, Cookie="")
+    again = console.ask_whole(path, Cookie="")
     assert (again.status, "set-cookie" in again.headers) == (401, False)
     late = web_server.entrance("", console.console.keys, "/")
     console.clock.ahead += security.KEY_SECONDS + 1
-    assert console.ask(late, Cookie="").status == 401
+    assert console.ask_whole(late, Cookie="").status == 401
     first, second = (web_server.entrance("", console.console.keys, "/") for _ in range(2))
-    assert console.ask(first, Cookie="").status == 401  # another one was asked for since
-    assert console.ask(second, Cookie="").status == 200
+    assert console.ask_whole(first, Cookie="").status == 401  # another one was asked for since
+    assert console.ask_whole(second, Cookie="").status == 200
 
 
 @pytest.mark.parametrize("to", ["//evil.example", "/\\evil.example", "http://evil.example", "/\nx", ""])
 def test_an_entrance_leads_to_no_other_server(console: Served, to: str) -> None:
     answer = console.ask(f"/enter?key={console.console.keys.new_key()}&to={quote(to, safe='')}", Cookie="")
-    assert 'content="0;url=/"' in answer.text
+    assert f'content="0;url={console.root}/"' in answer.text
+
+
+def test_no_answer_outside_the_root_names_it(console: Served) -> None:
+    root = console.root
+    assert len(root) > 20
+    for path in ("/", "/enter", "/static/style.css", root[:-1], "/" + "x" * (len(root) - 1) + "/", "/runs/x"):
+        for cookie in ("", console.cookie):
+            answer = console.ask_whole(path, Cookie=cookie)
+            assert (answer.status, root in answer.text + str(answer.headers)) == (404, False), path
+    elsewhere = console.ask_whole(root + "/", Host="evil.example")
+    assert (elsewhere.status, root in elsewhere.text) == (403, False)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def console(held: HeldRun) -> Console:
     def nowhere() -> Iterator[None]:
         raise AssertionError("a page that is in memory asks the coordinator")
 
-    reader = Reader(nowhere, lambda: None)  # type: ignore[arg-type]
+    reader = Reader(nowhere, lambda: None, "")  # type: ignore[arg-type]
     reader.held[RUN] = held
     reader.lists = Lists(at=held.run.created.ToDatetime(), runs=(held.run,))
     reader._begun.set()
