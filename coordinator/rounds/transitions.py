@@ -95,6 +95,11 @@ def move_run(run: Run, to: RunState, at: datetime, reason: str = "") -> None:
         run.ended = at
 
 
+def run_ids(session: Session, *where: ColumnElement[bool]) -> Sequence[str]:
+    """The ids of the runs that fulfil some conditions, oldest first."""
+    return session.scalars(select(Run.run_id).where(*where).order_by(Run.created)).all()
+
+
 def interrupt_simulations(session: Session, at: datetime) -> None:
     """Pauses the runs on simulated clients that a dead process left under way.
 

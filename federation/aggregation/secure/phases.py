@@ -7,9 +7,9 @@ from federation.aggregation.phases import AlgorithmPhase, Asked, Closing
 from federation.secure.thresholds import Mode
 from federation.transport.transfer_times import slowest_seconds
 from federation.work.secure.deal import Deal, Open
+from federation.work.secure.masking import Confirm, Mask, Unmask
 from federation.work.secure.ready import SPECIFICATION, Ready
 from federation.work.secure.stage import CIPHERTEXTS, REPLIES
-from federation.work.secure.sum import Confirm, Mask, Unmask
 from federation.work.secure.terms import SessionTerms
 
 

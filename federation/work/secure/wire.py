@@ -31,8 +31,8 @@ from federation.work.jacobian import wire as jacobian
 from federation.work.registry import Kind, Statements
 from federation.work.secure import terms
 from federation.work.secure.deal import Deal, Open
+from federation.work.secure.masking import Confirm, Mask, Unmask
 from federation.work.secure.ready import Ready
-from federation.work.secure.sum import Confirm, Mask, Unmask
 from federation.work.secure.terms import SessionStage, SessionTerms, Statement
 from federation.work.site import EVALUATE
 from federation.work.train import wire as train

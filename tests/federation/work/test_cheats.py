@@ -18,7 +18,7 @@ from federation.secure.thresholds import Mode, Thresholds
 from federation.secure.wire import pack, unpack
 from federation.vectors import Array, payload_bytes
 from federation.work.base import Result, RowSchema, Work, payload_layout
-from federation.work.secure.sum import Mask
+from federation.work.secure.masking import Mask
 from federation.work.secure.terms import SessionStage
 from tests.federation.work.scene import Cast, Inputs, Member, Question, cast, exact, names, play
 from tests.few import few, few_of

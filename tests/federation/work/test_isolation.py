@@ -26,8 +26,8 @@ from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
 from federation.work.secure import limits
 from federation.work.secure.deal import Deal
+from federation.work.secure.masking import Confirm, Unmask
 from federation.work.secure.ready import SPECIFICATION, Ready
-from federation.work.secure.sum import Confirm, Unmask
 from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy
