@@ -16,7 +16,7 @@ from storage.states import AssignmentState, ClientState, PhaseState, RoundState,
 EVALUATES = or_(~Phase.decides, Phase.number >= func.coalesce(Round.evaluation_phase, 2**31 - 1))
 """Selects the phases, of joined rounds, that evaluate the new model.
 
-The stages of a private evaluation are of the same kinds as those before the step.
+The phases of a private evaluation are of the same kinds as those before the step.
 """
 CLIENT_TRANSITIONS: dict[ClientState, frozenset[ClientState]] = {
     ClientState.PENDING: frozenset({ClientState.ACTIVE, ClientState.REVOKED}),

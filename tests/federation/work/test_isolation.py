@@ -102,7 +102,7 @@ def test_a_member_that_is_told_something_else_of_its_work_is_in_another_session(
     victim = scene.members[VICTIM]
     envelopes = [replied(scene, victim, mine), *(replied(scene, member, theirs) for member in others)]
     deal = Deal(session=ready(mine).session, mode=Mode.SUM, members=tuple(scene.members))
-    with pytest.raises(WorkError, match="is of another session or stage"):
+    with pytest.raises(WorkError, match="is of another session or phase"):
         victim.do(deal, {"replies": join_envelopes(envelopes)})
 
 
