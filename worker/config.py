@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self, get_origin
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from federation.errors import Error
 from federation.spec.problems import Format, Section, explain, read_document
@@ -30,7 +31,8 @@ from federation.text_files import FORMAT
 OPTIONS = {"tasks": "--task", "data": "--data", "code": "--code", "device": "--device"}  # by key: options of their own
 _KNOWN = "`fedpareto worker config` lists the keys that exist"
 _BY_TASK = ("objectives", "trainer", "trainer_command")
-_PATHS = frozenset({"data", "code", "accomplices", "passphrase_file", "proxy", "spec"})
+_TABLE = "notify"
+_PATHS = frozenset({"data", "code", "accomplices", "passphrase_file", "proxy", "spec", _TABLE})
 _SECRET = frozenset({"proxy"})  # a password may stand in a value that is refused
 _MOUNTED_READ_ONLY = "or mount it read-only"
 
@@ -55,6 +57,35 @@ def _objectives(value: Any) -> Any:
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
 TextByTask = Annotated[dict[str, str], BeforeValidator(_for_each_task)]
 NamesByTask = Annotated[dict[str, Texts], BeforeValidator(_objectives)]
+
+
+class Notify(Section):
+    """The table `[notify]`: the command that tells the owner of what needs attention."""
+
+    command: Texts = Field(
+        (),
+        description="The program, and its arguments, that [tells you](member/worker-file.md#a-command-that-tells-you) "
+        "what needs your attention; without the key, the worker's log alone does.",
+    )
+    seconds: float = Field(
+        30.0, ge=1, le=3600, description="The seconds after which that program is ended, with its children."
+    )
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _no_shell(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(f"{value!r} is one text, and no shell reads it: write a list, [program, argument, ...]")
+        return value
+
+    @field_validator("command")
+    @classmethod
+    def _program(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if value and not value[0]:
+            raise ValueError("the first text of the list names the program, and it is empty")
+        if any("\0" in part for part in value):
+            raise ValueError("no argument of a program can hold the character NUL")
+        return value
 
 
 class WorkerConfig(Section):
@@ -123,6 +154,7 @@ class WorkerConfig(Section):
     accomplices: str = Field(
         "", description="The directory that attackers share, for attacks that need the updates of several clients."
     )
+    notify: Notify = Notify()
 
     @field_validator(*_BY_TASK)
     @classmethod
@@ -184,7 +216,7 @@ class WorkerConfig(Section):
         Raises:
             WorkerConfigError: one has no value, an unknown key or a wrong value, or does not fit the others.
         """
-        values = {name: getattr(self, name) for name in self.model_fields_set}
+        values = self.model_dump(exclude_unset=True)
         values |= {name: value for name, value in options.items() if value is not None}
         left_out = set(self.tasks) - set(values.get("tasks", ()))  # the file may have values for tasks of its own
         for key in values.keys() & set(_BY_TASK):
@@ -203,17 +235,18 @@ class WorkerConfig(Section):
     def _setting(cls, text: str) -> tuple[str, Any]:
         """The key and the value of KEY=VALUE, which is a text, a value of TOML, or a list with commas."""
         key, equals, value = text.partition("=")
-        name, dot, _ = (key := key.strip()).partition(".")
         if not equals:
             raise WorkerConfigError(f"--set {text}: write KEY=VALUE; {_KNOWN}")
-        if name == "format" or name not in cls.model_fields:
-            near = did_you_mean(name, cls.names()) or ";"
-            raise WorkerConfigError(f"--set {text}: there is no key {name!r}{near} {_KNOWN}")
+        key, known = key.strip(), cls.names()
+        name, dot, _ = (key, "", "") if key in known else key.partition(".")
+        if name not in known:
+            near = did_you_mean(key, known) or did_you_mean(name, known) or ";"
+            raise WorkerConfigError(f"--set {text}: there is no key {key!r}{near} {_KNOWN}")
         if name in OPTIONS:
             raise WorkerConfigError(f"--set {text}: this key has an option of its own: {OPTIONS[name]} {value}")
         if dot and name not in _BY_TASK:
             raise WorkerConfigError(f"--set {text}: {name} is one value, not a table: write {name}=VALUE")
-        kind = cls.model_fields[name].annotation
+        kind = cls.field(name).annotation
         if kind is str or name in _BY_TASK:
             return key, value
         with suppress(ValueError, RecursionError):  # what is no TOML stays a text, and is refused with its key
@@ -228,8 +261,25 @@ class WorkerConfig(Section):
 
     @classmethod
     def names(cls) -> list[str]:
-        """All keys but `format`."""
-        return [name for name in cls.model_fields if name != "format"]
+        """All keys but `format`; those of the table `[notify]` with its name before them."""
+        own = [name for name in cls.model_fields if name not in ("format", _TABLE)]
+        return own + [f"{_TABLE}.{name}" for name in Notify.model_fields]
+
+    @classmethod
+    def field(cls, key: str) -> FieldInfo:
+        """The field of one of `names`: its default and its description."""
+        table, dot, name = key.partition(".")
+        return Notify.model_fields[name] if dot else cls.model_fields[table]
+
+    def value(self, key: str) -> Any:
+        """The value of one of `names`."""
+        table, dot, name = key.partition(".")
+        return getattr(getattr(self, table), name) if dot else getattr(self, table)
+
+    def sets(self, key: str) -> bool:
+        """True if this has a value of its own for one of `names`."""
+        table, dot, name = key.partition(".")
+        return table in self.model_fields_set and (not dot or name in getattr(self, table).model_fields_set)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -248,6 +298,11 @@ class WorkerConfig(Section):
     def _placed(self, name: str, directory: Path) -> Any:
         """The value of a key that names files or directories, with `directory` before relative paths."""
         value = getattr(self, name)
+        if isinstance(value, Notify):
+            program, *arguments = value.command or ("",)
+            if "/" not in program:  # a program of the PATH, or none
+                return value
+            return value.model_copy(update={"command": (str(directory / program), *arguments)})
         if isinstance(value, tuple):
             return tuple(str(directory / item) for item in value)
         if name == "proxy":
@@ -265,7 +320,7 @@ class WorkerConfig(Section):
             f"format = {FORMAT}",
         ]
         for name in cls.names():
-            field = cls.model_fields[name]
+            field = cls.field(name)
             meaning, chosen = str(field.description), values.get(name)
             line = f"{name} = {in_toml(field.default if chosen is None else chosen)}"
             lines += ["", *comment(meaning), line if chosen is not None else f"# {line}"]

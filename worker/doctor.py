@@ -270,6 +270,18 @@ def check_disk(directory: Path, model_bytes: int) -> Finding:
     return Finding.warning("disk", f"{text}: free some space") if free < needed else Finding.ok("disk", text)
 
 
+def check_notify(command: Sequence[str]) -> Finding:
+    """Checks that the program exists which tells the owner. It is not run."""
+    program = escaped(command[0], 200)
+    if (found := shutil.which(command[0])) is None:
+        return Finding.failed(
+            "notify",
+            f"notify.command of worker.toml names {program}, which is no program that this user can run: correct it, "
+            "or install the program",
+        )
+    return Finding.ok("notify", f"{escaped(found, 200)} tells the owner; it is not run now")
+
+
 def check_device(name: str) -> Finding:
     """Checks the device that trains; a missing GPU is not an error."""
     if find_spec("torch") is None:

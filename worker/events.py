@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -19,6 +20,8 @@ from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 MAX_MESSAGE = 4000  # characters
 BURST, PER_SECOND = 10_000, 0.5  # messages of each event
 LOGGER = logging.getLogger("fedpareto.worker")
+Listener = Callable[[str, Mapping[str, object]], None]
+"""Gets the name and the fields of each event, in the thread that reports it: it may neither wait nor fail."""
 
 
 class Events:
@@ -34,6 +37,11 @@ class Events:
         self._levels: dict[str, tuple[float, float]] = {}  # tokens of each event, and when they were counted
         self._left_out: Counter[str] = Counter()
         self.home = home or Directories()
+        self._listeners: tuple[Listener, ...] = ()
+
+    def listen(self, listener: Listener) -> None:
+        """Has a listener get each event from now on, also those that are left out of the log."""
+        self._listeners += (listener,)
 
     def tell(self, event: str, message: str, **fields: object) -> None:
         """Reports an event: its stable name, a line for people, and further fields for programs."""
@@ -61,6 +69,8 @@ class Events:
         self.warn("disk", message, **fields)
 
     def _tell(self, level: int, event: str, message: str, fields: dict[str, object]) -> None:
+        for listener in self._listeners:
+            listener(event, fields)
         with self._lock:
             if not self._may(event):
                 self._left_out[event] += 1

@@ -47,6 +47,7 @@ class Progress:
         self._ask = ask
         self._events = events
         self._lock = threading.RLock()
+        self._asked = False  # the owner was warned of the restore that waits
         state = read_state(path, partial(_parsed, None if ask else member), _ADVICE) or _State(EARLIEST, {}, None, None)
         self._time, self._rounds, self._restored, self._pending = state
         if self._pending is not None and not ask:  # the owner has changed the policy since
@@ -85,6 +86,8 @@ class Progress:
         """
         with self._lock:
             if envelope in (self._restored, self._pending):
+                if envelope == self._pending:
+                    self._tell_pending(envelope)
                 return
             manifest = open_restore(envelope, self._member)
             known_times = [
@@ -92,24 +95,31 @@ class Progress:
             ]
             if any(_made(manifest) <= time for time in known_times):
                 return  # no newer than a known statement
-            affected = _affected(manifest, self._rounds)
-            runs = ", ".join(f"{escaped(run)} (from round {self._rounds[run]} to {kept})" for run, kept in affected)
-            text = (
-                f"the coordinator was restored from a backup; its statement is of {_made(manifest):%Y-%m-%d %H:%M} UTC"
-            )
-            text += f". These runs go back: {runs}" if runs else ". No run goes back behind what this worker has seen"
-            fields = {"restored": _made(manifest).isoformat(), "runs": dict(affected)}
-            if affected and self._ask:
-                self._pending = envelope
+            text, fields = self._told(manifest)
+            if fields["runs"] and self._ask:
+                self._pending, self._asked = envelope, False
                 self._save()
-                self._events.warn(
-                    "restore-pending",
-                    f"{text}. Nothing of them is done until you accept it: run `fedpareto worker restored --accept`",
-                    **fields,
-                )
+                self._tell_pending(envelope)
             else:
                 self._take(envelope, manifest)
                 self._events.warn("restored", text, **fields)
+
+    def _tell_pending(self, envelope: SignedEnvelope) -> None:
+        """Warns the owner of a restore that waits, once in the life of this process."""
+        if self._asked:
+            return
+        self._asked = True
+        text, fields = self._told(open_restore(envelope, self._member))
+        advice = "Nothing of them is done until you accept it: run `fedpareto worker restored --accept`"
+        self._events.warn("restore-pending", f"{text}. {advice}", **fields)
+
+    def _told(self, manifest: RestoreManifest) -> tuple[str, dict[str, object]]:
+        """What the owner is told of a restore: the text, and the fields of the event."""
+        affected = _affected(manifest, self._rounds)
+        runs = ", ".join(f"{escaped(run)} (from round {self._rounds[run]} to {kept})" for run, kept in affected)
+        text = f"the coordinator was restored from a backup; its statement is of {_made(manifest):%Y-%m-%d %H:%M} UTC"
+        text += f". These runs go back: {runs}" if runs else ". No run goes back behind what this worker has seen"
+        return text, {"restored": _made(manifest).isoformat(), "runs": dict(affected)}
 
     def waits(self, run_id: str) -> bool:
         """True if work of this run waits until the owner has accepted a restore."""

@@ -100,7 +100,7 @@ def worker_keys(incomplete: str) -> list[Offer]:
     if equals:
         return [(f"attack={name}", "") for name in attacks(value)] if key == "attack" else []
     config = import_module("worker.config").WorkerConfig
-    rows = [(f"{name}=", without_links(str(config.model_fields[name].description))) for name in config.names()]
+    rows = [(f"{name}=", without_links(str(config.field(name).description))) for name in config.names()]
     return [row for row in rows if row[0].startswith(incomplete)]
 
 

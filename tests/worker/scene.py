@@ -35,8 +35,10 @@ from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator, assignment, 
 from tests.trained import train
 from tests.works import set_train, set_work
 from worker.connection.attendance import AttendanceError
+from worker.config import Notify
 from worker.events import Events
 from worker.home import MEMBER_FILE, WorkerHome
+from worker.notifier import Notifier
 from worker.service import Worker, prepare_offers
 from worker.site.assignment_checks import Declined, check_assignment
 from worker.site.policy_file import Policy, PolicyError, WorkLimits
@@ -125,6 +127,13 @@ def soon(*_: float) -> float:
     return 0.01
 
 
+def notifier(events: Events, *command: str, seconds: float = 30, **environment: str) -> Notifier:
+    """What tells an owner, without pauses between two commands."""
+    notify, environment = Notify(command=command, seconds=seconds), {"PATH": "/usr/bin:/bin", **environment}
+    whose = {"federation_id": FEDERATION, "client_id": CLIENT}
+    return Notifier(notify, events, **whose, environment=environment, pause=0.0)
+
+
 class Running:
     """A worker in a thread."""
 
@@ -136,6 +145,7 @@ class Running:
         *,
         policy: Policy | None = None,
         uniform: Callable[[float, float], float] | None = None,
+        notify: Sequence[str] = (),
         **options: Any,
     ) -> None:
         home.directory.mkdir(exist_ok=True)
@@ -143,12 +153,14 @@ class Running:
         self.home = home
         self.member = member
         self.failure: Exception | None = None
+        events = Events(self.out, home.directories)
+        self.notifier = notifier(events, *notify)
         self.worker = Worker(
             home=home,
             member=member,
             offers=offers,
             device="cpu",
-            events=Events(self.out, home.directories),
+            events=events,
             uniform=uniform or random.Random(0).uniform,
             policy=policy or Policy.load(home.policy),
             **options,
@@ -158,7 +170,8 @@ class Running:
 
     def _run(self) -> None:
         try:
-            self.worker.run()
+            with self.notifier:
+                self.worker.run()
         except Exception as error:
             self.failure = error
 

@@ -72,7 +72,7 @@ def test_every_option_that_worker_run_no_longer_has_is_a_key_and_eight_remain_wi
     command = fedpareto_command().commands["worker"].commands["run"].loaded
     left = {name for option in command.params for name in option.opts}
     assert left == {"--home", "--config", "--task", "--data", "--code", "--device", "--rehearse", "--set", "--json"}
-    assert {*REMOVED.values(), *OPTIONS} == set(WorkerConfig.names())
+    assert {*REMOVED.values(), *OPTIONS, "notify.command", "notify.seconds"} == set(WorkerConfig.names())
     assert set(OPTIONS.values()) < left
 
 
@@ -118,6 +118,16 @@ def test_a_list_replaces_a_list_and_values_of_tasks_that_are_left_out_go_with_th
     assert file.changed(['sketches=["e:E"]']).sketches == ("e:E",)
 
 
+def test_a_table_of_the_file_is_shown_by_its_keys_and_changed_key_by_key(tmp_path: Path) -> None:
+    written(tmp_path / "worker.toml", '[notify]\ncommand = ["bin/tell", "a b"]\n')
+    found = shown("--home", str(tmp_path), "--set", "notify.seconds=5")
+    assert found["notify.command"] == ([str(tmp_path / "bin/tell"), "a b"], "file"), "a path is beside the file"
+    assert found["notify.seconds"] == (5, "option")
+    assert shown("--home", str(tmp_path / "none"))["notify.seconds"] == (30, "default")
+    file = WorkerConfig.load(tmp_path / "worker.toml")
+    assert file.changed(['notify.command=["mail", "x,y"]']).notify.command == ("mail", "x,y")
+
+
 def test_set_takes_each_kind_of_value_and_a_table_by_task(tmp_path: Path) -> None:
     settings = [
         "threads=2", "pin_memory=true", "trainer_silence=30", "proxy=http://p:1", "attack=alie:z=1",
@@ -149,6 +159,14 @@ def test_set_takes_each_kind_of_value_and_a_table_by_task(tmp_path: Path) -> Non
         ("format = 1\ntasks = ['a', 'b']\ntrainer = 'torch'", 'trainer "torch": of which task?'),
         ("format = 1\ntasks = ['digits']\ntrainer.digit = 'a'", "trainer: 'digit' is none of the tasks; did you mean"),
         ("format = 1\ntasks = ['a']\ntrainer = 'a'\ntrainer_command = 'b'", "choose one of trainer and"),
+        ("format = 1\n[notify]\nsecond = 3", "line 3: notify.second: no such key; did you mean 'seconds'?"),
+        ("format = 1\n[notify]\nseconds = 0", "line 3: notify.seconds: Input should be greater than or equal to 1"),
+        (
+            "format = 1\nnotify.command = 'mail a'",
+            "line 2: notify.command: 'mail a' is one text, and no shell reads it",
+        ),
+        ("format = 1\nnotify.command = ['']", "notify.command: the first text of the list names the program"),
+        ("format = 1\nnotify.command = ['a', '\\u0000']".replace("'\\u0000'", '"\\u0000"'), "hold the character NUL"),
         ("format = 1\naccomplices = 'shared'", "shared: without attack there is nothing to do together"),
         ("format = 1\nproxy = 'http://u:secret@h:1'", "line 2: proxy: a user and password do not belong here"),
     ],
@@ -168,6 +186,8 @@ def test_a_file_that_cannot_be_used_is_refused_with_line_and_key(tmp_path: Path,
         ("threads=four", "threads: Input should be a valid integer; got 'four'"),
         ("threads=4\nprocesses=2", "threads: Input should be a valid integer"),
         ("threads.digits=4", "threads is one value, not a table"),
+        ("notify.comand=mail", "there is no key 'notify.comand'; did you mean 'notify.command'?"),
+        ("notify.seconds=soon", "notify.seconds: Input should be a valid number"),
         ("pin_memory=yes", "pin_memory: Input should be a valid boolean; got 'yes'"),
         ("device=cpu", "this key has an option of its own: --device cpu"),
         ("format=1", "there is no key 'format'"),
@@ -252,7 +272,17 @@ def test_the_doctor_says_which_file_it_has_found_and_goes_on_without_one_that_ca
     path = tmp_path / "worker.toml"
     assert found()["config"] == ("ok", f"no {path}: the defaults, and the options of the command")
     written(path, "threads = 2\nprocesses = 1\n")
-    assert found()["config"] == ("ok", f"{path} sets threads, processes")
+    checks = found()
+    assert checks["config"] == ("ok", f"{path} sets threads, processes")
+    assert "notify" not in checks
+    written(path, '[notify]\ncommand = ["sh", "-c"]\n')
+    checks = found()
+    assert checks["config"][1].endswith("sets notify.command")
+    assert (checks["notify"][0], "/sh tells the owner; it is not run now" in checks["notify"][1]) == ("ok", True)
+    written(path, '[notify]\ncommand = ["./none"]\n')
+    checks = found()
+    assert checks["notify"][0] == "failed"
+    assert f"names {tmp_path / 'none'}, which is no program that this user can run" in checks["notify"][1]
     path.write_text("format = 1\nthread = 2\n")
     checks = found()
     assert checks["config"][0] == "failed"

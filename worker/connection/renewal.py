@@ -154,5 +154,6 @@ class Renewer:
             f"this client's certificate ends on {member.not_after:%Y-%m-%d %H:%M} UTC, in {days} days, and was not "
             f"renewed: {reason}; trying again in {delay:.0f} s",
             not_after=member.not_after.isoformat(),
+            days_left=days,
             retry_seconds=delay,
         )

@@ -142,7 +142,8 @@ class Consents:
             subject = f"run {escaped(run.run)} asked with the initial model {run.initial_model}"
             self._events.warn("run-invalid", f"{subject}, and asks again with {manifest.initial_model}")
         elif run is not None:
-            self._note(run)
+            if self._note(run):  # a run of before the start
+                self._tell_waits(run, run.verdict(self._policy))
             self._answer(run, again=True)
         elif not self._has_room(0):
             self._refuse(manifest)
@@ -157,9 +158,28 @@ class Consents:
         """
         return self._file.make_room(size, self._recent)
 
-    def _note(self, run: RunRequest) -> None:
-        if self._policy.approve == "each-run":
-            self._recent.add((run.run, run.spec))
+    def _note(self, run: RunRequest) -> bool:
+        """Remembers that a run has asked. True if it can wait for the owner, and asks for the first time."""
+        if self._policy.approve != "each-run" or (run.run, run.spec) in self._recent:
+            return False
+        self._recent.add((run.run, run.spec))
+        return True
+
+    def _tell_waits(self, run: RunRequest, verdict: Verdict) -> None:
+        """Warns the owner of a run that waits, as `verdict` says."""
+        if verdict.answer != "waiting":
+            return
+        advice = f"`fedpareto worker runs {escaped(run.run)}` shows it, `fedpareto worker approve` approves it"
+        self._events.warn(
+            "run-waits",
+            f"{_subject(run)} waits for your approval: {advice}",
+            run_id=run.run,
+            spec=run.spec,
+            answer=verdict.answer,
+            name=run.name,
+            task=run.task,
+            submitted_by=run.submitted_by,
+        )
 
     def _refuse(self, manifest: RunManifest) -> None:
         """Refuses a run, since too many wait for the owner. Nothing of it is kept."""
@@ -192,14 +212,16 @@ class Consents:
         self._file.add(run)
         self._note(run)
         verdict = run.verdict(self._policy)
-        subject = f"run {escaped(run.run)} ({escaped(run.name)}, submitted by {escaped(run.submitted_by)})"
-        fields = {"run_id": run.run, "spec": run.spec, "answer": verdict.answer}
-        if verdict.answer == "waiting":
-            advice = f"`fedpareto worker runs {escaped(run.run)}` shows it, `fedpareto worker approve` approves it"
-            self._events.warn("run-waits", f"{subject} waits for your approval: {advice}", **fields)
-        else:
+        self._tell_waits(run, verdict)
+        if verdict.answer != "waiting":
             reason = f", {verdict.reason}: {verdict.message}" if verdict.reason else ""
-            self._events.tell("run-answered", f"{subject}: {verdict.answer}{reason}", **fields)
+            self._events.tell(
+                "run-answered",
+                f"{_subject(run)}: {verdict.answer}{reason}",
+                run_id=run.run,
+                spec=run.spec,
+                answer=verdict.answer,
+            )
         self._answer(run, again=False)
 
     def _fetched(self, name: str) -> bytes | None:
@@ -258,3 +280,7 @@ class Consents:
         )
         manifest.created.FromDatetime(self._attendance.now())
         return sign(manifest, member.signing_key)
+
+
+def _subject(run: RunRequest) -> str:
+    return f"run {escaped(run.run)} ({escaped(run.name)}, submitted by {escaped(run.submitted_by)})"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from federation.owners_code import TwoTexts
-from federation.v1.common_pb2 import SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from worker.connection.attendance import Attendance
 from worker.events import Events
 from worker.site.assignment_checks import Declined, UnverifiedAssignment, claimed_id
@@ -31,14 +31,15 @@ class Declines:
         self.events.home.check_there()
         assignment_id = claimed_id(envelope)
         reason, message = declined.reason, declined.texts.local
+        verified = None if isinstance(declined, UnverifiedAssignment) else envelope
         if not declined.repeated:
             self.events.warn(
                 "declined",
                 f"assignment {assignment_id or '(unreadable)'}: declined, {reason}: {message}",
                 assignment_id=assignment_id,
+                run_id="" if verified is None else AssignmentManifest.FromString(verified.manifest).run_id,
                 reason=reason,
             )
-        verified = None if isinstance(declined, UnverifiedAssignment) else envelope
         if verified is not None and reason in ATTACKS:
             self.evidence.alert(verified, reason, message)
         if assignment_id:

@@ -53,7 +53,8 @@ def doctor_command(
     with failing(PartError, code=USAGE):
         source = site.source
     findings = []
-    for finding in chain([in_file], _check_connection(home, address, site), _train(home, site, source)):
+    told = [doctor.check_notify(site.notify.command)] if site.notify.command else []
+    for finding in chain([in_file], told, _check_connection(home, address, site), _train(home, site, source)):
         findings.append(finding)
         if not as_json:
             typer.echo(finding.line)
@@ -73,7 +74,7 @@ def _check_file(home: Path, given: Path | None) -> "tuple[Finding, WorkerConfig]
         return Finding.failed("config", failure.message), WorkerConfig.default()
     if not path.exists():
         return Finding.ok("config", f"no {path}: the defaults, and the options of the command"), config
-    keys = ", ".join(name for name in WorkerConfig.names() if name in config.model_fields_set)
+    keys = ", ".join(filter(config.sets, WorkerConfig.names()))
     return Finding.ok("config", f"{path} sets {keys or 'nothing'}"), config
 
 

@@ -30,6 +30,7 @@ with on_first_use():
     from fedpareto.cli.member.trial import rehearse_round, run_of
     from worker.connection.attendance import AttendanceError
     from worker.events import Events
+    from worker.notifier import Notifier
     from worker.rotation import RotationError, end_rotation
     from worker.service import Worker, prepare_offers
     from worker.site.policy_file import Policy, PolicyError
@@ -100,6 +101,14 @@ def run(
         policy.check_allows(site.tasks)
         with failing(RotationError, RosterError):
             member = end_rotation(worker_home, stored_member, passphrase=passphrase)
+        events = Events(event_stream() if as_json else None, worker_home.directories)
+        notifier = Notifier(
+            site.notify,
+            events,
+            federation_id=member.federation_id,
+            client_id=member.client_id,
+            environment=os.environ,
+        )
         with failing(DataError, SpoolError, ValueError):
             attacker = None
             if rehearsal is not None:
@@ -111,14 +120,15 @@ def run(
                 member=member,
                 offers=offers,
                 device=devices,
-                events=Events(event_stream() if as_json else None, worker_home.directories),
+                events=events,
                 uniform=random.SystemRandom().uniform,
                 attacker=attacker,
                 policy=policy,
                 passphrase=passphrase,
                 manager=manager,
             )
-        _run_until_stopped(worker)
+        with notifier:
+            _run_until_stopped(worker)
 
 
 def _run_until_stopped(worker: "Worker") -> None:

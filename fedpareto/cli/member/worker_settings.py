@@ -83,7 +83,8 @@ def config_command(
     """
     path, file = config_file(home, config), site_config(home, config)
     found = chosen(file, settings, task=task, data=data, code=code, device=device)
-    given = {text.partition("=")[0].strip().partition(".")[0] for text in settings or ()}
+    keys, names = [text.partition("=")[0].strip() for text in settings or ()], WorkerConfig.names()
+    given = {key if key in names else key.partition(".")[0] for key in keys}
     for key, option in OPTIONS.items():
         if context.params.get(option.removeprefix("--")):
             given.add(key)
@@ -92,16 +93,16 @@ def config_command(
     def source(key: str) -> str:
         if key in given:
             return "environment" if key == "code" and from_environment else "option"
-        return "file" if key in file.model_fields_set else "default"
+        return "file" if file.sets(key) else "default"
 
     rows = [
         {
             "key": key,
-            "value": getattr(found, key),
+            "value": found.value(key),
             "source": source(key),
-            "meaning": without_links(str(WorkerConfig.model_fields[key].description)),
+            "meaning": without_links(str(WorkerConfig.field(key).description)),
         }
-        for key in WorkerConfig.names()
+        for key in names
     ]
     there = path.exists()
     document: dict[str, Any] = {"file": str(path) if there else None, "settings": rows}

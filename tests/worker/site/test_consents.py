@@ -168,8 +168,9 @@ def test_what_the_policy_refuses_the_owner_cannot_approve_and_a_refusal_outlives
 
 
 def test_a_run_that_its_owner_refuses_later_is_dropped_and_the_answer_survives_a_restart(scene: Scene) -> None:
-    policy = Policy(approve="each-run")
-    running = scene.attending(policy=policy)
+    policy, told = Policy(approve="each-run"), scene.home.directory.parent / "told"
+    notify = ("sh", "-c", 'cat >> "$0"', str(told))
+    running = scene.attending(policy=policy, notify=notify)
     scene.coordinator.ask(DOCUMENT)
     running.wait_for("run-waits")
     command("approve", "trial", "--home", scene.joined())
@@ -181,11 +182,21 @@ def test_a_run_that_its_owner_refuses_later_is_dropped_and_the_answer_survives_a
     command("refuse", "trial", "--reason", "the ethics board said no", "--home", scene.joined())
     assert scene.answers(3)[-1] == ("run-1", "refused", "the ethics board said no")
     assert scene.declined() == ("assignment-0", "owner", "the ethics board said no")
+    scene.coordinator.ask(other := DOCUMENT.replace(b"rounds = 2", b"rounds = 3"))
+    assert scene.answers(4)[-1][1] == "waiting"
     running.stop()
     scene.coordinator.open.clear()
-    scene.attending(policy=policy)
+    running = scene.attending(policy=policy, notify=notify)
     scene.coordinator.ask(DOCUMENT)
-    assert scene.answers(4)[-1] == ("run-1", "refused", "the ethics board said no")
+    assert scene.answers(5)[-1] == ("run-1", "refused", "the ethics board said no")
+    for count in (6, 7):  # as after a broken connection
+        scene.coordinator.ask(other)
+        assert scene.answers(count)[-1][1] == "waiting"
+    running.stop()
+    facts = [fact for line in told.read_text().splitlines() for fact in json.loads(line)["facts"]]
+    states = ["begins", "over", "begins", "begins"]  # the last one after the restart
+    assert [(fact["kind"], fact["state"]) for fact in facts] == [("run-waits", state) for state in states]
+    assert facts[0]["submitted_by"] == "alice"
 
 
 def test_a_run_of_another_federation_or_without_a_signature_or_its_specification_is_not_asked_about(
