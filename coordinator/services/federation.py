@@ -23,7 +23,7 @@ from coordinator.rounds.fleets.presence import Admitted, Assigned, AttendanceStr
 from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
 from coordinator.services.stream_words import ReceivedHello, closed_until, introduction, left
-from coordinator.services.views.given_model import given_model
+from coordinator.services.views.member_model import member_model
 from coordinator.settings import Settings
 from coordinator.thread_pool import to_the_end, wait_ended
 from federation.digests import parse
@@ -250,7 +250,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
                 "argument",
                 f"a nonce of {len(request.nonce)} bytes; it has {LEAST_NONCE_BYTES} to {MAX_NONCE_BYTES}",
             )
-        run, manifest = await self._read(given_model, caller.name, request)
+        run, manifest = await self._read(member_model, caller.name, request)
         if not await self._in_thread(self._blobs.exists, manifest.model):
             keep = self._settings.keep_rounds
             removed = await self._read(removed_model, self._blobs, run, manifest.round, manifest.model, keep)

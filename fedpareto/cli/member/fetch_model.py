@@ -94,7 +94,7 @@ def model_command(
         write_card(_card_facts(asked, found), card, target, as_json=as_json)
     document = {**_document(asked, found), "file": str(target), "personal": kept, "card": str(card) if card else None}
     with failing(OSError, what=f"cannot write {site.home.models}"):
-        replace_private(site.home.models / "last.json", json.dumps(document).encode() + b"\n")
+        replace_private(site.home.models / f"{given.run_id}.json", json.dumps(document).encode() + b"\n")
     answer(as_json, document, *_lines(asked, found, target, kept, card))
 
 

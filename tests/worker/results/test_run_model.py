@@ -246,12 +246,12 @@ def test_a_download_that_breaks_off_goes_on_and_the_model_is_written_whole(site:
     assert told["metrics"] == [
         {"split": "test", "metric": "loss", "members": 6, "mean": 0.4, "worst": 0.9, "worst_member": ""}
     ]
-    assert json.loads((home / "models" / "last.json").read_text()) == done
+    assert json.loads((home / "models" / "run-1.json").read_text()) == done
     text = command("worker", "model", "run-1", "--home", home, "--out", out, "--force").stdout
     assert "the same step and model" in text
     assert "worst 0.900" in text
     assert coordinator.fetches == [0, 3000, 6000]  # it was kept
-    again = command("worker", "model", "trial", "--home", home, "--out", out, code=2)
+    again = command("worker", "model", "trial", "--home", home, "--out", out, code=1)
     assert "exists: give --force" in str(again.exception)
 
 

@@ -28,14 +28,14 @@ MOST_SCORES = 200
 MOST_TEXT = 200  # characters of a metric or a split in a request
 
 
-class GivenModel(NamedTuple):
+class MemberModel(NamedTuple):
     """What a member is told of a model; `manifest` is not signed yet, and has neither nonce nor time."""
 
     run: Run
     manifest: ModelManifest
 
 
-def given_model(session: Session, client_id: str, wanted: GetModelRequest) -> GivenModel:
+def member_model(session: Session, client_id: str, wanted: GetModelRequest) -> MemberModel:
     """The model that a member asks for.
 
     Raises:
@@ -79,7 +79,7 @@ def given_model(session: Session, client_id: str, wanted: GetModelRequest) -> Gi
         scores=_scores(session, client_id, round_, spec),
         numbers={name: round_.metrics[name] for name in ("epsilon/clients",) if name in round_.metrics},
     )
-    return GivenModel(run, manifest)
+    return MemberModel(run, manifest)
 
 
 def _contributed(session: Session, client_id: str, run: Run) -> bool:
