@@ -31,7 +31,7 @@ from worker.site.assignment_checks import (
     check_assignment,
     check_cancel,
 )
-from worker.site.policy import WorkLimits
+from worker.site.policy_file import WorkLimits
 from worker.site.run_requests import Verdict
 from worker.work.execution import Execution
 from worker.work.own_errors import SILENT, log_owners
