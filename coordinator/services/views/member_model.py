@@ -89,8 +89,11 @@ def _contributed(session: Session, client_id: str, run: Run) -> bool:
 
 
 def _members(session: Session, round_: Round) -> int:
+    """How many members the step was made from; 0 if noise protects them."""
     if concealed(round_.run):
         return 0
+    if "private/members" in round_.metrics:
+        return int(round_.metrics["private/members"])
     count = select(func.count(Reply.client_id.distinct())).join(Assignment).join(Phase)
     of_attempt = (Phase.round_id == round_.round_id, Phase.attempt == round_.attempt, Phase.decides)
     before = (Phase.number < round_.evaluation_phase,) if round_.evaluation_phase is not None else ()

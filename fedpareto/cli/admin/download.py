@@ -18,8 +18,8 @@ with on_first_use():
     from federation.refusals import Refusal
     from federation.spec.run_spec import RunSpec, SpecError
     from federation.trust.envelope import envelope_digest
+    from federation.v1 import admin_pb2
     from federation.v1.admin_pb2 import (
-        RUN_CHOICE_ONLY,
         BestBy,
         BestModel,
         ExportModelRequest,
@@ -117,7 +117,7 @@ def export(
 
 def _card_facts(stub: "AdminStub", name: str, saved: Saved) -> "CardFacts":
     """The facts of a card, from what administrators see of the run."""
-    run = stub.GetRun(GetRunRequest(run=name, choice=RUN_CHOICE_ONLY, brief=True)).run
+    run = stub.GetRun(GetRunRequest(run=name, choice=admin_pb2.RUN_CHOICE_ONLY, brief=True)).run
     spec, origin, metrics, names, worst, step = RunSpec.parse(run.spec), saved.origin, dict[str, float](), [], "", ""
     if origin is not None and origin.HasField("round"):
         round_ = stub.GetRound(GetRoundRequest(run=run.run_id, round=origin.round))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -11,12 +12,13 @@ from coordinator.members.access import control
 from coordinator.members.access.call_limits import Rate
 from federation.digests import digest
 from federation.trust.envelope import envelope_digest, sign, verify
-from federation.v1.common_pb2 import ModelManifest, RunState, SignedEnvelope
+from federation.v1.common_pb2 import ModelManifest, ReceiptManifest, RunState, SignedEnvelope
 from federation.v1.federation_pb2 import FetchBlobRequest, GetModelRequest, GetModelResponse
 from storage.states import RoundState
 from tests.coordinator.members.scene import rated
-from tests.running import SECONDS, refused
+from tests.running import SECONDS, command, refused
 from tests.stage import Player, Stage, measurements, spec
+from worker.receipts import append, receipt_line
 
 NONCE = bytes(range(16))
 FIVE = ("ann", "ben", "cid", "dan", "eve")
@@ -42,9 +44,9 @@ _played: list[tuple[Stage, str]] = []  # the run that several tests look at: one
 
 @pytest.fixture
 def run(stage: Stage) -> str:
-    """A completed run of two rounds by five members."""
+    """A completed run of two rounds by five members, whose model is the mean of those of both rounds."""
     if not _played or _played[-1][0] is not stage:
-        name, players = stage.begin(*FIVE, rounds=2, algorithm="fedavg", more="selection.minimum = 5")
+        name, players = stage.begin(*FIVE, rounds=2, algorithm="afl", more="selection.minimum = 5")
         stage.complete(name, *players)
         _played.append((stage, name))
     return _played[-1][1]
@@ -58,13 +60,34 @@ def test_a_member_is_told_which_step_made_the_newest_model_and_fetches_it(stage:
     assert (given.federation_id, given.client_id, given.nonce) == ("test", "ann", NONCE)
     assert (given.run_id, given.round, given.state) == (run, 1, RunState.RUN_STATE_COMPLETED)
     assert given.step == envelope_digest(SignedEnvelope.FromString(last.step or b""))
-    assert given.model == given.result_model == step.result_model
+    assert (given.model, given.result_model) == (last.deployed_model, step.result_model)
+    assert given.model != given.result_model
     assert (digest(answer.spec), given.members) == (given.spec, 5)
     whole = fetch(ann, given.model, answer.model)
     assert (digest(whole), len(whole)) == (given.model, given.model_bytes)
     assert fetch(ann, given.model, answer.model, offset=300) == whole[300:]
     entry = stage.served.entries(action="model.exported", digest=given.model)[-1]
     assert (entry.actor.rpartition("/")[2], entry.subject, entry.detail) == ("ann", run, "after round 1")
+
+
+def test_a_members_file_is_that_of_administrators_and_its_receipts_confirm_it(
+    stage: Stage, run: str, tmp_path: Path
+) -> None:
+    home, files = tmp_path / "home", stage.player("ann").member.files
+    files.save(home)
+    for number in (0, 1):
+        for phase in (0, 1):
+            reply, asked = stage.replies(run, number, phase)["ann"], stage.assignments(run, number, phase)["ann"]
+            envelopes = [SignedEnvelope.FromString(data) for data in (reply.envelope, asked.envelope, reply.receipt)]
+            said = ReceiptManifest.FromString(envelopes[2].manifest)
+            append(home / "receipts.jsonl", receipt_line(*envelopes, said))
+    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    card = tmp_path / "card.md"
+    told = command("worker", "model", run, "--home", home, "--out", ours).stdout
+    assert "compared with this member's assignment of round 1: the same step and model" in told
+    stage.served.command("export", run, "--out", theirs, "--card", card)
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert "5 members: ann, ben, cid, dan, eve" in card.read_text()
 
 
 def test_a_member_is_told_its_own_part_and_the_mean_and_worst_of_five(stage: Stage, run: str) -> None:
