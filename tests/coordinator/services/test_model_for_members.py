@@ -138,7 +138,7 @@ def test_a_member_learns_nothing_of_runs_that_have_not_asked_it(stage: Stage, ru
 
 def test_a_member_without_an_accepted_reply_gets_no_model(stage: Stage) -> None:
     run, (ann, ben) = stage.begin("ann", "ben", algorithm="fedavg", more="selection = { minimum = 2, quorum = 0.5 }")
-    ben.decline(ben.order(), "failed")
+    ben.submit_zeros(ben.order())
     with refused("PERMISSION_DENIED", "not-contributed"):
         ask(ben, run)
     ann.answer()
