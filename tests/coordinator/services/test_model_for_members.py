@@ -10,10 +10,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.members.access import control
 from coordinator.members.access.call_limits import Rate
+from coordinator.services.views.member_model import _private_means
 from federation.digests import digest
+from federation.spec.run_spec import RunSpec
+from federation.spec.task_metrics import MetricKind
 from federation.trust.envelope import envelope_digest, sign, verify
 from federation.v1.common_pb2 import ModelManifest, ReceiptManifest, RunState, SignedEnvelope
 from federation.v1.federation_pb2 import FetchBlobRequest, GetModelRequest, GetModelResponse
+from storage.models import Round, Run
 from storage.states import RoundState
 from tests.coordinator.members.scene import rated
 from tests.running import SECONDS, command, refused
@@ -115,6 +119,18 @@ def test_of_fewer_than_five_members_a_member_is_told_its_own_values_alone(stage:
     assert scores
     assert all(math.isfinite(one.own) and one.members == 0 for one in scores)
     assert all(math.isnan(one.mean) and math.isnan(one.worst) for one in scores)
+
+
+def test_of_a_private_evaluation_a_member_is_told_the_mean_of_five_alone() -> None:
+    spec = RunSpec.parse('name = "a"\ntask = "b"\nrounds = 1\nprivacy.secure = "sum"')
+    metrics = {"loss/test": 0.5, "accuracy/mean": 0.25, "metric/auc/mean": 0.75, "evaluated": 5.0}
+    round_ = Round(metrics=metrics, run=Run(metrics=(MetricKind("auc"),)))
+    means = {(one.split, one.metric): one.mean for one in _private_means(round_, spec)}
+    assert means == {("test", "loss"): 0.5, ("test", "accuracy"): 0.25, ("test", "auc"): 0.75}
+    for score in _private_means(round_, spec):
+        assert (score.members, math.isnan(score.own), math.isnan(score.worst)) == (5, True, True)
+    round_.metrics = {**metrics, "evaluated": 4.0}
+    assert list(_private_means(round_, spec)) == []
 
 
 def test_of_a_run_whose_noise_protects_members_nothing_but_the_epsilon_is_told(stage: Stage) -> None:

@@ -12,7 +12,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.digests import digest
 from federation.trust.envelope import sign
-from federation.trust.key_chain import CoordinatorKeys
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     KeptRun,
@@ -26,27 +25,22 @@ from federation.v1.common_pb2 import (
     SignedEnvelope,
 )
 from federation.v1.federation_pb2 import GetModelRequest, GetModelResponse
-from federation.vectors import Layout, Tensor, to_bytes
+from federation.vectors import Layout, Tensor, read_vector, to_bytes
 from fedpareto.cli.show.model_card import CardFacts, CardScore, markdown
+from tests.federation.scene import KEY, MEMBER
 from tests.running import command
 from tests.scripted import CLIENT, FEDERATION, HungUp, ScriptedCoordinator, scripted
+from worker.home import WorkerHome
 from worker.receipts import Receipt, append, read_receipts, receipt_line
 from worker.results.comparison import compared
 from worker.results.run_model import ModelDisputed, RunModel, checked
+from worker.work.local_state import kept_state
 
-KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 NONCE = bytes(32)
 SPEC = b'name = "trial"\ntask = "digits"\nrounds = 9\nalgorithm.name = "fedavg"\n'
 MODEL = to_bytes(Layout((Tensor("weight", (40, 50)),)), np.arange(2000, dtype=np.float32))
 STEP, NEXT = digest(b"the step of round 3"), digest(b"the step of round 4")
 ASK = GetModelRequest(run="trial", nonce=NONCE)
-
-
-class Owner:
-    """As much of a member as the checks read."""
-
-    federation_id, client_id = FEDERATION, CLIENT
-    coordinator = CoordinatorKeys(FEDERATION, KEY.public_key())
 
 
 def manifest(**changes: Any) -> ModelManifest:
@@ -64,7 +58,7 @@ def answer(said: ModelManifest, key: Ed25519PrivateKey = KEY, spec: bytes = SPEC
 
 
 def accepted(response: GetModelResponse, request: GetModelRequest = ASK) -> RunModel:
-    return checked(Owner(), request, response)  # type: ignore[arg-type]
+    return checked(MEMBER, request, response)
 
 
 # --- the answer alone
@@ -247,7 +241,11 @@ def test_a_download_that_breaks_off_goes_on_and_the_model_is_written_whole(site:
         {"split": "test", "metric": "loss", "members": 6, "mean": 0.4, "worst": 0.9, "worst_member": ""}
     ]
     assert json.loads((home / "models" / "run-1.json").read_text()) == done
-    text = command("worker", "model", "run-1", "--home", home, "--out", out, "--force").stdout
+    kept_state(home / "kept", "run-1").keep(3, to_bytes(Layout((Tensor("head", (4,)),)), np.ones(4, np.float32)))
+    with WorkerHome(home).lock():  # as a worker that runs
+        text = command("worker", "model", "run-1", "--home", home, "--out", out, "--personal", "--force").stdout
+    assert "4 personal parameters after round 3" in text
+    assert read_vector(tmp_path / "model-personal.safetensors")[1].tolist() == [1.0] * 4
     assert "the same step and model" in text
     assert "worst 0.900" in text
     assert coordinator.fetches == [0, 3000, 6000]  # it was kept
