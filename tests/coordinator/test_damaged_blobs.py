@@ -175,8 +175,7 @@ def test_a_member_that_asks_for_a_removed_model_is_told_so_and_of_the_rounds_tha
         ann.member.stub.GetModel(asked, timeout=SECONDS)
     assert f"the model after round {at[metric, split]} of run {run} was removed" in messages[0]
     removed = rounds[at[metric, split]].deployed_model or ""
-    about = {"federation_id": "test", "client_id": "ann", "model": removed}
-    manifest = ModelManifest(**about)
+    manifest = ModelManifest(federation_id="test", client_id="ann", model=removed)
     manifest.created.FromDatetime(short.clock())
     grant = sign(manifest, short.served.home.signing_key)  # as it was given before the model was removed
     with refused("NOT_FOUND", "blob-removed"):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -82,9 +83,9 @@ def test_a_members_file_is_that_of_administrators_and_its_receipts_confirm_it(
     for number in (0, 1):
         for phase in (0, 1):
             reply, asked = stage.replies(run, number, phase)["ann"], stage.assignments(run, number, phase)["ann"]
-            envelopes = [SignedEnvelope.FromString(data) for data in (reply.envelope, asked.envelope, reply.receipt)]
-            said = ReceiptManifest.FromString(envelopes[2].manifest)
-            append(home / "receipts.jsonl", receipt_line(*envelopes, said))
+            answer, order, receipt = map(SignedEnvelope.FromString, (reply.envelope, asked.envelope, reply.receipt))
+            said = ReceiptManifest.FromString(receipt.manifest)
+            append(home / "receipts.jsonl", receipt_line(answer, order, receipt, said))
     ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
     card = tmp_path / "card.md"
     told = command("worker", "model", run, "--home", home, "--out", ours).stdout
@@ -193,10 +194,10 @@ def test_a_run_whose_results_are_for_administrators_gives_members_no_model(stage
     ],
 )
 def test_a_malformed_question_is_refused(
-    stage: Stage, run: str, request_: dict[str, str], reason: tuple[str, str]
+    stage: Stage, run: str, request_: dict[str, Any], reason: tuple[str, str]
 ) -> None:
     with refused(*reason):
-        stage.player("ann").member.stub.GetModel(GetModelRequest(**{"run": run, "nonce": NONCE, **request_}))
+        stage.player("ann").member.stub.GetModel(GetModelRequest(**dict[str, Any](run=run, nonce=NONCE) | request_))
 
 
 def test_a_member_that_asks_too_often_is_told_to_wait(stage: Stage, run: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,7 +188,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ScriptedCoo
     with scripted() as coordinator:
         member = coordinator.member()
         member.save(home)
-        said = {"federation_id": FEDERATION, "run_id": "run-1", "round": 4, "assignment_id": "a4", "client_id": CLIENT}
+        said: dict[str, Any] = {
+            "federation_id": FEDERATION,
+            "run_id": "run-1",
+            "round": 4,
+            "assignment_id": "a4",
+            "client_id": CLIENT,
+        }
         order = AssignmentManifest(
             **said, base_model=digest(MODEL), base_model_bytes=len(MODEL), spec=digest(SPEC), task="digits",
             kind="train", previous_step=STEP,
