@@ -213,11 +213,11 @@ class Notifier:
                         self._drop(key)
                 known, self._failed = self._failed, bool(problem)
             if problem and not known:
+                lost = counted(len(facts), "fact was", "facts were")
                 self._events.warn(
                     "notify-failed",
-                    f"the command of [notify] in worker.toml {problem}: {counted(len(facts), 'fact was', 'facts were')} "
-                    "not told. Further failures are not reported until it succeeds; `fedpareto worker doctor` checks "
-                    "that it exists",
+                    f"the command of [notify] in worker.toml {problem}: {lost} not told. Further failures are not "
+                    "reported until it succeeds; `fedpareto worker doctor` checks that it exists",
                     dropped=dropped + len(facts),
                 )
             with self._changed:

@@ -34,8 +34,8 @@ from tests.harness import Process, wait_for
 from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator, assignment, files_in, opened, scripted
 from tests.trained import train
 from tests.works import set_train, set_work
-from worker.connection.attendance import AttendanceError
 from worker.config import Notify
+from worker.connection.attendance import AttendanceError
 from worker.events import Events
 from worker.home import MEMBER_FILE, WorkerHome
 from worker.notifier import Notifier

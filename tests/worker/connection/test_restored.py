@@ -120,13 +120,18 @@ def test_a_worker_whose_owner_wants_to_be_asked_holds_the_runs_that_go_back_unti
     scene.coordinator.restored = restored(scene.coordinator, 3)
     scene.coordinator.end_stream(Refusal("stopping", "restored"))
     running.wait_for("restore-pending")
+    running.stop()
+    running = scene.attending(policy=Policy(restore="ask"))
+    scene.coordinator.end_stream(Refusal("stopping", "started again"))
+    running.wait_for("attending", 2)
+    assert len(running.events("restore-pending")) == 1, "once after each start"
     scene.assign(3)
-    scene.receipts(2, 0, run_id="run-2")
-    assert [event["run_id"] for event in running.events("training")] == ["run-1", "run-2"]
+    scene.receipts(1, 0, run_id="run-2")
+    assert [event["run_id"] for event in running.events("training")] == ["run-2"]
     place = ("--home", scene.joined())
     assert "run run-1 goes back from round 7 to round 3" in command("restored", *place)
     assert not running.events("restored")
     command("restored", *place, "--accept")
-    running.wait_for("receipt", 3)
+    running.wait_for("receipt", 2)
     assert running.events("training")[-1]["round"] == 3
     assert "no restore waits" in command("restored", *place)
