@@ -81,6 +81,7 @@ BACKUP |= {"ca_fingerprint": str}
 SQUARE = list[list[float]]
 TWO_OFFICERS = v1.RequestActionResponse
 RESULT = {"outcome": str, "reason": str, "message": str}  # of one of several members or requests
+CLOSING = Either((None, {"paused": bool, "until": str | None}))
 NEED = {"sentence": str, "command": str}
 
 # The document of each command that has --json; of a command that prints several, each of them.
@@ -155,6 +156,13 @@ DOCUMENTS: dict[str, Any] = {
     "worker rotate-key": {"client_id": str, "key": str, "old_key_until": str},
     "worker export": {"run": str, "round": int, "file": str, "tensors": [str], "parameters": int},
     "worker runs": [{**ASKED, "origin": ModelOrigin | None}],
+    "worker status": {
+        "sentence": str, "runs": bool, "last_sign": str | None, "closing": CLOSING, "approval": str,
+        "connection": Either((None, {"connected": bool, "since": str, "problem": str})),
+        "work": [{"assignment_id": str, "run_id": str, "round": int, "doing": str, "since": str}],
+    },
+    "worker pause": {"closing": CLOSING},
+    "worker resume": {"was_paused": bool},
     "worker approve": ASKED,
     "worker refuse": ASKED,
     "worker receipts": Either(([Receipt], {"compared": int, "disagreements": [{"ours": Receipt, "theirs": Receipt}]})),
