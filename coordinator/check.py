@@ -15,13 +15,13 @@ from sqlalchemy.orm import Session
 from coordinator.audit.checkpoints import LogError, noted
 from coordinator.audit.log_verifier import log_problems
 from coordinator.clock import BEHIND_RECORD
-from coordinator.device import check_torch_device
 from coordinator.home import CoordinatorHome
 from coordinator.members.administrators import officers
 from coordinator.members.logged_rights import LoggedRights
 from coordinator.members.requests import officers_caution
 from coordinator.ownership import CoordinatorHomeError
 from coordinator.run_sizes import open_runs_bytes
+from coordinator.settings import check_torch_device
 from federation.findings import CheckOutcome, Finding
 from federation.trust.certificates import SERVER_LIFETIME
 from storage import audit

@@ -4,6 +4,10 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+from federation.errors import Error
+from storage import audit
+from storage.database import Database
+
 # A clock that lies further behind the newest entry of the record is wrong, or was wrong when the entry was written.
 BEHIND_RECORD = timedelta(minutes=5)
 
@@ -46,3 +50,19 @@ class SteadyClock:
     def follow(self) -> None:
         """Goes on from the time of the machine's clock, which is right."""
         self._set = (self.machine(), self._elapsed())
+
+
+class ClockBehind(Error, RuntimeError):
+    """The machine's clock is behind the record; the message says by how much."""
+
+
+def check_follows(database: Database, now: datetime) -> None:
+    """Raises ClockBehind if a time is more than `BEHIND_RECORD` before the newest entry of the record."""
+    with database.read() as session:
+        newest = audit.last_time(session)
+    if newest is not None and now < newest - BEHIND_RECORD:
+        raise ClockBehind(
+            f"the clock of this machine says {now:%Y-%m-%d %H:%M:%S} UTC, and the newest entry of the record is of "
+            f"{newest:%Y-%m-%d %H:%M:%S} UTC: nobody is served until the clock is right. If that entry is of a wrong "
+            "clock, run `fedpareto coordinator restored`, which also tells the members"
+        )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+from coordinator.listeners import Listeners
 from federation.directories import Directories, DirectoryGone
 from federation.refusals import Refusal
 from storage.faults import StorageFault, explain_fault, fault_of
@@ -60,13 +61,23 @@ class FaultState:
     Args:
         clock: gives seconds that only grow.
         alone: True if no other coordinator can serve meanwhile.
+        directories: the coordinator can only work while they are there; None if it has none.
 
     Attributes:
+        noted: those who are told of a fault of disk, bucket or database when it first occurs, of a directory that is
+            gone, and with None to look if the faults are over.
         clock_back: how far the machine's clock was set back; 0 if it was not.
         clock_vouched: True if an operator has said that the machine's clock is right, until that is taken into account.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic, alone: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        alone: bool = True,
+        directories: Directories | None = None,
+    ) -> None:
+        self.noted: Listeners[[StorageFault | None]] = Listeners()
         self._clock = clock
         self._alone = alone
         self.clock_back = timedelta()
@@ -74,13 +85,8 @@ class FaultState:
         self._lock = threading.Lock()
         self._noted: dict[StorageFault, _Noted] = {}
         self._lasting: dict[StorageFault, str] = {}
-        self._listeners: list[Callable[[StorageFault | None], None]] = []
-        self._directories = Directories()
+        self._directories = directories or Directories()
         self._gone: DirectoryGone | None = None
-
-    def keep(self, directories: Directories) -> None:
-        """From now on the coordinator can only work while these directories are there."""
-        self._directories = directories
 
     def gone(self) -> DirectoryGone | None:
         """Why the coordinator must stop; None while its directories are there. It does not change back."""
@@ -89,15 +95,8 @@ class FaultState:
                 self._directories.check_there()
             except DirectoryGone as error:
                 self._gone = error
-                self._notify_listeners(StorageFault.GONE)
+                self.noted.tell(StorageFault.GONE)
         return self._gone
-
-    def on_fault(self, listener: Callable[[StorageFault | None], None]) -> None:
-        """Calls `listener` with a fault of disk, bucket or database when it first occurs, and with None to look again.
-
-        The call comes from any thread.
-        """
-        self._listeners.append(listener)
 
     @property
     def present(self) -> dict[StorageFault, str]:
@@ -125,7 +124,7 @@ class FaultState:
         if suffix is not None:
             log.error("%s%s", _WORDS[fault].format(cause), suffix)
         if fault in (*PAUSING, StorageFault.DATABASE) and not (known or lasts):
-            self._notify_listeners(fault)
+            self.noted.tell(fault)
         return fault
 
     def begin(self, fault: StorageFault, cause: str) -> None:
@@ -138,14 +137,7 @@ class FaultState:
 
     def look_again(self) -> None:
         """Asks the listeners to check if the faults are over."""
-        self._notify_listeners(None)
-
-    def _notify_listeners(self, fault: StorageFault | None) -> None:
-        for listener in self._listeners:
-            try:
-                listener(fault)
-            except Exception:
-                log.exception("a fault could not be told to a part of the coordinator")
+        self.noted.tell(None)
 
     def over(self, fault: StorageFault) -> None:
         """Notes that a lasting fault has ended."""

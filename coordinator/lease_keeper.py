@@ -10,7 +10,7 @@ from coordinator.clock import SteadyClock
 from coordinator.cluster.leases import SharedLeases
 from coordinator.cluster.registry import CLOCK_TOLERANCE, Registry
 from coordinator.fault_state import FaultState
-from coordinator.rounds.supervisor import Supervisor
+from coordinator.rounds.conductors import Conductors
 from coordinator.rounds.transitions import UNDER_WAY
 from storage.database import Database
 from storage.faults import StorageFault
@@ -28,7 +28,7 @@ class LeaseKeeper:
         database: the record.
         leases: of this coordinator.
         registry: the coordinators.
-        supervisor: conducts the runs.
+        conductors: of the runs.
         faults: notes faults of the database and of the clock.
         clock: of the coordinator; None if nobody can set it.
     """
@@ -38,14 +38,14 @@ class LeaseKeeper:
         database: Database,
         leases: SharedLeases,
         registry: Registry,
-        supervisor: Supervisor,
+        conductors: Conductors,
         faults: FaultState,
         clock: SteadyClock | None = None,
     ) -> None:
         self._database = database
         self._leases = leases
         self._registry = registry
-        self._supervisor = supervisor
+        self._conductors = conductors
         self._faults = faults
         self._clock = clock
         self._stopping = threading.Event()
@@ -56,7 +56,7 @@ class LeaseKeeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread; called after the supervisor has stopped, which needs its leases until then."""
+        """Ends the thread; called after the conductors have stopped, which need their leases until then."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -74,18 +74,18 @@ class LeaseKeeper:
             way = "ahead of" if ahead.total_seconds() > 0 else "behind"
             cause = f"{abs(ahead).total_seconds():.1f} s {way} the database's"
             self._faults.begin(StorageFault.CLOCK, cause)
-            self._supervisor.hold_back()
+            self._conductors.hold_back()
         elif StorageFault.CLOCK in self._faults.present:
             self._faults.over(StorageFault.CLOCK)
         if ended := self._leases.end_silent_transactions():
             log.warning("ended %d transactions whose coordinators have sent nothing for a lease", ended)
-        for run_id in self._leases.renew(self._supervisor.conducted()):
-            self._supervisor.lose(run_id)
+        for run_id in self._leases.renew(self._conductors.conducted()):
+            self._conductors.lose(run_id)
         with self._database.read() as session:
             free = select(Run.run_id, Run.conductor).where(Run.state.in_(UNDER_WAY), self._leases.free())
             runs = {row.run_id: row.conductor for row in session.execute(free)}
         if runs:
-            self._supervisor.take_over(runs)
+            self._conductors.take_over(runs)
 
     def _run(self) -> None:
         while not self._stopping.wait(self._leases.duration.total_seconds() / LOOKS):

@@ -18,21 +18,19 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator.clock import BEHIND_RECORD, SteadyClock
-from coordinator.cluster.registry import Registry
+from coordinator.clock import SteadyClock
 from coordinator.fault_state import PAUSING, FaultState
-from coordinator.rounds.supervisor import Supervisor
+from coordinator.rounds.run_commands import RunCommands
+from coordinator.startup import OpenRecord
 from federation.directories import DirectoryGone
 from federation.errors import Error
-from storage import audit
-from storage.blobs import BlobStore, BlobStoreUnavailable
-from storage.database import Database, DatabaseBusy
+from storage.blobs import BlobStoreUnavailable
+from storage.database import DatabaseBusy
 from storage.faults import StorageFault
-from storage.reserve import Reserve
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +45,6 @@ LARGEST_STEP, _SMALLEST_STEP = timedelta(minutes=1), timedelta(seconds=1)
 
 class LockLost(Error, RuntimeError):
     """Another coordinator has the database."""
-
-
-class ClockBehind(Error, RuntimeError):
-    """The machine's clock is behind the record; the message says by how much."""
 
 
 class ClockWatch:
@@ -104,45 +98,50 @@ class Looks:
         self.ended = now
 
 
-@dataclass(eq=False, kw_only=True)
 class Monitor:
     """Watches over one coordinator's database, disk and bucket; made on the event loop.
 
-    Attributes:
-        registry: has the row of this process.
-        clocks: compares the machine's clock with the coordinator's; None if there is only one.
+    Args:
+        record: of the coordinator.
+        commands: pause the runs while a fault lasts.
         changed: called with the faults when they have changed, for the health service.
         clock: seconds that only grow.
     """
 
-    database: Database
-    blobs: BlobStore
-    reserve: Reserve
-    supervisor: Supervisor
-    faults: FaultState
-    registry: Registry
-    clocks: ClockWatch | None
-    changed: Callable[[frozenset[StorageFault]], Awaitable[None]]
-    clock: Callable[[], float] = time.monotonic
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        record: OpenRecord,
+        commands: RunCommands,
+        changed: Callable[[frozenset[StorageFault]], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = record.database
+        self._blobs = record.blobs
+        self._reserve = record.reserve
+        self._registry = record.startup.registry
+        self._faults = record.faults
+        self._commands = commands
+        self._changed = changed
+        self._clock = clock
+        judged = record.database.serves_many
+        self._clocks = None if record.steady is None else ClockWatch(record.steady, record.faults, judged=judged)
         self._stopping = False
         self._lock_missing_since: float | None = None
         self._wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._resume = True  # runs that a fault paused, also those from before the start
         self._looks = {fault: Looks() for fault in PAUSING}
-        self.faults.on_fault(self._on_fault)
+        record.faults.noted.listen(self._on_fault)
 
     def _on_fault(self, fault: StorageFault | None) -> None:
         """Callable from any thread."""
         if fault is StorageFault.DISK:
-            self.reserve.release()  # at once: writes under way may still succeed
+            self._reserve.release()  # at once: writes under way may still succeed
         if fault is None:
             for looks in self._looks.values():
                 looks.retry = -math.inf
         elif fault in self._looks:
-            self._looks[fault].postpone(self.clock())
+            self._looks[fault].postpone(self._clock())
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake.set)
 
@@ -167,14 +166,14 @@ class Monitor:
                 raise
             except Exception:
                 log.exception("the monitor failed; it looks again")
-            faults = frozenset(self.faults.present)
+            faults = frozenset(self._faults.present)
             if faults != shown:
                 shown = faults
-                await self.changed(faults)
+                await self._changed(faults)
             with suppress(TimeoutError):
                 async with asyncio.timeout(FAULT_CHECK_SECONDS if faults else CHECK_SECONDS):
                     await self._wake.wait()
-        self.reserve.release()  # only a running coordinator needs it
+        self._reserve.release()  # only a running coordinator needs it
 
     def look(self) -> None:
         """Checks directories, database, disk and a bucket that has failed once.
@@ -184,8 +183,8 @@ class Monitor:
             LockLost: another coordinator has the database, or had it meanwhile.
         """
         self._look_at_directories()
-        if self.clocks is not None:
-            self.clocks.look()
+        if self._clocks is not None:
+            self._clocks.look()
         try:
             self._look_at_database()
             self._look_at_disk()
@@ -193,91 +192,79 @@ class Monitor:
             self._look_at_blobs()
             self._hold_runs()
         except (SQLAlchemyError, OSError, DatabaseBusy) as error:  # busy: no turn to write
-            if self.faults.note(error, lasts=True) is None:
+            if self._faults.note(error, lasts=True) is None:
                 log.exception("the monitor failed; it looks again")
             self._look_at_directories()
 
     def _look_at_directories(self) -> None:
-        if (gone := self.faults.gone()) is not None:
+        if (gone := self._faults.gone()) is not None:
             raise gone
 
     def _look_at_database(self) -> None:
         try:
-            anew = self.database.keep_lock()
+            anew = self._database.keep_lock()
         except DatabaseBusy as error:
-            if not self.database.serves_many or self._waited_for_lock() > LOCK_SECONDS:
+            if not self._database.serves_many or self._waited_for_lock() > LOCK_SECONDS:
                 raise LockLost(f"the connection that reserved the database broke, and now {error}") from None
-            self.faults.begin(StorageFault.DATABASE, str(error))  # mostly another coordinator, which starts
+            self._faults.begin(StorageFault.DATABASE, str(error))  # mostly another coordinator, which starts
             return
         self._lock_missing_since = None
-        if (anew or StorageFault.DATABASE in self.faults.present) and self.registry.give_sign() is None:
+        if (anew or StorageFault.DATABASE in self._faults.present) and self._registry.give_sign() is None:
             raise LockLost(
-                f"the connection to the database {self.database.url} broke, and another coordinator had the database "
+                f"the connection to the database {self._database.url} broke, and another coordinator had the database "
                 "meanwhile: stopped; start again"
             )
-        if anew or StorageFault.DATABASE in self.faults.present:
-            self.faults.over(StorageFault.DATABASE)
+        if anew or StorageFault.DATABASE in self._faults.present:
+            self._faults.over(StorageFault.DATABASE)
 
     def _waited_for_lock(self) -> float:
         """Seconds since another process was first found to have the database for itself."""
-        now = self.clock()
+        now = self._clock()
         self._lock_missing_since = now if self._lock_missing_since is None else self._lock_missing_since
         return now - self._lock_missing_since
 
     def _look_at_disk(self) -> None:
         """Takes the reserve: it is there only if there is space again."""
-        now, looks = self.clock(), self._looks[StorageFault.DISK]
-        if StorageFault.DISK in self.faults.present and now < looks.retry:
+        now, looks = self._clock(), self._looks[StorageFault.DISK]
+        if StorageFault.DISK in self._faults.present and now < looks.retry:
             return
         try:
-            self.reserve.hold()
+            self._reserve.hold()
         except OSError as error:
-            if self.faults.note(error, lasts=True) is not StorageFault.DISK:
+            if self._faults.note(error, lasts=True) is not StorageFault.DISK:
                 raise
             looks.postpone(now)
             return
-        if StorageFault.DISK in self.faults.present:
-            self.registry.give_sign()  # the database takes writes
+        if StorageFault.DISK in self._faults.present:
+            self._registry.give_sign()  # the database takes writes
             looks.end(now)  # there was space for the reserve, but perhaps not for the next write
-            self.faults.over(StorageFault.DISK)
+            self._faults.over(StorageFault.DISK)
 
     def _look_at_blobs(self) -> None:
         """Probes the bucket if it has failed; it may refuse one object and work for the probe."""
-        now, looks = self.clock(), self._looks[StorageFault.BLOB_STORE]
-        if StorageFault.BLOB_STORE not in self.faults.present or now < looks.retry:
+        now, looks = self._clock(), self._looks[StorageFault.BLOB_STORE]
+        if StorageFault.BLOB_STORE not in self._faults.present or now < looks.retry:
             return
         try:
-            self.blobs.probe()
+            self._blobs.probe()
         except BlobStoreUnavailable as error:
-            self.faults.note(error, lasts=True)
-            looks.postpone(self.clock())
+            self._faults.note(error, lasts=True)
+            looks.postpone(self._clock())
         else:
             looks.end(now)
-            self.faults.over(StorageFault.BLOB_STORE)
+            self._faults.over(StorageFault.BLOB_STORE)
 
     def _hold_runs(self) -> None:
         """Pauses the runs while a fault lasts, and resumes them after it."""
-        faults = self.faults.present
-        for fault in PAUSING if self.database.serves_many else (*PAUSING, StorageFault.CLOCK):
+        faults = self._faults.present
+        for fault in PAUSING if self._database.serves_many else (*PAUSING, StorageFault.CLOCK):
             if fault in faults:
                 self._resume = True
-                return self.supervisor.pause_for_fault(fault, faults[fault])
+                return self._commands.pause_for_fault(fault, faults[fault])
         if self._resume:
-            self.supervisor.resume_after_fault()
+            self._commands.resume_after_fault()
             self._resume = False
         return None
-
-
-def check_follows(database: Database, now: datetime) -> None:
-    """Raises ClockBehind if a time is more than `BEHIND_RECORD` before the newest entry of the record."""
-    with database.read() as session:
-        newest = audit.last_time(session)
-    if newest is not None and now < newest - BEHIND_RECORD:
-        raise ClockBehind(
-            f"the clock of this machine says {now:%Y-%m-%d %H:%M:%S} UTC, and the newest entry of the record is of "
-            f"{newest:%Y-%m-%d %H:%M:%S} UTC: nobody is served until the clock is right. If that entry is of a wrong "
-            "clock, run `fedpareto coordinator restored`, which also tells the members"
-        )
 
 
 def shown(span: timedelta) -> str:

@@ -4,8 +4,9 @@ An entry is recorded in the same transaction as the fact that it tells, so that 
 sequencer gives entries their place in the log afterwards: concurrent transactions do not wait for each other, ids of
 rows that were rolled back leave no gap, and the next process chains the entries of one that died.
 
-Until then, a tag protects an entry: a keyed hash that only processes with the coordinator's directory can compute. A
-row that anybody else has inserted or changed in the database has no valid tag.
+Until then, a message authentication code (MAC, the column `tag`) protects an entry: a keyed hash that only processes
+with the coordinator's directory can compute. A row that anybody else has inserted or changed in the database has no
+valid MAC.
 """
 
 import hmac
@@ -52,10 +53,10 @@ _COLUMNS = (
     AuditEntry.times,
 )
 # Built once, since the sequencer runs them for each batch: the entries without a place in the log, one of them, and the
-# tags that they share with entries that have one.
+# MACs that they share with entries that have one.
 _UNCHAINED = select(*_COLUMNS, AuditEntry.tag).where(AuditEntry.number.is_(None)).order_by(AuditEntry.entry_id)
 _ONE_UNCHAINED = select(AuditEntry.entry_id).where(AuditEntry.number.is_(None)).limit(1)
-_USED_TAGS = select(AuditEntry.tag).where(
+_USED_MACS = select(AuditEntry.tag).where(
     AuditEntry.number.is_not(None),
     AuditEntry.tag.in_(select(AuditEntry.tag).where(AuditEntry.number.is_(None))),
 )
@@ -104,44 +105,44 @@ def record(
         entry = LogEntry(number=0, entry_id=0, at=at, digest=digest, times=times, **texts)
         # The nonces of later entries are larger, so that their index grows at its end.
         nonce = struct.pack(">q", (at - EPOCH) // _MICROSECOND) + secrets.token_bytes(_NONCE_BYTES - 8)
-        values["tag"] = _tag(key, nonce, entry)
+        values["tag"] = _mac(key, nonce, entry)
     # Not as an object of the session: each reply records some entries, and its transaction never reads them.
     session.connection().execute(_INSERT, values)
 
 
-def _tag(key: bytes, nonce: bytes, entry: LogEntry) -> bytes:
-    """The tag of an entry without number and row id: both are 0. The nonce makes the tags of equal entries differ."""
+def _mac(key: bytes, nonce: bytes, entry: LogEntry) -> bytes:
+    """The MAC of an entry without number and row id: both are 0. The nonce makes the MACs of equal entries differ."""
     return nonce + blake3(nonce + entry.encode(FIRST), key=key).digest()
 
 
-def is_tagged(entry: LogEntry, tag: bytes, key: bytes) -> bool:
-    """True if a tag belongs to this entry and key."""
-    expected = _tag(key, tag[:_NONCE_BYTES], replace(entry, number=0, entry_id=0))
-    return hmac.compare_digest(expected, tag)
+def has_mac(entry: LogEntry, mac: bytes, key: bytes) -> bool:
+    """True if a MAC belongs to this entry and key."""
+    expected = _mac(key, mac[:_NONCE_BYTES], replace(entry, number=0, entry_id=0))
+    return hmac.compare_digest(expected, mac)
 
 
 def unchained(session: Session, limit: int | None = None) -> list[tuple[LogEntry, bytes]]:
-    """The entries without a place in the log and their tags, in the order of their rows, at most `limit`.
+    """The entries without a place in the log and their MACs, in the order of their rows, at most `limit`.
 
     Their numbers are 0.
     """
     entries = []
     for row in session.connection().execute(_UNCHAINED.limit(limit)).mappings():
         values = dict(row)
-        tag = values.pop("tag") or b""
-        entries.append((LogEntry(number=0, **values), tag))
+        mac = values.pop("tag") or b""
+        entries.append((LogEntry(number=0, **values), mac))
     return entries
 
 
 def waiting(session: Session, key: bytes) -> list[LogEntry]:
-    """The entries without a place in the log that a key has tagged, in the order of their rows."""
-    used = used_tags(session)
-    return [entry for entry, tag in unchained(session) if tag not in used and is_tagged(entry, tag, key)]
+    """The entries without a place in the log with a MAC by a key, in the order of their rows."""
+    used = used_macs(session)
+    return [entry for entry, mac in unchained(session) if mac not in used and has_mac(entry, mac, key)]
 
 
-def used_tags(session: Session) -> set[bytes]:
-    """The tags that an entry without a place shares with an entry that has one: these rows were copied."""
-    return {tag for tag in session.connection().scalars(_USED_TAGS) if tag is not None}
+def used_macs(session: Session) -> set[bytes]:
+    """The MACs that an entry without a place shares with an entry that has one: these rows were copied."""
+    return {mac for mac in session.connection().scalars(_USED_MACS) if mac is not None}
 
 
 def remove(session: Session, entry_id: int) -> None:
@@ -188,11 +189,11 @@ def size(session: Session) -> int:
 
 @dataclass(frozen=True)
 class ChainedEntry:
-    """An entry that has a place in the log, with its leaf and its tag as they are stored."""
+    """An entry that has a place in the log, with its leaf and its MAC as they are stored."""
 
     entry: LogEntry
     leaf: bytes
-    tag: bytes
+    mac: bytes
 
 
 def chained(
@@ -270,8 +271,8 @@ def chained_where(
     entries = []
     for row in session.execute(rows.order_by(order).limit(limit)).mappings():
         values = dict(row)
-        leaf, tag = values.pop("leaf") or b"", values.pop("tag") or b""
-        entries.append(ChainedEntry(LogEntry(**values), leaf, tag))
+        leaf, mac = values.pop("leaf") or b"", values.pop("tag") or b""
+        entries.append(ChainedEntry(LogEntry(**values), leaf, mac))
     return entries
 
 

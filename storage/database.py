@@ -28,7 +28,7 @@ from storage.shared_statements import DRIVER, compiled_statements
 
 MAX_CONNECTIONS = 32  # of a database at a time; with SQLite, those that write and those that read each
 BUSY_SECONDS = 30.0  # the longest wait of a SQLite transaction for the one before it
-ENTRY_KEY = "entry_key"  # in the `info` of a session: the key that tags entries of the audit log, or None
+ENTRY_KEY = "entry_key"  # in the `info` of a session: the key of the MACs of the audit log, or None
 LOCK_KEY = 0x66656470617265  # "fedpare": our advisory lock in a PostgreSQL database; + a Duty, those of duties
 _LOCK_HOLDERS = """
 SELECT pid, application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
@@ -75,7 +75,7 @@ class Database:
     lock (`with_for_update`), which does nothing on SQLite. Objects stay readable after their transaction.
 
     Attributes:
-        entry_key: tags the entries of the audit log, see `storage.audit`; None leaves them untagged.
+        entry_key: of the MACs of the audit log, see `storage.audit`; with None entries have none.
     """
 
     def __init__(self, engine: Engine, reader: Engine) -> None:

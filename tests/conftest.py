@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.running import Running
     from tests.stage import Stage
 
-pytest_plugins = ["tests.costs", "tests.deadline", "tests.distribution"]
+pytest_plugins = ["tests.costs", "tests.deadline", "tests.distribution", "tests.timeouts"]
 TEMPORARY_BYTES = 4 << 30  # what temporary files of the tests may take; `make test-full` takes 2 GB
 
 
@@ -88,7 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Collects garbage rarely, and never looks through what collecting the tests has imported."""
     gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+    gc.set_threshold(50_000, 20, 50)
     gc.enable()
 
 

@@ -30,6 +30,7 @@ YARDSTICK = 0.0085  # CPU seconds of `yardstick` where BUDGET was set: two cores
 INTERVAL = 10.0  # seconds between two measurements of the yardstick
 DEAREST = 25
 LOOK = 0.5  # seconds between two looks at other processes: to find them takes 2 ms where 75 threads may have made them
+RARE_LOOK = 2.0  # beside other processes of pytest-xdist: more of them would cost 4 CPU seconds in all
 SERVER = pytest.StashKey[float]()
 
 
@@ -98,12 +99,13 @@ class Costs:
         self.before = 0.0
         self.others = 0.0
         self.looked = float("-inf")
+        self.pause = RARE_LOOK if hasattr(config, "workerinput") else LOOK
         self.samples: list[float] = []
         self.sampled = float("-inf")
 
     def spent(self) -> float:
         """CPU seconds of this process now, and of its child processes when they were last measured."""
-        if time.monotonic() > self.looked + LOOK:
+        if time.monotonic() > self.looked + self.pause:
             self.looked = time.monotonic()
             self.others = cpu_seconds() - time.process_time()
         return time.process_time() + self.others

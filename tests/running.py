@@ -5,7 +5,7 @@ import json
 import secrets
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 from coordinator.home import CoordinatorHome
 from coordinator.members.authority import register
 from coordinator.members.logged_rights import join_string_digest
-from coordinator.server import Coordinator
+from coordinator.server import Coordinator, serving
 from coordinator.settings import Settings
 from federation.digests import digest
 from federation.transport.channels import mutual_channel, server_verified_channel
@@ -106,17 +106,16 @@ class Running:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.coordinator = self.run(self._make())
-        self.run(self.coordinator.start())
-
-    async def _make(self) -> Coordinator:
-        return Coordinator(self.home, clock=self.clock)
+        self._scope = AsyncExitStack()
+        self.coordinator: Coordinator = self.run(
+            self._scope.enter_async_context(serving(home, clock=self.clock, grace=1.0))
+        )
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(SECONDS)
 
     def stop(self) -> None:
-        self.run(self.coordinator.stop(grace=1.0))
+        self.run(self._scope.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(SECONDS)
         self._loop.close()
@@ -214,7 +213,7 @@ class Running:
 
     def refusals(self, action: str) -> list[AuditEntry]:
         """What the record says about refusals of an rpc, oldest first; those of the last minute are written now."""
-        self.run(self.coordinator._access.finish())
+        self.run(self.coordinator.access._record.finish())
         return self.entries(AuditEntry.outcome != "", action=action)
 
 

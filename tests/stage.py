@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from coordinator import startup
 from coordinator.cluster.leases import time_of
-from coordinator.rounds.supervisor import Supervisor
+from coordinator.services.base import Rounds
 from federation.digests import digest
 from federation.transport.channels import MAX_CHUNK_BYTES
 from federation.trust.envelope import verify
@@ -354,10 +354,8 @@ class Stage:
         return self.served.look(query)
 
     @property
-    def supervisor(self) -> Supervisor:
-        found = self.served.coordinator._supervisor
-        assert found is not None
-        return found
+    def parts(self) -> Rounds:
+        return self.served.coordinator.rounds
 
     def step(self, run: str, number: int = 0) -> StepManifest:
         """What the coordinator has signed of a round's step."""
@@ -422,7 +420,7 @@ class Stage:
         """They leave, and the coordinator has noticed."""
         for player in players:
             player.leave()
-            wait_for(lambda: player.name not in self.supervisor._presence.attending(), "it to be gone")  # noqa: B023
+            wait_for(lambda: player.name not in self.parts.presence.attending(), "it to be gone")  # noqa: B023
 
     def wait_reason(self, run: str, words: str = "") -> str:
         """Waits until the run gives a reason with these words."""

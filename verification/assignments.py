@@ -311,7 +311,7 @@ def check_answered(run: RecordedRun, opened: OpenedRound) -> None:
                 if run.blobs.size(said.payload) != said.payload_bytes:
                     raise VerificationError(f"{answer.reply.name} has a payload of another size than it says")
             # Verify, 14: the coordinator must have refused it; accepted, its session would rest on a statement for
-            # another stage.
+            # another phase.
             if problem := statement_problem(order.kind, order.work, said.statement):
                 raise VerificationError(f"{answer.reply.name}: {problem}")
             statements = kind(order.kind).statements

@@ -138,7 +138,7 @@ def _unsettled(purpose: str, terms: object) -> Any:
 
 
 def _stages(run: RecordedRun, signed: Sequence[SignedReply], shape: Shape) -> tuple[list[PhaseReply], dict[str, Work]]:
-    """The replies to the stages of private rounds; and the work of their assignments, by reply.
+    """The replies to the phases of private rounds; and the work of their assignments, by reply.
 
     Raises:
         BlobAbsent: the payloads are not kept.
@@ -154,10 +154,10 @@ def _stages(run: RecordedRun, signed: Sequence[SignedReply], shape: Shape) -> tu
                 raise BlobAbsent(recorded.payload)
             recorded = replace(recorded, rows=())
         replies.append(recorded)
-        # Verify, 14: work in the clear in a private round would be read as no stage, and its reply would enter nothing.
+        # Verify, 14: work in the clear in a private round would be read as no phase, and its reply would enter nothing.
         if reply.order.kind not in STAGES:
             raise VerificationError(
-                f"{recorded.client_id} was asked for {reply.order.kind}, which is no stage of a private round"
+                f"{recorded.client_id} was asked for {reply.order.kind}, which is no phase of a private round"
             )
         try:
             work = decode(reply.order.kind, reply.order.work, shape)

@@ -12,7 +12,7 @@ from federation.trust.keys import replace_private
 from federation.work.closing import Closing
 from worker.events import Events
 from worker.home import WorkerHomeError
-from worker.site.policy import OpenHours
+from worker.site.policy_file import OpenHours
 from worker.state_file import read_state, state_bytes
 
 _LAST_YEAR = 9000  # of a pause: opening hours are computed for some days after it

@@ -31,7 +31,7 @@ from worker.site.clear_answers import ClearAnswers
 from worker.site.consents import Consents
 from worker.site.declines import Declines
 from worker.site.hello import Introduction
-from worker.site.policy import Policy
+from worker.site.policy_file import Policy
 from worker.site.privacy import SitePrivacy
 from worker.site.privacy_ledger import Ledger
 from worker.site.refused_orders import RefusedOrders

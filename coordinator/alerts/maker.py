@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cryptography import x509
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -19,13 +18,12 @@ from coordinator.alerts import about_federation, about_runs, rows
 from coordinator.alerts.about_rounds import RoundFacts
 from coordinator.alerts.facts import AlertFact
 from coordinator.alerts.recording import record_run
-from coordinator.fault_state import FaultState
+from coordinator.rounds.changes import RunChanges
 from coordinator.rounds.fleets.presence import Presence
-from coordinator.rounds.supervisor import Supervisor
 from coordinator.settings import Settings
+from coordinator.startup import OpenRecord
 from federation.text import escaped
-from storage.blobs import BlobStore
-from storage.database import Database, Duty
+from storage.database import Duty
 from storage.models import Alert, Run
 from storage.states import AlertKind, AlertSeverity
 
@@ -63,45 +61,33 @@ class AlertMaker:
     """Makes the alerts of one coordinator; the methods that look may be called from one thread at a time.
 
     Args:
-        database: the record.
-        blobs: knows the space on its disk.
+        record: has the database, the space on the disk of the blobs, the faults of the machine, and the limits.
         presence: the members that attend.
-        supervisor: tells of changes of runs, and is told of changes of their alerts.
-        faults: has the faults of the machine, and notes those that occur here.
-        certificates: the CA's and the coordinator's own.
-        limits: of the federation.
-        clock: the time, aware.
+        changes: of runs, and of their alerts.
         monotonic: seconds that only grow.
     """
 
     def __init__(
         self,
-        *,
-        database: Database,
-        blobs: BlobStore,
+        record: OpenRecord,
         presence: Presence,
-        supervisor: Supervisor,
-        faults: FaultState,
-        certificates: tuple[x509.Certificate, x509.Certificate],
-        limits: Limits,
-        clock: Callable[[], datetime],
+        changes: RunChanges,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._database = database
-        self._blobs = blobs
+        self._database = record.database
+        self._blobs = record.blobs
         self._presence = presence
-        self._supervisor = supervisor
-        self._faults = faults
-        self._certificates = certificates
-        self._limits = limits
-        self._clock = clock
+        self._changes = changes
+        self._faults = record.faults
+        self._certificates = record.home.ca, record.home.server
+        self._limits = Limits.of(record.home.settings)
+        self._clock = clock = record.clock
         self._monotonic = monotonic
         self._runs: dict[str, RoundFacts] = {}
         self._lock = threading.Lock()
         self._pending = set[str]()
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
-        self._unwatch: Callable[[], None] = lambda: None
         self._since = clock() + GRACE
         self._backup: datetime | None = None
         self._backup_looked: datetime | None = None
@@ -109,12 +95,10 @@ class AlertMaker:
 
     def start(self) -> None:
         """Starts the thread; it first looks at the runs whose alerts are not complete."""
-        self._unwatch = self._supervisor.changes.watch(self.changed)
         self._thread.start()
 
     def stop(self) -> None:
         """Ends the thread. The next start goes on from the record."""
-        self._unwatch()
         self._stopping.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -129,20 +113,22 @@ class AlertMaker:
         self._wake.set()
 
     def _run(self) -> None:
-        try_all = True
+        unwatch = self._changes.watchers.listen(self.changed)  # before the first look, which is at everything
+        everything = True
         while not self._stopping.is_set():
             try:
                 with self._database.turn(Duty.ALERTS, seconds=TURN_SECONDS) as mine:
                     if mine:
-                        self._look(everything=try_all)
-                    try_all = not mine  # another coordinator makes them: this one knows nothing of its own later
+                        self._look(everything=everything)
+                    everything = not mine  # another coordinator makes them: this one knows nothing of its own later
             except BaseException as error:  # the code of a rule may try to end the process
-                try_all = True
+                everything = True
                 if self._faults.note(error) is None:
                     log.exception("no alerts could be made; the next look makes them")
             self._wake.wait(LOOK_SECONDS)
             self._stopping.wait(PAUSE_SECONDS)
             self._wake.clear()
+        unwatch()
 
     def _look(self, *, everything: bool) -> None:
         if everything:
@@ -174,7 +160,7 @@ class AlertMaker:
             self._runs[run_id] = recorded.facts
         self._tell(recorded.new)
         if recorded.changed:
-            self._supervisor.changes.tell_watchers(run_id)
+            self._changes.tell_watchers(run_id)
 
     # --- members, and the machine
 
@@ -230,7 +216,7 @@ class AlertMaker:
             new = rows.reconcile(session, None, kinds, facts, now)
         self._tell(new)
         for run_id in {fact.run_id for fact in facts if fact.run_id}:
-            self._supervisor.changes.tell_watchers(run_id)
+            self._changes.tell_watchers(run_id)
 
     def _end_failed(self, now: datetime) -> None:
         """A run that failed a week ago needs nobody any more."""

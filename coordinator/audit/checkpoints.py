@@ -42,7 +42,7 @@ class LogKey:
 
     @property
     def entry_key(self) -> bytes:
-        """The key that tags entries until they have a place in the log, 32 bytes."""
+        """The key of the MACs of entries without a place in the log, 32 bytes."""
         return blake3(self.key.private_bytes_raw(), derive_key_context="fedpareto/v1/entry-tag").digest()
 
     def certified(self, signing_key: Ed25519PrivateKey) -> SignedEnvelope:

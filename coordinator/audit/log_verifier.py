@@ -51,7 +51,7 @@ class _Walk:
 
     def __init__(self, signed: dict[int, bytes], key: bytes) -> None:
         self._signed = signed  # roots, by the number of entries
-        self._key = key  # of the tags
+        self._key = key  # of the MACs
         self._tree = Tree(lambda start, stop: ())  # only its newest root is used
         self._previous: bytes | None = FIRST  # the leaf of the entry before; None if that is not known
         self._next = 0  # the number of the next entry
@@ -92,8 +92,8 @@ class _Walk:
                 f"entry {number} was changed or moved, or the entry before it was: {row.action!r} by {row.actor!r} "
                 f"at {row.at} is not what its leaf was made of"
             )
-        elif not audit.is_tagged(entry.entry, entry.tag, self._key):
-            yield f"entry {number} was changed: its tag is not of what it tells"
+        elif not audit.has_mac(entry.entry, entry.mac, self._key):
+            yield f"entry {number} was changed: its MAC is not that of what it tells"
         self._previous = entry.leaf
         self._tree.append(entry.leaf)
         root = self._signed.get(self._next)

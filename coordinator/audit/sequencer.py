@@ -50,8 +50,8 @@ class Sequencer:
     """Chains and signs the log in a thread.
 
     Args:
-        database: the record; this process has its lock, alone or with other coordinators. What it records is tagged
-            with the key's `entry_key`.
+        database: the record; this process has its lock, alone or with other coordinators. What it records gets
+            a MAC by the key's `entry_key`.
         key: signs.
         directory: the coordinator's, where the newest checkpoint that members may have seen is noted.
         faults: notes faults of the disk and the database.
@@ -226,11 +226,11 @@ class Sequencer:
         return len(entries)
 
     def _genuine(self, session: Session) -> list[LogEntry]:
-        """The next entries with the tag of this coordinator. Others are removed, and a new entry reports each."""
-        used, entries = audit.used_tags(session), []
-        for entry, tag in audit.unchained(session, BATCH):
-            if audit.is_tagged(entry, tag, self._entry_key) and tag not in used:
-                used.add(tag)
+        """The next entries with the MAC of this coordinator. Others are removed, and a new entry reports each."""
+        used, entries = audit.used_macs(session), []
+        for entry, mac in audit.unchained(session, BATCH):
+            if audit.has_mac(entry, mac, self._entry_key) and mac not in used:
+                used.add(mac)
                 entries.append(entry)
                 continue
             description = f"{entry.action!r} by {entry.actor!r} about {entry.subject!r} at {entry.at.isoformat()}"

@@ -10,7 +10,6 @@ import selectors
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +19,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from coordinator.fault_state import FaultState
+from coordinator.listeners import Listeners
 from storage.database import Database
 from storage.faults import explain_fault
 
@@ -58,30 +58,30 @@ class Announcement:
     times: int = 1
 
 
-# Called with an announcement, or with None when some may have been lost. It comes from a thread, which must not wait.
-Listener = Callable[[Announcement | None], None]
-
-
 class Announcements:
     """Those of a coordinator that is alone on its database: there is nobody to tell.
 
     Attributes:
         look_seconds: how often to look at the record for changes by other coordinators; None if there are none.
+        heard: those who are told of each announcement of another coordinator, and with None that some may be lost.
     """
 
     look_seconds: float | None = None
 
+    def __init__(self) -> None:
+        self.heard: Listeners[[Announcement | None]] = Listeners(self._failed)
+
     def announce(self, kind: AnnouncementKind, subject: str) -> None:
         """Tells the other coordinators, after the commit of what they should look at. Any thread may call."""
-
-    def listen(self, listener: Listener) -> None:
-        """Calls `listener` with each announcement of another coordinator, once started."""
 
     def start(self) -> None:
         """Starts to announce and to listen."""
 
     def stop(self) -> None:
         """Announces what waits, and ends."""
+
+    def _failed(self, error: Exception) -> None:
+        log.error("an announcement of another coordinator was not taken in", exc_info=error)
 
 
 class SharedAnnouncements(Announcements):
@@ -98,10 +98,10 @@ class SharedAnnouncements(Announcements):
     look_seconds = LOOK_SECONDS
 
     def __init__(self, database: Database, coordinator: str, faults: FaultState) -> None:
+        super().__init__()
         self._database = database
         self._coordinator = coordinator
         self._faults = faults
-        self._listeners: list[Listener] = []
         self._lock = threading.Lock()
         self._waiting: Counter[tuple[AnnouncementKind, str]] = Counter()
         self._stopping = threading.Event()
@@ -115,9 +115,6 @@ class SharedAnnouncements(Announcements):
             self._waiting[kind, subject] += 1
         if idle:
             self._wake.send(b"\0")
-
-    def listen(self, listener: Listener) -> None:
-        self._listeners.append(listener)
 
     def start(self) -> None:
         self._thread.start()
@@ -134,7 +131,7 @@ class SharedAnnouncements(Announcements):
         while not self._stopping.is_set():
             try:
                 with closing(self._connected()) as connection:
-                    self._tell(None)  # what was announced before the connection was there was lost
+                    self.heard.tell(None)  # what was announced before the connection was there was lost
                     self._exchange(connection)
             except Exception as error:
                 if self._faults.note(error) is None:
@@ -182,15 +179,11 @@ class SharedAnnouncements(Announcements):
                 self._logged = monotonic()
                 log.warning("ignored a notification that is no announcement of a coordinator: %.100r", payload)
         elif found[1] != self._coordinator:
-            self._tell(Announcement(AnnouncementKind(found[2]), found[3], int(found[4])))
+            self.heard.tell(Announcement(AnnouncementKind(found[2]), found[3], int(found[4])))
 
-    def _tell(self, announcement: Announcement | None) -> None:
-        for listener in self._listeners:
-            try:
-                listener(announcement)
-            except Exception as error:
-                if self._faults.note(error) is None:  # what it was about is found with the next look at the record
-                    log.exception("an announcement of another coordinator was not taken in")
+    def _failed(self, error: Exception) -> None:
+        if self._faults.note(error) is None:  # what it was about is found with the next look at the record
+            super()._failed(error)
 
 
 def announcements_of(database: Database, coordinator: str, faults: FaultState) -> Announcements:

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -259,6 +260,24 @@ class _Directory:
             os.close(self._descriptor)
             self._descriptor = -1
             shutil.rmtree(self._path, ignore_errors=True)
+
+
+def serves_tls12(bind: str, port: int, host: str) -> bool:
+    """True if a handshake in TLS 1.2 succeeds with a server that asks for no certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(bind, bind)  # noqa: S104 - read, not bound
+    try:
+        with (
+            socket.create_connection((address, port), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            return True
+    except OSError:  # an SSLError is one too
+        return False
 
 
 def host_of(peer: str) -> str:

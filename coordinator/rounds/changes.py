@@ -1,15 +1,14 @@
 """Changes of runs: they wake the conductor and the watchers of a run, here and at other coordinators."""
 
-import logging
 import threading
-from collections.abc import Callable, Sequence
 
 from coordinator.cluster.announcements import Announcement, AnnouncementKind, Announcements
+from coordinator.listeners import Listeners
 from coordinator.rounds.bell import Bell
-
-log = logging.getLogger(__name__)
-
-Watcher = Callable[[str], None]
+from coordinator.rounds.fleets.presence import Presence
+from coordinator.rounds.transitions import UNDER_WAY, run_ids
+from storage.database import Database
+from storage.models import Run
 
 
 class RunChanges:
@@ -17,16 +16,21 @@ class RunChanges:
 
     Args:
         announcements: tell other coordinators of changes here, and this one of theirs.
-        under_way: the runs that are under way, by id.
+        presence: when a client comes or goes, every conductor looks again.
+        database: the record, with the runs that are under way.
+
+    Attributes:
+        watchers: those who are told of each change of a run, by its id.
     """
 
-    def __init__(self, announcements: Announcements, under_way: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, announcements: Announcements, presence: Presence, database: Database) -> None:
         self._announcements = announcements
-        self._under_way = under_way
+        self._database = database
         self._lock = threading.Lock()
         self._bells: dict[str, Bell] = {}
-        self._watchers: list[Watcher] = []
-        announcements.listen(self._hear)
+        self.watchers: Listeners[[str]] = Listeners()
+        announcements.heard.listen(self._hear)
+        presence.changed.listen(self.wake_all)
 
     @property
     def look_seconds(self) -> float | None:
@@ -45,17 +49,6 @@ class RunChanges:
         for bell in bells:
             bell.ring()
 
-    def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """Calls `watcher` with the run's id after every change, from any thread. Returns a function that ends this."""
-        with self._lock:
-            self._watchers.append(watcher)
-
-        def unwatch() -> None:
-            with self._lock:
-                self._watchers.remove(watcher)
-
-        return unwatch
-
     def notify(self, run_id: str) -> None:
         """Tells the run's conductor and its watchers, here and elsewhere, that something changed."""
         self.bell(run_id).ring()
@@ -65,19 +58,21 @@ class RunChanges:
         """Tells the conductor and the watchers, here and elsewhere, that a reply was recorded."""
         self.bell(run_id).count_reply()
         self._announcements.announce(AnnouncementKind.REPLY, run_id)
-        self._tell_watchers_here(run_id)
+        self.watchers.tell(run_id)
 
     def tell_watchers(self, run_id: str) -> None:
         """Tells the watchers without the conductor here: what changed does not matter to it."""
         self._announcements.announce(AnnouncementKind.RUN, run_id)
-        self._tell_watchers_here(run_id)
+        self.watchers.tell(run_id)
 
     def _hear(self, announcement: Announcement | None) -> None:
         """Takes in what another coordinator announced; None says that something was lost."""
         if announcement is None:
             self.wake_all()
-            for run_id in self._under_way():
-                self._tell_watchers_here(run_id)
+            with self._database.read() as session:
+                runs = run_ids(session, Run.state.in_(UNDER_WAY))
+            for run_id in runs:
+                self.watchers.tell(run_id)
         elif announcement.kind in (AnnouncementKind.RUN, AnnouncementKind.REPLY):
             with self._lock:
                 bell = self._bells.get(announcement.subject)
@@ -85,13 +80,4 @@ class RunChanges:
                 bell.count_reply(announcement.times)
             elif bell is not None:
                 bell.ring()
-            self._tell_watchers_here(announcement.subject)
-
-    def _tell_watchers_here(self, run_id: str) -> None:
-        with self._lock:
-            watchers = list(self._watchers)
-        for watcher in watchers:
-            try:
-                watcher(run_id)
-            except Exception:
-                log.exception("a watcher of run %s failed", run_id)  # the run goes on
+            self.watchers.tell(announcement.subject)

@@ -16,7 +16,7 @@ from storage.states import AssignmentState, ClientState, PhaseState, RoundState,
 EVALUATES = or_(~Phase.decides, Phase.number >= func.coalesce(Round.evaluation_phase, 2**31 - 1))
 """Selects the phases, of joined rounds, that evaluate the new model.
 
-The stages of a private evaluation are of the same kinds as those before the step.
+The phases of a private evaluation are of the same kinds as those before the step.
 """
 CLIENT_TRANSITIONS: dict[ClientState, frozenset[ClientState]] = {
     ClientState.PENDING: frozenset({ClientState.ACTIVE, ClientState.REVOKED}),
@@ -93,6 +93,11 @@ def move_run(run: Run, to: RunState, at: datetime, reason: str = "") -> None:
         run.started = at
     if to in RUN_ENDED:
         run.ended = at
+
+
+def run_ids(session: Session, *where: ColumnElement[bool]) -> Sequence[str]:
+    """The ids of the runs that fulfil some conditions, oldest first."""
+    return session.scalars(select(Run.run_id).where(*where).order_by(Run.created)).all()
 
 
 def interrupt_simulations(session: Session, at: datetime) -> None:

@@ -89,7 +89,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
     @to_the_end
     async def _begin_run(self, submission: Submission, model: str, *, by: str, paused: bool) -> str:
         """Records a run, and asks the members that answer each run about it; returns its id."""
-        run_id = await self._in_thread(self._supervisor.submit, submission, model, by=by, paused=paused)
+        run_id = await self._in_thread(self._commands.submit, submission, model, by=by, paused=paused)
         await self._read(self._offers.tell, self._presence.streams().values(), run_id)
         self._presence.tell_elsewhere(run_id)
         return run_id
@@ -169,19 +169,19 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
 
     async def PauseRun(self, request: messages.PauseRunRequest, context: Context) -> messages.PauseRunResponse:
         """Holds a run."""
-        return messages.PauseRunResponse(run=await self._command(request.run, self._supervisor.pause))
+        return messages.PauseRunResponse(run=await self._command(request.run, self._commands.pause))
 
     async def ResumeRun(self, request: messages.ResumeRunRequest, context: Context) -> messages.ResumeRunResponse:
         """Lets a held run go on."""
-        return messages.ResumeRunResponse(run=await self._command(request.run, self._supervisor.resume))
+        return messages.ResumeRunResponse(run=await self._command(request.run, self._commands.resume))
 
     async def StopRun(self, request: messages.StopRunRequest, context: Context) -> messages.StopRunResponse:
         """Ends a run."""
-        run = await self._command(request.run, self._supervisor.stop_run, reason=request.reason)
+        run = await self._command(request.run, self._commands.stop, reason=request.reason)
         return messages.StopRunResponse(run=run)
 
     async def _command(self, text: str, command: Callable[..., None], **arguments: str) -> messages.Run:
-        """Gives the supervisor a command for a run; shows the run afterwards."""
+        """Gives a command to a run; shows the run afterwards."""
         run_id = await self._read(lambda session: find_run(session, text, Choice.OPEN).run_id)
         await self._in_thread(command, run_id, by=self._access.caller().uri, **arguments)
         return await self._run(run_id)
@@ -202,7 +202,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
 
         if request.parts:
             await self._note_export("rounds.exported", run_id)
-        unwatch = self._supervisor.changes.watch(wake)
+        unwatch = self._changes.watchers.listen(wake)
         try:
             watcher = Watching(run_id, parts=request.parts)
             while True:

@@ -159,7 +159,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             changing=partial(self._access.charge, caller.uri, CONSENT),
         )
         if run_id:
-            await self._in_thread(self._supervisor.changes.notify, run_id)
+            await self._in_thread(self._changes.notify, run_id)
 
     async def _response(self, attendance: AttendanceStream, message: Message) -> messages.AttendResponse:
         """A conductor's message to a worker, for its stream."""
@@ -217,7 +217,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
                 removed = await self._read(removed_offer, assignment_id, request.digest, self._settings.keep_rounds)
                 if removed is not None:
                     raise removed from None
-            await self._in_thread(self._supervisor.blob_failed, request.digest, error)
+            await self._in_thread(self._commands.blob_failed, request.digest, error)
             raise
         except ValueError as error:
             raise Refusal("offset", str(error)) from None

@@ -123,12 +123,12 @@ class MemberCalls(Service):
 
     async def _end_client(self, client: models.Client) -> None:
         self._access.revoke_live(client)
-        await self._in_thread(self._supervisor.end_revoked)
+        await self._in_thread(self._states.end_revoked)
 
     async def _changed(self, client_id: str) -> messages.Client:
         """Lets runs that wait for clients look again; shows the client."""
         for run_id in await self._read(overview.active_runs):
-            await self._in_thread(self._supervisor.changes.notify, run_id)
+            await self._in_thread(self._changes.notify, run_id)
         return await self._read(overview.client, self._presence.attending(), client_id)
 
     # --- administrators

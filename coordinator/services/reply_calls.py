@@ -31,13 +31,13 @@ class ReplyCalls(Service):
         self._intake = Intake(
             parts.threads.database,
             self._home.signing,
-            changed=self._supervisor.changes.notify,
-            replied=self._supervisor.changes.count_reply,
+            changed=self._changes.notify,
+            replied=self._changes.count_reply,
             clock=self._clock,
-            signatures=self._supervisor.signatures,
+            signatures=parts.rounds.signatures,
         )
         self._threads = parts.threads
-        self._uploads = parts.uploads
+        self._uploads = parts.rounds.uploads
         self._transfers = Transfers(self._settings.transfer_bytes, self._settings.transfers)
         self._enders: dict[str, Callable[[Refusal], None]] = {}  # of uploads under way, by assignment
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # likewise

@@ -1,4 +1,4 @@
-"""Payloads of the stages of a session: which elements and ciphertexts follow each other (section 2a).
+"""Payloads of the phases of a session: which elements and ciphertexts follow each other (section 2a).
 
     DEAL, CONFIRM   ciphertexts for the other members in order
     inbox           envelopes (4-byte big-endian length, bytes) by sender, then ciphertexts for this member by sender

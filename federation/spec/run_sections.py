@@ -336,7 +336,7 @@ class PrivacySpec(Section):
     )
     stage_seconds: Seconds = Field(
         120.0,
-        description="The time in seconds for each stage of a session after the training. The stage in which members "
+        description="The time in seconds for each phase of a session after the training. The phase in which members "
         "send their masked vectors has 4 bytes for each parameter at 100 kB/s more (`SLOWEST_BYTES_PER_SECOND` of "
         "`federation/transport/transfer_times.py`): 32 s for 0.8 M parameters. Give more if members have slower "
         "connections.",

@@ -253,7 +253,7 @@ class Work(ABC):
     def from_round_model(self) -> bool:
         """True if the work starts from the model with which its round begins: in round 0, the run's initial model.
 
-        False for an evaluation, of the model that the round has made, and for the later stages of a session, which read
+        False for an evaluation, of the model that the round has made, and for the later phases of a session, which read
         no model.
         """
         return True
@@ -286,7 +286,7 @@ class Work(ABC):
         return ""
 
     def kept_under(self) -> str:
-        """The beginning of the names of the values that only this work and its later stages need; empty for none.
+        """The beginning of the names of the values that only this work and its later phases need; empty for none.
 
         They are erased when the work is cancelled, too.
         """

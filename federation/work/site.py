@@ -87,13 +87,13 @@ class SecurePolicy(Section):
     sessions_per_model: int = Field(
         4,
         ge=0,
-        description="The most private rounds of one [phase](member/privacy.md#the-limits-of-an-owner) of training "
+        description="The most private rounds of one [kind of work](member/privacy.md#the-limits-of-an-owner) "
         "that may start from one model.",
     )
     sums_per_model: int = Field(
         1,
         ge=0,
-        description="The most sums of one [phase](member/privacy.md#the-limits-of-an-owner) of training that may be "
+        description="The most sums of one [kind of work](member/privacy.md#the-limits-of-an-owner) that may be "
         "unmasked for one model. Two sums of which one lacks this member show its update. The worker sends masked "
         "vectors in at most two sessions more.",
     )

@@ -62,7 +62,7 @@ def _remote(tmp_path_factory: pytest.TempPathFactory, _line: Proxy) -> Iterator[
 def remote(_remote: Stage, line: Proxy) -> Iterator[Stage]:
     yield _remote
     line.calm()
-    wait_for(lambda: not _remote.served.coordinator._faults.present, "the faults to be over")
+    wait_for(lambda: not _remote.served.coordinator.record.faults.present, "the faults to be over")
     _remote.clear()
 
 
@@ -162,7 +162,7 @@ def test_an_object_that_was_changed_or_removed_pauses_the_run_until_it_is_restor
     reason = remote.wait_state(run, RunState.PAUSED).reason
     assert reason.startswith("storage: the bytes of blob" if damage == "changed" else "storage: there is no blob")
     assert payload in reason
-    assert remote.served.coordinator._faults.present == {}
+    assert remote.served.coordinator.record.faults.present == {}
     blobs.put(good)
     remote.resume(run, ann, ben)
 

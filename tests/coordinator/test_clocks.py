@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ import pytest
 from coordinator import monitor, server
 from coordinator.backups.statement import sign_restore
 from coordinator.check import check_home
-from coordinator.clock import SteadyClock
+from coordinator.clock import ClockBehind, SteadyClock, check_follows
 from coordinator.fault_state import FaultState
 from coordinator.members.access import control
-from coordinator.monitor import ClockBehind, ClockWatch, check_follows
+from coordinator.monitor import ClockWatch
 from coordinator.rounds.fleets import remote
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.housekeeping import COLLECTION_INTERVAL, Housekeeper
@@ -169,8 +169,7 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Ma
         patch.setattr(monitor, "CHECK_SECONDS", 0.05)
         patch.setattr(monitor, "FAULT_CHECK_SECONDS", 0.05)
         clock = SteadyClock(machine, machine.elapsed)
-        patch.setattr(server, "SteadyClock", lambda: clock)
-        patch.setattr(running, "Coordinator", lambda home, clock: server.Coordinator(home))
+        patch.setattr(running, "serving", lambda home, grace, **_: server.serving(home, clock=clock, grace=grace))
         with stage_of(tmp_path_factory.mktemp("steady") / "coordinator", "sqlite:///coordinator.db") as made:
             yield made, machine
 
@@ -179,7 +178,7 @@ def test_a_clock_that_is_set_back_by_two_hours_ends_no_run_and_no_stream(steady:
     stage, machine = steady
     run, orders = begun(stage, 2)
     machine.ahead -= timedelta(hours=2)
-    faults = stage.served.coordinator._faults
+    faults = stage.served.coordinator.record.faults
     wait_for(lambda: faults.clock_back, "the watch to see it")
     newest = max(order.deadline.ToDatetime(UTC) for order in orders.values())
     for player, order in orders.items():
@@ -197,8 +196,8 @@ def test_a_clock_that_is_set_forward_pauses_the_runs_until_it_is_right_or_an_adm
 ) -> None:
     stage, machine = steady
     run, orders = begun(stage, 2)
-    faults = stage.served.coordinator._faults
-    before = stage.served.coordinator._clock()
+    faults = stage.served.coordinator.record.faults
+    before = stage.served.coordinator.record.clock()
     machine.ahead += timedelta(days=1)
     reason = stage.wait_state(run, RunState.PAUSED).reason
     assert reason.startswith("clock: it was set forward by 1 day, 0:00:00, or the machine stood still; set"), reason
@@ -208,7 +207,7 @@ def test_a_clock_that_is_set_forward_pauses_the_runs_until_it_is_right_or_an_adm
     assert stage._admin.GetRun(GetRunRequest(run=run), timeout=60).run.run_id == run
     machine.ahead -= timedelta(days=1)
     stage.wait_state(run, RunState.RUNNING)
-    assert stage.served.coordinator._clock() - before < timedelta(hours=1), "nothing was judged by it"
+    assert stage.served.coordinator.record.clock() - before < timedelta(hours=1), "nothing was judged by it"
     stage.pause(run)
     machine.ahead += timedelta(minutes=2)
     wait_for(lambda: faults.present, "the fault")
@@ -216,7 +215,7 @@ def test_a_clock_that_is_set_forward_pauses_the_runs_until_it_is_right_or_an_adm
     wait_for(lambda: stage.run(run).reason.startswith("clock: "), "the pause")
     stage.resume(run)  # the machine slept
     wait_for(lambda: not faults.present, "the end of the fault")
-    assert stage.served.coordinator._clock() - before > timedelta(minutes=2)
+    assert stage.served.coordinator.record.clock() - before > timedelta(minutes=2)
     stage.wait_state(run, RunState.RUNNING)
     for player, order in orders.items():
         player.reply(order)
@@ -251,14 +250,14 @@ def test_a_coordinator_whose_clock_is_behind_the_record_serves_nobody_until_it_i
     logging.getLogger("coordinator.server").addHandler(handler)
 
     async def served() -> server.Coordinator | None:
-        signalled = asyncio.Event()
-        starting = asyncio.create_task(server._started(home, False, signalled))
+        signalled, scope = asyncio.Event(), AsyncExitStack()
+        starting = asyncio.create_task(server._started(scope, home, False, signalled))
         await asyncio.to_thread(waiting.wait, 60)
         assert not starting.done()
         await asyncio.to_thread(sign_restore, home, now=now)  # the last entry is of a right clock
         coordinator = await starting
         assert coordinator is not None
-        await coordinator.stop(grace=0)
+        await scope.aclose()
         return coordinator
 
     try:

@@ -67,7 +67,7 @@ def test_a_run_goes_on_after_its_database_was_restarted(
             away.pause(run)
         server.start()
         wait_for(lambda: health(away) == SERVING, "the coordinator to go on")
-        assert away.served.coordinator._database.holds_lock()
+        assert away.served.coordinator.record.database.holds_lock()
         reply(orders)
         away.play(run, *orders)
     assert [round_.state for round_ in away.rounds(run)] == [RoundState.COMPLETED] * 2
@@ -80,7 +80,7 @@ def test_a_run_goes_on_after_its_database_was_restarted(
 
 def test_sessions_that_the_server_ends_are_made_again_and_the_lock_is_taken_again(away: Stage, url: str) -> None:
     run, orders = begun(away)
-    database = away.served.coordinator._database
+    database = away.served.coordinator.record.database
     end_sessions(url)
     wait_for(database.holds_lock, "the lock to be taken again")
     for player, order in orders.items():
@@ -98,7 +98,7 @@ def test_a_coordinator_whose_connection_broke_waits_for_another_one_that_is_star
     wait_for(lambda: health(away) == NOT_SERVING, "the health to tell")
     starting.close()
     wait_for(lambda: health(away) == SERVING, "the coordinator to go on")
-    assert away.served.coordinator._database.holds_lock()
+    assert away.served.coordinator.record.database.holds_lock()
 
 
 def test_a_lock_whose_connection_broke_unnoticed_by_the_server_is_taken_again(url: str) -> None:
@@ -174,8 +174,7 @@ def test_a_coordinator_that_was_replaced_while_its_database_was_away_ends(
     with psycopg.connect(url, autocommit=True) as session:
         session.execute("UPDATE coordinators SET coordinator = 'another'")
     end_sessions(url)
-    monitoring = away.served.coordinator._monitoring
-    assert monitoring is not None
+    monitoring = away.served.coordinator.monitoring
     wait_for(monitoring.done, "the coordinator to give up")
     assert "another coordinator had the database meanwhile" in str(monitoring.exception())
     assert away.look(lambda session: session.scalar(text("SELECT coordinator FROM coordinators"))) == "another"

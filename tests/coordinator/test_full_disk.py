@@ -19,9 +19,11 @@ from coordinator import monitor
 from coordinator.cluster.leases import OneConductor
 from coordinator.fault_state import FaultState
 from coordinator.monitor import Looks, Monitor
-from coordinator.rounds import conductor, supervisor
+from coordinator.rounds import conductor, conductors
+from coordinator.rounds.conductors import Conductors
+from coordinator.rounds.run_commands import RunCommands
+from coordinator.rounds.runs.run_states import RunStates
 from coordinator.rounds.step import make_step
-from coordinator.rounds.supervisor import Supervisor
 from federation.v1.common_pb2 import AssignmentManifest
 from fedpareto.processes.forked import completed
 from storage.faults import StorageFault, fault_of
@@ -63,8 +65,7 @@ def _small(disk: Path) -> Iterator[Stage]:
 @pytest.fixture
 def small(_small: Stage, disk: Path) -> Iterator[Stage]:
     """A coordinator whose database and blobs are on the small file system."""
-    monitor = _small.served.coordinator._monitor
-    assert monitor is not None
+    monitor = _small.served.coordinator.monitor
     monitor._looks[StorageFault.DISK] = Looks()  # as if no disk had been full before
     yield _small
     (disk / "ballast").unlink(missing_ok=True)
@@ -111,8 +112,7 @@ def test_a_full_disk_pauses_the_run_with_the_reason_and_it_goes_on_when_there_is
 
 
 def test_resume_makes_the_coordinator_look_at_the_disk_at_once(small: Stage, disk: Path) -> None:
-    monitor = small.served.coordinator._monitor
-    assert monitor is not None
+    monitor = small.served.coordinator.monitor
     monitor._looks[StorageFault.DISK].pause = 3600.0  # as after disks that were full again and again
     run, orders, _ = paused(small, disk)
     small.resume(run)
@@ -161,10 +161,10 @@ HANDLERS: list[tuple[type[object], str]] = [
     (FaultState, "note"),
     (FaultState, "gone"),
     (Monitor, "_on_fault"),
-    (Supervisor, "_end_by"),
-    (Supervisor, "_move"),
-    (Supervisor, "pause_for_fault"),
-    (Supervisor, "resume_after_fault"),
+    (Conductors, "_end_by"),
+    (RunStates, "move"),
+    (RunCommands, "pause_for_fault"),
+    (RunCommands, "resume_after_fault"),
     (OneConductor, "take"),
     (OneConductor, "release"),
 ]
@@ -175,10 +175,9 @@ HANDLERS: list[tuple[type[object], str]] = [
 def test_a_run_goes_on_or_pauses_with_its_reason_whichever_call_fails_while_a_fault_is_handled(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, owner: type[object], name: str, error: Exception
 ) -> None:
-    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(conductors, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(monitor, "FAULT_CHECK_SECONDS", 0.05)
-    looking = stage.served.coordinator._monitor
-    assert looking is not None
+    looking = stage.served.coordinator.monitor
     looking._looks[StorageFault.DISK] = Looks(pause=0.01)
     run, players = stage.begin("ann", "ben", algorithm="fedavg")
     original: Callable[..., Any] = getattr(owner, name)
@@ -205,7 +204,7 @@ def test_a_run_goes_on_or_pauses_with_its_reason_whichever_call_fails_while_a_fa
     else:
         wait_for(lambda: stage.rounds(run)[0].step, "the step")
     monkeypatch.setattr(owner, name, original)
-    wait_for(lambda: not stage.served.coordinator._faults.present, "the end of the fault")
+    wait_for(lambda: not stage.served.coordinator.record.faults.present, "the end of the fault")
     if isinstance(error, OSError):
         stage.play(run, *players)
 

@@ -215,10 +215,10 @@ def test_a_directory_is_gone_when_it_is_missing_another_one_or_closed(
 def test_every_fault_is_due_to_a_directory_that_is_gone_and_nothing_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    home, faults, heard = tmp_path / "home", FaultState(), list[StorageFault | None]()
+    home, heard = tmp_path / "home", list[StorageFault | None]()
     home.mkdir()
-    faults.keep(Directories([home]))
-    faults.on_fault(heard.append)
+    faults = FaultState(directories=Directories([home]))
+    faults.noted.listen(heard.append)
     assert faults.note(ValueError("a bug")) is None
     home.rmdir()
     with caplog.at_level(logging.INFO):

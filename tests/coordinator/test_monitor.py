@@ -17,10 +17,8 @@ def test_a_database_whose_writers_are_busy_does_not_end_the_coordinator(
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     with running(tmp_path / "home") as served:
         coordinator = served.coordinator
-        faults, looks = coordinator._faults, threading.Event()
-        monitor, monitoring = coordinator._monitor, coordinator._monitoring
-        assert monitor is not None
-        assert monitoring is not None
+        faults, looks = coordinator.record.faults, threading.Event()
+        monitor, monitoring = coordinator.monitor, coordinator.monitoring
         look = monitor.look
 
         def counted() -> None:
@@ -28,7 +26,7 @@ def test_a_database_whose_writers_are_busy_does_not_end_the_coordinator(
             looks.set()
 
         monkeypatch.setattr(monitor, "look", counted)
-        with coordinator._database.begin():  # somebody else's transaction, which lasts
+        with coordinator.record.database.begin():  # somebody else's transaction, which lasts
             faults.note(OperationalError("", None, RuntimeError("it was away")), lasts=True)
             faults.look_again()
             wait_for(lambda: looks.is_set() or monitoring.done(), "a look")

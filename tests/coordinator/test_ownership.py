@@ -1,5 +1,6 @@
 """A home and its database belong together; one without the other is not served, and nothing is made anew."""
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from coordinator.home import CoordinatorHome
 from coordinator.ownership import CoordinatorHomeError
-from coordinator.server import Coordinator
+from coordinator.server import serving
 from fedpareto.processes.forked import completed
 from storage.database import Database, DatabaseBusy, DatabaseMissing
 from tests.running import made_home
@@ -24,6 +25,11 @@ NOW = datetime.now(UTC)
 
 def make(directory: Path, **settings: Any) -> CoordinatorHome:
     return made_home(directory, now=NOW, federation_id="fed", **settings)
+
+
+async def start(home: CoordinatorHome) -> None:
+    async with serving(home):
+        pass
 
 
 def database_of(home: CoordinatorHome) -> Path:
@@ -64,7 +70,7 @@ def test_a_home_whose_database_is_not_its_own_is_not_served_and_nothing_changes(
     fault(home)
     before = kept(home)
     with pytest.raises(CoordinatorHomeError, match=FAULTS[fault]):
-        Coordinator(CoordinatorHome.load(home.directory))
+        asyncio.run(start(CoordinatorHome.load(home.directory)))
     assert kept(home) == before
 
 
@@ -84,12 +90,12 @@ def test_a_database_server_without_the_federation_is_not_served(tmp_path: Path, 
     settings = home.directory / "coordinator.toml"
     settings.write_text(settings.read_text().replace("sqlite:///coordinator.db", database_url))
     with pytest.raises(CoordinatorHomeError, match="is empty: it holds no federation"):
-        Coordinator(CoordinatorHome.load(home.directory))
+        asyncio.run(start(CoordinatorHome.load(home.directory)))
     database = Database.open(database_url)
     database.migrate()  # tables without a row are as empty
     database.close()
     with pytest.raises(CoordinatorHomeError, match="is empty: it holds no federation"):
-        Coordinator(CoordinatorHome.load(home.directory))
+        asyncio.run(start(CoordinatorHome.load(home.directory)))
 
 
 def test_commands_that_start_a_coordinator_of_their_own_and_those_that_issue_say_so_too(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from worker.connection.witness import Witness
 from worker.events import Events
 from worker.progress import StatementError
 from worker.site.assignment_checks import Declined, check_assignment
-from worker.site.policy import WorkLimits
+from worker.site.policy_file import WorkLimits
 
 LOG_KEY = Ed25519PrivateKey.from_private_bytes(b"l" * 32)
 RAW = KEY.public_key().public_bytes_raw()

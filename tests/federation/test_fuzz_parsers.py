@@ -36,7 +36,7 @@ from verification.replay import parse_gram
 from verification.run import verify
 from worker.config import WorkerConfig, WorkerConfigError
 from worker.receipts import ReceiptsError, read_receipts
-from worker.site.policy import Policy, PolicyError
+from worker.site.policy_file import Policy, PolicyError
 from worker.site.roster import Roster, RosterError, read_roster
 
 

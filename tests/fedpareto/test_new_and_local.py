@@ -27,7 +27,7 @@ from fedpareto.processes.forked import Forked
 from fedpareto.starter.made_data import SITES
 from fedpareto.starter.starter_files import STARTERS
 from storage.models import Run
-from tests.harness import fedpareto, wait_for
+from tests.harness import fedpareto, here, wait_for
 from tests.paths import ROOT
 from tests.running import command
 
@@ -129,7 +129,7 @@ def test_new_touches_no_directory_that_holds_something(tmp_path: Path) -> None:
 def test_local_and_simulate_give_the_same_model_of_the_same_members(made: Path, tmp_path: Path) -> None:
     directory = made / "tabular"
     spec, members = shortened(directory, tmp_path / "run.toml", 2), arguments(directory)
-    done = fedpareto("local", spec, *members, "--device", "cpu", "--dir", tmp_path / "real", "--json")
+    done = command("local", spec, *members, "--device", "cpu", "--dir", tmp_path / "real", "--json")
     document = json.loads(done.stdout)
     assert (document["run"]["state"], document["failures"]) == ("COMPLETED", [])
     assert document["values"].keys() == SITES.keys()
@@ -144,7 +144,8 @@ def test_local_and_simulate_give_the_same_model_of_the_same_members(made: Path, 
 
 def test_a_member_with_wrong_data_ends_local_with_the_reason_of_its_worker(made: Path, tmp_path: Path) -> None:
     members = arguments(made / "tabular", **{"site-a": "site-a", "site-b": "../../text/data/site-b"})
-    done = fedpareto("local", made / "tabular" / "run.toml", *members, "--dir", tmp_path / "real", code=1)
+    done = here("local", *map(str, (made / "tabular" / "run.toml", *members, "--dir", tmp_path / "real")), cwd=tmp_path)
+    assert done.returncode == 1
     assert "site-b ended with exit code" in done.stderr
     assert "site-b/visits.csv: a header, then patient, 6 numbers, 0 or 1" in done.stderr
 

@@ -21,7 +21,7 @@ from tests.command_lines import failure
 from tests.federation.scene import MEMBER
 from worker.config import WorkerConfig
 from worker.receipts import read_receipts
-from worker.site.policy import Policy
+from worker.site.policy_file import Policy
 from worker.site.roster import read_roster
 
 RUN = "name = 'marked'\ntask = 'digits'\nrounds = 1\n"

@@ -29,7 +29,7 @@ from federation.work.base import Result
 from worker.events import Events
 from worker.home import WorkerHome
 from worker.service import Worker
-from worker.site.policy import Policy
+from worker.site.policy_file import Policy
 
 
 class Nothing(Task):

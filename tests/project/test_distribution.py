@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from xdist.remote import Producer
 
+from fedpareto.processes import forked
 from tests import distribution
 from tests.distribution import Files, pytest_collection
 from tests.waiting import wait_for
@@ -86,6 +87,18 @@ def test_a_process_that_dies_with_the_last_test_leaves_nothing_to_do() -> None:
     files.assigned_work[owner][last.partition("::")[0]][last] = False  # as if its process had died in it
     assert files.remove_node(owner) == last
     assert files.tests_finished
+
+
+def test_a_test_that_takes_too_long_ends_its_process_which_shows_where_each_thread_was(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import threading\n\ndef test_in_time():\n    pass\n\ndef test_too_long():\n    threading.Event().wait()\n"
+    )
+    options = ["-c", "/dev/null", "-p", "tests.timeouts", "--timeout", "0.2", "--timeout-method", "thread"]
+    done = forked.completed(["-m", "pytest", "-q", *options, str(tmp_path)])
+    assert done.returncode == 1
+    assert "Timeout" in done.stdout
+    assert "in test_too_long" in done.stdout
+    assert "passed" not in done.stdout
 
 
 def begun(session: Any, collecting: Event) -> tuple[Thread, Event]:

@@ -18,7 +18,7 @@ from tests.paths import DOCS, EXAMPLES, ROOT
 from tests.project.scene import rows, tool
 from worker.config import WorkerConfig
 from worker.home import WorkerHome
-from worker.site.policy import Policy
+from worker.site.policy_file import Policy
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("research/*.md"), *ROOT.glob("docs/**/*.md")])
 PROSE = {path: path.read_text() for path in DOCUMENTS}

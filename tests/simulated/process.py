@@ -1,7 +1,7 @@
 """The coordinator's process on one thread: the real parts, and the places where it can be killed or preempted.
 
-It has the parts of `coordinator/server.py`, without gRPC and without threads: the supervisor's conductor runs in the
-caller's thread, and its waits let other events happen.
+It has the parts of `coordinator/server.py`, without gRPC and without threads: the conductor runs in the caller's
+thread, and its waits let other events happen.
 """
 
 import errno
@@ -18,23 +18,27 @@ from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogKey
 from coordinator.audit.sequencer import Sequencer
-from coordinator.clock import SteadyClock
+from coordinator.clock import SteadyClock, check_follows
 from coordinator.cluster.announcements import Announcements
-from coordinator.cluster.leases import SharedLeases, time_of
+from coordinator.cluster.leases import OneConductor, SharedLeases, time_of
 from coordinator.cluster.registry import CoordinatorFacts, Registry
 from coordinator.fault_state import FaultState
 from coordinator.lease_keeper import LOOKS, LeaseKeeper
 from coordinator.members import membership
-from coordinator.monitor import ClockWatch, check_follows
+from coordinator.monitor import ClockWatch
 from coordinator.rounds.bell import Bell
+from coordinator.rounds.changes import RunChanges
+from coordinator.rounds.conductors import Conductors
 from coordinator.rounds.fleets.deliveries import open_assignments_of
 from coordinator.rounds.fleets.presence import Assigned, AttendanceStream, Presence
 from coordinator.rounds.housekeeping import Housekeeper
 from coordinator.rounds.replies.content import payload_problem
+from coordinator.rounds.replies.evidence import SignatureMemory
 from coordinator.rounds.replies.intake import Admission, Intake
 from coordinator.rounds.replies.revoked import revoked_clients
 from coordinator.rounds.replies.uploads import ReplyUpload, Upload, Uploads
-from coordinator.rounds.supervisor import Supervisor
+from coordinator.rounds.run_commands import RunCommands
+from coordinator.rounds.runs.run_states import RunStates
 from coordinator.services.federation import _offering
 from coordinator.signing_keys import Signing
 from federation.refusals import Refusal
@@ -131,18 +135,50 @@ class Process:
         self.clock = SteadyClock(self.world.now, self.world.monotonic)
         self.fault_state = FaultState(clock=self.world.monotonic)
         self._clocks = ClockWatch(self.clock, self.fault_state, judged=machine.several)
-        self.fault_state.on_fault(self._on_fault)
-        self.presence = Presence()
+        self.fault_state.noted.listen(self._on_fault)
+        announcements = _Looks() if machine.several else Announcements()
+        self.presence = Presence(announcements)
         self.uploads = Uploads(self.database, self.blobs, quota=QUOTA)
         self._leases = self._shared_leases(new_id()) if machine.several else None
-        self.supervisor = _Supervisor(self, new_id)
+        self.changes = _Changes(announcements, self)
+        self.states = RunStates(self.database, self.presence, self.changes, self.clock)
+        signatures, leases = SignatureMemory(), self._leases or OneConductor()
+        self.conductors = _Conductors(
+            database=self.database,
+            blobs=self.blobs,
+            presence=self.presence,
+            changes=self.changes,
+            states=self.states,
+            signing=machine.signing,
+            signatures=signatures,
+            faults=self.fault_state,
+            leases=leases,
+            submitted=lambda run_id, spec: True,
+            device="cpu",
+            clock=self.clock,
+            new_id=new_id,
+        )
+        self.commands = RunCommands(
+            self.database, self.conductors, leases, self.states, self.changes, self.fault_state, clock=self.clock
+        )
+        self.housekeeper = Housekeeper(
+            self.database,
+            self.blobs,
+            self.presence,
+            self.uploads,
+            self.fault_state,
+            end_revoked=self.states.end_revoked,
+            keep_rounds=None,
+            clock=self.world.now,
+            monotonic=self.world.monotonic,
+        )
         self.intake = Intake(
             self.database,
             machine.signing,
-            changed=self.supervisor.changes.notify,
-            replied=self.supervisor.changes.count_reply,
+            changed=self.changes.notify,
+            replied=self.changes.count_reply,
             clock=self.clock,
-            signatures=self.supervisor.signatures,
+            signatures=signatures,
         )
         self.sequencer = Sequencer(
             self.database,
@@ -161,27 +197,27 @@ class Process:
             audit.record(session, at=self.clock(), actor="coordinator", action="coordinator.started")
         with self.database.read() as session:
             self._revoked = revoked_clients(session)
-        self.supervisor.start()
+        self.conductors.start()
         self._every(LOOK_SECONDS, self._look)
         self._every(SEQUENCE_SECONDS, self.sequencer.sequence)
         if self._leases is not None:
             self._every(LEASE.total_seconds() / LOOKS, self._keep_leases)
 
     def conduct(self) -> None:
-        """Goes on with the run, as the supervisor's thread does, until nothing is left to do for it."""
-        while self.supervisor.wanted:
-            self.supervisor.wanted = False
+        """Goes on with the run, as the conductor's thread does, until nothing is left to do for it."""
+        while self.conductors.wanted:
+            self.conductors.wanted = False
             try:
-                self.supervisor._conduct_now(self._run_id)
+                self.conductors._conduct_now(self._run_id)
             except Exception as error:
                 if self.fault_state.note(error) is None:
                     raise
-                self.supervisor.wanted = True
+                self.conductors.wanted = True
                 self.sleep(1.0)
 
     def idle(self) -> None:
         """Lets events happen until the run needs a conductor, for a second at most."""
-        self.sleep(1.0, lambda: self.supervisor.wanted)
+        self.sleep(1.0, lambda: self.conductors.wanted)
 
     def close(self) -> None:
         """Closes what a dead process has open; nothing more is written."""
@@ -314,8 +350,8 @@ class Process:
         with self.database.begin() as session:
             membership.revoke(session, client_id, "it left", by="operator", now=self.clock())
         self._revoked |= {client_id}
-        self.supervisor.end_revoked()
-        self.supervisor.changes.notify(self._run_id)
+        self.states.end_revoked()
+        self.changes.notify(self._run_id)
 
     @property
     def uploading(self) -> bool:
@@ -360,22 +396,22 @@ class Process:
 
     def _keep_leases(self) -> None:
         if self._leases is not None and not self.asleep:
-            LeaseKeeper(self.database, self._leases, self._registry, self.supervisor, self.fault_state).look()
+            LeaseKeeper(self.database, self._leases, self._registry, self.conductors, self.fault_state).look()
 
     def _look(self) -> None:
         """What the monitor and the housekeeper do from time to time."""
         self._clocks.look()
         self._look_at_disk()
         self._look_at_clock()
-        self.supervisor._housekeeper.tidy()
+        self.housekeeper.tidy()
 
     def _look_at_clock(self) -> None:
         cause = self.fault_state.present.get(StorageFault.CLOCK)
         if cause is not None:
-            self.supervisor.pause_for_fault(StorageFault.CLOCK, cause)
+            self.commands.pause_for_fault(StorageFault.CLOCK, cause)
             self._doubts = True
         elif self._doubts and StorageFault.DISK not in self.fault_state.present:
-            self.supervisor.resume_after_fault()
+            self.commands.resume_after_fault()
             self._doubts = False
 
     def _look_at_disk(self) -> None:
@@ -383,13 +419,13 @@ class Process:
             cause = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.fault_state.note(cause, lasts=True)
             self.spare = True
-            self.supervisor.pause_for_fault(StorageFault.DISK, self.fault_state.present[StorageFault.DISK])
+            self.commands.pause_for_fault(StorageFault.DISK, self.fault_state.present[StorageFault.DISK])
             self._resumes = True
         elif self._resumes or StorageFault.DISK in self.fault_state.present:
             self.fault_state.over(StorageFault.DISK)
             self.spare = False
             if StorageFault.CLOCK not in self.fault_state.present:
-                self.supervisor.resume_after_fault()
+                self.commands.resume_after_fault()
             self._resumes = False
 
 
@@ -477,45 +513,18 @@ class _Looks(Announcements):
     look_seconds = 1.0
 
 
-class _Housekeeper(Housekeeper):
-    """A housekeeper without a thread."""
+class _Changes(RunChanges):
+    """The changes of a run whose bell lets events happen."""
 
-    def start(self) -> None:
-        pass
+    def __init__(self, announcements: Announcements, process: Process) -> None:
+        super().__init__(announcements, process.presence, process.database)
+        self._bells[process._run_id] = _Bell(process)
 
 
-class _Supervisor(Supervisor):
-    """A supervisor without threads: `wanted` says that the run needs a conductor."""
+class _Conductors(Conductors):
+    """Conductors without threads: `wanted` says that the run needs one."""
 
-    def __init__(self, process: Process, new_id: Callable[[], str]) -> None:
-        machine, world = process.machine, process.world
-        super().__init__(
-            database=process.database,
-            blobs=process.blobs,
-            presence=process.presence,
-            uploads=process.uploads,
-            signing=machine.signing,
-            faults=process.fault_state,
-            clock=process.clock,
-            machine_clock=world.now,
-            new_id=new_id,
-            leases=process._leases,
-            announcements=_Looks() if process._leases else None,
-        )
-        self.wanted = False
-        self._only_bell = _Bell(process)
-        self._housekeeper = _Housekeeper(
-            process.database,
-            process.blobs,
-            process.presence,
-            process.uploads,
-            process.fault_state,
-            end_revoked=self.end_revoked,
-            keep_rounds=None,
-            clock=world.now,
-            monotonic=world.monotonic,
-        )
-        self.changes._bells = {process._run_id: self._only_bell}
+    wanted = False
 
-    def _conduct(self, run_id: str) -> None:
+    def conduct(self, run_id: str) -> None:
         self.wanted = True

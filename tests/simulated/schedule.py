@@ -13,9 +13,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogKey
-from coordinator.monitor import ClockBehind
+from coordinator.clock import ClockBehind
+from coordinator.rounds.runs.run_states import HELD_REASONS
 from coordinator.rounds.runs.submission import new_run
-from coordinator.rounds.supervisor import HELD_REASONS
 from coordinator.rounds.transitions import RUN_ENDED
 from coordinator.signing_keys import Signing
 from federation.digests import digest
@@ -179,7 +179,7 @@ class Schedule:
             with self._may_be_killed():
                 if self.process is None:
                     self.world.next()
-                elif self.process.supervisor.wanted:
+                elif self.process.conductors.wanted:
                     self.process.conduct()
                 else:
                     self.process.idle()
@@ -248,7 +248,7 @@ class Schedule:
             other.start()
             other.acting = False
             while True:
-                if other.supervisor.wanted:
+                if other.conductors.wanted:
                     other.conduct()
                 else:
                     other.idle()
@@ -294,14 +294,14 @@ class Schedule:
         if not self._held and strikes("run paused"):
             self._held = True
             world.after(self.faults.seconds(5, 60), self._resume)
-            self._order(lambda process: process.supervisor.pause(RUN, by="operator"))
+            self._order(lambda process: process.commands.pause(RUN, by="operator"))
         if strikes("run stopped"):
-            self._order(lambda process: process.supervisor.stop_run(RUN, by="operator"))
+            self._order(lambda process: process.commands.stop(RUN, by="operator"))
         missing = any(member.gone or member.name in self.process._revoked for member in self.members)
         if missing and world.seconds > PATIENCE_SECONDS:
             run = self.run()
             if run.reason.startswith("waiting for members") and run.state not in RUN_ENDED:
-                self._order(lambda process: process.supervisor.stop_run(RUN, by="operator", reason=run.reason))
+                self._order(lambda process: process.commands.stop(RUN, by="operator", reason=run.reason))
         if strikes("member revoked"):
             name = world.random.choice([member.name for member in self.members])
             self._order(lambda process: process.revoke(name))
@@ -327,7 +327,7 @@ class Schedule:
             self.world.after(5.0, self._vouch)
         elif self.process is not None and StorageFault.CLOCK in self.process.fault_state.present:
             self.world.after(5.0, self._vouch)
-            self._order(lambda process: process.supervisor.resume(RUN, by="operator"))
+            self._order(lambda process: process.commands.resume(RUN, by="operator"))
 
     def _order(self, order: Callable[[Process], None]) -> bool:
         """Gives an order to the coordinator. True if it was obeyed or refused."""
@@ -346,14 +346,14 @@ class Schedule:
         """Resumes the run that an operator has paused, again until the coordinator obeys."""
         if self._held:
             self.world.after(5.0, self._resume)
-            self._held = not self._order(lambda process: process.supervisor.resume(RUN, by="operator"))
+            self._held = not self._order(lambda process: process.commands.resume(RUN, by="operator"))
 
     # --- the end
 
     def _over(self) -> bool:
         """True when the run has ended, or nobody will resume it, and nobody waits for an answer."""
         process = self.process
-        if process is None or process.supervisor.wanted or process.uploading:
+        if process is None or process.conductors.wanted or process.uploading:
             return False
         if any(member.busy for member in self.members):
             return False

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
-from coordinator.rounds.supervisor import HELD_REASONS
+from coordinator.rounds.runs.run_states import HELD_REASONS
 from tests.harness import wait_for
 from tests.soak.checks import Calm, Checks, Place, questions
 from tests.soak.cluster import OPEN, PRIVATE, Cluster

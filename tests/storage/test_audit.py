@@ -76,10 +76,10 @@ def test_hostile_text_of_any_length_is_recorded_readable_and_has_a_leaf(database
     }
     assert entry.detail.isprintable()
     with database.read() as session:
-        [(read, tag)] = audit.unchained(session, 10)
+        [(read, mac)] = audit.unchained(session, 10)
     assert len(read.leaf(FIRST)) == 32
-    assert audit.is_tagged(read, tag, KEY)  # the tag was made before the database had cleaned the text
-    assert not audit.is_tagged(replace(read, detail=f"{read.detail}."), tag, KEY)
+    assert audit.has_mac(read, mac, KEY)  # the MAC was made before the database had cleaned the text
+    assert not audit.has_mac(replace(read, detail=f"{read.detail}."), mac, KEY)
 
 
 def test_a_line_break_cannot_forge_a_second_line(database: Database) -> None:

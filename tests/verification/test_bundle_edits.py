@@ -35,7 +35,7 @@ def record(_module_stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Ed
     more = f"server = {{ optimizer = 'momentum', learning_rate = 0.5 }}\nselection.minimum = {len(NAMES)}"
     run = stage.submit(spec("edited", task, 2, more=more))
     stage.play(run, *players, until=lambda: len(stage.rounds(run)) == 2)
-    stage.served.coordinator._sequencer.sequence(show=True)  # a checkpoint for each step
+    stage.served.coordinator.record.sequencer.sequence(show=True)  # a checkpoint for each step
     stage.play(run, *players)
     return Edited.of(exported(stage, run, tmp_path_factory.mktemp("bundle") / "run.fedpareto"))
 

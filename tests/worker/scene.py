@@ -39,7 +39,7 @@ from worker.events import Events
 from worker.home import MEMBER_FILE, WorkerHome
 from worker.service import Worker, prepare_offers
 from worker.site.assignment_checks import Declined, check_assignment
-from worker.site.policy import Policy, PolicyError, WorkLimits
+from worker.site.policy_file import Policy, PolicyError, WorkLimits
 from worker.site.run_requests import RunRequest
 
 SOURCE = DataSource(part=Part(0, 8))

@@ -19,7 +19,7 @@ from tests.scripted import Submission
 from tests.worker.scene import DOCUMENT, Scene, run_request
 from worker import events
 from worker.events import Events
-from worker.site.policy import Policy, WorkLimits
+from worker.site.policy_file import Policy, WorkLimits
 from worker.site.run_requests import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, RunsFile
 from worker.work.submitter import MAX_RECEIPT_BYTES
 

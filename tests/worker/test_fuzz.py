@@ -16,7 +16,7 @@ from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator
 from tests.worker.scene import Scene
 from tests.works import MESSAGES, set_work
 from worker.site import consents
-from worker.site.policy import Policy, WorkLimits
+from worker.site.policy_file import Policy, WorkLimits
 
 SEED = 20261122
 COUNT = 150

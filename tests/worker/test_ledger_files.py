@@ -25,7 +25,7 @@ from worker.home import MEMBER_FILE, DiskFull, FileLocked, WorkerHome, WorkerHom
 from worker.ledger_file import LedgerFile, Migrations
 from worker.site.assignment_checks import Declined
 from worker.site.consents import Consents
-from worker.site.policy import Policy
+from worker.site.policy_file import Policy
 from worker.site.privacy_ledger import Ledger, PrivacyEntry
 from worker.site.round_ledger import RoundLedger
 from worker.site.run_requests import RunsFile

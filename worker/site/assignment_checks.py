@@ -21,7 +21,7 @@ from federation.work.registry import decode
 from federation.work.site import SecurePolicy, Site
 from federation.work.work_bounds import Problem, WorkBounds
 from worker.site import specified
-from worker.site.policy import WorkLimits
+from worker.site.policy_file import WorkLimits
 from worker.site.run_requests import RunRequest
 
 # A task of a thousand objectives with names of sixty letters takes about 200 KiB.

@@ -20,7 +20,7 @@ from worker.connection.attendance import Attendance
 from worker.events import Events
 from worker.home import disk_texts, with_remedy
 from worker.site.assignment_checks import Declined
-from worker.site.policy import Policy
+from worker.site.policy_file import Policy
 from worker.site.run_requests import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, RunRequest, RunsFile, Verdict
 
 MAX_SPEC_BYTES = 64 << 10

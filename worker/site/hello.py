@@ -11,7 +11,7 @@ from federation.v1.federation_pb2 import Hello, SessionsLeft, TaskOffer, WorkLim
 from federation.work.site import Site
 from federation.work.work_bounds import LARGEST_BOUND
 from worker import software
-from worker.site.policy import Policy
+from worker.site.policy_file import Policy
 
 
 def _no_budget(_: str) -> None:

@@ -28,7 +28,7 @@ def problem(run: RunRequest, manifest: AssignmentManifest, work: Work, policy: S
             f"from {manifest.base_model}",
         )
     discloses = run.discloses
-    # Section 3, rule 4: an open run, or work that shows nothing, as the stages of private rounds.
+    # Section 3, rule 4: an open run, or work that shows nothing, as the phases of private rounds.
     if discloses is None or work.shows is Shows.NOTHING:
         return None
     # Section 3, rule 4: the run asks for private rounds. An update in the clear is what the masks are there to prevent.

@@ -152,7 +152,7 @@ class Execution:
                 self._alert(manifest, Ready.doing, failed.error)
 
     def forget(self, assignment: SignedEnvelope, *, acknowledged: bool = False) -> None:
-        """Erases the values that are kept for a verified assignment and for the later stages of its work.
+        """Erases the values that are kept for a verified assignment and for the later phases of its work.
 
         If its reply was acknowledged, only kinds of work that forget do so. The values of a task or a kind that this
         worker no longer has are erased a day later.

@@ -138,7 +138,7 @@ class WorkerMemory:
                 "SELECT asked FROM answered WHERE run = ? AND round = ? AND attempt = ? AND question = ?",
                 (*key, question),
             ).fetchone()
-        # Section 3, rule 2: two different answers to one stage are two functions of the same secrets.
+        # Section 3, rule 2: two different answers to one phase are two functions of the same secrets.
         if first != asked:
             message = f"another question {question!r} was answered already"
             raise Declined("answered", message)

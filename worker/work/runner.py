@@ -32,7 +32,7 @@ from worker.site.assignment_checks import (
     check_assignment,
     check_cancel,
 )
-from worker.site.policy import WorkLimits
+from worker.site.policy_file import WorkLimits
 from worker.site.run_requests import Verdict
 from worker.status import WorkNow
 from worker.work.execution import Execution

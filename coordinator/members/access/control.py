@@ -76,8 +76,17 @@ _NOT_RECORDED = frozenset(StorageFault) - {StorageFault.BLOB}
 class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-ignore]
     """The interceptor. Its methods are called on the event loop, unless they say otherwise.
 
-    `rights` are compared with the record of each caller; `chain_log` lets them learn of the newest entries.
-    `on_verified` is called for each call with a valid certificate: with the peer, as gRPC names it, and the caller.
+    Args:
+        threads: in which the record is read, without a queue behind the calls that are served.
+        federation_id: in every certificate.
+        signing_key: signs that a member was revoked.
+        rights: are compared with the record of each caller.
+        chain_log: lets them learn of the newest entries.
+        verified: called for each call with a valid certificate: with the peer, as gRPC names it, and the caller.
+        refusals: records them.
+        announcements: of revocations, by other coordinators and for them.
+        faults: of the machine.
+        clock: the time, aware.
     """
 
     def __init__(
@@ -88,12 +97,18 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         signing_key: Ed25519PrivateKey,
         rights: LoggedRights,
         chain_log: Callable[[], object],
+        verified: Callable[[str, str], None],
+        refusals: RefusalRecord,
+        announcements: Announcements,
         faults: FaultState,
         clock: Callable[[], datetime],
     ) -> None:
         self._threads = threads
         self._rights = rights
         self._chain_log = chain_log
+        self._verified = verified
+        self._record = refusals
+        self._announcements = announcements
         self._faults = faults
         self._federation_id = federation_id
         self._signing_key = signing_key
@@ -105,9 +120,6 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         # stolen certificate that was replaced must not use up the calls that the member may make.
         self._ended: set[str] = set()
         self._seen: dict[str, datetime] = {}  # serial number of an administrator's certificate -> when it was noted
-        self._record = RefusalRecord(threads, faults, clock)
-        self.announcements = Announcements()  # of other coordinators, if there are any
-        self.on_verified: Callable[[str, str], None] = lambda peer, actor: None
         self._stopping = False
         self._call: ContextVar[Call] = ContextVar("call")
 
@@ -155,10 +167,6 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         for kind, account in accounts.items():
             self._buckets.charge(account, kind, now)
 
-    async def finish(self) -> None:
-        """Records the refusals that are not on record yet."""
-        await self._record.finish()
-
     def ender(self) -> Callable[[Refusal], None]:
         """A function that ends the rpc that the running task serves with a refusal."""
         return self._call.get().end
@@ -166,7 +174,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
     def revoke_live(self, client: Client) -> None:
         """Ends every rpc of a client that is under way, everywhere, after the revocation is committed."""
         self._end_calls(client)
-        self.announcements.announce(AnnouncementKind.REVOCATION, client.client_id)
+        self._announcements.announce(AnnouncementKind.REVOCATION, client.client_id)
 
     def _end_calls(self, client: Client) -> None:
         refusal = revoked(self._federation_id, self._signing_key, client, None)
@@ -181,17 +189,12 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         for call in list(self._calls.get(admin_uris(self._federation_id, name, ())[0], ())):
             if call is not self._call.get():
                 call.end(Refusal("certificate-revoked", REVOKED))
-        self.announcements.announce(AnnouncementKind.REVOCATION, name)
+        self._announcements.announce(AnnouncementKind.REVOCATION, name)
 
-    async def note_refused_connections(self, source: str, reason: str, times: int) -> None:
-        """Records that the front listener has refused connections of a host, a network, or a member's URI."""
-        actor = source if source.startswith("fedpareto://") else f"peer {source}"
-        await self._record.write(actor, "connect", reason, f"{times} connections closed", times)
-
-    async def watch_revocations(self) -> None:
+    async def watch_revocations(self) -> NoReturn:
         """Ends rpcs whose callers other processes have revoked: administrators, and members that attend elsewhere, too.
 
-        It never returns.
+        It goes on until it is cancelled.
         """
         loop, announced = asyncio.get_running_loop(), asyncio.Event()
 
@@ -199,17 +202,20 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             if (announcement is None or announcement.kind is AnnouncementKind.REVOCATION) and not loop.is_closed():
                 loop.call_soon_threadsafe(announced.set)
 
-        self.announcements.listen(hear)
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.announcements.look_seconds or WATCH_SECONDS):
-                    await announced.wait()
-            announced.clear()
-            try:
-                await self._end_revoked()
-            except SQLAlchemyError as error:  # the next look may reach the database
-                if self._faults.note(error) is None:
-                    log.warning("could not check whether certificates were revoked: %s", error)
+        unlisten = self._announcements.heard.listen(hear)
+        try:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._announcements.look_seconds or WATCH_SECONDS):
+                        await announced.wait()
+                announced.clear()
+                try:
+                    await self._end_revoked()
+                except SQLAlchemyError as error:  # the next look may reach the database
+                    if self._faults.note(error) is None:
+                        log.warning("could not check whether certificates were revoked: %s", error)
+        finally:
+            unlisten()
 
     async def _end_revoked(self) -> None:
         callers = [
@@ -222,7 +228,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 call.end(Refusal("certificate-revoked", REVOKED))
         # Without other coordinators, `revoke_live` is called here for each revoked client.
         clients = {identity.name for _, identity in callers if identity.kind == "client"}
-        if clients and self.announcements.look_seconds is not None:
+        if clients and self._announcements.look_seconds is not None:
             for client in await self._threads.read(revoked_clients_among, clients):
                 self._end_calls(client)
 
@@ -344,7 +350,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                     if refusal.reason in _ENDED:
                         self._ended.add(identity.serial)
                     raise
-                self.on_verified(context.peer(), actor)
+                self._verified(context.peer(), actor)
                 self._end_at_expiry(call, identity)
             authorise(rule, identity, action)
             if identity is not None and identity.kind == "admin":

@@ -76,6 +76,11 @@ class RefusalRecord:
             log.warning("refused %s by %s: %s; from now on once a minute", action, actor, outcome)
             self._start(kind, "", 1)
 
+    async def note_connections(self, source: str, reason: str, times: int) -> None:
+        """Writes down that the front listener has refused connections of a host, a network, or a member's URI."""
+        actor = source if source.startswith("fedpareto://") else f"{_STRANGER}{source}"
+        await self.write(actor, "connect", reason, f"{times} connections closed", times)
+
     async def finish(self) -> None:
         """Writes down the refusals that are counted and not on record yet."""
         for kind, tally in list(self._tallies.items()):

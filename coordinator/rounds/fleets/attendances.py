@@ -120,8 +120,8 @@ class SharedAttendances(Attendances):
         self._next_beats = 0.0
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="attendances", daemon=True)
-        presence.on_change(self._on_change)
-        announcements.listen(self._hear)
+        presence.changed.listen(self._on_change)
+        announcements.heard.listen(self._hear)
 
     def enter(self, session: Session, stream: AttendanceStream) -> None:
         values = self._row(stream) | {"stream": 1, "since": stream.last_seen}

@@ -6,12 +6,13 @@ workers that come back get their messages from the database. `fleets.attendances
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from coordinator.cluster.announcements import AnnouncementKind, Announcements
+from coordinator.listeners import Listeners
 from federation.refusals import Refusal
 from federation.work.closing import Closing
 from storage.models import Assignment
@@ -101,11 +102,13 @@ class EndedStream:
 class Presence:
     """Streams by client id. Every method is callable from any thread.
 
-    `announcements` tell other coordinators of messages to the clients that do not attend here.
+    `announcements` tell other coordinators of messages to the clients that do not attend here. `changed` has those who
+    are told when a client comes, goes, or closes its site.
     """
 
     def __init__(self, announcements: Announcements | None = None) -> None:
         self._announcements = announcements or Announcements()
+        self.changed: Listeners[[]] = Listeners()
         self._lock = threading.Lock()
         self._streams: dict[str, AttendanceStream] = {}
         self._seen: dict[str, datetime] = {}
@@ -113,11 +116,6 @@ class Presence:
         self._ended: list[EndedStream] = []
         self._elsewhere: Mapping[str, Attending] = {}  # at other coordinators
         self._left_elsewhere: Mapping[str, datetime] = {}
-        self._listeners: list[Callable[[], None]] = []
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` whenever a client comes or goes."""
-        self._listeners.append(listener)
 
     def join(self, attendance: AttendanceStream) -> None:
         """Takes in a stream. Of two streams of one client the older one ends with `superseded`.
@@ -134,7 +132,7 @@ class Presence:
                 self._left.pop(attendance.client_id, None)
         if older is not None:
             older.say(superseded())
-        self._changed()
+        self.changed.tell()
 
     def leave(self, attendance: AttendanceStream, at: datetime) -> None:
         """Removes a stream that ended at a time, unless another one of the same client has taken its place."""
@@ -144,7 +142,7 @@ class Presence:
                 self._left[attendance.client_id] = at
             if attendance.number:
                 self._ended.append(EndedStream(attendance.client_id, attendance.number, at))
-        self._changed()
+        self.changed.tell()
 
     def heartbeat(
         self,
@@ -162,7 +160,7 @@ class Presence:
             self._seen[attendance.client_id] = at
         if closing != attendance.closing:
             attendance.closing = closing
-            self._changed()
+            self.changed.tell()
 
     def streams(self) -> dict[str, AttendanceStream]:
         """The open streams to this coordinator, by client id."""
@@ -204,7 +202,7 @@ class Presence:
         for stream in older:
             stream.say(superseded())
         if changed or older:
-            self._changed()
+            self.changed.tell()
 
     def take_seen(self) -> dict[str, datetime]:
         """The signs of life since the last call, by client id, for the database."""
@@ -241,10 +239,6 @@ class Presence:
     def tell_elsewhere(self, subject: str) -> None:
         """Lets other coordinators look for messages to their clients, of a run or to a client, by its id."""
         self._announcements.announce(AnnouncementKind.MESSAGES, subject)
-
-    def _changed(self) -> None:
-        for listener in self._listeners:
-            listener()
 
 
 def superseded() -> Refusal:

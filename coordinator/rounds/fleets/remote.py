@@ -317,7 +317,7 @@ class RemoteFleet(Fleet):
 
         Raises:
             Skipped: the next phase was asked for by such a reply, and cannot be asked for again.
-            RevokedMeanwhile: in a stage of a private round, which cannot go on without it.
+            RevokedMeanwhile: in a phase of a private round, which cannot go on without it.
         """
         with self._database.read() as session:
             if not session.scalars(of_revoked(phase_id)).all():

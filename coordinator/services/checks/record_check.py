@@ -110,7 +110,7 @@ class _LoggedRounds:
 def record_problems(session: Session, checks: EnvelopeChecks, key: bytes, blobs: BlobStore) -> Iterator[str | int]:
     """Describes differences between the record and the log; after each round, yields the number of rounds so far.
 
-    `key` tags the entries of the log that have no place yet.
+    `key` is that of the MACs of entries without a place in the log.
     """
     yield from _clients(session, checks)
     yield from LoggedRights.read(session, key).problems(session)

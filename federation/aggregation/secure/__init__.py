@@ -2,7 +2,7 @@
 
 | module | content |
 |---|---|
-| `phases` | one phase for each stage |
+| `phases` | the phases: whom each asks, for what work, and how many must reply |
 | `settled` | the members of a session before the sum, and the sum |
 | `session` | the conversation: from the invitation to the unmasked sum, with the checks of section 4 |
 | `evaluation` | the session that sums the metrics of an evaluation |

@@ -1,4 +1,4 @@
-"""The stages of a session as phases: the members that each asks, their work, and the replies that it needs."""
+"""The phases of a session: the members that each asks, their work, and the replies that it needs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ from federation.aggregation.phases import AlgorithmPhase, Asked, Closing
 from federation.secure.thresholds import Mode
 from federation.transport.transfer_times import slowest_seconds
 from federation.work.secure.deal import Deal, Open
+from federation.work.secure.masking import Confirm, Mask, Unmask
 from federation.work.secure.ready import SPECIFICATION, Ready
 from federation.work.secure.stage import CIPHERTEXTS, REPLIES
-from federation.work.secure.sum import Confirm, Mask, Unmask
 from federation.work.secure.terms import SessionTerms
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePhase(AlgorithmPhase):
-    """A stage of a session. All that are asked may reply; with fewer than `needed` replies the round is skipped."""
+    """A phase of a session. All that are asked may reply; with fewer than `needed` replies the round is skipped."""
 
     needed: int = 0
 
     def closes(self, asked: int) -> Closing:
-        # All that are asked may reply: closed at `needed` replies, a stage would make slow honest members count as
+        # All that are asked may reply: closed at `needed` replies, a phase would make slow honest members count as
         # lost.
         return Closing(asked, self.needed)
 
@@ -45,12 +45,12 @@ class ReadyPhase(StagePhase):
 
 @dataclass(frozen=True, kw_only=True)
 class _Later(StagePhase):
-    """A stage after READY.
+    """A phase after READY.
 
     Attributes:
         session: its digest.
-        replies: an input for all members: the signed replies to an earlier stage; None if the stage needs none.
-        ciphertexts: makes the input of one member: the ciphertexts for it, by sender; None if the stage needs none.
+        replies: an input for all members: the signed replies to an earlier phase; None if the phase needs none.
+        ciphertexts: makes the input of one member: the ciphertexts for it, by sender; None if the phase needs none.
     """
 
     session: bytes

@@ -65,7 +65,7 @@ class SecureEvidence:
         sessions: the results of each in the signed step.
         replies: those that the step names, with their statements; their signatures have been verified. Of a reply whose
             payload is not on record, there are no rows.
-        asked: the work that members were asked for, at READY and at the later stages that are to be compared, by the
+        asked: the work that members were asked for, at READY and at the later phases that are to be compared, by the
             envelope of the reply.
         inputs: the digests and sizes of the inputs of this work, by the envelope of the reply and by name; none are
             compared of replies that are not named here.
@@ -251,12 +251,12 @@ class _Answers:
         for reply in self.replies:
             statement = reply.statement
             if (statement.session, statement.stage, statement.opening) == (session, stage, opening):
-                # Section 2: only members of the list at this stage: the share of another one would change who is lost.
+                # Section 2: only members of the list at this phase: the share of another one would change who is lost.
                 if phase.clients is not None and reply.client_id not in phase.clients:
                     raise UnverifiedSession(f"{reply.client_id} replied to {stage.value}, and was not asked")
                 work = phase.work(Asked(reply.client_id, reply.objectives, self.spec, self.context.number))
                 asked = self.asked.get(reply.envelope)
-                # Protocol, Private rounds, 2: always at READY, whose work has the terms. Of later stages, the
+                # Protocol, Private rounds, 2: always at READY, whose work has the terms. Of later phases, the
                 # assignments on record are compared.
                 if (asked is not None or isinstance(phase, ReadyPhase)) and asked != work:
                     raise UnverifiedSession(f"{reply.client_id} was asked for other work than follows from the record")
@@ -270,7 +270,7 @@ class _Answers:
         if reply.envelope in self.inputs:
             encrypted = given.pop(CIPHERTEXTS, None) is not None
             shared = {name: (digest(content), len(content)) for name, content in phase.inputs().items()}
-            # Verify, 14: the inputs follow from the stages before. Other envelopes at DEAL or UNMASK would be another
+            # Verify, 14: the inputs follow from the phases before. Other envelopes at DEAL or UNMASK would be another
             # question.
             if given != shared or encrypted != (getattr(phase, "ciphertexts", None) is not None):
                 raise UnverifiedSession(f"{reply.client_id} was given other inputs than follow from the record")

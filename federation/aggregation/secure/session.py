@@ -73,7 +73,7 @@ def secure_sum(setting: Setting, decide: Decide) -> Generator[AlgorithmPhase, Re
 
 @dataclass(eq=False)
 class _Session:
-    """The state of a session so far; each method is a stage."""
+    """The state of a session so far; each method is a phase."""
 
     setting: Setting
     alarms: list[str] = field(default_factory=list)
@@ -438,7 +438,7 @@ class _Session:
             share=self.share,
         )
 
-    # --- shared by the stages
+    # --- shared by the phases
 
     def _agreeing(self, replies: Replies, view: bytes) -> list[PhaseReply]:
         """The replies of members with the same view; others are dropouts."""
@@ -454,7 +454,7 @@ class _Session:
         self.alarms.append(f"{member}: {why}")
 
     def _enough(self, members: int, action: str) -> None:
-        # Section 1: at every stage. Members refuse a shorter list, so the next stage would only cost them the session.
+        # Section 1: at every phase. Members refuse a shorter list, so the next phase would only cost them the session.
         if members < self.cohort.n_min:
             raise TooFewUpdatesError(f"{members} of {self.cohort.m} members {action}; {self.cohort.n_min} are needed")
 

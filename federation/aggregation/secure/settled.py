@@ -44,7 +44,7 @@ class Sum:
         words: R as words of Z_2^32, (n,); zeros where nothing was summed.
         cohort: W, with G.
         survivors: the replies to MASK of V, in order.
-        consulted: the replies to all other stages, and those to MASK that were left out, since they had another view.
+        consulted: the replies to all other phases, and those to MASK that were left out, since they had another view.
         record: the results, for the signed step.
         named: members whose answers were wrong and were corrected, with the reason.
         share: the rule's part in the coefficients, from 0, plain averaging, to 1.

@@ -11,6 +11,6 @@
 | `limits` | the owner's limits: sessions, sums and masked vectors of a data set and of a model |
 | `failing` | computations that fail: what is sent in place of their results, and how they count |
 | `orders` | the same rules, applied to recorded assignments |
-| `ready`, `deal`, `sum` | one class for each stage; `stage` is their base |
+| `ready`, `deal`, `sum` | one class for each phase; `stage` is their base |
 | `wire` | their messages |
 """

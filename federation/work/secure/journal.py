@@ -1,7 +1,7 @@
 """The durable records of a member about a session, until the attempt at the round is over.
 
 All randomness follows from 32 secret bytes, so a restarted member gives the same bytes. Values that cannot be derived
-are kept: the terms, the vector, the other members' keys and shares, and the agreed facts of each stage.
+are kept: the terms, the vector, the other members' keys and shares, and the agreed facts of each phase.
 """
 
 import json
@@ -31,7 +31,7 @@ def session_names(session: bytes) -> str:
 
 
 class Journal:
-    """The journal of one session, for one stage. Values are written durably before they return."""
+    """The journal of one session, for one phase. Values are written durably before they return."""
 
     def __init__(self, memory: Memory, session: bytes) -> None:
         self._memory = memory
@@ -133,10 +133,10 @@ class Journal:
             raise WorkError("the update that is kept is not the one of this session", reason="session-over")
         return np.frombuffer(kept, np.float32)
 
-    # --- the agreed facts of each stage
+    # --- the agreed facts of each phase
 
     def facts(self, stage: SessionStage, opening: int = 0) -> dict[str, Any] | None:
-        """The agreed facts of a stage; None if the stage has not been reached."""
+        """The agreed facts of a phase; None if the phase has not been reached."""
         value = self._get(f"facts/{stage.place(opening)}")
         if value is None:
             return None
@@ -144,18 +144,18 @@ class Journal:
         return facts
 
     def agreed(self, stage: SessionStage, opening: int = 0) -> dict[str, Any]:
-        """The agreed facts of a stage. Raises WorkError if the stage has not been reached."""
+        """The agreed facts of a phase. Raises WorkError if the phase has not been reached."""
         facts = self.facts(stage, opening)
         if facts is None:
             raise WorkError(f"this member has not answered {stage.value}, opening {opening}", reason="stage")
         return facts
 
     def agree(self, stage: SessionStage, opening: int, facts: Mapping[str, Any]) -> None:
-        """Keeps the agreed facts of a stage, before the member answers."""
+        """Keeps the agreed facts of a phase, before the member answers."""
         self._put(f"facts/{stage.place(opening)}", json.dumps(dict(facts), sort_keys=True).encode())
 
     def reached(self) -> int:
-        """The place of the last stage that was answered; -1 before the first."""
+        """The place of the last phase that was answered; -1 before the first."""
         places = (stage.place(opening) for stage in SessionStage for opening in range(3))
         return max((place for place in places if self._get(f"facts/{place}") is not None), default=-1)
 
@@ -198,11 +198,11 @@ class Journal:
     # --- shares
 
     def keep_own(self, name: str, share: bytes) -> None:
-        """Keeps this member's own share of its deal at a stage."""
+        """Keeps this member's own share of its deal at a phase."""
         self._put(f"own/{name}", share)
 
     def own_share(self, name: str) -> bytes:
-        """This member's own share of its deal at a stage."""
+        """This member's own share of its deal at a phase."""
         return self._must(f"own/{name}")
 
     def keep_shares(self, held: Mapping[str, DealShares]) -> None:

@@ -108,8 +108,8 @@ def _others(client: WorkingClient, session: str) -> list[SessionEntry]:
 def _rivals(client: WorkingClient, others: Sequence[SessionEntry], work: str) -> list[SessionEntry]:
     """The sessions whose sums, beside that of this one, would show this member's vector.
 
-    They are from the same model, and of the same phase of the run's algorithm, or of any phase of training of another
-    run. Other phases of the same run are no rivals, since the algorithm needs all of them.
+    They are from the same model, and of the same kind of work, or of any kind in another run. The other kinds of the
+    same run are no rivals, since the algorithm needs all of them.
     """
     run_id, model, evaluation = client.origin.run_id, _model(client), work == EVALUATE
     return [
@@ -117,8 +117,8 @@ def _rivals(client: WorkingClient, others: Sequence[SessionEntry], work: str) ->
         for entry in others
         if entry.base_model == model
         and entry.evaluation == evaluation
-        # Section 3, rule 5: of another run, every phase counts: only within one run does the algorithm need several
-        # sums of one model.
+        # Section 3, rule 5: of another run, every kind of work counts: only within one run does the algorithm need
+        # several sums of one model.
         and (entry.work == work or entry.run_id != run_id)
     ]
 

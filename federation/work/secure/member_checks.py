@@ -170,33 +170,33 @@ def origin_facts(client: WorkingClient) -> dict[str, Any]:
 
 
 def check_origin(client: WorkingClient, journal: Journal) -> None:
-    """Checks that a later stage is of the run, the round, the model and the task of READY.
+    """Checks that a later phase is of the run, the round, the model and the task of READY.
 
-    The assignment of a later stage names them, too, and limits and policies go by these names.
+    The assignment of a later phase names them, too, and limits and policies go by these names.
     """
-    # Section 3, rule 5: limits go by the model and the task of the assignment. A later stage under other names would
+    # Section 3, rule 5: limits go by the model and the task of the assignment. A later phase under other names would
     # count there.
     before, now = journal.agreed(SessionStage.READY)["origin"], origin_facts(client)
     wrong = [name for name in before if now[name] != before[name]]
-    require(not wrong, "terms", f"the assignment names another {', '.join(wrong)} than that of the first stage")
+    require(not wrong, "terms", f"the assignment names another {', '.join(wrong)} than that of the first phase")
 
 
 def check_order(journal: Journal, stage: SessionStage, opening: int, *, again: bool) -> None:
-    """Checks that stages only go forward; the last one may be asked again."""
+    """Checks that phases only go forward; the last one may be asked again."""
     # Section 2: after MASK no OPEN, after CONFIRM no MASK: with the coefficients known, an opening or a second y shows
     # more than section 5 lists.
     reached, position = journal.reached(), stage.place(opening)
     require(
         position > reached or (position == reached and again),
         "stage",
-        f"{stage.value} is asked for after a later stage, or a second time",
+        f"{stage.value} is asked for after a later phase, or a second time",
     )
 
 
 def peers(
     client: WorkingClient, journal: Journal, envelopes: Sequence[bytes], stage: SessionStage
 ) -> dict[str, PeerReply]:
-    """The signed replies of other members to a stage, by id, verified with the keys of the pinned roster."""
+    """The signed replies of other members to a phase, by id, verified with the keys of the pinned roster."""
     ready = journal.agreed(SessionStage.READY)
     replies: dict[str, PeerReply] = {}
     for envelope in envelopes:
@@ -206,13 +206,13 @@ def peers(
         except ValueError as error:
             raise WorkError(f"a reply of another member does not verify: {error}", reason="envelope") from error
         name, statement = reply.client_id, reply.statement
-        # Section 3, rule 1: a signed reply of another run, session or stage is genuine, too. Replayed, it would bring
+        # Section 3, rule 1: a signed reply of another run, session or phase is genuine, too. Replayed, it would bring
         # old keys or confirmations.
         same = repeated(reply, bound_fields.SESSION) == {field: ready[field] for field in bound_fields.SESSION}
         require(
             same and statement is not None and statement.session == journal.session and statement.stage is stage,
             "envelope",
-            f"the reply of {name} is of another session or stage",
+            f"the reply of {name} is of another session or phase",
         )
         # Section 3, rule 1: the terms name who may take part. Others in the roster were not counted for the cohort.
         require(name in ready["invited"], "envelope", f"{name} is not invited")
@@ -256,7 +256,7 @@ def check_members(members: Sequence[str], within: Sequence[str], me: str, least:
     # Section 2a: a name that stands twice would fill the list up to n_min.
     require(list(members) == sorted(set(members)), "members", "the members are not sorted, or one is named twice")
     # Section 3, rule 3: lists only shrink. Who comes back has pair masks that the others did not add.
-    require(set(members) <= set(within), "members", "the members are not among those of the stage before")
+    require(set(members) <= set(within), "members", "the members are not among those of the phase before")
     # Section 3, rule 3: a member that is not in the list would help to open a sum or a Gram matrix of others.
     require(me in members, "members", "this member is not among them")
     # Section 3, rule 3: with fewer, t colluders and the coordinator can be enough to single out one of the rest.

@@ -86,7 +86,7 @@ def order_problems(
                 statement = SecureStatement.FromString(reply.statement)
             except DecodeError:
                 continue  # a reply to another kind of work
-            # Section 3.5: samples and `signed` count as they were signed at READY, the stage whose numbers members get
+            # Section 3.5: samples and `signed` count as they were signed at READY, the phase whose numbers members get
             # at DEAL.
             if statement.stage == SessionStage.READY and statement.session in sessions:
                 sessions[statement.session].samples[reply.client_id] = reply.samples

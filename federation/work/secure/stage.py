@@ -1,4 +1,4 @@
-"""The base of the stages of a session after READY."""
+"""The base of the phases of a session after READY."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 REPLIES, CIPHERTEXTS = "replies", "ciphertexts"
 """Inputs and rows: the signed replies of other members, ciphertexts between members."""
 MAX_ENVELOPES = LARGEST * (64 << 10)
-"""Bytes of the signed replies of all members to one stage."""
+"""Bytes of the signed replies of all members to one phase."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageWork(Work):
-    """A stage after READY. `session` is the digest of its session."""
+    """A phase after READY. `session` is the digest of its session."""
 
     lane: ClassVar[Lane] = Lane.PROTOCOL
     needs_samples: ClassVar[bool] = False
     shows: ClassVar[Shows] = Shows.NOTHING
-    keeps_inputs: ClassVar[bool] = False  # ciphertexts and others' replies are of no use after the stage
-    # Section 3, rule 2: in all attempts together. Two different answers to one stage are two functions of the same
+    keeps_inputs: ClassVar[bool] = False  # ciphertexts and others' replies are of no use after the phase
+    # Section 3, rule 2: in all attempts together. Two different answers to one phase are two functions of the same
     # secrets.
     once_ever: ClassVar[bool] = True
     # Section 2d: otherwise the text of an exception would leave, which can depend on the data.
@@ -43,7 +43,7 @@ class StageWork(Work):
 
     @classmethod
     def terms(cls, spec: "RunSpec") -> Terms:
-        """The time of a stage; the conversation says how many replies it needs."""
+        """The time of a phase; the conversation says how many replies it needs."""
         return Terms(spec.privacy.stage_seconds, None)
 
     @property
@@ -52,7 +52,7 @@ class StageWork(Work):
 
     @property
     def place(self) -> int:
-        """The number of the opening; 0 at stages other than OPEN."""
+        """The number of the opening; 0 at phases other than OPEN."""
         return 0
 
     def once(self) -> str:
@@ -67,9 +67,9 @@ class StageWork(Work):
         # reason than that the session is over.
         if not journal.known:
             raise WorkError("this member keeps nothing of the session: it is over", reason="session-over")
-        # Section 3, rule 5: before the stage's own checks, which go by the names in the assignment.
+        # Section 3, rule 5: before the phase's own checks, which go by the names in the assignment.
         member_checks.check_origin(client, journal)
-        # Section 2: before the stage reads its message: a stage that is over is not answered again with what is known
+        # Section 2: before the phase reads its message: a phase that is over is not answered again with what is known
         # by now.
         member_checks.check_order(journal, self.stage, self.place, again=client.again)
         try:
@@ -84,7 +84,7 @@ class StageWork(Work):
         """The rows of the payload, and the statement that the member signs with them."""
 
     def statement(self, **fields: object) -> Statement:
-        """A statement of this stage."""
+        """A statement of this phase."""
         return Statement(session=self.session, stage=self.stage, opening=self.place, **fields)  # type: ignore[arg-type]
 
 

@@ -9,9 +9,9 @@ from federation.work.base import Work
 
 
 class SessionStage(StrEnum):
-    """The stages of a session in their order; the value is the name of the kind of work."""
+    """The phases of a session in their order; the value is the name of the kind of work."""
 
-    # Section 2: the order of these lines is that of the stages; `place`, and with it each refusal of an earlier stage,
+    # Section 2: the order of these lines is that of the phases; `place`, and with it each refusal of an earlier phase,
     # follows them.
     READY = "secure-ready"
     DEAL = "secure-deal"
@@ -21,7 +21,7 @@ class SessionStage(StrEnum):
     UNMASK = "secure-unmask"
 
     def place(self, opening: int = 0) -> int:
-        """The place of a stage in the order of all; OPEN has three places, one for each opening."""
+        """The place of a phase in the order of all; OPEN has three places, one for each opening."""
         # Section 2: a place for each opening: else opening 2 would look like opening 1, asked again.
         return 3 * list(SessionStage).index(self) + opening
 
@@ -71,7 +71,7 @@ class SessionTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """The statement that a member signs with its reply to a stage; the fields are those of SecureStatement."""
+    """The statement that a member signs with its reply to a phase; the fields are those of SecureStatement."""
 
     session: bytes
     stage: SessionStage

@@ -1,4 +1,4 @@
-"""Turns the stages of a session into messages, and back."""
+"""Turns the phases of a session into messages, and back."""
 
 from typing import Any
 
@@ -31,8 +31,8 @@ from federation.work.jacobian import wire as jacobian
 from federation.work.registry import Kind, Statements
 from federation.work.secure import terms
 from federation.work.secure.deal import Deal, Open
+from federation.work.secure.masking import Confirm, Mask, Unmask
 from federation.work.secure.ready import Ready
-from federation.work.secure.sum import Confirm, Mask, Unmask
 from federation.work.secure.terms import SessionStage, SessionTerms, Statement
 from federation.work.site import EVALUATE
 from federation.work.train import wire as train
@@ -100,7 +100,7 @@ def statement_to_proto(statement: Statement) -> SecureStatement:
 
 
 def statement_from_proto(message: SecureStatement) -> Statement:
-    """The statement of a message. Raises ValueError if there is no such stage."""
+    """The statement of a message. Raises ValueError if there is no such phase."""
     return Statement(
         session=message.session,
         stage=SessionStage(message.stage),
@@ -186,15 +186,15 @@ def _unmask_from_proto(message: SecureUnmaskWork, shape: Shape) -> Unmask:
 
 
 def problem(asked: Any, statement: Statement) -> str:
-    """The error of a statement as the answer to the message of a stage; empty if it is valid."""
+    """The error of a statement as the answer to the message of a phase; empty if it is valid."""
     # Section 2: of the terms as they were sent: written anew, they could have another digest, and every reply would be
     # refused.
     session = hashing.session(asked.terms) if isinstance(asked, SecureReadyWork) else asked.session
     stage = next(stage for stage, kind in KINDS.items() if kind.message is type(asked))
-    # Section 2: a signed statement of another session or stage is genuine, too; counted here, it would confirm what its
+    # Section 2: a signed statement of another session or phase is genuine, too; counted here, it would confirm what its
     # member never saw.
     if (statement.session, statement.stage, statement.opening) != (session, stage, getattr(asked, "opening", 0)):
-        return "the statement is of another session, stage or opening"
+        return "the statement is of another session, phase or opening"
     if len(statement.view) != (0 if statement.stage is SessionStage.READY else hashing.DIGEST):
         return f"the view has {len(statement.view)} bytes"
     # Section 2.6: at DEAL and only there: a commitment after shares were opened commits to nothing.
@@ -202,14 +202,14 @@ def problem(asked: Any, statement: Statement) -> str:
         return f"the commitment has {len(statement.commitment)} bytes"
     # Section 2.4: at opening 0 alone, where W is settled; later ones would have no rule by which members leave.
     if statement.complaints and (statement.stage, statement.opening) != (SessionStage.OPEN, 0):
-        return "there are complaints at a stage that takes none"
+        return "there are complaints at a phase that takes none"
     if len(statement.keys) != (2 * hashing.KEY if statement.stage is SessionStage.READY else 0):
         return f"the keys have {len(statement.keys)} bytes"
     # Section 2c: refused before U1 is formed: at DEAL, all other members would decline with `blur`.
     if statement.blur != _blur(asked):
         return f"the blur is {statement.blur:g}; the terms say {_blur(asked):g}"
     if statement.signed and statement.stage is not SessionStage.READY:
-        return "negative coefficients are accepted at a stage that does not ask"
+        return "negative coefficients are accepted at a phase that does not ask"
     # Section 2b: refused here: at DEAL, all other members would decline with `metrics`.
     if len(statement.measured) != _entries(asked) or not set(statement.measured) <= {0, 1}:
         return "there is not one byte, 0 or 1, for each metric of an evaluation"
@@ -223,12 +223,12 @@ def problem(asked: Any, statement: Statement) -> str:
 
 
 def _blur(asked: Any) -> float:
-    """The blur in the terms at READY; 0 at later stages."""
+    """The blur in the terms at READY; 0 at later phases."""
     return SecureTerms.FromString(asked.terms).blur if isinstance(asked, SecureReadyWork) else 0.0
 
 
 def _entries(asked: Any) -> int:
-    """The number of metrics that the message of a stage asks for: at READY for an evaluation, otherwise 0."""
+    """The number of metrics that the message of a phase asks for: at READY for an evaluation, otherwise 0."""
     if not isinstance(asked, SecureReadyWork):
         return 0
     agreed = SecureTerms.FromString(asked.terms)

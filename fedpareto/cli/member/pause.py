@@ -22,7 +22,7 @@ with on_first_use():
     from worker.connection.approval import noted
     from worker.home import WorkerHome
     from worker.pause import Pause, closing_now, read_pause, write_pause
-    from worker.site.policy import OpenHours, Policy, PolicyError
+    from worker.site.policy_file import OpenHours, Policy, PolicyError
     from worker.status import SeenWorker, WorkerStatus, read_status
 
 

@@ -19,7 +19,7 @@ from fedpareto.on_first_use import on_first_use
 with on_first_use():
     from worker.home import WorkerHome
     from worker.site.model_origin import model_origin
-    from worker.site.policy import Policy, PolicyError
+    from worker.site.policy_file import Policy, PolicyError
     from worker.site.run_requests import RunRequest, RunsFile
 
 

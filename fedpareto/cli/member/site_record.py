@@ -28,7 +28,7 @@ with on_first_use():
     from verification.run import OpenedRun
     from worker.home import WorkerHome
     from worker.receipts import Receipt, ReceiptsError, disagreements, read_receipts
-    from worker.site.policy import Policy, PolicyError
+    from worker.site.policy_file import Policy, PolicyError
     from worker.site.round_ledger import RoundLedger
 
 

@@ -17,7 +17,7 @@ with on_first_use():
     from federation.work import site
     from worker.home import WorkerHome
     from worker.progress import accept_restore, pending_restore
-    from worker.site.policy import Policy, PolicyError
+    from worker.site.policy_file import Policy, PolicyError
     from worker.site.privacy import spent
     from worker.site.round_ledger import RoundLedger
 

@@ -30,7 +30,7 @@ with on_first_use():
     from worker.events import Events
     from worker.rotation import RotationError, end_rotation
     from worker.service import Worker, prepare_offers
-    from worker.site.policy import Policy, PolicyError
+    from worker.site.policy_file import Policy, PolicyError
     from worker.site.roster import RosterError
     from worker.threads import WorkerEndedError
     from worker.work.accomplices import Accomplices

@@ -151,9 +151,9 @@ def test_a_pause_by_the_coordinator_is_an_alert_until_the_run_goes_on(stage: Sta
     stage.pause(run)
     assert pauses() == []  # an operator knows
     stage.resume(run)
-    stage.supervisor.pause_for_fault(StorageFault.DISK, "no space left")
+    stage.parts.commands.pause_for_fault(StorageFault.DISK, "no space left")
     assert pauses() == [(AlertSeverity.CRITICAL, True)]
-    stage.supervisor.resume_after_fault()
+    stage.parts.commands.resume_after_fault()
     stage.wait_state(run, RunState.RUNNING)
     assert pauses() == [(AlertSeverity.CRITICAL, False)]
     stage.stop_run(run)

@@ -38,7 +38,7 @@ class Recorded:
 
     @property
     def sequencer(self) -> Sequencer:
-        return self.stage.served.coordinator._sequencer
+        return self.stage.served.coordinator.record.sequencer
 
     def sign_step(self, session: Session, key: Ed25519PrivateKey, created: datetime | None = None) -> None:
         """Signs the step of the first round again."""

@@ -224,7 +224,7 @@ def test_what_somebody_else_writes_without_a_place_never_gets_one(
     assert told.subject == ("row 4" if inserted else "row 3")
     assert told.detail.startswith("'client.approved' by 'a' about '' at " if inserted else "'third' by '")
     problems = wrong(database, sequencer.newest)
-    assert problems == (["entry 0 was changed: its tag is not of what it tells"] if "of another" in name else [])
+    assert problems == (["entry 0 was changed: its MAC is not that of what it tells"] if "of another" in name else [])
 
 
 def test_a_copy_of_an_entry_gets_no_place(database: Database, made: Make) -> None:
@@ -233,9 +233,9 @@ def test_a_copy_of_an_entry_gets_no_place(database: Database, made: Make) -> Non
     with pytest.raises(IntegrityError):  # tags are unique
         edit(database, again)
     with database.read() as session:
-        [(entry, tag)] = [(one.entry, one.tag) for one in audit.chained(session, 0, 1)]
-    assert audit.is_tagged(entry, tag, KEY.entry_key)
-    # A process with the directory recorded the same twice: the tags differ.
+        [(entry, mac)] = [(one.entry, one.mac) for one in audit.chained(session, 0, 1)]
+    assert audit.has_mac(entry, mac, KEY.entry_key)
+    # A process with the directory recorded the same twice: the MACs differ.
     act(database, 1)
     assert sequencer.sequence() == 1
     assert found(database) == ["act"] * 3

@@ -83,7 +83,7 @@ def test_a_changed_entry_with_its_own_leaf_is_found_by_its_tag_and_at_the_next_o
         audit.chain(session, [(one.entry.entry_id, 5, replace(one.entry, detail="x").leaf(before.leaf))])
 
     found = recorded.problems(changed("detail"), own_leaf)
-    assert found[0] == "entry 5 was changed: its tag is not of what it tells"
+    assert found[0] == "entry 5 was changed: its MAC is not that of what it tells"
     assert found[1].startswith("entry 6 was changed or moved, or the entry before it was")
 
 

@@ -88,7 +88,7 @@ def test_a_lost_disk_is_restored_from_a_backup_that_was_made_while_a_round_was_o
         assert [row.state for row in rounds] == [RoundState.COMPLETED] * 4
         assert rounds[0].step == steps[0]
         assert over in alerts_of(made)
-        made.served.coordinator._sequencer.sequence(show=True)
+        made.served.coordinator.record.sequencer.sequence(show=True)
         command("admin", "--home", home.admin_dir, "audit", "verify")
 
 

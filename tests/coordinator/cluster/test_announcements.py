@@ -37,7 +37,7 @@ def coordinator(url: str) -> Iterator[tuple[Announcements, Heard]]:
     heard = Heard()
     with closing(Database.open(url)) as database:
         announcements = announcements_of(database, secrets.token_hex(16), FaultState())
-        announcements.listen(heard.put)
+        announcements.heard.listen(heard.put)
         announcements.start()
         assert heard.get(timeout=SECONDS) is None  # it listens now; the listener must look up what was announced before
         try:
@@ -131,7 +131,7 @@ def test_a_listener_that_fails_keeps_no_other_from_hearing_and_the_log_tells_why
     def fails(_: Announcement | None) -> None:
         raise error
 
-    first._listeners.insert(0, fails)  # type: ignore[attr-defined]
+    first.heard._listeners.insert(0, fails)
     second.announce(RUN, "a-run")
     assert heard.get(timeout=SECONDS) == Announcement(RUN, "a-run")
     expected = {"waits for its database": error is AWAY, "was not taken in": error is not AWAY}

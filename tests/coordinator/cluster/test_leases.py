@@ -242,8 +242,8 @@ def test_coordinators_share_the_lock_and_whoever_needs_the_database_alone_is_ref
 
 # Transactions in `coordinator/rounds` that no conductor makes: by file and function, with who does.
 _OTHERS = {
-    ("supervisor.py", "submit"): "an administrator",
-    ("supervisor.py", "end_revoked"): "an administrator, or the housekeeper",
+    ("run_commands.py", "submit"): "an administrator",
+    ("runs/run_states.py", "end_revoked"): "an administrator, or the housekeeper",
     ("replies/intake.py", "record"): "a member",
     ("replies/intake.py", "decline"): "a member",
     ("housekeeping.py", "_note_seen"): "the housekeeper",

@@ -117,11 +117,11 @@ def test_a_coordinator_with_a_wrong_clock_conducts_nothing_and_serves_nobody(
 ) -> None:
     started, faults, held = Started(home, ends), FaultState(), list[str]()
     ahead = timedelta(seconds=5)
-    supervisor: Any = SimpleNamespace(hold_back=partial(held.append, "held back"), conducted=dict)
+    conductors: Any = SimpleNamespace(hold_back=partial(held.append, "held back"), conducted=dict)
     leases = started.startup.leases
     assert isinstance(leases, SharedLeases)
     started.startup.registry._clock = lambda: utc_now() + ahead
-    keeper = LeaseKeeper(started.database, leases, started.startup.registry, supervisor, faults)
+    keeper = LeaseKeeper(started.database, leases, started.startup.registry, conductors, faults)
     keeper.look()
     assert held == ["held back"]
     assert faults.present[StorageFault.CLOCK].endswith("s ahead of the database's")
@@ -140,11 +140,11 @@ def test_the_time_follows_the_machines_clock_where_the_database_confirms_it(
     started, faults, held = Started(home, ends), FaultState(alone=False), list[str]()
     set_by = [ahead]
     clock = SteadyClock(lambda: utc_now() + set_by[0])  # it was wrong at the start
-    supervisor: Any = SimpleNamespace(hold_back=partial(held.append, "held back"), conducted=dict)
+    conductors: Any = SimpleNamespace(hold_back=partial(held.append, "held back"), conducted=dict)
     leases = started.startup.leases
     assert isinstance(leases, SharedLeases)
     started.startup.registry._clock = clock
-    keeper = LeaseKeeper(started.database, leases, started.startup.registry, supervisor, faults, clock)
+    keeper = LeaseKeeper(started.database, leases, started.startup.registry, conductors, faults, clock)
     keeper.look()
     assert StorageFault.CLOCK in faults.present
     set_by[0] = timedelta(0)  # an operator sets it right

@@ -72,7 +72,7 @@ def test_members_of_both_coordinators_play_a_run(first: Stage, second: Running) 
     run = first.submit(spec("both", task, 2, more='selection.minimum = 2\nselection.pool = "attending"'))
     first.play(run, ann, ben)
     assert set(first.replies(run, 1)) == {"ann", "ben"}
-    assert set(second.coordinator._supervisor._presence.streams()) == {"ben"}  # type: ignore[union-attr]
+    assert set(second.coordinator.rounds.presence.streams()) == {"ben"}
 
 
 @pytest.mark.parametrize("at", ["first", "second"])
@@ -111,7 +111,7 @@ def test_a_member_or_an_administrator_revoked_at_one_coordinator_loses_its_strea
     first: Stage, second: Running, announcement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if announcement == "lost":  # then a look each second finds it
-        monkeypatch.setattr(second.coordinator._announcements, "_listeners", [])
+        monkeypatch.setattr(second.coordinator.rounds.announcements.heard, "_listeners", [])
     task, ann, eve = two_players(first, second, f"ann-{announcement}", f"eve-{announcement}")
     run = first.submit(spec(f"revoked-{announcement}", task, more="selection.minimum = 2"))
     ann.order()
@@ -166,7 +166,7 @@ def test_a_member_that_changes_its_coordinator_in_a_round_goes_on_with_its_work(
 
 
 def id_of(served: Running) -> str:
-    return served.coordinator._startup.registry.coordinator  # type: ignore[union-attr]
+    return served.coordinator.record.startup.registry.coordinator
 
 
 def test_a_coordinator_whose_disk_is_full_gives_its_runs_to_the_other(
@@ -175,10 +175,10 @@ def test_a_coordinator_whose_disk_is_full_gives_its_runs_to_the_other(
     run, players = first.begin("ida", "jon", rounds=2, more="selection.minimum = 2")
     orders = {player: player.order() for player in players}
     assert first.run(run).conductor == id_of(first.served)
-    faults = first.served.coordinator._faults
+    faults = first.served.coordinator.record.faults
     monkeypatch.setattr(faults, "over", lambda fault: None)  # as long as the disk is full
     faults.begin(StorageFault.DISK, "no space left")
-    first.supervisor.hold_back()
+    first.parts.conductors.hold_back()
     wait_for(lambda: first.run(run).conductor == id_of(second), "the other to take the run")
     monkeypatch.undo()
     faults.over(StorageFault.DISK)

@@ -41,7 +41,7 @@ def connected(url: str, line: Line, tmp_path_factory: pytest.TempPathFactory) ->
         pytest.MonkeyPatch.context() as patch,
         stage(tmp_path_factory.mktemp("stage") / "coordinator", through) as made,
     ):
-        patch.setattr("coordinator.rounds.supervisor.RETRY_SECONDS", 0.01)
+        patch.setattr("coordinator.rounds.conductors.RETRY_SECONDS", 0.01)
         yield made
 
 

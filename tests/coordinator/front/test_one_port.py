@@ -197,12 +197,12 @@ def test_the_containers_health_check_asks_for_the_newcomers_name(served: Running
     check = runpy.run_path(str(ROOT / "docker" / "healthcheck.py"))
     serves = check["coordinator_serves"]
     assert serves(served.home.directory, answers=False)
-    served.run(served.coordinator._health.set("", HealthCheckResponse.NOT_SERVING))
+    served.run(served.coordinator.health.set("", HealthCheckResponse.NOT_SERVING))
     try:
         assert not serves(served.home.directory, answers=False)
         assert serves(served.home.directory, answers=True)  # Kubernetes does not restart it
     finally:
-        served.run(served.coordinator._health.set("", HealthCheckResponse.SERVING))
+        served.run(served.coordinator.health.set("", HealthCheckResponse.SERVING))
 
 
 def test_while_half_a_handshake_is_there_the_process_is_not_woken() -> None:

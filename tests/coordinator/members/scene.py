@@ -177,7 +177,7 @@ def silent(over: threading.Event) -> Iterator[bytes]:
 def rated(served: Running, monkeypatch: pytest.MonkeyPatch, **rates: Rate) -> None:
     """Callers may call as often as they like, but for these kinds of calls."""
     fast = {kind: Rate(1e9, 1e9) for kind in RATES}
-    monkeypatch.setattr(served.coordinator._access, "_buckets", Buckets({**fast, **rates}))
+    monkeypatch.setattr(served.coordinator.access, "_buckets", Buckets({**fast, **rates}))
 
 
 def knocks(member: MemberFiles) -> None:

@@ -110,7 +110,7 @@ def test_every_long_call_of_a_revoked_administrator_ends(served: Running, first:
     upload = mallory.stub.SubmitRun.future(half())
     for stream in streams:
         next(stream)
-    calls_of = served.coordinator._access._calls.values
+    calls_of = served.coordinator.access._calls.values
     wait_for(lambda: any(len(under_way) == 3 for under_way in list(calls_of())), "the three calls")
     first.RevokeAdministrator(messages.RevokeAdministratorRequest(name="mallet"))
     for stream in streams:

@@ -76,7 +76,7 @@ def test_a_member_that_calls_too_often_is_told_when_to_try_again_and_others_are_
         fetches(seldom)
         recorded: dict[str, Any] = {"actor": "fedpareto://test/client/often", "outcome": "limit:rate"}
         wait_for(lambda: served.entries(**recorded), "the first one to be on record")
-        served.run(served.coordinator._access.finish())
+        served.run(served.coordinator.access._record.finish())
         assert sum(entry.times for entry in served.entries(**recorded)) == 20
 
 
@@ -91,7 +91,7 @@ def test_a_member_that_is_refused_all_the_time_is_refused_without_a_look_into_th
         def looked(*arguments: object) -> None:
             raise AssertionError("a look into the database")
 
-        monkeypatch.setattr(served.coordinator._access, "_check", looked)
+        monkeypatch.setattr(served.coordinator.access, "_check", looked)
         with refused("RESOURCE_EXHAUSTED", "limit:rate") as messages:
             knock(channel)
         assert "too many calls of yours were refused: try again in " in messages[0]
@@ -112,7 +112,7 @@ def test_calls_with_a_certificate_that_was_replaced_use_up_nothing_of_the_member
 def test_refusals_of_one_caller_or_of_many_strangers_write_a_bounded_number_of_entries_a_minute(
     served: Running,
 ) -> None:
-    record = served.coordinator._access._record
+    record = served.coordinator.access._record
 
     def written(*refusals: tuple[str, str, str]) -> list[AuditEntry]:
         served.run(record.finish())  # of other tests
@@ -193,7 +193,7 @@ def test_strangers_have_a_rate_for_each_address_and_in_all_and_members_are_not_k
         def wrote(*arguments: object, **more: object) -> None:
             raise AssertionError("a transaction")
 
-        access = served.coordinator._access
+        access = served.coordinator.access
         monkeypatch.setattr("coordinator.services.enrollment.enroll", wrote)
         with refused("RESOURCE_EXHAUSTED", "limit:rate") as messages:
             stub.Enroll(Applicant().request(b"x"), timeout=SECONDS)
@@ -227,7 +227,7 @@ def test_strangers_that_send_no_request_keep_nobody_out(served: Running) -> None
     with served.newcomer() as newcomer, served.member("late-comer") as member:
         enroll: Any = newcomer.stream_unary("/federation.v1.Enrollment/Enroll")
         calls = [enroll.future(silent(over)) for _ in range(strangers.PER_ADDRESS)]
-        wait_for(lambda: len(served.coordinator._access._strangers) == len(calls), "the calls to count")
+        wait_for(lambda: len(served.coordinator.access._strangers) == len(calls), "the calls to count")
         with refused("UNAUTHENTICATED", "join-string-invalid"):
             EnrollmentStub(newcomer).Enroll(Applicant().request(b"x"), timeout=SECONDS)
         fetches(member)
@@ -236,14 +236,14 @@ def test_strangers_that_send_no_request_keep_nobody_out(served: Running) -> None
         for call in calls:
             call.cancel()
         over.set()
-        wait_for(lambda: not len(served.coordinator._access._strangers), "the calls to be forgotten")
+        wait_for(lambda: not len(served.coordinator.access._strangers), "the calls to be forgotten")
 
 
 def test_a_call_that_is_being_refused_gets_its_answer_however_many_newer_ones_come(
     served: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over, writes = threading.Event(), threading.Event()
-    control = served.coordinator._access
+    control = served.coordinator.access
     record = control._record.write
 
     async def slow(*arguments: Any) -> None:

@@ -17,7 +17,7 @@ from coordinator.check import check_home
 from coordinator.home import CoordinatorHome
 from coordinator.members.administrators import revoke_administrator
 from coordinator.members.membership import revoke
-from coordinator.server import Coordinator
+from coordinator.server import serving
 from federation.digests import digest
 from federation.findings import CheckOutcome
 from federation.trust.envelope import envelope_digest, key_id, sign
@@ -58,7 +58,7 @@ def officer(served: Running) -> Officer:
 
 def edit(served: Running, statement: str, **values: object) -> None:
     """Changes the database behind the coordinator's back, when all entries of the log have their place."""
-    served.coordinator._sequencer.sequence()
+    served.coordinator.record.sequencer.sequence()
     with served.database.engine.begin() as connection:
         assert connection.execute(text(statement), values).rowcount == 1, statement
 
@@ -99,7 +99,7 @@ def hide_revocation(served: Running, officer: Officer) -> None:
     """The entry of the log, too, that has its place already and is not the newest."""
     revoked(served, officer)
     Officer(served, f"later-{officer.name}")
-    served.coordinator._sequencer.sequence()
+    served.coordinator.record.sequencer.sequence()
     edit(served, "delete from audit_log where action = 'admin.revoked' and subject = :name", name=officer.name)
     edit(served, "update administrators set ended = null where key_id = :key", key=officer.row)
 
@@ -302,11 +302,8 @@ def edited(made: Path, directory: Path, change: Statement) -> Path:
 
 
 async def start(home: CoordinatorHome) -> None:
-    coordinator = Coordinator(home)
-    try:
-        await coordinator.start()
-    finally:
-        await coordinator.stop()
+    async with serving(home):
+        pass
 
 
 FEW = ("row inserted", "role", "revocation hidden", "approved")

@@ -121,7 +121,7 @@ def test_what_was_asked_before_is_answered_with_either_key_and_what_comes_later_
     assert signers(stage, run)[ann.name] == key_id(old.files.signing_key.public_key())
     assert signers(stage, run, 1)[ann.name] == key_id(change.key.public_key())
     assert len(verified(stage, run, tmp_path)) == 2
-    stage.served.coordinator._sequencer.sequence(show=True)
+    stage.served.coordinator.record.sequencer.sequence(show=True)
     assert problems(stage) == []
 
 
@@ -265,7 +265,7 @@ def test_a_rotation_that_somebody_wrote_into_the_record_is_found(stage: Stage, p
     run = stage.submit(spec(f"forged-{stage.count}", task, 1))
     stage.play(run, ann, ben)
     ann.member = Change(ann.member).done()
-    stage.served.coordinator._sequencer.sequence(show=True)
+    stage.served.coordinator.record.sequencer.sequence(show=True)
     assert problems(stage) == []
     thief = Ed25519PrivateKey.generate()
     home = stage.served.home

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.fleets.remote import RemoteFleet
-from coordinator.rounds.supervisor import RECONNECT_GRACE
+from coordinator.rounds.fleets.returning import RECONNECT_GRACE
 from federation.transport.channels import refusal_from_rpc_error
 from storage.states import RoundState, RunState
 from tests.coordinator.rounds.scene import at, compared, conducting, wait_rest
@@ -149,7 +149,7 @@ def test_a_name_is_given_once_at_a_time_however_many_ask_for_it(stage: Stage) ->
 def test_a_run_that_waits_for_clients_sleeps(stage: Stage, more: str) -> None:
     task, (ann,) = stage.crew("ann")
     changes: list[str] = []
-    unwatch = stage.supervisor.changes.watch(changes.append)
+    unwatch = stage.parts.changes.watchers.listen(changes.append)
     run = stage.submit(spec("patient", task, 2, seed=23, more=f"selection.minimum = 2\n{more}"))
     stage.wait_reason(run)
     stage.pass_deadline()  # absent required clients would be given up now; too few clients are waited for

@@ -168,7 +168,7 @@ def test_a_watcher_that_breaks_harms_no_run(stage: Stage) -> None:
     def broken(run_id: str) -> None:
         raise RuntimeError("broken")
 
-    unwatch = stage.supervisor.changes.watch(broken)
+    unwatch = stage.parts.changes.watchers.listen(broken)
     run, players = begin(stage)
     stage.resume(run, *players)
     unwatch()
@@ -219,7 +219,7 @@ def test_assignments_that_a_failed_revocation_left_open_are_cancelled_by_the_hou
     assert seen
     assert stage.look(lambda session: session.get_one(Client, leaver).state) is ClientState.REVOKED
     ann.reply(mine)
-    keeper = stage.supervisor._housekeeper
+    keeper = stage.parts.housekeeper
     keeper.tidy()
     assert stage.outcomes(run) == {"ann": ("FULFILLED", ""), leaver: ("CANCELLED", "client-revoked")}
     ended = stage.assignments(run)[leaver].ended

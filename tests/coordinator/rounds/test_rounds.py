@@ -253,7 +253,7 @@ def test_a_round_waits_for_its_minimum_and_says_so(stage: Stage) -> None:
     assert stage.run(run).state is RunState.RUNNING
     assert (stage.rounds(run), ann.orders()) == ([], [])
     changes: list[str] = []
-    unwatch = stage.supervisor.changes.watch(changes.append)
+    unwatch = stage.parts.changes.watchers.listen(changes.append)
     (cleo,) = stage.cast(task, "cleo")
     after = f"waiting for members: 2 of 3 are ready for {task}"
     wait_for(lambda: stage.run(run).reason == after, "the new reason")  # the word about the first may come this late
@@ -296,6 +296,6 @@ def test_a_sign_of_life_in_the_middle_of_work_is_seen(stage: Stage) -> None:
     _, (ann,) = stage.begin("ann")
     order = ann.order()
     ann.say(heartbeat=Heartbeat(assignment_id=order.assignment_id, progress=0.5))
-    presence = stage.supervisor._presence
+    presence = stage.parts.presence
     wait_for(lambda: presence.streams()["ann"].progress == 0.5, "the progress")
     assert presence.streams()["ann"].assignment_id == order.assignment_id

@@ -108,7 +108,7 @@ def test_whoever_opens_calls_and_says_nothing_is_counted_and_shown_out(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc_messages, "REQUEST_SECONDS", 2.0)
-    under_way = stage.served.coordinator._access._calls
+    under_way = stage.served.coordinator.access._calls
     over = threading.Event()
     with stage.served.administrator(Role.VIEWER) as viewer:
         listing: Any = viewer.stream_unary("/federation.v1.Admin/ListRuns")
@@ -140,21 +140,21 @@ def test_a_flood_of_refusals_is_counted_to_the_last_one_and_written_a_few_times(
         assert ended == {"join-string-invalid": 500}
         assert sum(entry.times for entry in entries) == 500
         assert len(entries) <= 2  # one a minute
-        assert len(served.coordinator._access._record._tallies) == 1
+        assert len(served.coordinator.access._record._tallies) == 1
 
 
 def test_whoever_stops_watching_leaves_nothing_behind(stage: Stage) -> None:
     run = stage.submit(spec("watched", "nobody-offers-this"))
-    supervisor = stage.supervisor
-    before = len(supervisor.changes._watchers)
+    watchers = stage.parts.changes.watchers
+    before = len(watchers)
     with stage.served.administrator(Role.VIEWER) as viewer:
         calls = [AdminStub(viewer).WatchRun(admin.WatchRunRequest(run=run)) for _ in range(20)]
         for call in calls:
             next(call)
-        wait_for(lambda: len(supervisor.changes._watchers) == before + 20, "the watchers")
+        wait_for(lambda: len(watchers) == before + 20, "the watchers")
         for call in calls:
             call.cancel()
-        wait_for(lambda: len(supervisor.changes._watchers) == before, "the watchers to be forgotten")
+        wait_for(lambda: len(watchers) == before, "the watchers to be forgotten")
     stage.stop_run(run)
 
 
@@ -181,7 +181,7 @@ def test_strangers_may_watch_the_health_and_go(stage: Stage) -> None:
         watch = HealthStub(newcomer).Watch(HealthCheckRequest(service=""), timeout=SECONDS)
         assert next(watch).status == HealthCheckResponse.SERVING
         watch.cancel()
-    under_way = stage.served.coordinator._access._calls
+    under_way = stage.served.coordinator.access._calls
     wait_for(lambda: not any(actor.startswith("peer") for actor in under_way), "the call to be forgotten")
 
 
@@ -209,9 +209,9 @@ def test_a_newer_upload_ends_the_older_ones_of_its_assignment_which_leave_nothin
         with refused("ABORTED", "superseded"):
             call.result(SECONDS)
     wait_for(lambda: not temporary(stage.served), "the uploads to be swept")
-    under_way = stage.served.coordinator._access._calls
+    under_way = stage.served.coordinator.access._calls
     wait_for(lambda: all(len(found) <= 1 for found in list(under_way.values())), "the calls to be forgotten")
-    assert not stage.served.coordinator._access._strangers
+    assert not stage.served.coordinator.access._strangers
     stage.play(run, honest, slow)
 
 
@@ -233,7 +233,7 @@ def test_uploads_that_are_given_up_at_once_leave_nothing_behind(stage: Stage) ->
     run, (fickle,) = stage.begin("fickle")
     order = fickle.order()
     requests = [SubmitRequest(reply=fickle.member.signed(order)[0])]
-    under_way = stage.served.coordinator._access._calls
+    under_way = stage.served.coordinator.access._calls
     for _ in range(100):
         call = Handing(fickle.member.stub, requests)
         wait_for(lambda: any(len(calls) > 1 for calls in under_way.values()) or call.done(), "the call")  # noqa: B023

@@ -463,5 +463,5 @@ def test_a_member_refuses_a_reply_of_another_member_that_repeats_another_value_o
         return peers(client, journal, [b""], SessionStage.READY)
 
     assert found(reply) == {VICTIM: reply}
-    with pytest.raises(WorkError, match="is of another session or stage"):
+    with pytest.raises(WorkError, match="is of another session or phase"):
         found(replace(reply, **{field: CHANGED[field]}))

@@ -18,7 +18,7 @@ from federation.secure.thresholds import Mode, Thresholds
 from federation.secure.wire import pack, unpack
 from federation.vectors import Array, payload_bytes
 from federation.work.base import Result, RowSchema, Work, payload_layout
-from federation.work.secure.sum import Mask
+from federation.work.secure.masking import Mask
 from federation.work.secure.terms import SessionStage
 from tests.federation.work.scene import Cast, Inputs, Member, Question, cast, exact, names, play
 from tests.few import few, few_of
@@ -28,7 +28,7 @@ M = 9  # t = 2 in mode `verified`, and 4 t + 1 answers: cheaters can be named
 
 
 def scaled(factor: float, *stages: SessionStage) -> Callable[..., Result]:
-    """A member whose vector is longer by a factor, from the end of the first stage to the end of the second."""
+    """A member whose vector is longer by a factor, from the end of the first phase to the end of the second."""
 
     def lie(stage: str, member: Member, work: Work, result: Result) -> Result:
         if member.name == CHEAT and getattr(work, "opening", 0) == 0:

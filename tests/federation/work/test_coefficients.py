@@ -26,8 +26,8 @@ from federation.vectors import payload_bytes
 from federation.work.base import Origin, Work, payload_layout
 from federation.work.evaluate.work import Evaluate
 from federation.work.jacobian.work import Jacobian
+from federation.work.secure.masking import Confirm, Mask
 from federation.work.secure.ready import SPECIFICATION, Ready
-from federation.work.secure.sum import Confirm, Mask
 from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy

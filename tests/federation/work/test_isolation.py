@@ -26,8 +26,8 @@ from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
 from federation.work.secure import limits
 from federation.work.secure.deal import Deal
+from federation.work.secure.masking import Confirm, Unmask
 from federation.work.secure.ready import SPECIFICATION, Ready
-from federation.work.secure.sum import Confirm, Unmask
 from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy
@@ -102,7 +102,7 @@ def test_a_member_that_is_told_something_else_of_its_work_is_in_another_session(
     victim = scene.members[VICTIM]
     envelopes = [replied(scene, victim, mine), *(replied(scene, member, theirs) for member in others)]
     deal = Deal(session=ready(mine).session, mode=Mode.SUM, members=tuple(scene.members))
-    with pytest.raises(WorkError, match="is of another session or stage"):
+    with pytest.raises(WorkError, match="is of another session or phase"):
         victim.do(deal, {"replies": join_envelopes(envelopes)})
 
 

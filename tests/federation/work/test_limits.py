@@ -35,7 +35,7 @@ from tests.federation.work.scene import (
     play,
     setting,
 )
-from worker.site.policy import Policy
+from worker.site.policy_file import Policy
 from worker.site.round_ledger import RoundLedger
 
 VICTIM = "silo-02"

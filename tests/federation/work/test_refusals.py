@@ -15,8 +15,8 @@ from federation.trust.envelope import sign
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.v1.secure_pb2 import SecureStatement
 from federation.work.base import Work
+from federation.work.secure.masking import Unmask
 from federation.work.secure.ready import Ready
-from federation.work.secure.sum import Unmask
 from federation.work.secure.terms import Invited, SessionStage
 from federation.work.secure.wire import terms_bytes
 from federation.work.site import SecurePolicy, SessionEntry

@@ -1,5 +1,6 @@
 """What administrators do to runs and members; commands that read the record themselves."""
 
+import asyncio
 import json
 import os
 import signal
@@ -9,31 +10,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from coordinator import lookup
-from coordinator.rounds.fleets.presence import Presence
-from coordinator.rounds.replies.uploads import Uploads
 from coordinator.rounds.runs.submission import Submission
-from coordinator.rounds.supervisor import Supervisor
+from coordinator.server import serving
 from coordinator.services.views import summaries, watching
-from coordinator.signing_keys import Signing
 from federation.aggregation.rules.fedavg import FedAvg
 from federation.digests import digest
 from federation.refusals import Refusal
 from federation.trust.join_string import JoinStringFields
-from federation.trust.key_chain import KeyChain
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunState
 from fedpareto.processes.forked import Forked
 from storage import models, states
-from storage.blob_directory import DirectoryStore
 from storage.database import Database, DatabaseTooOld
 from tests.fedpareto.cli import scene
 from tests.harness import Federation, Member, Process, federation, refused, wait_for
+from tests.running import made_home
 
 # --- runs
 
@@ -242,27 +238,23 @@ def test_the_database_of_a_record_is_opened_so_that_nothing_can_be_written(tmp_p
             session.add(models.Model(digest=digest(b""), size=0, parameters=0, created=datetime.now(UTC)))
 
 
-def test_an_engine_that_does_not_conduct_notes_what_operators_say_and_asks_nobody(
-    database: Database, blobs: DirectoryStore
-) -> None:
-    data, key = scene.good_model(), Ed25519PrivateKey.generate()
-    supervisor = Supervisor(
-        database=database,
-        blobs=blobs,
-        presence=Presence(),
-        uploads=Uploads(database, blobs, quota=1 << 30),
-        signing=Signing("test", key, KeyChain(key.public_key()), bytes(32)),
-    )
-    with database.begin() as session:
-        now = datetime.now(UTC)
-        session.add(models.Model(digest=blobs.put(data), size=len(data), parameters=scene.LAYOUT.size, created=now))
-    supervisor.start(conduct=False)
+def test_a_coordinator_that_does_not_conduct_notes_what_operators_say_and_asks_nobody(tmp_path: Path) -> None:
+    home, data, now = made_home(tmp_path / "held", now=datetime.now(UTC)), scene.good_model(), datetime.now(UTC)
     submission = Submission.parse(b'name = "held"\n' + scene.SPEC.encode(), ())
-    run_id = supervisor.submit(submission, digest(data), by="test", paused=True)
-    supervisor.resume(run_id, by="test")
-    assert not [thread.name for thread in threading.enumerate() if thread.name == f"run-{run_id}"]
-    supervisor.stop()
-    with database.read() as session:
+
+    async def held() -> str:
+        async with serving(home, conduct=False) as coordinator:
+            record, commands = coordinator.record, coordinator.rounds.commands
+            model = {"digest": record.blobs.put(data), "size": len(data), "parameters": scene.LAYOUT.size}
+            with record.database.begin() as session:
+                session.add(models.Model(**model, created=now))
+            run_id = commands.submit(submission, digest(data), by="test", paused=True)
+            commands.resume(run_id, by="test")
+            assert not [thread.name for thread in threading.enumerate() if thread.name == f"run-{run_id}"]
+            return run_id
+
+    run_id = asyncio.run(held())
+    with closing(home.open_database()) as database, database.read() as session:
         assert session.get_one(models.Run, run_id).state is states.RunState.RUNNING
         assert session.scalars(select(models.Round)).all() == []
 

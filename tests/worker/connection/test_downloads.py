@@ -29,7 +29,7 @@ from tests.worker.scene import Running, policy_refused, soon
 from worker.connection import downloads
 from worker.connection.downloads import BlobUrl, DownloadFailed, download
 from worker.home import WorkerHome
-from worker.site.policy import Policy
+from worker.site.policy_file import Policy
 from worker.work import fetching
 
 DATA = secrets.token_bytes(100_000)

@@ -18,7 +18,7 @@ from tests.scripted import FEDERATION, ScriptedCoordinator, files_in
 from tests.stage import spec, stage
 from tests.worker.scene import Running, Scene, command, soon
 from worker.home import WorkerHome
-from worker.site.policy import Policy
+from worker.site.policy_file import Policy
 
 
 def copy_data(source: Path, target: Path) -> None:

@@ -23,7 +23,7 @@ from worker.connection.clock import CoordinatorClock, TimeRefused
 from worker.events import Events
 from worker.home import WorkerHome, WorkerHomeError
 from worker.progress import Progress, StatementError, accept_restore, pending_restore
-from worker.site.policy import Policy
+from worker.site.policy_file import Policy
 
 
 @pytest.fixture

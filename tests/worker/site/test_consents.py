@@ -20,7 +20,7 @@ from tests.verification.scene import Edited
 from tests.worker.scene import DOCUMENT, Scene, command, files_of_at_most, run_request
 from tests.works import set_train
 from worker.home import WorkerHome
-from worker.site.policy import OpenHours, Policy
+from worker.site.policy_file import OpenHours, Policy
 from worker.site.run_requests import RunRequest, RunsFile, Verdict
 
 ASKED = run_request()

@@ -20,7 +20,7 @@ from tests.worker.scene import Running, Scene, command
 from worker.doctor import check_pause
 from worker.home import MEMBER_FILE, WorkerHome
 from worker.pause import Pause, closing_now, read_pause, write_pause
-from worker.site.policy import OpenHours
+from worker.site.policy_file import OpenHours
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 DAYTIME = OpenHours(begin="08:00", end="17:00")

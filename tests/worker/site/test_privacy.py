@@ -26,7 +26,7 @@ from tests.stage import Stage
 from tests.worker.scene import Running, Scene, command
 from tests.works import set_work
 from worker.home import MEMBER_FILE, WorkerHome
-from worker.site.policy import Policy, SamplePolicy
+from worker.site.policy_file import Policy, SamplePolicy
 from worker.site.privacy import SitePrivacy
 from worker.site.privacy_ledger import Ledger, PrivacyEntry, read_ledger
 

@@ -50,7 +50,7 @@ from tests.worker.scene import ALLOWED, Running, Scene, command, gradients, reas
 from tests.worker.work.scene import DOCUMENT, keys_of_five, pin, session_terms, to_be_ready
 from tests.works import set_work
 from worker.site import specified
-from worker.site.policy import Policy
+from worker.site.policy_file import Policy
 from worker.site.run_requests import RunRequest, RunsFile
 
 OPEN = DOCUMENT.replace(b'privacy.secure = "sum"\n', b"")

@@ -19,7 +19,7 @@ from tests.worker.scene import Scene, serving
 from tests.works import set_work
 from worker.leaves import LEAVES
 from worker.service import prepare_offers
-from worker.site.policy import Policy
+from worker.site.policy_file import Policy
 
 TASK = "canary:Canary"
 PAGE = DOCS / "member" / "your-site.md"

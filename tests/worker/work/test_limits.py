@@ -20,7 +20,7 @@ from tests.worker.scene import ALLOWED, LAYOUT, Scene, gradients, reason, traini
 from tests.works import set_train
 from worker.events import Events
 from worker.site.hello import Introduction
-from worker.site.policy import Policy, PolicyError, WorkLimits
+from worker.site.policy_file import Policy, PolicyError, WorkLimits
 
 ENDLESS = 1_000_000  # steps
 

@@ -1,4 +1,4 @@
-"""A round: a lane for each member, refusals with what to do, signatures, cosines, objectives, and private stages."""
+"""A round: a lane for each member, refusals with what to do, signatures, cosines, objectives, and private phases."""
 
 import math
 from collections.abc import Container, Iterator, Sequence

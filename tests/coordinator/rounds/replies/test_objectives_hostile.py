@@ -162,7 +162,7 @@ def test_a_late_word_of_a_phase_that_is_over_moves_nothing(stage: Stage) -> None
     late = players["ben"].order()
     answer(players, "ann", "cleo")
     stage.clock.ahead += LONG
-    with refused("FAILED_PRECONDITION", "deadline"):  # even before the supervisor has looked
+    with refused("FAILED_PRECONDITION", "deadline"):  # even before the conductor has looked
         players["ben"].submit(late)
     stage.nudge()
     stage.wait_outcome(run, "ben", "EXPIRED")

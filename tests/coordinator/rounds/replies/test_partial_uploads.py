@@ -69,7 +69,7 @@ class Reply:
         wait_for(lambda: end in partial(self.lines).values() and call.windows, "the part to arrive")
         assert call.windows[0].offset == start
         call.call.cancel()
-        calls = self.lines.served.coordinator._access._calls
+        calls = self.lines.served.coordinator.access._calls
         wait_for(lambda: len(calls[f"fedpareto://test/client/{self.player.name}"]) == 1, "the call to end")
 
     def hand_in(self) -> bool:

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement
 
 from coordinator.members.access import control
 from coordinator.members.access.call_limits import CONSENT, RATES, Buckets, Rate
-from coordinator.rounds.supervisor import Supervisor
+from coordinator.rounds.run_commands import RunCommands
 from federation.digests import digest
 from federation.record.bundle import CONSENTS, BundleReader
 from federation.trust.envelope import sign
@@ -86,14 +86,14 @@ def test_members_are_asked_about_a_run_also_if_the_call_that_submits_it_is_cut(
 ) -> None:
     task, (ann,) = stage.crew("ann")
     stream = attends(ann, task)
-    begun, go, submit = threading.Event(), threading.Event(), Supervisor.submit
+    begun, go, submit = threading.Event(), threading.Event(), RunCommands.submit
 
     def late(*arguments: Any, **more: Any) -> str:
         begun.set()
         assert go.wait(SECONDS)
         return submit(*arguments, **more)
 
-    monkeypatch.setattr(Supervisor, "submit", late)
+    monkeypatch.setattr(RunCommands, "submit", late)
     call = stage._admin.SubmitRun.future(iter(submission(spec(f"consents-{stage.count}", task), MODEL)))
     assert begun.wait(SECONDS)
     call.cancel()
@@ -107,7 +107,7 @@ def test_a_client_that_keeps_changing_its_answer_is_told_to_wait_and_writes_no_m
 ) -> None:
     monkeypatch.setattr(control, "HOLD_SECONDS", 0.0)
     rates = {kind: Rate(1e9, 1e9) for kind in RATES} | {CONSENT: Rate(3, 0.01)}
-    access = stage.served.coordinator._access
+    access = stage.served.coordinator.access
     monkeypatch.setattr(access, "_buckets", Buckets(rates))
     task, (ann,) = stage.crew("ann")
     stream = attends(ann, task)
@@ -124,7 +124,7 @@ def test_a_client_that_keeps_changing_its_answer_is_told_to_wait_and_writes_no_m
         again = attends(ann, task)
         say(ann, again, answer(ann, told, "refused"))
         assert again.end().reason == "limit:rate"
-    stage.served.run(access.finish())
+    stage.served.run(access._record.finish())
 
     def entries(*conditions: ColumnElement[bool]) -> list[int]:
         return [entry.times for entry in stage.served.entries(AuditEntry.actor.endswith("/ann"), *conditions)]

@@ -34,7 +34,7 @@ from tests.running import SECONDS, refused
 from tests.stage import LAYOUT, MODEL, Player, Stage, spec
 from worker.site.assignment_checks import Declined, check_assignment
 from worker.site.hello import Introduction
-from worker.site.policy import Policy, WorkLimits
+from worker.site.policy_file import Policy, WorkLimits
 from worker.site.privacy import SitePrivacy
 from worker.site.privacy_ledger import Ledger, PrivacyEntry
 
