@@ -249,8 +249,11 @@ def test_a_member_that_is_paused_in_a_private_round_does_its_part_in_it_and_is_n
     scene: Members,
 ) -> None:
     fed, paused = scene.fed, CLIENTS[0]
+    run = fed.submit("paused", in_mode("sum", 400), "--paused")
+    accepted = "select 1 from consents where run_id = :run and answer = 'ACCEPTED'"
+    wait_for(lambda: len(fed.query(accepted, run=run)) == 5, "all owners to accept the run")
     fed.workers[LATE].stop()
-    run = fed.submit("paused", in_mode("sum", 400))
+    fed.admin("resume", run)
     ready = (
         "select 1 from replies join assignments using (assignment_id) join phases using (phase_id) "
         "join rounds using (round_id) where accepted and run_id = :run"
