@@ -39,7 +39,7 @@ from worker.connection.attendance import NONCE_BYTES, WRONG_CLOCK_SECONDS
 from worker.connection.clock import TimeRefused, signed_time
 from worker.connection.downloads import handshake
 from worker.home import WorkerHome, WorkerHomeError
-from worker.pause import closing_now, read_pause
+from worker.site.pause import closing_now, read_pause
 from worker.site.policy_file import OpenHours, Policy, PolicyError
 from worker.site.round_ledger import RoundLedger
 from worker.work.cache import KEPT_MODELS

@@ -14,7 +14,7 @@ from federation.training.trainer import Trainer
 from federation.training.trainers import TrainerChoice, close_trainer, trainer_code
 from federation.trust.member_files import MemberFiles, note_addresses
 from federation.work.base import Lane
-from federation.work.closing import Closing
+from federation.work.closing import SiteClosing
 from federation.work.peers import open_reply
 from federation.work.site import Site
 from worker.connection.approval import Approval
@@ -25,12 +25,12 @@ from worker.connection.renewal import Renewer
 from worker.connection.witness import Witness
 from worker.events import Events
 from worker.home import DiskUse, WorkerHome
-from worker.pause import WatchedPause, closing_now
 from worker.progress import Progress
 from worker.site.clear_answers import ClearAnswers
 from worker.site.consents import Consents
 from worker.site.declines import Declines
 from worker.site.hello import Introduction
+from worker.site.pause import WatchedPause, closing_now
 from worker.site.policy_file import Policy
 from worker.site.privacy import SitePrivacy
 from worker.site.privacy_ledger import Ledger
@@ -316,5 +316,5 @@ class Worker:
     def _withdrawn(self, run_id: str, verdict: Verdict) -> None:
         self._runner.withdrawn(run_id, verdict)
 
-    def _closing(self) -> Closing | None:
+    def _closing(self) -> SiteClosing | None:
         return closing_now(self._pause.pause, self._hours, self._clock())

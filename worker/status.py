@@ -20,7 +20,7 @@ _ADVICE = "the worker writes it again"
 
 
 @dataclass(frozen=True)
-class Connection:
+class CoordinatorConnection:
     """Whether a worker is connected to a coordinator, since when, and the problem if it is not.
 
     `since` is aware, and by this machine's clock.
@@ -46,7 +46,7 @@ class WorkNow:
 class WorkerStatus:
     """The state of a worker; `connection` is None until it has tried to connect."""
 
-    connection: Connection | None
+    connection: CoordinatorConnection | None
     work: tuple[WorkNow, ...]
 
 
@@ -108,7 +108,7 @@ def _time(value: object) -> str:
 def _parsed(document: Mapping[str, Any]) -> WorkerStatus:
     connection = document["connection"]
     return WorkerStatus(
-        None if connection is None else Connection(**{**connection, "since": _aware(connection["since"])}),
+        None if connection is None else CoordinatorConnection(**{**connection, "since": _aware(connection["since"])}),
         tuple(WorkNow(**{**work, "since": _aware(work["since"])}) for work in document["work"]),
     )
 

@@ -14,7 +14,7 @@ from federation.spec.run_sections import TASK
 from federation.task_layout import TaskLayout
 from federation.text import escaped
 from federation.v1.federation_pb2 import Heartbeat, Hello, SessionsLeft, TaskOffer
-from federation.work.closing import Closing
+from federation.work.closing import SiteClosing
 from federation.work.work_bounds import WorkBounds
 
 MAX_HELLO_BYTES = 64 << 10
@@ -37,7 +37,7 @@ class ReceivedHello:
     noise_budgets: dict[str, dict[str, Any]]  # as of `NoiseBudget`; of a task that is not here there is none
     limits: dict[str, Any]  # as of `WorkBounds`; empty if the worker has told none
     consents: bool
-    closing: Closing | None  # None while its site is open
+    closing: SiteClosing | None  # None while its site is open
     software: str
     device: str
 
@@ -77,7 +77,7 @@ def introduction(hello: Hello) -> ReceivedHello:
     )
 
 
-def closing_of(message: Hello | Heartbeat) -> Closing | None:
+def closing_of(message: Hello | Heartbeat) -> SiteClosing | None:
     """Why a site is closed, and until when; None while it is open.
 
     Raises:
@@ -87,7 +87,7 @@ def closing_of(message: Hello | Heartbeat) -> Closing | None:
         until = message.closed_until.ToDatetime(tzinfo=UTC) if message.HasField("closed_until") else None
     except (ValueError, OverflowError) as error:
         raise Refusal("hello", f"closed_until does not exist: {error}") from None
-    return Closing.of(until, paused=message.paused)
+    return SiteClosing.of(until, paused=message.paused)
 
 
 def _layout(offer: TaskOffer) -> dict[str, Any]:

@@ -8,7 +8,7 @@ CLOSED, PAUSED = "closed", "paused"  # the reasons of a decline
 
 
 @dataclass(frozen=True)
-class Closing:
+class SiteClosing:
     """A time in which a site begins no training and no evaluation.
 
     Attributes:

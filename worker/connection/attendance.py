@@ -34,7 +34,7 @@ from federation.v1.federation_pb2 import (
     Welcome,
 )
 from federation.v1.federation_pb2_grpc import FederationStub
-from federation.work.closing import Closing
+from federation.work.closing import SiteClosing
 from worker.connection.address_turn import AddressTurn
 from worker.connection.approval import Approval
 from worker.connection.backoff import Backoff
@@ -45,7 +45,7 @@ from worker.connection.revocation import revocation
 from worker.connection.witness import Witness
 from worker.events import Events
 from worker.progress import Progress, StatementError, open_restore
-from worker.status import Connection
+from worker.status import CoordinatorConnection
 
 # Refusals that end the worker, as a signed revocation does: its owner has to act.
 FINAL_REASONS = {
@@ -131,11 +131,11 @@ class Attendance:
         patience: Backoff,
         events: Events,
         approval: Approval,
-        closing: Callable[[], Closing | None] = lambda: None,
+        closing: Callable[[], SiteClosing | None] = lambda: None,
     ) -> None:
         self._member = member
         self._closing = closing
-        self.connection: Connection | None = None
+        self.connection: CoordinatorConnection | None = None
         self._federation_id = member.federation_id
         self._rotations = rotations
         self._note = note
@@ -222,7 +222,7 @@ class Attendance:
 
     def _lost(self, problem: str) -> None:
         since = self.connection.since if self.connection and not self.connection.connected else datetime.now(UTC)
-        self.connection = Connection(False, since, problem[:MAX_PROBLEM])
+        self.connection = CoordinatorConnection(False, since, problem[:MAX_PROBLEM])
 
     def stop(self) -> None:
         """Ends the stream and every call on its channel; `run` returns soon after. Callable from any thread."""
@@ -365,7 +365,7 @@ class Attendance:
                 if not welcomed:
                     self._welcome(response, hello.nonce)
                     welcomed = True
-                    self.connection = Connection(True, datetime.now(UTC))
+                    self.connection = CoordinatorConnection(True, datetime.now(UTC))
                     self._learn(address, response.welcome.addresses)
                     self._outbox = outbox
                     outbox.put(self._heartbeat(handlers))
@@ -468,7 +468,7 @@ class Attendance:
             )
 
 
-def _tell_closing(message: Hello | Heartbeat, closing: Closing | None) -> None:
+def _tell_closing(message: Hello | Heartbeat, closing: SiteClosing | None) -> None:
     """Says in a message why the site begins no work now; nothing while it is open."""
     if closing is not None:
         message.paused = closing.paused

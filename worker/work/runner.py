@@ -19,7 +19,7 @@ from federation.training import TrainingStopped
 from federation.training.reasons import NOT_ASKED, texts_of
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.work.base import Lane
-from federation.work.closing import Closing
+from federation.work.closing import SiteClosing
 from worker.connection.attendance import Attendance
 from worker.events import Events
 from worker.home import WorkerHomeError, disk_texts
@@ -76,7 +76,7 @@ class Runner:
     finished: Callable[[], None]
     consent: Consent
     taken: Callable[[CheckedAssignment], None]
-    closing: Callable[[], Closing | None]
+    closing: Callable[[], SiteClosing | None]
     disk_use: Callable[[], int]
     decline: Callable[[Declined, SignedEnvelope], None]
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
@@ -88,7 +88,7 @@ class Runner:
     )  # an assignment was declined for lack of room since the last one taken in
     _current: dict[Lane, _Job] = field(default_factory=dict, init=False)
     _stopping: bool = field(default=False, init=False)
-    _told: Closing | None = field(default=None, init=False)  # as owner and coordinator know it
+    _told: SiteClosing | None = field(default=None, init=False)  # as owner and coordinator know it
 
     def __post_init__(self) -> None:
         self._told = self.closing()

@@ -21,7 +21,7 @@ from coordinator.fault_state import FaultState
 from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.fleets.deliveries import deliver
 from coordinator.rounds.fleets.presence import AttendanceStream, Attending, EndedStream, Presence
-from federation.work.closing import Closing
+from federation.work.closing import SiteClosing
 from storage.database import Database
 from storage.models import AttendanceRow, CoordinatorProcess
 
@@ -49,7 +49,7 @@ class _Written(NamedTuple):
 
     number: int
     last_seen: datetime
-    closing: Closing | None
+    closing: SiteClosing | None
 
 
 class _StreamRow(NamedTuple):
@@ -256,7 +256,7 @@ class SharedAttendances(Attendances):
             row.client_id: Attending(
                 client_id=row.client_id,
                 last_seen=row.last_seen,
-                closing=Closing.of(row.closed_until, paused=row.paused),
+                closing=SiteClosing.of(row.closed_until, paused=row.paused),
             )
             for row in others
             if row.left is None and row.alive
@@ -309,7 +309,7 @@ class SharedAttendances(Attendances):
         return self._died.get(row.coordinator, last)
 
 
-def _closing_columns(closing: Closing | None) -> dict[str, object]:
+def _closing_columns(closing: SiteClosing | None) -> dict[str, object]:
     return {
         "closed_until": None if closing is None else closing.until,
         "paused": closing is not None and closing.paused,

@@ -14,7 +14,7 @@ from datetime import datetime
 from coordinator.cluster.announcements import AnnouncementKind, Announcements
 from coordinator.listeners import Listeners
 from federation.refusals import Refusal
-from federation.work.closing import Closing
+from federation.work.closing import SiteClosing
 from storage.models import Assignment
 
 
@@ -56,7 +56,7 @@ class Attending:
 
     client_id: str
     last_seen: datetime  # its last heartbeat
-    closing: Closing | None = None  # None while its site is open
+    closing: SiteClosing | None = None  # None while its site is open
 
 
 @dataclass(eq=False, kw_only=True)
@@ -150,7 +150,7 @@ class Presence:
         at: datetime,
         assignment_id: str,
         progress: float,
-        closing: Closing | None = None,
+        closing: SiteClosing | None = None,
     ) -> None:
         """Notes a sign of life, and whether the client's site is closed or paused."""
         attendance.last_seen = at
@@ -246,5 +246,5 @@ def superseded() -> Refusal:
     return Refusal("superseded", "another stream with this client's certificate took over")
 
 
-def _closings(attending: Mapping[str, Attending]) -> dict[str, Closing | None]:
+def _closings(attending: Mapping[str, Attending]) -> dict[str, SiteClosing | None]:
     return {client_id: item.closing for client_id, item in attending.items()}

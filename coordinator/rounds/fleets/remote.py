@@ -35,7 +35,7 @@ from federation.spec.run_spec import RunSpec
 from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import AssignmentManifest, Input, Row
 from federation.work.base import payload_layout
-from federation.work.closing import Closing
+from federation.work.closing import SiteClosing
 from federation.work.registry import encode
 from storage import audit, models
 from storage.models import Assignment
@@ -140,7 +140,7 @@ class RemoteFleet(Fleet):
         reasons |= reluctant(session, self.run.run_id)
         return {name: reasons[name] for name in sorted(reasons) if name in clients and name in attending}
 
-    def _closed(self) -> dict[str, Closing]:
+    def _closed(self) -> dict[str, SiteClosing]:
         """The clients whose sites are closed or paused now."""
         attending = self._presence.attending().items()
         return {name: stream.closing for name, stream in attending if stream.closing is not None}

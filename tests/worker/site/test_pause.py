@@ -13,18 +13,18 @@ import pytest
 
 from federation.findings import CheckOutcome
 from federation.v1.federation_pb2 import Heartbeat, Hello
-from federation.work.closing import Closing
+from federation.work.closing import SiteClosing
 from tests.harness import wait_for
 from tests.scripted import FEDERATION
 from tests.worker.scene import Running, Scene, command
 from worker.doctor import check_pause
 from worker.home import MEMBER_FILE, WorkerHome
-from worker.pause import Pause, closing_now, read_pause, write_pause
+from worker.site.pause import Pause, closing_now, read_pause, write_pause
 from worker.site.policy_file import OpenHours
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 DAYTIME = OpenHours(begin="08:00", end="17:00")
-UNTIL_RESUMED = Closing(None, paused=True)
+UNTIL_RESUMED = SiteClosing(None, paused=True)
 
 
 def at(hour: int, day: int = 5) -> datetime:
@@ -35,18 +35,18 @@ def at(hour: int, day: int = 5) -> datetime:
     ("pause", "now", "closing"),
     [
         (None, at(12), None),
-        (None, at(18), Closing(at(8, 6))),
+        (None, at(18), SiteClosing(at(8, 6))),
         (Pause(None), at(12), UNTIL_RESUMED),
         (Pause(None), at(18), UNTIL_RESUMED),
-        (Pause(at(14)), at(12), Closing(at(14), paused=True)),
+        (Pause(at(14)), at(12), SiteClosing(at(14), paused=True)),
         (Pause(at(14)), at(14), None),  # it ends by itself
-        (Pause(at(20)), at(12), Closing(at(8, 6), paused=True)),  # the site is closed when the pause ends
-        (Pause(at(20)), at(18), Closing(at(8, 6))),  # and would have been closed without it
-        (Pause(at(9, 6)), at(18), Closing(at(9, 6), paused=True)),
+        (Pause(at(20)), at(12), SiteClosing(at(8, 6), paused=True)),  # the site is closed when the pause ends
+        (Pause(at(20)), at(18), SiteClosing(at(8, 6))),  # and would have been closed without it
+        (Pause(at(9, 6)), at(18), SiteClosing(at(9, 6), paused=True)),
     ],
 )
 def test_a_site_begins_no_work_until_its_pause_has_ended_and_its_hours_have_begun(
-    pause: Pause | None, now: datetime, closing: Closing | None
+    pause: Pause | None, now: datetime, closing: SiteClosing | None
 ) -> None:
     assert closing_now(pause, DAYTIME, now) == closing
 

@@ -29,7 +29,7 @@ from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator, Submission
 from tests.worker.scene import Scene, serving
 from tests.worker.work.scene import DOCUMENT, OTHERS, invited, keys_of_five, pin, session_terms, to_be_ready
 from tests.works import set_work
-from worker.pause import Pause, write_pause
+from worker.site.pause import Pause, write_pause
 
 
 class Liar(Scene):

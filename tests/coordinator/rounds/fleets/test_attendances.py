@@ -22,7 +22,7 @@ from coordinator.rounds.fleets.attendances import Attendances, SharedAttendances
 from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.fleets.presence import AttendanceStream, Presence
 from federation.refusals import Refusal
-from federation.work.closing import Closing
+from federation.work.closing import SiteClosing
 from storage.database import Database
 from storage.models import AttendanceRow, Client, CoordinatorProcess
 from storage.states import ClientState
@@ -69,7 +69,7 @@ class Site:
     loop: asyncio.AbstractEventLoop
     changes: int = 0
 
-    def entered(self, client: str, closing: Closing | None = None) -> AttendanceStream:
+    def entered(self, client: str, closing: SiteClosing | None = None) -> AttendanceStream:
         """A stream that has its number."""
         stream = AttendanceStream(
             client_id=client, tasks={}, objectives={}, loop=self.loop, last_seen=utc_now(), closing=closing
@@ -78,7 +78,7 @@ class Site:
             self.attendances.enter(session, stream)
         return stream
 
-    def attend(self, client: str, *, closing: Closing | None = None) -> AttendanceStream:
+    def attend(self, client: str, *, closing: SiteClosing | None = None) -> AttendanceStream:
         """A stream begins, as in `Attend`."""
         stream = self.entered(client, closing)
         self.presence.join(stream)
@@ -150,13 +150,13 @@ def all_see(sites: Sequence[Site], *clients: str, left: Mapping[str, datetime]) 
 def test_every_coordinator_sees_who_attends_where_who_is_closed_or_paused_and_who_has_left(start: Start) -> None:
     first, second, third = sites = start(), start(), start()
     stream = first.attend("client-1")
-    paused = Closing(None, paused=True)
+    paused = SiteClosing(None, paused=True)
     second.attend("client-2", closing=paused)
     all_see(sites, "client-1", "client-2", left={})
     assert set(first.presence.streams()) == {"client-1"}
     assert third.presence.attending()["client-2"].closing == paused
     until = utc_now() + LONG
-    for closing in (Closing(until), paused, Closing(until, paused=True), None):
+    for closing in (SiteClosing(until), paused, SiteClosing(until, paused=True), None):
         first.presence.heartbeat(stream, utc_now(), "", 0.0, closing)
         wait_for(lambda expected=closing: third.presence.attending()["client-1"].closing == expected, f"{closing}")
     at = utc_now()

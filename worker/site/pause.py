@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from federation.trust.keys import replace_private
-from federation.work.closing import Closing
+from federation.work.closing import SiteClosing
 from worker.events import Events
 from worker.home import WorkerHomeError
 from worker.site.policy_file import OpenHours
@@ -58,14 +58,14 @@ def _parsed(document: dict[str, Any]) -> Pause:
     return Pause(None if until is None else datetime.fromisoformat(until))
 
 
-def closing_now(pause: Pause | None, hours: OpenHours, now: datetime) -> Closing | None:
+def closing_now(pause: Pause | None, hours: OpenHours, now: datetime) -> SiteClosing | None:
     """Why a site begins no work now, and until when, by its pause and its opening hours; None while it is open."""
     closed = hours.closed_until(now)
     if pause is not None and pause.until is None:
-        return Closing(None, paused=True)
+        return SiteClosing(None, paused=True)
     if pause is None or pause.until is None or pause.until <= now or (closed is not None and closed >= pause.until):
-        return None if closed is None else Closing(closed)
-    return Closing(hours.closed_until(pause.until) or pause.until, paused=True)
+        return None if closed is None else SiteClosing(closed)
+    return SiteClosing(hours.closed_until(pause.until) or pause.until, paused=True)
 
 
 class WatchedPause:

@@ -17,11 +17,11 @@ from fedpareto.standard_streams import print_document
 
 with on_first_use():
     from federation.durable_files import sync_directory
-    from federation.work.closing import Closing
+    from federation.work.closing import SiteClosing
     from fedpareto.formatting import moment
     from worker.connection.approval import noted
     from worker.home import WorkerHome
-    from worker.pause import Pause, closing_now, read_pause, write_pause
+    from worker.site.pause import Pause, closing_now, read_pause, write_pause
     from worker.site.policy_file import OpenHours, Policy, PolicyError
     from worker.status import SeenWorker, WorkerStatus, read_status
 
@@ -56,7 +56,7 @@ def pause_command(
     except ValueError as error:
         raise CommandFailure(f"--until {until}: {error}", code=USAGE) from None
     write_pause(home.pause, pause)
-    closing = Closing(pause.until, paused=True)
+    closing = SiteClosing(pause.until, paused=True)
     answer(as_json, {"closing": _document(closing)}, f"This site is {_closing_words(closing)}.")
 
 
@@ -120,7 +120,7 @@ def _connection_words(
         yield f"not connected since {moment(status.connection.since)}: {status.connection.problem}"
 
 
-def _site_words(closing: "Closing | None", problem: str, approval: str) -> Iterator[str]:
+def _site_words(closing: "SiteClosing | None", problem: str, approval: str) -> Iterator[str]:
     if approval:
         yield approval
     if problem:
@@ -129,7 +129,7 @@ def _site_words(closing: "Closing | None", problem: str, approval: str) -> Itera
         yield _closing_words(closing)
 
 
-def _closing_words(closing: "Closing") -> str:
+def _closing_words(closing: "SiteClosing") -> str:
     """The state of a closed site, with the time in the local zone."""
     if closing.until is None:
         return "paused until you resume it (`fedpareto worker resume`), and begins no new work"
@@ -137,7 +137,7 @@ def _closing_words(closing: "Closing") -> str:
     return f"{why} until {moment(closing.until)}, and begins no new work"
 
 
-def _document(closing: "Closing | None") -> dict[str, Any] | None:
+def _document(closing: "SiteClosing | None") -> dict[str, Any] | None:
     if closing is None:
         return None
     return {"paused": closing.paused, "until": None if closing.until is None else closing.until.isoformat()}
