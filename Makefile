@@ -1,5 +1,6 @@
 # Everything runs from .venv in this directory, which the first target that needs it makes:
-# all that is needed is make and Python 3.11. `make help` lists the targets.
+# all that is needed is make and Python 3.11 or newer. `make help` lists the targets.
+# `make test PYTHON=python3.13` makes .venv anew if it has another version.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -7,6 +8,10 @@ BIN := $(VENV)/bin
 PEERS := .venv-peers
 MUTANTS := .venv-mutants
 MOTO := .venv-moto
+VERSION := -c 'import sys; print(*sys.version_info[:2], sep=".")'
+# Only where PYTHON was named: whether .venv has another version.
+OTHER := $(if $(filter-out file,$(origin PYTHON)),$(shell test ! -x $(BIN)/python \
+	|| test "$$($(BIN)/python $(VERSION))" = "$$("$(PYTHON)" $(VERSION))" || echo another-version))
 BASE ?= origin/main
 ARGS ?=
 SEEDS ?= 1000
@@ -89,10 +94,12 @@ clean:  ## remove .venv and its siblings, caches and build output (./fedpareto-d
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What running needs (.run), and on top of it what developing needs (.dev).
-$(VENV)/.run: pyproject.toml constraints.txt
+.PHONY: another-version
+$(VENV)/.run: pyproject.toml constraints.txt $(OTHER)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed; name yours: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "Installing into $(VENV); PyTorch is large, the first time takes some minutes." >&2
+	@$(if $(OTHER),rm -rf $(VENV))
 	@"$(PYTHON)" -m venv $(VENV)
 	@tools/install.sh $(VENV) -c constraints.txt -e '.[torch]'
 	@touch $@

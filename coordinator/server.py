@@ -49,6 +49,7 @@ from coordinator.settings import check_torch_device
 from coordinator.startup import OpenRecord, Scope, forget_ports, open_record
 from coordinator.thread_pool import ThreadPool, share_heap
 from federation.errors import Error
+from federation.process.service_manager import ServiceManager
 from federation.transport.channels import Option
 from federation.trust.certificates import pem
 from federation.trust.keys import private_key_pem
@@ -340,12 +341,17 @@ def _forget_own_ports(record: OpenRecord) -> None:
 
 
 def serve(
-    home: CoordinatorHome, *, ready: Callable[[Coordinator], None] = lambda coordinator: None, conduct: bool = True
+    home: CoordinatorHome,
+    *,
+    ready: Callable[[Coordinator], None] = lambda coordinator: None,
+    conduct: bool = True,
+    manager: ServiceManager | None = None,
 ) -> None:
     """Runs a coordinator until SIGTERM or SIGINT; a second signal ends the process at once.
 
     `ready` is called when it serves; without `conduct` no run advances. If PostgreSQL does not answer at the start, it
-    waits up to `START_SECONDS`; if the machine's clock is behind the record, until it is right.
+    waits up to `START_SECONDS`; if the machine's clock is behind the record, until it is right. `manager` hears when it
+    serves, and that its event loop runs, also while the database is away.
 
     Raises:
         DBAPIError: PostgreSQL has not answered until then, or SQLite does not.
@@ -357,13 +363,16 @@ def serve(
         LogError: the audit log differs from what was signed.
         PortTaken: another process has a port.
     """
-    asyncio.run(_serve(home, ready, conduct))
+    asyncio.run(_serve(home, ready, conduct, manager or ServiceManager()))
 
 
-async def _serve(home: CoordinatorHome, ready: Callable[[Coordinator], None], conduct: bool) -> None:
+async def _serve(
+    home: CoordinatorHome, ready: Callable[[Coordinator], None], conduct: bool, manager: ServiceManager
+) -> None:
     share_heap()
     raise_descriptor_limit()
     loop = asyncio.get_running_loop()
+    manager.feed_from(loop)
     signalled = asyncio.Event()
 
     def on_signal() -> None:
@@ -380,6 +389,8 @@ async def _serve(home: CoordinatorHome, ready: Callable[[Coordinator], None], co
             log.info("stopping: it has not served yet")
             return
         ready(coordinator)
+        manager.ready()
+        scope.callback(manager.stopping)
         waits = [asyncio.create_task(signalled.wait()), asyncio.create_task(coordinator.watch())]
         done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:

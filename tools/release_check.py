@@ -226,15 +226,16 @@ def _answers(command: Sequence[str | Path], release: Release) -> str:
     return answer
 
 
-def build_image(release: Release, extras: str = "") -> str:
-    """Builds one container image of the Dockerfile, with these extras, if a builder runs here."""
+def build_image(release: Release, suffix: str = "", **arguments: str) -> str:
+    """Builds one container image of the Dockerfile, with these build arguments, if a builder runs here."""
     builder = next(filter(shutil.which, ("docker", "podman")), None)
     if builder is None:
         raise ImpossibleError("neither docker nor podman is installed")
     if ended([builder, "info"], release.root)[0]:
         raise ImpossibleError(f"{builder} is installed, but `{builder} info` fails: does its service run?")
-    tag = f"fedpareto:{release.version}" + (f"-{extras}" if extras else "")
-    run([builder, "build", "--tag", tag, "--build-arg", f"EXTRAS={extras}", "."], cwd=release.root)
+    tag = f"fedpareto:{release.version}{suffix}"
+    words = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
+    run([builder, "build", "--tag", tag, *words, "."], cwd=release.root)
     return f"{tag} by {builder}"
 
 
@@ -298,7 +299,8 @@ STEPS: dict[str, Callable[[Release], str]] = {
     "pipx": partial(install_tool, installer="pipx"),
     "uv": partial(install_tool, installer="uv"),
     "image": build_image,
-    "image-torch": partial(build_image, extras="torch"),
+    "image-torch": partial(build_image, suffix="-torch", EXTRAS="torch"),
+    "image-torch-cpu": partial(build_image, suffix="-torch-cpu", EXTRAS="torch", TORCH_BACKEND="cpu"),
     "sbom": list_parts,
     "audit": audit,
     "tag": check_tag,

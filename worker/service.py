@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from federation.attacks import Attack, AttackError, attack_seed, poisoned
+from federation.process.service_manager import ServiceManager
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Dataset, DataSource, Splits, task, task_code
 from federation.training.run_trial import FirstTraining
@@ -139,7 +140,8 @@ class Worker:
     The caller has locked the home. `offers` and `device` are what `prepare_offers` returned: the trainers are closed at
     the end of `run`, or at once if there can be no worker. `uniform` draws the jitter of every back-off; an honest
     member has no attacker. `passphrase` encrypts the member's next keys. `clock` is that of the owner's own machine,
-    aware.
+    aware. `manager` hears when the worker begins to attend, and that it lives, also while it trains or the coordinator
+    is away.
 
     Raises:
         WorkerHomeError, RosterError, SpoolError: a file of the home is damaged; the message says which.
@@ -158,8 +160,10 @@ class Worker:
         policy: Policy = Policy(),  # noqa: B008 - frozen
         passphrase: bytes | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        manager: ServiceManager | None = None,
     ) -> None:
         self._threads = WorkerThreads()
+        self._manager = manager or ServiceManager()
         self._events = events
         self._accomplices = None if attacker is None else attacker.accomplices
         self._clock = clock
@@ -281,7 +285,9 @@ class Worker:
                 threads.start("presence", partial(self._each_second, self._look_open))
                 for lane in Lane:
                     threads.start(lane, partial(self._runner.run, lane), self._runner.stop)
+                self._manager.ready()
                 threads.wait()
+                self._manager.stopping()
         finally:
             if self._threads.failure is not None:  # rather than that of a trainer that cannot be closed
                 raise self._threads.failure
@@ -297,10 +303,12 @@ class Worker:
             look()
 
     def _look(self) -> None:
-        """Looks at the owner's decisions about runs, which may take seconds, and at abilities."""
+        """Looks at the owner's decisions about runs, which may take seconds, and at abilities; feeds the watchdog."""
         self._consents.look()
         if self._introduction.outdated:
             self._attendance.introduce_again()
+        self._runner.working(), self._attendance.files_now()  # they take locks: a deadlock starves the watchdog
+        self._manager.feed()
 
     def _look_open(self) -> None:
         """Looks whether the site is open, closed or paused, and shows what the worker does."""

@@ -24,6 +24,10 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "aggregate": ("research.aggregate:aggregate_command", "Combine the updates in a file into one direction."),
         "verify": ("verify:verify_command", "Verify the record of a run: signatures, rules, models."),
         "explain": ("reasons.explain_reason:explain_command", "Say what a reason means, and what to do."),
+        "completion": (
+            "completion:completion_command",
+            "Print the script with which a shell completes commands by Tab.",
+        ),
     },
     "coordinator": {
         "init": ("coordinator.daemon:init", "Make a federation."),
@@ -180,6 +184,11 @@ class TableCommand(TyperCommand):
 
 class QuickHelpGroup(TyperGroup):
     """A group that shows the help of a command without reading its own options, for which Typer imports pydantic."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options. `completion` stands for Typer's, which change the user's files and ask for no shell."""
+        typers = {"install_completion", "show_completion"}
+        return [param for param in super().get_params(ctx) if param.name not in typers]
 
     def parse_args(self, context: Any, words: list[str]) -> list[str]:
         """Parses the words after the group's name. The help of a command ends them all."""

@@ -1,4 +1,6 @@
-"""Completion of names with Tab: built-in names, those of installed packages and `--code`, and those of a federation.
+"""Completion with Tab: `fedpareto completion`, which prints the script of a shell, and the names that it offers.
+
+They are built-in names, those of installed packages and `--code`, and those of a federation.
 
 Names of a federation come from its coordinator, with the login of the last command. Where there is none, or the
 coordinator does not answer at once, Tab completes nothing and says nothing.
@@ -9,10 +11,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
+from enum import StrEnum
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +25,53 @@ from fedpareto.cli.shared_options import DEFAULT_ADMIN_HOME
 
 WAIT_SECONDS = 1.0  # for the coordinator
 Offer = tuple[str, str]  # a name, and what shells show beside it
+# Typer's own script gives the words as bash splits them, at "=" and ":", too. This one gives the line, as in fish, and
+# takes off each offer what bash keeps: it replaces only what follows the last "=" or ":" of a word.
+_BASH = """_fedpareto_completion() {
+    local line="${COMP_LINE:0:COMP_POINT}" offer
+    local word="${line##* }"
+    local kept="${word%"${word##*[=:]}"}"
+    COMPREPLY=()
+    while IFS=$'\\t' read -r offer _; do
+        COMPREPLY+=("${offer#"$kept"}")
+    done < <(_FEDPARETO_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS="$line" "$1")
+    if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *= ]]; then compopt -o nospace; fi
+}
+complete -o default -F _fedpareto_completion fedpareto"""
+
+
+class Shell(StrEnum):
+    """The shells that complete."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def completion_command(shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="Your shell.")]) -> None:
+    """Print the script with which a shell completes commands by Tab.
+
+    Tab then offers commands, options, tasks and algorithms; also runs and members, where --home or FEDPARETO_ADMIN
+    names your directory and your login holds. In ~/.bashrc write:
+
+        source <(fedpareto completion bash)
+
+    In ~/.zshrc, after compinit:
+
+        source <(fedpareto completion zsh)
+
+    In ~/.config/fish/config.fish:
+
+        fedpareto completion fish | source
+
+    Or write the script once into the directory in which your shell looks for completions: a new terminal then opens
+    sooner.
+    """
+    if shell is Shell.BASH:
+        typer.echo(_BASH)
+        return
+    script = import_module("typer.completion").get_completion_script
+    typer.echo(script(prog_name="fedpareto", complete_var="_FEDPARETO_COMPLETE", shell=shell.value))
 
 
 def _names_of(module: str) -> Callable[[str], list[str]]:

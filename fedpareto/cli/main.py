@@ -137,6 +137,8 @@ def main() -> None:
     take_over()
     require_tls13()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its core tells standard error of every failed handshake
+    if "_FEDPARETO_COMPLETE" in os.environ:
+        os.environ["COLUMNS"] = "10000"  # Typer wraps the words beside an offer, and shells take each line for an offer
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))

@@ -19,6 +19,7 @@ from tests.coordinator.scene import NOT_SERVING, SERVING, begun, health, replied
 from tests.harness import federation
 from tests.postgresql import Postgresql, end_sessions, postgresql
 from tests.running import refused, wait_for
+from tests.service_manager import listening
 from tests.stage import Stage, reply, stage
 
 
@@ -135,22 +136,25 @@ def test_a_coordinator_ends_with_a_sentence_when_another_one_has_its_database(ur
 
 
 def test_a_coordinator_that_starts_while_its_database_is_away_waits_for_it_and_then_serves(
-    url: str, server: Postgresql, tmp_path: Path
+    url: str, server: Postgresql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with federation(tmp_path, "--database", url) as fed:
+    with federation(tmp_path, "--database", url) as fed, listening(tmp_path / "notify") as manager:
         arguments = ["coordinator", "serve", "--home", str(fed.home)]
         ports = fed.home / "ports.json"
         ports.write_text('{"pid": 1}')  # of a process that was killed
         server.stop()
         try:
-            stopped, late, waiting = (
+            stopped, late = (
                 fed.spawn(name, [*program, *arguments])  # a log each: it says that this one handles signals
                 for name, program in (
                     ("stopped", COMMAND),
                     ("late", ("-c", with_constants("coordinator.server", START_SECONDS=0.1))),
-                    ("waiting", COMMAND),
                 )
             )
+            with monkeypatch.context() as patch:
+                for name, value in manager.variables.items():
+                    patch.setenv(name, value)
+                waiting = fed.spawn("waiting", [*COMMAND, *arguments])
             for process in (stopped, waiting):
                 wait_for(lambda: "the coordinator waits for its database (" in process.text, "the log to tell")  # noqa: B023
             os.kill(stopped.popen.pid, signal.SIGTERM)
@@ -159,11 +163,21 @@ def test_a_coordinator_that_starts_while_its_database_is_away_waits_for_it_and_t
             assert not ports.exists()
             with pytest.raises(ProcessError, match="the database does not answer"):  # other commands do not wait
                 fed.fedpareto("coordinator", "restored", "--home", str(fed.home))
+            assert set(manager.drain()) == {"WATCHDOG=1"}, "systemd neither takes it for ready nor restarts it"
         finally:
             server.start()
         wait_for(lambda: serving(fed.home) == waiting.popen.pid, "the coordinator to serve")
+        assert manager.until("READY=1") <= {"WATCHDOG=1"}
+        try:
+            server.stop()
+            wait_for(lambda: waiting.text.count("the coordinator waits for its database (") == 2, "the log to tell")
+            manager.drain()
+            assert [manager.next() for _ in range(3)] == ["WATCHDOG=1"] * 3
+        finally:
+            server.start()
         os.kill(waiting.popen.pid, signal.SIGTERM)
         assert waiting.popen.wait(60) == 0
+        assert manager.until("STOPPING=1") <= {"WATCHDOG=1"}
     for process in (stopped, late, waiting):
         assert "Traceback" not in process.text, process.text
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,11 @@ def test_the_workflow_runs_continuous_integration_on_push_and_pull_request_and_m
     assert "'push'" in jobs[".ci/run"]
     assert "'schedule'" in jobs["make test-full"]
     assert workflow["permissions"] == {"contents": "read"}
+    tested = workflow["jobs"]["test"]
+    classified = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    versions = [name.rpartition(" ")[2] for name in classified if name.startswith("Programming Language :: Python")]
+    assert tested["strategy"]["matrix"]["python"] == versions, "the versions that the metadata names"
+    assert tested["env"] == {"PYTHON": "python${{ matrix.python }}"}, "make takes it for .venv"
 
 
 def test_dependency_updates_cover_packages_actions_and_images() -> None:
@@ -157,9 +163,7 @@ def test_a_step_that_is_still_to_do_is_not_ok_and_fails_the_release_check(
 
 
 @pytest.mark.parametrize("builder", ["", "docker"])
-def test_both_images_are_built_where_a_builder_runs(
-    release: Any, monkeypatch: pytest.MonkeyPatch, builder: str
-) -> None:
+def test_the_images_are_built_where_a_builder_runs(release: Any, monkeypatch: pytest.MonkeyPatch, builder: str) -> None:
     tools = release.root / "tools"
     tools.mkdir()
     monkeypatch.setenv("PATH", str(tools))
@@ -167,12 +171,17 @@ def test_both_images_are_built_where_a_builder_runs(
         (tools / builder).write_text('#!/bin/sh\necho "$@" >> asked\n')
         (tools / builder).chmod(0o755)
         monkeypatch.chdir(release.root)
-    for name, extras in (("image", ""), ("image-torch", "torch")):
-        tag = f"fedpareto:{release.version}" + (f"-{extras}" if extras else "")
+    torch = " --build-arg EXTRAS=torch"
+    for name, arguments in {
+        "image": "",
+        "image-torch": torch,
+        "image-torch-cpu": f"{torch} --build-arg TORCH_BACKEND=cpu",
+    }.items():
+        tag = f"fedpareto:{release.version}{name.removeprefix('image')}"
         if builder:
             assert release_check.STEPS[name](release) == f"{tag} by docker"
             asked = (release.root / "asked").read_text().splitlines()
-            assert asked[-1] == f"build --tag {tag} --build-arg EXTRAS={extras} ."
+            assert asked[-1] == f"build --tag {tag}{arguments} ."
         else:
             with pytest.raises(release_check.ImpossibleError, match="neither docker nor podman"):
                 release_check.STEPS[name](release)

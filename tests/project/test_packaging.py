@@ -280,28 +280,66 @@ def of(name: str) -> list[str]:
     return [instruction.words for instruction in instructions() if instruction.name == name]
 
 
-def stages() -> list[list[Instruction]]:
-    parts: list[list[Instruction]] = []
+class Stage(NamedTuple):
+    base: str
+    name: str
+    steps: list[Instruction]
+
+
+def stages() -> list[Stage]:
+    parts: list[Stage] = []
     for instruction in instructions():
         if instruction.name == "FROM":
-            parts.append([])
-        parts[-1].append(instruction)
+            base, _, name = instruction.words.partition(" AS ")
+            parts.append(Stage(base, name, []))
+        else:
+            parts[-1].steps.append(instruction)
     return parts
 
 
+def made_anew(changed: str) -> list[str]:
+    """The instructions that a builder repeats after a change of this file: what has it, and all that follows."""
+    anew, repeated = set[str](), list[str]()
+    for stage in stages():
+        dirty = stage.base in anew
+        for step in stage.steps:
+            *sources, _ = shlex.split(step.words)
+            if step.name == "COPY" and sources[0].startswith("--from="):
+                dirty = dirty or sources[0].removeprefix("--from=") in anew
+            elif step.name == "COPY":
+                dirty = dirty or any(Path(changed).is_relative_to(source) for source in sources)
+            if dirty:
+                repeated.append(f"{step.name} {step.words}")
+        if dirty:
+            anew.add(stage.name)
+    return repeated
+
+
+def ran(folder: Path, **arguments: str) -> list[str]:
+    """What the first RUN of the Dockerfile calls: programs that write down their arguments."""
+    for name in ("python", "pip", "uv"):
+        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {folder}/calls\n')
+        (folder / name).chmod(0o755)
+    environment: dict[str, Any] = {"PATH": f"{folder}:/usr/bin:/bin", **arguments}
+    ended("sh", "-c", of("RUN")[0], code=0, **environment)
+    calls = (folder / "calls").read_text().splitlines()
+    (folder / "calls").unlink()
+    return calls
+
+
 def test_the_base_image_is_pinned_and_the_same_in_every_stage() -> None:
-    images = [words.split()[0] for words in of("FROM")]
-    assert len(images) >= 2, "a build stage and a run stage"
+    images = [stage.base for stage in stages() if stage.base not in {other.name for other in stages()}]
+    assert len(images) >= 2, "stages that build and one that runs"
     assert len(set(images)) == 1
     assert IMAGE.fullmatch(images[0]), images[0]
     assert images[0].startswith(f"python:{PROJECT['project']['requires-python'].removeprefix('>=')}.")
 
 
 def test_the_container_runs_as_a_numbered_user_that_is_not_root() -> None:
-    users = [instruction.words for instruction in stages()[-1] if instruction.name == "USER"]
+    users = [instruction.words for instruction in stages()[-1].steps if instruction.name == "USER"]
     assert users
     assert re.fullmatch(r"[1-9]\d{3,}:[1-9]\d{3,}", users[-1])
-    names = [instruction.name for instruction in stages()[-1]]
+    names = [instruction.name for instruction in stages()[-1].steps]
     assert "RUN" not in names[names.index("USER") :]
 
 
@@ -338,6 +376,28 @@ def test_the_image_gets_every_package_and_what_it_copies_is_let_in() -> None:
     for source in sources:
         assert (ROOT / source).exists(), source
         assert source.split("/")[0] in let_in, source
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_change_of_the_code_makes_no_layer_with_libraries_anew(package: str) -> None:
+    libraries = [step for step in made_anew("constraints.txt") if re.search("--requirements |--from=libraries", step)]
+    assert [step.split()[0] for step in libraries] == ["RUN", "COPY"], "they are installed, and copied into the image"
+    anew = made_anew(f"{package}/errors.py")
+    assert not set(libraries) & set(anew)
+    assert "COPY --from=code /opt/code /opt/fedpareto" in anew
+
+
+def test_an_image_has_the_extras_that_are_asked_for_and_always_preferences(tmp_path: Path) -> None:
+    def installed(**arguments: str) -> str:
+        *_, call = ran(tmp_path, **{"EXTRAS": "", "TORCH_BACKEND": "", **arguments})
+        start, _, extras = call.partition(" --constraint constraints.txt ")
+        assert start.startswith("uv pip install --python /opt/fedpareto ")
+        return extras
+
+    assert installed() == "--extra preference --requirements pyproject.toml"
+    assert installed(EXTRAS="torch,objects", TORCH_BACKEND="cpu") == (
+        "--torch-backend cpu --extra preference --extra torch --extra objects --requirements pyproject.toml"
+    )
 
 
 # --- compose.yaml
@@ -380,17 +440,17 @@ def test_compose_pins_images_checks_health_and_restarts() -> None:
     own = PROJECT["project"]["version"]
     for name, service in compose()["services"].items():
         image = service["image"]
-        assert re.fullmatch(rf"fedpareto:{re.escape(own)}(-torch)?", image) or IMAGE.fullmatch(image), name
+        assert re.fullmatch(rf"fedpareto:{re.escape(own)}(-torch-cpu)?", image) or IMAGE.fullmatch(image), name
         assert "build" in service or "healthcheck" in service, f"{name}: the image of fedpareto brings its own check"
         assert service["restart"] == "unless-stopped", name
         assert "privileged" not in service, name
 
 
-def test_workers_have_torch_and_the_coordinator_has_not() -> None:
+def test_workers_have_torch_without_cuda_and_the_coordinator_has_none() -> None:
     for service in ours().values():
-        extras = service["build"].get("args", {}).get("EXTRAS", "")
-        assert extras == ("torch" if service["command"][0] == "worker" else "")
-        assert service["image"].endswith("-torch") == (extras == "torch")
+        wanted = {"EXTRAS": "torch", "TORCH_BACKEND": "cpu"} if service["command"][0] == "worker" else {}
+        assert service["build"].get("args", {}) == wanted
+        assert service["image"].endswith("-torch-cpu") == bool(wanted)
 
 
 def test_containers_whose_processes_share_memory_have_more_of_it_than_the_usual_64_mb() -> None:
@@ -444,6 +504,32 @@ def test_make_help_lists_every_target() -> None:
     assert declared
     told = ended("make", "help", code=0).stdout
     assert [line.split()[1] for line in told.splitlines() if line.startswith("make ")] == declared[1].split()
+
+
+def test_make_takes_another_python_for_its_environment_only_where_one_is_named(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "tools").mkdir()
+    programs = {"tools/install.sh": "exit 0"}
+    for version in ("9.8", "9.9"):
+        making = 'test "$2" != venv || { mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; }'
+        programs[f"python{version}"] = f'case "$2" in *print*) echo {version};; esac\n{making}'
+    for name, program in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def made(*words: str) -> tuple[bool, str]:
+        """Whether make installs something, and the version of the environment."""
+        done = ended("make", ".venv/.run", *words, cwd=tmp_path, code=0, PATH=f"{tmp_path}:/usr/bin:/bin")
+        return "Installing" in done.stderr, ended(tmp_path / ".venv/bin/python", "-c", "print").stdout.strip()
+
+    assert made("PYTHON=python9.8") == (True, "9.8")
+    assert made() == made("PYTHON=python9.8") == (False, "9.8")
+    (tmp_path / ".venv/of-9.8").touch()
+    assert made("PYTHON=python9.9") == (True, "9.9")
+    assert not (tmp_path / ".venv/of-9.8").exists()
+    assert made() == (False, "9.9")
 
 
 def test_continuous_integration_runs_make_test_and_then_the_long_tests_that_concern_the_change(tmp_path: Path) -> None:

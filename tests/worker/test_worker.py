@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.attacks import AttackError, parse_attack
 from federation.digests import digest
+from federation.process.service_manager import ServiceManager
 from federation.task_layout import TaskLayout
 from federation.tasks import task
 from federation.training.torch_trainer import TorchTrainer
@@ -18,6 +19,7 @@ from federation.v1.common_pb2 import EvaluateWork
 from federation.vectors import parse_header, to_bytes, update_layout
 from tests.harness import wait_for
 from tests.scripted import CLIENT, Submission, files_in
+from tests.service_manager import WATCHDOG_SECONDS, listening
 from tests.worker.scene import SOURCE, Scene, trained
 from tests.works import set_work
 from worker.service import prepare_offers
@@ -70,6 +72,26 @@ def test_heartbeats_name_the_assignment_in_work(scene: Scene) -> None:
     scene.start()
     beats = scene.coordinator.heartbeats
     wait_for(lambda: any(beat.assignment_id == "assignment-0" and beat.progress > 0 for beat in beats), "progress")
+
+
+def test_a_watchdog_is_fed_while_a_worker_trains_and_no_longer_if_it_hangs(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.service.LOOK_SECONDS", WATCHDOG_SECONDS / 3)
+    scene.train(steps=1_000_000)
+    with listening(tmp_path / "notify") as manager:
+        running = scene.start(manager=ServiceManager.of({**manager.variables}))
+        assert manager.until("READY=1") <= {"WATCHDOG=1"}
+        running.wait_for("training")
+        manager.drain()
+        assert [manager.next() for _ in range(3)] == ["WATCHDOG=1"] * 3
+        for part in (running.worker._runner, running.worker._attendance):
+            with part._changed:  # a lock that nobody gives back
+                assert manager.falls_silent()
+            assert manager.next() == "WATCHDOG=1"
+        scene.coordinator.cancel("assignment-0")
+        running.worker.stop()
+        assert manager.until("STOPPING=1") <= {"WATCHDOG=1"}
 
 
 def test_a_model_that_is_known_is_not_fetched_again(scene: Scene) -> None:

@@ -22,6 +22,7 @@ with on_first_use():
     from coordinator.server import Coordinator, PortTaken
     from coordinator.server import serve as run
     from federation.directories import DirectoryGone
+    from federation.process.service_manager import ServiceManager
     from federation.trust.keys import replace_private
     from fedpareto.cli import logs
 
@@ -50,7 +51,12 @@ def serve(
     leave_current_directory()  # a run may name `module:Class`: that is imported from what was installed, or from --code
     with explained(), failing(DirectoryGone, LockLost, LogError, PortTaken):
         centre = settled(home, bind, passphrase_file)
-        run(centre, ready=lambda coordinator: _announce(centre, coordinator, port_file, as_json), conduct=not hold)
+        run(
+            centre,
+            ready=lambda coordinator: _announce(centre, coordinator, port_file, as_json),
+            conduct=not hold,
+            manager=ServiceManager.of(os.environ),
+        )
 
 
 def _announce(home: "CoordinatorHome", coordinator: "Coordinator", port_file: Path | None, as_json: bool) -> None:

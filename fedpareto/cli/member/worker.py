@@ -1,6 +1,7 @@
 """`fedpareto worker run`: attends, and does the assigned work."""
 
 import logging
+import os
 import random
 import signal
 from functools import partial
@@ -21,6 +22,7 @@ with on_first_use():
     from federation.attacks import AttackError, parse_attack
     from federation.directories import DirectoryGone
     from federation.plugins import PluginError
+    from federation.process.service_manager import ServiceManager
     from federation.sketches import load
     from federation.sketches.base import SketchError
     from federation.tasks import DataError, PartError
@@ -60,6 +62,7 @@ def run(
     the file.
     """
     to_standard_error("INFO", "%(asctime)s %(levelname)s %(message)s")
+    manager = ServiceManager.of(os.environ)
     site = chosen(site_config(home, config), settings, task=task, data=data, code=code, device=device)
     if not site.tasks:
         raise CommandFailure(
@@ -113,6 +116,7 @@ def run(
                 attacker=attacker,
                 policy=policy,
                 passphrase=passphrase,
+                manager=manager,
             )
         _run_until_stopped(worker)
 

@@ -1,6 +1,7 @@
 """Rounds: who is asked, how many must answer, by when; and what becomes of everybody else, with its reason."""
 
 import math
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -229,6 +230,17 @@ def test_a_pool_of_those_who_attend_leaves_the_absent_alone_and_a_pool_of_the_en
     ben.attend(**{task: 10})  # finds its assignment waiting
     stage.play(enrolled, ann, ben)
     assert stage.outcomes(enrolled) == {"ann": ("FULFILLED", ""), "ben": ("FULFILLED", "")}
+
+
+def test_a_preference_is_refused_at_submission_where_cvxpy_is_not_installed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = spec("preferred", stage.task(), algorithm="fedcmoo-pref")
+    stage.dry_run(document)
+    monkeypatch.setitem(sys.modules, "cvxpy", None)
+    with refused("INVALID_ARGUMENT", "spec") as messages:
+        stage.submit(document)
+    assert 'not installed here: pip install "fedpareto[preference]"' in messages[0]
 
 
 def test_a_run_of_a_task_that_no_member_offers_says_at_submission_and_while_it_waits_what_they_offer(
