@@ -1,9 +1,9 @@
 # One image for both: the command says what a container is.
 #
-#   docker build --tag fedpareto:0.1.0 .                                     coordinator, administration
-#   docker build --tag fedpareto:0.1.0 --build-arg EXTRAS=objects .          coordinator whose blobs are in a bucket
-#   docker build --tag fedpareto:0.1.0-torch --build-arg EXTRAS=torch .      workers, and hosts that submit runs
-#   docker build --tag fedpareto:0.1.0-torch-cpu --build-arg EXTRAS=torch --build-arg TORCH_BACKEND=cpu .
+#   docker build --tag fedpareto:0.2.0.dev0 .                                     coordinator, administration
+#   docker build --tag fedpareto:0.2.0.dev0 --build-arg EXTRAS=objects .          coordinator whose blobs are in a bucket
+#   docker build --tag fedpareto:0.2.0.dev0-torch --build-arg EXTRAS=torch .      workers, and hosts that submit runs
+#   docker build --tag fedpareto:0.2.0.dev0-torch-cpu --build-arg EXTRAS=torch --build-arg TORCH_BACKEND=cpu .
 #                                                                            the same without a GPU: gigabytes less
 #
 # Without PyTorch the image stays small; a worker needs it, and so does the making of an initial model. Several extras

@@ -39,6 +39,7 @@ from tests.harness import CONTEXT, copied, wait_for
 from tests.works import set_work
 
 FEDERATION = "test-federation"
+NEWER = b"\x9a\x06\x01x"  # a message with a field 99
 DAY = timedelta(days=1)
 CLIENT = "hospital-a"
 
@@ -135,6 +136,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     receipt_log: Callable[[int], common.LogHead] | None = None  # sent with a receipt to a log of this size
     hold_submissions: threading.Event | None = None
     window_bytes: int = 1 << 20
+    newer: bool = False  # it says what workers of this version do not know, too
     chunks: list[tuple[int, int]] = field(default_factory=list)  # offset and length of each that came
     enrollment_refusal: Refusal | None = None
     change_enrollment: Callable[[EnrollResponse], None] | None = None
@@ -297,6 +299,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         welcome.log.CopyFrom(self.log.head(self.hellos[-1].log_size))
         try:
             yield wire.AttendResponse(welcome=welcome)
+            if self.newer:
+                yield wire.AttendResponse.FromString(NEWER)
             while isinstance(message := outbox.get(), wire.AttendResponse):
                 yield message
         finally:  # also where the worker ends the stream, and gRPC closes this generator
@@ -333,6 +337,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         size, payload, limit = common.ReplyManifest.FromString(envelope.manifest).payload_bytes, b"", self.window_bytes
         if size:
             yield wire.SubmitResponse(window=wire.Window(offset=0, limit=limit))
+        if self.newer:
+            yield wire.SubmitResponse.FromString(NEWER)
         for request in request_iterator:
             self.chunks.append((request.offset, len(request.chunk)))
             payload += request.chunk

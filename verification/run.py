@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from federation import digests
+from federation.aggregation.base import Algorithm
 from federation.aggregation.interface import HyperparameterError
 from federation.aggregation.metrics.step_rate import step_rate
 from federation.aggregation.phases import Step
@@ -418,10 +419,26 @@ def _check_step(run: BundleRunFacts, made: Step, step: StepManifest, at: ReplayS
         _check_coefficients(made, step)
     elif step.coefficients:
         raise VerificationError("the signed step has coefficients; the rule works coordinate by coordinate")
-    _close(memory.get("rule", {}), dict(made.combination.state), "the rule's state after the step")
+    now = memory.get("rule", {})
+    computed = expected_state(run.rule, made.combination.state, at.memory.get("rule", {}), now)
+    _close(now, computed, "the rule's state after the step")
     kept = sorted({*memory.get("vectors", {}).values(), *run.rule.blobs(made.combination.state)})
     if memory.get("blobs") != kept or memory.keys() - {"averaged"} != {"blobs", "rule", "vectors"}:
         raise VerificationError("the state after the step keeps other values or blobs than its rule and its vectors")
+
+
+def expected_state(rule: Algorithm, computed: Mapping[str, Any], before: Mapping[str, Any], now: Any) -> dict[str, Any]:
+    """The rule's state after a step, without keys that the version which made the record did not have.
+
+    Args:
+        rule: of the run.
+        computed: the state that it gives.
+        before: the state on record before the step.
+        now: that after it, any JSON.
+    """
+    # Verify, 4: a key that the state had before the step stays, or a coordinator could begin anew with its default.
+    missing = rule.added_state.difference(before, now if isinstance(now, Mapping) else ())
+    return {name: value for name, value in computed.items() if name not in missing}
 
 
 def _rate(run: BundleRunFacts, made: Step, step: StepManifest) -> float:

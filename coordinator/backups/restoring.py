@@ -28,7 +28,7 @@ from federation.v1.common_pb2 import RestoreManifest, SignedEnvelope
 from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobCorrupt, BlobMissing
 from storage.copying import copy_blob, copy_rows
-from storage.database import Database
+from storage.database import Database, DatabaseIncompatible
 from storage.models import Federation
 from storage.retention import referenced
 
@@ -96,7 +96,8 @@ def restore(home: CoordinatorHome, directory: Path, *, replace: bool, now: datet
 
     Raises:
         BackupError: there is no backup of this federation, it is damaged, none of the coordinator's signing keys has
-            signed it, its rows differ from its audit log, or the database holds a record.
+            signed it, its rows differ from its audit log, or the database holds a record, or has tables of another
+            version.
         BlobStoreUnavailable: the bucket of the blobs does not work, or is another federation's.
         DatabaseBusy: a coordinator serves.
         HomeError: the database is of another federation.
@@ -116,6 +117,8 @@ def restore(home: CoordinatorHome, directory: Path, *, replace: bool, now: datet
                 f"the database {target.url} holds the record of this federation: what happened after "
                 f"{content.made:%Y-%m-%d %H:%M} UTC would be lost. Give --replace if that is meant"
             )
+        if target.directory is None:
+            _check_replaceable(target)
         with _copied(home, directory, content) as copy:
             _check_logged(home, directory, copy)
             _copy_blobs(home, directory, copy, content, progress)
@@ -153,6 +156,17 @@ def _present(target: Database, home: CoordinatorHome) -> _Present:
         return _Present.DAMAGED
     check_owner(target, home.directory, home.federation_id, home.ca)
     return _Present.RECORD
+
+
+def _check_replaceable(target: Database) -> None:
+    """Checks that this version can replace the rows of a server's database: it knows all tables."""
+    try:
+        target.check_known()
+    except DatabaseIncompatible as error:
+        raise BackupError(
+            f"{error} To go back to the backup with this version, make an empty database, name it in `database` of "
+            "coordinator.toml, and restore into that one; the present one stays as it is."
+        ) from None
 
 
 def _signed(home: CoordinatorHome, directory: Path) -> Content:

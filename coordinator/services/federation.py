@@ -144,8 +144,9 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         elif kind == "sessions_left":
             sessions = request.sessions_left
             await self._write(_note_left, attendance.client_id, sessions.task, left(sessions, attendance.tasks))
-        else:
-            raise Refusal("hello", "a stream has one Hello, and no messages but those of a worker may follow it")
+        elif kind == "hello":
+            raise Refusal("hello", "a stream has one Hello, which comes first")
+        # A message of a kind that only a newer worker knows is charged, and ignored.
 
     @to_the_end
     async def _take_consent(self, consent: SignedEnvelope, caller: PeerIdentity) -> None:

@@ -50,6 +50,8 @@ class Algorithm(Options, ABC):
         private: the values that a private round must open for it; None where it cannot work in a private round.
         no_auto: why `server.learning_rate` cannot be "auto"; empty where the rate is a factor of its direction, whose
             length follows from the Gram matrix.
+        added_state: the keys of its state that a version after its first one has added. The record of a run lacks them
+            where an older version made it, so the rule has a default for each.
     """
 
     refusal = HyperparameterError
@@ -59,6 +61,7 @@ class Algorithm(Options, ABC):
     averages: ClassVar[bool] = False
     private: ClassVar[Opened] = None
     no_auto: ClassVar[str] = ""
+    added_state: ClassVar[frozenset[str]] = frozenset()
 
     stages: tuple[Stage, ...] = ()
 

@@ -21,7 +21,9 @@ LARGEST_ROOM = 15
 # Rooms with one file for each rule, data set or part of a specified protocol.
 CATALOGUES = {"federation/aggregation/rules", "federation/secure", "federation/tasks", "federation/training"}
 # Folders of tests that are named like no package.
-NO_PACKAGES = {"owners_code", "owners_code/lottery", "peers", "programs", "project", "research", "simulated", "soak"}
+NO_PACKAGES = {
+    *("owners_code", "owners_code/lottery", "peers", "programs", "project", "releases", "research", "simulated", "soak")
+}
 ARCHITECTURE = (ROOT / "docs/reference/architecture.md").read_text()
 
 

@@ -67,6 +67,17 @@ def test_an_evaluation_sends_measurements_of_the_splits_that_were_asked_and_no_p
     assert {name.partition("/")[0] for name in submission.manifest.metrics} == {"validation", "test"}
 
 
+def test_messages_of_kinds_that_only_a_newer_coordinator_knows_are_ignored(scene: Scene) -> None:
+    scene.coordinator.newer, scene.coordinator.window_bytes = True, 4096
+    scene.train()
+    scene.start().wait_for("receipt")
+    [submission] = scene.coordinator.submissions
+    assert submission.manifest.payload == digest(submission.payload)
+    offsets = [offset for offset, _ in scene.coordinator.chunks]
+    assert offsets == sorted({*offsets})
+    assert len(scene.coordinator.hellos) == 1
+
+
 def test_heartbeats_name_the_assignment_in_work(scene: Scene) -> None:
     scene.train(steps=1_000_000)
     scene.start()

@@ -232,13 +232,17 @@ def _send(
     windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
     timeout = ANSWER_SECONDS + slowest_seconds(entry.manifest.payload_bytes)
     try:
-        for number, answer in enumerate(files.submit(_requests(entry, windows, log_size), timeout=timeout)):
-            if answer.WhichOneof("message") == "receipt":
+        first = True
+        for answer in files.submit(_requests(entry, windows, log_size), timeout=timeout):
+            kind = answer.WhichOneof("message")
+            if kind == "receipt":
                 if answer.HasField("log"):
                     saw_log(answer.log)
                 return answer.receipt
-            arrived(answer.window.offset, number == 0)
-            windows.put(answer.window)
+            if kind == "window":  # one of a kind that only a newer coordinator knows is ignored
+                arrived(answer.window.offset, first)
+                windows.put(answer.window)
+                first = False
         return None
     finally:
         windows.put(None)

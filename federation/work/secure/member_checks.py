@@ -177,8 +177,15 @@ def check_origin(client: WorkingClient, journal: Journal) -> None:
     # Section 3, rule 5: limits go by the model and the task of the assignment. A later phase under other names would
     # count there.
     before, now = journal.agreed(SessionStage.READY)["origin"], origin_facts(client)
-    wrong = [name for name in before if now[name] != before[name]]
+    wrong = [name for name in before if not _agrees(before[name], now[name])]
     require(not wrong, "terms", f"the assignment names another {', '.join(wrong)} than that of the first phase")
+
+
+def _agrees(before: Any, now: Any) -> bool:
+    """True if a fact is as it was; a part that an older version did not keep at READY is not compared."""
+    if isinstance(before, dict):
+        return all(name in now and _agrees(part, now[name]) for name, part in before.items())
+    return bool(before == now)
 
 
 def check_order(journal: Journal, stage: SessionStage, opening: int, *, again: bool) -> None:

@@ -92,6 +92,20 @@ def test_a_lost_disk_is_restored_from_a_backup_that_was_made_while_a_round_was_o
         command("admin", "--home", home.admin_dir, "audit", "verify")
 
 
+def test_a_database_on_a_server_that_a_newer_version_has_migrated_is_not_replaced_and_the_remedy_is_named(
+    home: CoordinatorHome, backup: Path, postgresql: str
+) -> None:
+    answer("backup", backup, "--home", home.directory)
+    home = move(home, postgresql)
+    answer("restore", backup, "--home", home.directory)
+    with closing(Database.open(postgresql)) as database, database.begin() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    fails(
+        "make an empty database, name it in `database` of coordinator.toml, and restore into that one",
+        *("restore", backup, "--home", home.directory, "--replace"),
+    )
+
+
 COLUMNS = ("kind", "severity", "message", "remedy", "began", "ended")
 
 

@@ -23,7 +23,7 @@ from federation.refusals import Refusal
 from federation.trust.envelope import envelope_digest, sign
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, SignedEnvelope
-from federation.v1.federation_pb2 import AttendRequest, Heartbeat, SubmitRequest
+from federation.v1.federation_pb2 import AttendRequest, Heartbeat, Hello, SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes
 from storage.models import Assignment, AuditEntry, Reply
 from storage.states import AssignmentState
@@ -152,6 +152,19 @@ def test_declining_closes_the_assignment_and_only_ones_own(stage: Stage) -> None
     mallory.decline(theirs, "not-mine")
     assert ended(mallory) == ("PERMISSION_DENIED", "assignment-client")
     assert stage.outcomes(run) == {"mallory": ("DECLINED", "no-data"), "honest": ("OPEN", "")}
+
+
+def test_a_message_of_a_kind_that_only_a_newer_worker_knows_is_ignored_and_a_second_hello_ends_the_stream(
+    stage: Stage,
+) -> None:
+    run, (mallory, honest) = stage.begin("mallory", "honest", more="selection.minimum = 2")
+    assert mallory.stream is not None
+    mallory.stream.say(AttendRequest.FromString(b"\x9a\x06\x01x"))  # field 99
+    mallory.decline(mallory.order(), "no-data")
+    stage.wait_outcome(run, "mallory", "DECLINED")
+    mallory.stream.say(AttendRequest(hello=Hello()))
+    assert ended(mallory) == ("INVALID_ARGUMENT", "hello")
+    honest.order()
 
 
 @few("key-unknown", "mismatch:assignment")

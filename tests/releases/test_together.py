@@ -1,0 +1,104 @@
+"""Workers of 0.1.0 and of a later version in one run, with a coordinator of either."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.releases.next_version import NEXT
+from tests.releases.scene import MEMBERS, OPEN, PRIVATE, Scene
+from tests.releases.versions import Version
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+OLDER, NEWER = MEMBERS[:3], MEMBERS[3:]
+
+
+class Together(Scene):
+    """A federation in which the first three members have the release, and the others a later version."""
+
+    def found_of(self, old: Version, coordinator: Version) -> None:
+        """Makes it with 0.1.0, and starts the coordinator of a version."""
+        later = self.version
+        self.version = old
+        self.found()
+        self.end()
+        self.version = coordinator
+        self.versions = dict.fromkeys(OLDER, old) | dict.fromkeys(NEWER, later)
+        self.begin()
+        self.attend(*MEMBERS)
+
+    def software(self) -> dict[str, str]:
+        """The version of each member, as it is on record."""
+        return {one["client_id"]: one["software"] for one in self.admin("clients")["clients"]}
+
+
+@pytest.fixture(scope="module", params=["an old coordinator", "a new coordinator"])
+def together(
+    request: pytest.FixtureRequest, old: Version, later: Version, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Together]:
+    place: Path = tmp_path_factory.mktemp("together")
+    with Together(place, later, data / "crashing.py") as scene:
+        scene.found_of(old, old if request.param == "an old coordinator" else later)
+        yield scene
+
+
+def expected(together: Together) -> dict[str, str]:
+    return {name: f"fedpareto-worker/{together.versions[name].name}" for name in MEMBERS}
+
+
+@pytest.mark.parametrize(("name", "more"), [("open", OPEN), ("private", PRIVATE)], ids=["open", "private"])
+def test_members_of_both_versions_make_every_round_of_a_run_together(
+    together: Together, old: Version, later: Version, name: str, more: str
+) -> None:
+    run = together.send(name, more)
+    together.ended(run)
+    assert together.software() == expected(together)
+    assert len({*together.software().values()}) == len({old.name, later.name})
+    for number in range(2):
+        record = together.admin("round", run, str(number))
+        assert {(phase["asked"], phase["replied"]) for phase in record["phases"]} == {(5, 5)}
+    signed = [one["envelope"]["decoded"] for one in together.admin("replies", run)["replies"]]
+    assert {(one["client_id"], one["software"]) for one in signed} == {*expected(together).items()}
+    bundle = together.bundle(run)
+    later.python("-m", "fedpareto", "verify", bundle, cwd=together.directory)
+    if later.name == NEXT:
+        told = old.python("-m", "fedpareto", "verify", bundle, cwd=together.directory, code=1)
+        assert "it has a field that this release does not know: use the release that wrote it" in told
+    (coordinator,) = together.admin("coordinators")["coordinators"]
+    assert coordinator["software"].endswith(together.version.name)
+
+
+def test_a_worker_that_is_upgraded_within_a_private_round_goes_on_with_it(together: Together, later: Version) -> None:
+    together.kill(together.workers["ann"])
+    dying = together.dies("ann", "reply-3")
+    run = together.send("upgraded", PRIVATE)
+    together.wait(lambda: dying.popen.poll() is not None, "the death of ann's worker")
+    together.kill(dying)
+    together.versions["ann"] = later
+    together.attend("ann")
+    together.ended(run)
+    record = together.admin("round", run, "0")
+    assert not record["voided"]
+    assert {(phase["asked"], phase["replied"]) for phase in record["phases"]} == {(5, 5)}
+
+
+LOTTERY = """\
+algorithm.name = "lottery"
+selection.minimum = 2
+selection.pool = "enrolled"
+"""
+
+
+def test_a_worker_of_the_release_declines_a_kind_of_work_that_it_does_not_know(together: Together) -> None:
+    if together.version.name != NEXT:
+        pytest.skip("only the next version has another kind of work")
+    for name in MEMBERS:
+        (together.directory / name / "policy.toml").unlink()
+    together.end(*MEMBERS)
+    together.attend(*MEMBERS)
+    run = together.send("lottery", LOTTERY)
+    together.ended(run)
+    parts = {one["client_id"]: one.get("reason", "") for one in together.admin("round", run, "0")["participations"]}
+    older = [name for name in MEMBERS if together.versions[name].name != NEXT]
+    assert len(older) == 2
+    assert [parts[name].startswith("work:") for name in older] == [True, True], parts
