@@ -82,6 +82,23 @@ def test_a_worker_that_is_upgraded_within_a_private_round_goes_on_with_it(togeth
     assert {(phase["asked"], phase["replied"]) for phase in record["phases"]} == {(5, 5)}
 
 
+def test_a_member_that_pauses_is_not_waited_for_whether_the_coordinator_knows_pauses_or_not(
+    together: Together, old: Version, later: Version
+) -> None:
+    home = ["--home", together.directory / "eve"]
+    later.python("-m", "fedpareto", "worker", "pause", *home, cwd=together.directory)
+    together.wait(lambda: "the site is paused" in together.workers["eve"].text, "the pause", pause=0.2)
+    run = together.send("paused", 'algorithm.name = "fedavg"\nselection = { minimum = 4, quorum = 0.8 }\n', rounds=1)
+    together.ended(run)
+    record = together.admin("round", run, "0")
+    parts = {one["client_id"]: one.get("reason", "") for one in record["participations"]}
+    if together.version.name == old.name:
+        assert parts["eve"].startswith("paused: this site is paused")
+    else:
+        assert record["not_asked"] == [{"client_id": "eve", "reason": "is paused"}]
+    later.python("-m", "fedpareto", "worker", "resume", *home, cwd=together.directory)
+
+
 LOTTERY = """\
 algorithm.name = "lottery"
 selection.minimum = 2
