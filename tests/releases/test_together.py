@@ -91,7 +91,7 @@ selection = { minimum = 5, pool = "enrolled", quorum = 0.8 }
 def test_a_paused_member_is_not_asked_and_declines_at_once_where_the_coordinator_knows_no_pauses(
     together: Together, old: Version, later: Version
 ) -> None:
-    home = ["--home", together.directory / "eve"]
+    home = ["--home", str(together.directory / "eve")]
     later.python("-m", "fedpareto", "worker", "pause", *home, cwd=together.directory)
     together.wait(lambda: "the site is paused" in together.workers["eve"].text, "the pause", pause=0.2)
     run = together.send("paused", PAUSED, rounds=1)

@@ -115,7 +115,8 @@ def test_a_pause_in_a_round_lets_begun_work_end_and_declines_what_waits(scene: S
     wait_for(lambda: len(running.worker._runner._jobs()) == 2, "the second one to wait")
     owner(scene, "pause")
     assert scene.declined() == ("assignment-1", "paused", "this site is paused")
-    wait_for(lambda: told(scene).paused and told(scene).assignment_id == "assignment-0", "the pause")
+    wait_paused(scene, paused=True)
+    assert scene.coordinator.heartbeats[-1].assignment_id == "assignment-0"
     (work,) = json.loads(owner(scene, "status", "--json"))["work"]
     assert (work["assignment_id"], work["doing"]) == ("assignment-0", "training")
     release.set()

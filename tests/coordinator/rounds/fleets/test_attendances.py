@@ -98,6 +98,10 @@ class Site:
         """The next message of a stream."""
         return asyncio.run_coroutine_threadsafe(stream.outbox.get(), self.loop).result(SECONDS)
 
+    def sees_closing(self, client: str, closing: SiteClosing | None) -> None:
+        """Waits until this is why the client's site begins no work."""
+        wait_for(lambda: self.presence.attending()[client].closing == closing, f"{client}: {closing}")
+
     def sees(self, *clients: str) -> None:
         """Waits until just these attend."""
         wait_for(lambda: set(self.presence.attending()) == set(clients), f"{clients} to attend")
@@ -158,7 +162,7 @@ def test_every_coordinator_sees_who_attends_where_who_is_closed_or_paused_and_wh
     until = utc_now() + LONG
     for closing in (SiteClosing(until), paused, SiteClosing(until, paused=True), None):
         first.presence.heartbeat(stream, utc_now(), "", 0.0, closing)
-        wait_for(lambda expected=closing: third.presence.attending()["client-1"].closing == expected, f"{closing}")
+        third.sees_closing("client-1", closing)
     at = utc_now()
     first.presence.leave(stream, at)
     all_see(sites, "client-2", left={"client-1": at})
