@@ -22,6 +22,7 @@ from storage.states import RoundState
 _RUN_WORD = re.compile(r"[a-z0-9.-]{1,63}")
 _MOST_LISTED = 5  # runs in a message
 _MOST_COMPARED = 1000  # names that an unknown one is compared with
+_MOST_TRIED = 100  # runs that a member may mean by a name or a beginning
 
 
 class Choice(Enum):
@@ -61,6 +62,39 @@ def find_run(session: Session, text: str, choice: Choice = Choice.NEWEST) -> mod
             "run-ambiguous", f"{text!r} begins the ids of several runs: {_listed_runs(runs)}; give more characters"
         )
     return runs[0]
+
+
+def own_run(session: Session, client_id: str, text: str) -> models.Run:
+    """The run that a member names as in `find_run`, among those that have asked it for work.
+
+    It learns nothing of other runs, not even that they exist.
+
+    Raises:
+        Refusal: `run-unknown`, `run-ambiguous`.
+    """
+    if _RUN_WORD.fullmatch(text):
+        newest_first = select(models.Run).order_by(models.Run.created.desc(), models.Run.run_id).limit(_MOST_TRIED)
+        for condition in (
+            models.Run.run_id == text,
+            models.Run.name == text,
+            models.Run.run_id.startswith(text),
+        ):
+            found = session.scalars(newest_first.where(condition)).all()
+            runs = [run for run in found if _has_asked(session, run, client_id)]
+            if len(runs) > 1:
+                raise Refusal("run-ambiguous", f"{text!r} is several runs: {_listed_runs(runs)}; give the id")
+            if runs:
+                return runs[0]
+    raise Refusal(
+        "run-unknown",
+        f"no run {text[:63]!r} has asked {client_id} for work; `fedpareto worker log` lists those that have",
+    )
+
+
+def _has_asked(session: Session, run: models.Run, client_id: str) -> bool:
+    asked = select(models.Assignment.assignment_id).join(models.Phase).join(models.Round)
+    mine = (models.Round.run_id == run.run_id, models.Assignment.client_id == client_id)
+    return session.scalar(asked.where(*mine).limit(1)) is not None
 
 
 def _unknown_run(session: Session, text: str) -> Refusal:
@@ -154,14 +188,19 @@ def removed_model(
     return Refusal(
         "blob-removed",
         f"the model after round {number} of run {run.run_id} was removed: {_retention(keep_rounds)}. Of this run there "
-        f"are the models after {_listed(left)}; without --round the newest is exported",
+        f"are the models after {_listed(left)}; without --round and --best, the newest is given",
     )
 
 
 def removed_offer(session: Session, assignment_id: str, digest: str, keep_rounds: int) -> Refusal | None:
-    """The refusal to serve a blob of an assignment that is not stored; None if retention keeps it, so it is lost."""
+    """The refusal to serve a blob that is not stored; None if retention keeps it, so it is lost.
+
+    `assignment_id` is of the assignment that offered it; empty for a model that a member was given.
+    """
     if is_retained(session, digest, keep_rounds or None):
         return None
+    if not assignment_id:
+        return Refusal("blob-removed", f"the model {digest} was removed meanwhile: {_retention(keep_rounds)}")
     round_ = session.get_one(models.Assignment, assignment_id).phase.round
     return Refusal(
         "blob-removed",

@@ -47,6 +47,10 @@ REASONS: dict[str, Status] = {
     "blob-not-offered": "PERMISSION_DENIED",
     "blob-removed": "NOT_FOUND",
     "offset": "OUT_OF_RANGE",
+    # a run's model, for a member
+    "not-contributed": "PERMISSION_DENIED",
+    "results": "PERMISSION_DENIED",
+    "model-missing": "NOT_FOUND",
     # replies, in the order in which they are checked
     "header": "INVALID_ARGUMENT",
     "assignment-unknown": "NOT_FOUND",

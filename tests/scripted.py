@@ -128,6 +128,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     restored: common.SignedEnvelope | None = None
     rotations: list[common.KeyRotation] = field(default_factory=list)  # of its signing key
     addresses: list[str] = field(default_factory=list)  # that a welcome tells
+    give_model: Callable[[wire.GetModelRequest], wire.GetModelResponse] | None = None
     # A list of refusals to give before the honest answer.
     attend_refusals: list[Refusal] = field(default_factory=list)
     submit_refusals: list[Refusal | HungUp] = field(default_factory=list)
@@ -330,6 +331,10 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
                 yield wire.FetchBlobResponse(chunk=piece)
         except HungUp:
             context.abort(grpc.StatusCode.UNAVAILABLE, "hung up")
+
+    def GetModel(self, request: Any, context: grpc.ServicerContext) -> wire.GetModelResponse:  # noqa: N802
+        assert self.give_model is not None
+        return self.give_model(request)
 
     def Submit(self, request_iterator: Any, context: grpc.ServicerContext) -> Iterator[wire.SubmitResponse]:  # noqa: N802
         first = next(request_iterator)

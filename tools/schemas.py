@@ -78,6 +78,7 @@ COMPARED = {
 }  # fmt: skip
 BACKUP = {name: kind for name, kind in get_type_hints(Content).items() if name not in ("ca", "server", "restored")}
 BACKUP |= {"ca_fingerprint": str}
+PERSONAL = {"run": str, "round": int, "file": str, "tensors": [str], "parameters": int}
 SQUARE = list[list[float]]
 TWO_OFFICERS = v1.RequestActionResponse
 RESULT = {"outcome": str, "reason": str, "message": str}  # of one of several members or requests
@@ -154,7 +155,14 @@ DOCUMENTS: dict[str, Any] = {
     "worker doctor": [Finding],
     "worker renew": {"client_id": str, "certificate_expires": str},
     "worker rotate-key": {"client_id": str, "key": str, "old_key_until": str},
-    "worker export": {"run": str, "round": int, "file": str, "tensors": [str], "parameters": int},
+    "worker export": PERSONAL,
+    "worker model": {
+        **dict.fromkeys(("file", "run", "name", "task", "state", "step", "digest"), str), "round": int, "size": int,
+        "compared": {"round": int | None, "words": str}, "members": int,
+        "shares": [{"round": int, "weight": float, "coefficient": float}],
+        "scores": [{"split": str, "metric": str, "own": float, "members": int, "mean": float, "worst": float}],
+        "numbers": Mapping[str, float], "personal": Either((None, PERSONAL)), "card": str | None,
+    },
     "worker runs": [{**ASKED, "origin": ModelOrigin | None}],
     "worker status": {
         "sentence": str, "runs": bool, "last_sign": str | None, "closing": CLOSING, "approval": str,
@@ -234,6 +242,7 @@ DOCUMENTS: dict[str, Any] = {
         "round?": int,
         "value?": float,
         "equals?": int,
+        "card?": str,
     },
     "admin bundle": {"file": str, "record": str, "size": int, "rounds": int},
     "admin replay": {"run": str, "algorithm": str, "hyperparameters": Mapping[str, object], "rounds": [Replayed]},

@@ -54,6 +54,7 @@ class WorkerHome:
         self.spool = directory / "spool"  # finished replies that no receipt has acknowledged
         self.handed_in = directory / "handed-in"  # payloads of the last acknowledged replies; safe to delete
         self.cache = directory / "cache"  # models by digest; safe to delete
+        self.models = directory / "models"  # what `worker model` fetched last; safe to delete
         self.kept = directory / "kept"  # personal parameters of each run, and residuals, which are never sent
         self.memory = directory / "memory.db"  # values of rounds that are under way; answered questions
         self.privacy = directory / "privacy.db"  # the epsilon that training with noise has spent; never erased

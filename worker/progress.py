@@ -183,6 +183,17 @@ def pending_restore(path: Path, member: MemberFiles) -> PendingRestore | None:
     return PendingRestore(envelope_digest(state.pending), _made(manifest), runs)
 
 
+def last_restore(path: Path, member: MemberFiles) -> RestoreManifest | None:
+    """The coordinator's newest statement of a restore that this worker has followed; None if there is none.
+
+    Raises:
+        WorkerHomeError: the file is damaged.
+        StatementError: the coordinator has not signed the statement.
+    """
+    state = read_state(path, partial(_parsed, None), _ADVICE)
+    return None if state is None or state.restored is None else open_restore(state.restored, member)
+
+
 def accept_restore(accepted: Path, digest: str) -> None:
     """Records that the owner accepts a restore, for the running worker or the next one."""
     replace_private(accepted, digest.encode())

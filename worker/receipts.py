@@ -5,7 +5,7 @@ Two members compare them to find out if the coordinator told both the same.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,15 +35,19 @@ class Receipt:
     """One line, with the coordinator's signatures verified. An occasion is a run, round and phase.
 
     `base_model` is the digest of the model that the work started from, and `previous_step` that of the signed step
-    which made it; empty before the run's first step. `reason` says why a reply does not count. `assignment`, `reply`
-    and `receipt` are the digests of the envelopes; `payload_bytes` is what the member sent, and nobody signed it.
+    which made it; empty before the run's first step. `asked` is when the assignment was made, in ISO 8601. `reason`
+    says why a reply does not count. `assignment`, `reply` and `receipt` are the digests of the envelopes;
+    `payload_bytes` is what the member sent, and nobody signed it.
     """
 
     client_id: str
     occasion: Occasion
     assignment_id: str
     base_model: str
+    base_model_bytes: int
     previous_step: str
+    spec: str
+    asked: str
     accepted: bool
     reason: str
     task: str
@@ -96,20 +100,31 @@ def append(path: Path, text: str) -> None:
             raise
 
 
-def read_receipts(path: Path, coordinator: KeyChain) -> list[Receipt]:
-    """Reads a `receipts.jsonl`, and verifies that a key of the `coordinator` signed every assignment and receipt in it.
-
-    A line that stands there twice is one receipt.
-
-    Raises:
-        ReceiptsError: the file cannot be read, or a line is damaged or not signed by its key of that time.
-    """
+def receipt_lines(path: Path) -> list[str]:
+    """The lines of a `receipts.jsonl` as they are now. Raises ReceiptsError if the file cannot be read."""
     try:
-        lines = read_text(path).splitlines()
+        return read_text(path).splitlines()
     except (OSError, ValueError) as error:
         raise ReceiptsError(f"{path} cannot be read: {error}") from None
+
+
+def read_receipts(path: Path, coordinator: KeyChain) -> list[Receipt]:
+    """The receipts in a `receipts.jsonl`. Raises ReceiptsError, also if the file cannot be read."""
+    return verified_receipts(receipt_lines(path), path, coordinator)
+
+
+def verified_receipts(lines: Sequence[str], path: Path, coordinator: KeyChain, *, about: str = "") -> list[Receipt]:
+    """Verifies that a key of the `coordinator` signed every assignment and receipt in lines of the file `path`.
+
+    A line that stands there twice is one receipt. With `about`, lines that do not have this text are left out.
+
+    Raises:
+        ReceiptsError: a line is damaged or not signed by its key of that time.
+    """
     receipts: dict[tuple[str, str], Receipt] = {}
     for number, line in enumerate(lines, 1):
+        if about not in line:
+            continue
         try:
             receipt = _verified(json.loads(line), coordinator)
         except (KeyError, TypeError, ValueError, DecodeError, Refusal, RecursionError) as error:
@@ -143,7 +158,10 @@ def _verified(line: Mapping[str, Any], coordinator: KeyChain) -> Receipt:
         occasion=(receipt.run_id, receipt.round, receipt.phase),
         assignment_id=receipt.assignment_id,
         base_model=receipt.base_model,
+        base_model_bytes=assignment.base_model_bytes,
         previous_step=assignment.previous_step,
+        spec=assignment.spec,
+        asked=_when(assignment),
         accepted=receipt.accepted,
         reason=receipt.reason,
         task=assignment.task,
@@ -155,8 +173,8 @@ def _verified(line: Mapping[str, Any], coordinator: KeyChain) -> Receipt:
     )
 
 
-def _when(manifest: ReceiptManifest) -> str:
+def _when(manifest: AssignmentManifest | ReceiptManifest) -> str:
     try:
         return str(manifest.created.ToJsonString())
-    except ValueError:  # a time that does not exist; the signed receipt has it
+    except ValueError:  # a time that does not exist; the signed bytes have it
         return ""

@@ -4,13 +4,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
+from datetime import UTC, timedelta
 from functools import partial
 
 from sqlalchemy import bindparam, select, union_all
 from sqlalchemy.orm import Session
 
+from coordinator.audit.excerpt import marked
 from coordinator.backups.statement import newest_restore
-from coordinator.lookup import removed_offer
+from coordinator.lookup import removed_model, removed_offer
 from coordinator.members.access.call_limits import CONSENT, DECLINE, MESSAGE
 from coordinator.members.access.rpc_messages import REQUEST_SECONDS, Context, next_message
 from coordinator.members.renewal import retire_older
@@ -21,17 +23,19 @@ from coordinator.rounds.fleets.presence import Admitted, Assigned, AttendanceStr
 from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
 from coordinator.services.stream_words import ReceivedHello, closing_of, introduction, left
+from coordinator.services.views.member_model import member_model
 from coordinator.settings import Settings
 from coordinator.thread_pool import to_the_end, wait_ended
 from federation.digests import parse
 from federation.refusals import Refusal
 from federation.transport.channels import CHUNK_BYTES
 from federation.transport.chunks import fetched
-from federation.trust.envelope import sign
+from federation.trust.envelope import sign, verify
 from federation.trust.identity import Action, PeerIdentity
 from federation.v1 import federation_pb2 as messages
 from federation.v1 import federation_pb2_grpc
-from federation.v1.common_pb2 import CancelManifest, SignedEnvelope, TimeManifest
+from federation.v1.common_pb2 import CancelManifest, ModelManifest, SignedEnvelope, TimeManifest
+from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing
 from storage.models import Assignment, Client, Input
 from storage.states import ClientState
@@ -44,7 +48,8 @@ _OFFERING = union_all(  # assignments that offer a blob to a client; each part h
     _OWN.join(Input).where(Input.digest == bindparam("digest")),
 ).limit(1)
 MISSED_HEARTBEATS = 3
-MAX_NONCE_BYTES = 64
+LEAST_NONCE_BYTES, MAX_NONCE_BYTES = 16, 64
+GRANTED = timedelta(days=1)  # how long a member may fetch the model that it was given
 
 
 class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServicer):
@@ -204,13 +209,17 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
     async def FetchBlob(  # type: ignore[override]  # its responses are bytes on the wire
         self, request: messages.FetchBlobRequest, context: Context
     ) -> AsyncIterator[bytes]:
-        """Streams a blob that an assignment offered to the caller."""
+        """Streams a blob that an assignment offered to the caller, or a model that `GetModel` gave it."""
         client_id = self._access.caller().name
         document = await self._read(offered_specification, client_id, request.digest)
         if document is not None and request.offset == 0:
             yield fetched(document)
             return
-        assignment_id = await self._read(_offering, client_id, request.digest)
+        if request.HasField("grant"):
+            self._check_granted(client_id, request)
+            assignment_id = ""
+        else:
+            assignment_id = await self._read(_offering, client_id, request.digest)
         try:
             source = await self._in_thread(self._blobs.open_range, request.digest, request.offset)
         except (BlobCorrupt, BlobMissing) as error:
@@ -232,6 +241,56 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         """Gives the URL in the bucket of a blob that an assignment offered to the caller; empty if there is none."""
         await self._read(_offering, self._access.caller().name, request.digest)
         return messages.LocateBlobResponse(url=await self._in_thread(self._blobs.download_url, request.digest))
+
+    async def GetModel(self, request: messages.GetModelRequest, context: Context) -> messages.GetModelResponse:
+        """Says which model a run has made, and gives the caller the right to fetch it."""
+        caller = self._access.caller()
+        if not LEAST_NONCE_BYTES <= len(request.nonce) <= MAX_NONCE_BYTES:
+            raise Refusal(
+                "argument",
+                f"a nonce of {len(request.nonce)} bytes; it has {LEAST_NONCE_BYTES} to {MAX_NONCE_BYTES}",
+            )
+        run, manifest = await self._read(member_model, caller.name, request)
+        if not await self._in_thread(self._blobs.exists, manifest.model):
+            keep = self._settings.keep_rounds
+            removed = await self._read(removed_model, self._blobs, run, manifest.round, manifest.model, keep)
+            raise removed or BlobMissing(manifest.model)
+        manifest.federation_id, manifest.nonce = self._home.federation_id, request.nonce
+        now = self._clock()
+        manifest.created.FromDatetime(now)
+        await self._write(
+            audit.record,
+            at=now,
+            actor=caller.uri,
+            action="model.exported",
+            subject=run.run_id,
+            detail=f"after round {manifest.round}",
+            digest=manifest.model,
+        )
+        await self._in_thread(self._sequencer.sequence)
+        if (mark := await self._read(marked, run, manifest.round)) is not None:
+            manifest.record, manifest.entries = self._sequencer.digest(mark), mark
+        signed = await self._in_thread(sign, manifest, self._home.signing_key)
+        return messages.GetModelResponse(model=signed, spec=run.spec, rotations=self._home.rotations)
+
+    def _check_granted(self, client_id: str, request: messages.FetchBlobRequest) -> None:
+        """Checks that we have signed for this client, not long ago, that it may fetch a blob.
+
+        Raises:
+            Refusal: `blob-not-offered`.
+        """
+        try:
+            given = verify(request.grant, ModelManifest, self._home.signing_key.public_key())
+        except Refusal as refusal:
+            raise Refusal("blob-not-offered", f"the grant beside the digest counts for nothing: {refusal}") from None
+        if (given.federation_id, given.client_id, given.model) != (
+            self._home.federation_id,
+            client_id,
+            request.digest,
+        ):
+            raise Refusal("blob-not-offered", "the grant beside the digest is another client's, or for another model")
+        if self._clock() - given.created.ToDatetime(tzinfo=UTC) > GRANTED:
+            raise Refusal("blob-not-offered", "the grant beside the digest is older than a day: call GetModel again")
 
 
 def _note_hello(session: Session, attendance: AttendanceStream, hello: ReceivedHello, caller: PeerIdentity) -> None:

@@ -12,7 +12,7 @@ Every key is optional but `name`, `task` and `rounds`. An unknown or wrong key i
 """
 
 import tomllib
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -64,6 +64,12 @@ class RunSpec(Section):
         lt=2**63,
         description="The seed of the selection of clients and, together with round and client, of the order of "
         "minibatches.",
+    )
+    results: Literal["members", "admins"] = Field(
+        "members",
+        description='Who gets the run\'s models with a command: `"members"` are administrators, and each member with '
+        'an accepted reply ([`fedpareto worker model`](member/your-site.md#the-model)); `"admins"` are administrators '
+        "alone. This keeps no model secret: members that train or evaluate have it.",
     )
     algorithm: AlgorithmSpec = AlgorithmSpec()
     server: ServerSpec = ServerSpec()

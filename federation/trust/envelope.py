@@ -23,6 +23,7 @@ from federation.v1.common_pb2 import (
     DeclineManifest,
     LoginManifest,
     LogKeyManifest,
+    ModelManifest,
     ReceiptManifest,
     ReplyManifest,
     RequestManifest,
@@ -57,6 +58,7 @@ CONTEXTS: dict[type[Message], bytes] = {
     DecisionManifest: b"fedpareto/v1/decision",
     RotationManifest: b"fedpareto/v1/rotation",
     RotationReceiptManifest: b"fedpareto/v1/rotation-receipt",
+    ModelManifest: b"fedpareto/v1/model",
 }
 
 ManifestT = TypeVar("ManifestT", bound=Message)

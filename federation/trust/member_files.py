@@ -80,7 +80,7 @@ class Files:
             address, ca=self.ca, key=key, certificate=self.certificate, options=options, proxy=self.proxy(address)
         )
 
-    def serving_channel(self) -> "tuple[str, grpc.Channel]":
+    def serving_channel(self, options: Sequence[tuple[str, int | str]] = ()) -> "tuple[str, grpc.Channel]":
         """The address of the first coordinator that serves the holder, and a channel to it; see `first_serving`.
 
         Raises:
@@ -88,7 +88,9 @@ class Files:
         """
         from federation.transport.first_serving import first_serving  # noqa: PLC0415 - gRPC loads slowly
 
-        return first_serving(self.addresses, self.service, self.proxy, lambda address: self.channel(address=address))
+        return first_serving(
+            self.addresses, self.service, self.proxy, lambda address: self.channel(options, address=address)
+        )
 
     def refusal(self, error: "grpc.RpcError", address: str = "") -> "RpcRefusal":
         """The reason why a call of the holder failed, to the coordinator at `address`, or at the first address."""

@@ -1437,6 +1437,212 @@ class SecureSession(_message.Message):
 Global___SecureSession: _TypeAlias = SecureSession  # noqa: Y015
 
 @_typing.final
+class ModelManifest(_message.Message):
+    """A model of a run, for a member that asked for it. Signed by the coordinator for one call. Beside a download, it is the
+    member's right to fetch this model.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class NumbersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    RESULT_MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_BYTES_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    client_id: _builtins.str
+    """The client that asked."""
+    nonce: _builtins.bytes
+    """The bytes that the client sent with its question."""
+    run_id: _builtins.str
+    """The run."""
+    name: _builtins.str
+    """Its name."""
+    spec: _builtins.str
+    """The digest of the run specification."""
+    task: _builtins.str
+    """The task."""
+    state: Global___RunState.ValueType
+    """The state of the run."""
+    round: _builtins.int
+    """The round whose step made the model."""
+    step: _builtins.str
+    """The digest of the signed envelope of this step, as a later assignment names it in `previous_step`."""
+    result_model: _builtins.str
+    """The digest of the model after the step, from which the next round starts."""
+    model: _builtins.str
+    """The digest of the model that the client may fetch: the one that was evaluated. It differs from `result_model` where
+    this is the mean of the models of all rounds.
+    """
+    model_bytes: _builtins.int
+    """Its size in bytes."""
+    members: _builtins.int
+    """How many members had an accepted reply on which this step depends; 0 where noise protects the members."""
+    record: _builtins.str
+    """As in ModelOrigin: the digest of the run's record; empty where there is none."""
+    entries: _builtins.int
+    """The number of entries of the audit log that it covers."""
+    @_builtins.property
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When it was signed. The right to fetch the model ends a day later."""
+
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnShare]:
+        """What became of the client's own replies, the newest rounds last; at most 500. None where weights are not disclosed."""
+
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelScore]:
+        """What was measured of the model: the client's own values, and mean and worst of all members where they are told."""
+
+    @_builtins.property
+    def numbers(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Of the privacy that the run gives: "epsilon/clients", what its noise has spent."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        nonce: _builtins.bytes = ...,
+        created: _timestamp_pb2.Timestamp | None = ...,
+        run_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        spec: _builtins.str = ...,
+        task: _builtins.str = ...,
+        state: Global___RunState.ValueType = ...,
+        round: _builtins.int = ...,
+        step: _builtins.str = ...,
+        result_model: _builtins.str = ...,
+        model: _builtins.str = ...,
+        model_bytes: _builtins.int = ...,
+        members: _builtins.int = ...,
+        shares: _abc.Iterable[Global___OwnShare] | None = ...,
+        scores: _abc.Iterable[Global___ModelScore] | None = ...,
+        numbers: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        record: _builtins.str = ...,
+        entries: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "created", b"created", "entries", b"entries", "federation_id", b"federation_id", "members", b"members", "model", b"model", "model_bytes", b"model_bytes", "name", b"name", "nonce", b"nonce", "numbers", b"numbers", "record", b"record", "result_model", b"result_model", "round", b"round", "run_id", b"run_id", "scores", b"scores", "shares", b"shares", "spec", b"spec", "state", b"state", "step", b"step", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelManifest: _TypeAlias = ModelManifest  # noqa: Y015
+
+@_typing.final
+class OwnShare(_message.Message):
+    """The part of a client's reply in a step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    REPLY_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    COEFFICIENT_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """The round."""
+    reply: _builtins.str
+    """The digest of the reply's envelope, as its receipt names it."""
+    weight: _builtins.float
+    """Its weight in the rule."""
+    coefficient: _builtins.float
+    """Its coefficient in the step, over all its rows; NaN where it has none of its own, as in a private round."""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        reply: _builtins.str = ...,
+        weight: _builtins.float = ...,
+        coefficient: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coefficient", b"coefficient", "reply", b"reply", "round", b"round", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OwnShare: _TypeAlias = OwnShare  # noqa: Y015
+
+@_typing.final
+class ModelScore(_message.Message):
+    """A measurement of a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPLIT_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    OWN_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    MEAN_FIELD_NUMBER: _builtins.int
+    WORST_FIELD_NUMBER: _builtins.int
+    split: _builtins.str
+    """"train", "validation" or "test"."""
+    metric: _builtins.str
+    """"loss", "accuracy", or a metric of the task."""
+    own: _builtins.float
+    """The client's own value; NaN if it has not measured this."""
+    members: _builtins.int
+    """How many members measured it; 0 with fewer than five, or where this is not disclosed."""
+    mean: _builtins.float
+    """The mean of their values, each member counting the same; NaN where `members` is 0."""
+    worst: _builtins.float
+    """The worst of their values; NaN where `members` is 0, and in a private evaluation."""
+    def __init__(
+        self,
+        *,
+        split: _builtins.str = ...,
+        metric: _builtins.str = ...,
+        own: _builtins.float = ...,
+        members: _builtins.int = ...,
+        mean: _builtins.float = ...,
+        worst: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean", b"mean", "members", b"members", "metric", b"metric", "own", b"own", "split", b"split", "worst", b"worst"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelScore: _TypeAlias = ModelScore  # noqa: Y015
+
+@_typing.final
 class Code(_message.Message):
     """The code of an algorithm, a stage before the rule or a sketch."""
 

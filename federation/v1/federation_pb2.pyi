@@ -21,6 +21,74 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class GetModelRequest(_message.Message):
+    """Which model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """A run in which the caller was asked for work: its id, the beginning of it, or its name."""
+    nonce: _builtins.bytes
+    """16 to 64 random bytes, new for each call: the signed answer repeats them."""
+    best: _builtins.str
+    """"accuracy", "loss" or a metric of the task: the best model by its mean over the members. Empty: the newest model."""
+    split: _builtins.str
+    """With `best`: "train", "validation" (also if it is empty) or "test"."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        nonce: _builtins.bytes = ...,
+        best: _builtins.str = ...,
+        split: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "nonce", b"nonce", "run", b"run", "split", b"split"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetModelRequest: _TypeAlias = GetModelRequest  # noqa: Y015
+
+@_typing.final
+class GetModelResponse(_message.Message):
+    """A model of a run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    ROTATIONS_FIELD_NUMBER: _builtins.int
+    spec: _builtins.bytes
+    """The run specification, whose digest the manifest names: a TOML document."""
+    @_builtins.property
+    def model(self) -> _common_pb2.SignedEnvelope:
+        """A ModelManifest."""
+
+    @_builtins.property
+    def rotations(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.KeyRotation]:
+        """As in Welcome."""
+
+    def __init__(
+        self,
+        *,
+        model: _common_pb2.SignedEnvelope | None = ...,
+        spec: _builtins.bytes = ...,
+        rotations: _abc.Iterable[_common_pb2.KeyRotation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "rotations", b"rotations", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
+
+@_typing.final
 class RotateKeyRequest(_message.Message):
     """The request for a new signing key."""
 
@@ -677,19 +745,25 @@ class FetchBlobRequest(_message.Message):
 
     DIGEST_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    GRANT_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """The digest of the blob."""
     offset: _builtins.int
     """The first byte wanted, to resume a broken download."""
+    @_builtins.property
+    def grant(self) -> _common_pb2.SignedEnvelope:
+        """For a model that no assignment offered: what GetModel answered to this client, at most a day ago."""
+
     def __init__(
         self,
         *,
         digest: _builtins.str = ...,
         offset: _builtins.int = ...,
+        grant: _common_pb2.SignedEnvelope | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "grant", b"grant", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -65,6 +65,11 @@ class FederationStub:
                 request_serializer=federation_dot_v1_dot_federation__pb2.RotateKeyRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_federation__pb2.RotateKeyResponse.FromString,
                 _registered_method=True)
+        self.GetModel = channel.unary_unary(
+                '/federation.v1.Federation/GetModel',
+                request_serializer=federation_dot_v1_dot_federation__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_federation__pb2.GetModelResponse.FromString,
+                _registered_method=True)
 
 
 class FederationServicer:
@@ -81,7 +86,8 @@ class FederationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchBlob(self, request, context):
-        """Streams a blob that an assignment offered to this client, or the specification of a run that asks it to take part.
+        """Streams a blob that an assignment offered to this client, the specification of a run that asks it to take part, or a
+        model that GetModel gave it.
         Errors: PERMISSION_DENIED blob-not-offered; OUT_OF_RANGE offset.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -126,6 +132,16 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetModel(self, request, context):
+        """Says which model a run has made, and gives the caller the right to fetch it: for an active member with an accepted
+        reply in the run, unless its specification says results = "admins".
+        Errors: INVALID_ARGUMENT argument, run-ambiguous; NOT_FOUND run-unknown, metric-unknown, model-missing, blob-removed;
+        PERMISSION_DENIED not-contributed, results; FAILED_PRECONDITION client-state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -158,6 +174,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.RotateKey,
                     request_deserializer=federation_dot_v1_dot_federation__pb2.RotateKeyRequest.FromString,
                     response_serializer=federation_dot_v1_dot_federation__pb2.RotateKeyResponse.SerializeToString,
+            ),
+            'GetModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModel,
+                    request_deserializer=federation_dot_v1_dot_federation__pb2.GetModelRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_federation__pb2.GetModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -323,6 +344,33 @@ class Federation:
             '/federation.v1.Federation/RotateKey',
             federation_dot_v1_dot_federation__pb2.RotateKeyRequest.SerializeToString,
             federation_dot_v1_dot_federation__pb2.RotateKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Federation/GetModel',
+            federation_dot_v1_dot_federation__pb2.GetModelRequest.SerializeToString,
+            federation_dot_v1_dot_federation__pb2.GetModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

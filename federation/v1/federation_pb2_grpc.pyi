@@ -39,7 +39,8 @@ class FederationStub:
     A second stream of the same client ends the first.
     """
     FetchBlob: _grpc.UnaryStreamMultiCallable[_federation_pb2.FetchBlobRequest, _federation_pb2.FetchBlobResponse]
-    """Streams a blob that an assignment offered to this client, or the specification of a run that asks it to take part.
+    """Streams a blob that an assignment offered to this client, the specification of a run that asks it to take part, or a
+    model that GetModel gave it.
     Errors: PERMISSION_DENIED blob-not-offered; OUT_OF_RANGE offset.
     """
     LocateBlob: _grpc.UnaryUnaryMultiCallable[_federation_pb2.LocateBlobRequest, _federation_pb2.LocateBlobResponse]
@@ -64,6 +65,12 @@ class FederationStub:
     Errors: INVALID_ARGUMENT csr, signing-key, proof, rotation; UNAUTHENTICATED key-unknown, key-ended, signature;
     FAILED_PRECONDITION run-state.
     """
+    GetModel: _grpc.UnaryUnaryMultiCallable[_federation_pb2.GetModelRequest, _federation_pb2.GetModelResponse]
+    """Says which model a run has made, and gives the caller the right to fetch it: for an active member with an accepted
+    reply in the run, unless its specification says results = "admins".
+    Errors: INVALID_ARGUMENT argument, run-ambiguous; NOT_FOUND run-unknown, metric-unknown, model-missing, blob-removed;
+    PERMISSION_DENIED not-contributed, results; FAILED_PRECONDITION client-state.
+    """
 
 @_typing.type_check_only
 class FederationAsyncStub(FederationStub):
@@ -76,7 +83,8 @@ class FederationAsyncStub(FederationStub):
     A second stream of the same client ends the first.
     """
     FetchBlob: _aio.UnaryStreamMultiCallable[_federation_pb2.FetchBlobRequest, _federation_pb2.FetchBlobResponse]  # type: ignore[assignment]
-    """Streams a blob that an assignment offered to this client, or the specification of a run that asks it to take part.
+    """Streams a blob that an assignment offered to this client, the specification of a run that asks it to take part, or a
+    model that GetModel gave it.
     Errors: PERMISSION_DENIED blob-not-offered; OUT_OF_RANGE offset.
     """
     LocateBlob: _aio.UnaryUnaryMultiCallable[_federation_pb2.LocateBlobRequest, _federation_pb2.LocateBlobResponse]  # type: ignore[assignment]
@@ -101,6 +109,12 @@ class FederationAsyncStub(FederationStub):
     Errors: INVALID_ARGUMENT csr, signing-key, proof, rotation; UNAUTHENTICATED key-unknown, key-ended, signature;
     FAILED_PRECONDITION run-state.
     """
+    GetModel: _aio.UnaryUnaryMultiCallable[_federation_pb2.GetModelRequest, _federation_pb2.GetModelResponse]  # type: ignore[assignment]
+    """Says which model a run has made, and gives the caller the right to fetch it: for an active member with an accepted
+    reply in the run, unless its specification says results = "admins".
+    Errors: INVALID_ARGUMENT argument, run-ambiguous; NOT_FOUND run-unknown, metric-unknown, model-missing, blob-removed;
+    PERMISSION_DENIED not-contributed, results; FAILED_PRECONDITION client-state.
+    """
 
 class FederationServicer(metaclass=_abc_1.ABCMeta):
     """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role."""
@@ -122,7 +136,8 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         request: _federation_pb2.FetchBlobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_federation_pb2.FetchBlobResponse], _abc.AsyncIterator[_federation_pb2.FetchBlobResponse]]:
-        """Streams a blob that an assignment offered to this client, or the specification of a run that asks it to take part.
+        """Streams a blob that an assignment offered to this client, the specification of a run that asks it to take part, or a
+        model that GetModel gave it.
         Errors: PERMISSION_DENIED blob-not-offered; OUT_OF_RANGE offset.
         """
 
@@ -170,6 +185,18 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         made the present key gets its receipt again.
         Errors: INVALID_ARGUMENT csr, signing-key, proof, rotation; UNAUTHENTICATED key-unknown, key-ended, signature;
         FAILED_PRECONDITION run-state.
+        """
+
+    @_abc_1.abstractmethod
+    def GetModel(
+        self,
+        request: _federation_pb2.GetModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.GetModelResponse, _abc.Awaitable[_federation_pb2.GetModelResponse]]:
+        """Says which model a run has made, and gives the caller the right to fetch it: for an active member with an accepted
+        reply in the run, unless its specification says results = "admins".
+        Errors: INVALID_ARGUMENT argument, run-ambiguous; NOT_FOUND run-unknown, metric-unknown, model-missing, blob-removed;
+        PERMISSION_DENIED not-contributed, results; FAILED_PRECONDITION client-state.
         """
 
 def add_FederationServicer_to_server(servicer: FederationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -61,6 +61,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
             "Replace the signing key; the old key signs the new one.",
         ),
         "export": ("member.personal:export_command", "Write the personal parameters of this member in a run."),
+        "model": ("member.fetch_model:model_command", "Write a model of a run that this member has contributed to."),
         "trainer": ("member.trainer_choices:trainer_command", "Train for a worker, over standard input and output."),
         "runs": ("member.run_requests:runs_command", "List the runs that asked this site to take part."),
         "status": ("member.site_now:status_command", "Say what the worker does now: connected, paused, at work."),

@@ -21,7 +21,7 @@ from federation.digests import digest
 from federation.trust.certificates import make_ca
 from federation.trust.keys import new_tls_key
 from federation.v1 import admin_pb2 as admin
-from federation.v1.federation_pb2 import LocateBlobRequest
+from federation.v1.federation_pb2 import FetchBlobRequest, GetModelRequest, LocateBlobRequest
 from storage.models import BlobClaim
 from storage.objects.store import ObjectStore
 from storage.states import RunState
@@ -235,6 +235,10 @@ def test_a_member_gets_urls_of_the_blobs_that_are_offered_to_it_and_of_no_others
             located(player, name)
     ben.reply(orders[ben])
     remote.play(run, ann, ben)
+    answer = ann.member.stub.GetModel(GetModelRequest(run=run, nonce=bytes(16)), timeout=SECONDS)
+    newest = FetchBlobRequest(digest=remote.run(run).model, grant=answer.model)
+    pieces = ann.member.stub.FetchBlob(newest, timeout=SECONDS)
+    assert digest(b"".join(piece.chunk for piece in pieces)) == newest.digest
 
 
 def test_without_the_option_a_bucket_gives_no_url(line: Proxy, tmp_path: Path) -> None:

@@ -3,13 +3,18 @@
 import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from coordinator.lookup import _listed
+from coordinator.rounds.runs.scores import best_round
 from federation.digests import digest
+from federation.trust.envelope import sign
 from federation.v1 import admin_pb2 as admin
+from federation.v1.common_pb2 import ModelManifest
+from federation.v1.federation_pb2 import FetchBlobRequest, GetModelRequest
 from storage import blob_directory
 from storage.blob_directory import DirectoryStore
 from storage.blobs import BlobCorrupt
@@ -132,7 +137,7 @@ def test_the_export_of_a_removed_model_is_refused_with_the_rounds_that_can_be_ex
     assert messages == [
         f"the model after round {gone} of run {run} was removed: of each run, only the first, the best and the last "
         "rounds keep their models and updates (keep_rounds = 1 in the coordinator's settings). Of this run there are "
-        f"the models after {_listed(there)}; without --round the newest is exported"
+        f"the models after {_listed(there)}; without --round and --best, the newest is given"
     ]
     assert exports(short) == before  # an export that was refused is none
     for number in there:
@@ -152,12 +157,40 @@ def test_a_client_that_asks_for_a_removed_model_is_told_that_it_was_removed(shor
     assert short.run(run).state is RunState.COMPLETED
 
 
+def test_a_member_that_asks_for_a_removed_model_is_told_so_and_of_the_rounds_that_are_left(
+    short: Stage, run: str
+) -> None:
+    ann, rounds, before = short.players["ann"], short.rounds(run), exports(short)
+    gone = {row.number for row in rounds if not short.blobs.exists(row.deployed_model or "")}
+    scored = [(metric, split) for metric in ("loss", "accuracy") for split in ("train", "test")]
+    at = {
+        (metric, split): short.look(
+            partial(best_round, run=short.run(run), metric=metric, of="mean", split=split)
+        ).number
+        for metric, split in scored
+    }
+    metric, split = next(of for of, number in at.items() if number in gone)
+    asked = GetModelRequest(run=run, nonce=bytes(16), best=metric, split=split)
+    with refused("NOT_FOUND", "blob-removed") as messages:
+        ann.member.stub.GetModel(asked, timeout=SECONDS)
+    assert f"the model after round {at[metric, split]} of run {run} was removed" in messages[0]
+    removed = rounds[at[metric, split]].deployed_model or ""
+    manifest = ModelManifest(federation_id="test", client_id="ann", model=removed)
+    manifest.created.FromDatetime(short.clock())
+    grant = sign(manifest, short.served.home.signing_key)  # as it was given before the model was removed
+    with refused("NOT_FOUND", "blob-removed"):
+        list(ann.member.stub.FetchBlob(FetchBlobRequest(digest=removed, grant=grant), timeout=SECONDS))
+    assert exports(short) == before
+
+
 def test_a_model_that_is_to_be_kept_and_is_not_there_is_damage(short: Stage, run: str, tmp_path: Path) -> None:
     path = blob_file(short.blobs, short.run(run).model)
     os.rename(path, tmp_path / "away")
     for number in (None, ROUNDS - 1):
         with refused("DATA_LOSS", "blob-damaged"):
             export(short, run, number)
+    with refused("DATA_LOSS", "blob-damaged"):
+        short.players["ann"].member.stub.GetModel(GetModelRequest(run=run, nonce=bytes(16)), timeout=SECONDS)
     os.rename(tmp_path / "away", path)
 
 

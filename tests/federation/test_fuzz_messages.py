@@ -1,6 +1,7 @@
 """Parsers of messages: each message, signed or not, gives a value or the parser's own error."""
 
 import io
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,13 +31,15 @@ from federation.trust.envelope import sign, verify
 from federation.trust.key_chain import KeyChain
 from federation.v1 import common_pb2 as common
 from federation.v1 import secure_pb2 as secure
-from federation.v1.federation_pb2 import FetchBlobResponse, SubmitRequest
+from federation.v1.federation_pb2 import FetchBlobResponse, GetModelRequest, GetModelResponse, SubmitRequest
 from federation.work.base import Shape, WorkError
 from federation.work.peers import open_reply
 from federation.work.registry import decode, decode_statement, encode, statement_problem
 from federation.work.secure.wire import read_terms, terms_bytes
 from federation.work.site import Site
 from federation.work.train.work import Train
+from fedpareto.cli.member.fetch_model import _card_facts, _document, _lines
+from fedpareto.cli.show.model_card import markdown
 from tests.federation.scene import KEY, MEMBER
 from tests.fuzzing import CORPUS, Parser, corpus, fuzz, messages
 from tests.scripted import CLIENT, FEDERATION, ScriptedLog
@@ -45,6 +48,8 @@ from tests.works import MESSAGES
 from worker.connection.witness import Witness
 from worker.events import Events
 from worker.progress import StatementError
+from worker.results.comparison import compared
+from worker.results.run_model import ModelDisputed, RunModel, checked
 from worker.site.assignment_checks import Declined, check_assignment
 from worker.site.policy_file import WorkLimits
 
@@ -110,6 +115,19 @@ def asked(data: bytes) -> Any:
         newest_round=lambda run: 3,
         now=NOON,
     )
+
+
+def run_model(data: bytes) -> RunModel:
+    """What a member makes of the coordinator's signed answer about a model, down to the card that others read."""
+    document = b'name = "fuzz"\ntask = "digits"\nrounds = 9'
+    given = sign(message(common.ModelManifest, data), KEY)
+    request = GetModelRequest(run="fuzz", nonce=bytes(16))
+    found = checked(MEMBER, request, GetModelResponse(model=given, spec=document))
+    told = compared(found, [], None)
+    json.dumps(_document(found, told), allow_nan=False)
+    assert markdown(_card_facts(found, told), Path("model")).replace("\n", "").isprintable()
+    assert "\n".join(_lines(found, told, Path("model"), None, None)).replace("\n", "").isprintable()
+    return found
 
 
 def work(name: str) -> Callable[[bytes], Any]:
@@ -236,6 +254,7 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
     "submit-request": lambda path: Parser(submitted, DecodeError, None, messages(SubmitRequest)),
     "fetch-response": lambda path: Parser(fetched, DecodeError, None, messages(FetchBlobResponse)),
     "assignment": lambda path: Parser(asked, (Refusal, Declined), None, messages(common.AssignmentManifest)),
+    "run-model": lambda path: Parser(run_model, (Refusal, ModelDisputed), None, messages(common.ModelManifest)),
     "reply": lambda path: Parser(reply, Refusal, None, messages(common.ReplyManifest)),
     "decline": lambda path: Parser(declined, Refusal, None, messages(common.SignedEnvelope)),
     "statement": lambda path: Parser(statement, WorkError, None, messages(secure.SecureStatement)),

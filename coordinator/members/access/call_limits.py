@@ -38,6 +38,7 @@ RATES: Mapping[str, Rate] = {
     "RotateKey": Rate(5, 5 / DAY),
     "FetchBlob": Rate(1000, 100),
     "LocateBlob": Rate(1000, 100),
+    "GetModel": Rate(100, 1000 / DAY),
     "Submit": Rate(2000, 200),
     "VerifyAudit": Rate(5, 5 / 60),
     **dict.fromkeys(RECORDED, Rate(2000, 5000 / DAY)),

@@ -116,8 +116,8 @@ def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> 
     if not known_values:
         raise Refusal(
             "metric-unknown",
-            f"no model of run {run.run_id} has a {split} {metric} ({of}) on record; `fedpareto admin round "
-            f"{run.run_id} -1` shows what was measured",
+            f"no model of run {run.run_id} has a {split} {metric} ({of}) on record: its specification, [evaluate] and "
+            "[privacy], says what is measured and shown",
         )
     losses = _on_record(session, run, f"loss/{split}")
     number, equals = best_round_of(known_values, losses, higher=kind.higher)

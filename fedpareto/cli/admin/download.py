@@ -16,8 +16,23 @@ with on_first_use():
     from federation import digests, vectors
     from federation.record.provenance import Provenance, with_provenance
     from federation.refusals import Refusal
-    from federation.v1.admin_pb2 import BestBy, BestModel, ExportModelRequest, ExportModelResponse, ModelOrigin
+    from federation.spec.run_spec import RunSpec, SpecError
+    from federation.trust.envelope import envelope_digest
+    from federation.v1 import admin_pb2
+    from federation.v1.admin_pb2 import (
+        BestBy,
+        BestModel,
+        ExportModelRequest,
+        ExportModelResponse,
+        GetRoundRequest,
+        GetRunRequest,
+        ModelOrigin,
+    )
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from federation.v1.common_pb2 import AssignmentState
     from federation.vectors import header_length
+    from fedpareto.admin_messages import name_of
+    from fedpareto.cli.show.model_card import CardFacts, recorded_scores, write_card
     from fedpareto.cli.whole_file import whole_file
 
 
@@ -29,13 +44,18 @@ class Saved:
         digest: the digest of the model in the record; the file has metadata about its origin besides.
         size: the size of the model in the record, in bytes.
         best: the round, if it was chosen by a metric.
-        initial: True for the model that the run began with.
+        origin: the run and round that made it; None if an older coordinator does not tell.
     """
 
     digest: str
     size: int
     best: "BestModel | None"
-    initial: bool
+    origin: "ModelOrigin | None"
+
+    @property
+    def initial(self) -> bool:
+        """True for the model that the run began with."""
+        return self.origin is not None and not self.origin.HasField("round")
 
 
 def export(
@@ -50,6 +70,9 @@ def export(
     ] = "",
     of: Annotated[str, typer.Option(help="With --best: mean, weighted or worst of the members, or a member.")] = "mean",
     split: Annotated[str, typer.Option(help="With --best: train, validation or test.")] = "validation",
+    card: Annotated[
+        Path | None, typer.Option("--card", metavar="FILE", help="Also write the model's card: Markdown, or .json.")
+    ] = None,
     force: ForceOption = False,
     home: Home = None,
     as_json: JsonOption = False,
@@ -63,11 +86,16 @@ def export(
     """
     if best and number is not None:
         raise CommandFailure("give --round or --best, not both", code=USAGE)
-    if out.exists() and not force:
-        raise CommandFailure(f"{out} exists: give --force to overwrite it", code=USAGE)
+    for file in filter(None, (out, card)):
+        if file.exists() and not force:
+            raise CommandFailure(f"{file} exists: give --force to overwrite it", code=USAGE)
     with connected(context, home) as stub:
         by = BestBy(metric=best, of=of, split=split) if best else None
         saved = save(stub.ExportModel(ExportModelRequest(run=run, round=number, best=by)), out)
+        if card is not None:
+            with failing(SpecError, what="no card: the run's specification"):
+                facts = _card_facts(stub, run, saved)
+            write_card(facts, card, out, as_json=as_json)
     saved_document: dict[str, Any] = {"file": str(out), "digest": saved.digest, "size": saved.size}
     saved_document["initial"] = saved.initial
     message = f"{out}: {saved.size:,} bytes, {saved.digest}"
@@ -81,7 +109,41 @@ def export(
                 f", as in {saved.best.equals} rounds; of these, this one has the lowest mean {split} loss (of equal "
                 "losses, it is the latest)"
             )
+    if card is not None:
+        saved_document["card"] = str(card)
+        message += f"\n{card}: the card of the model"
     show(as_json, saved_document, message)
+
+
+def _card_facts(stub: "AdminStub", name: str, saved: Saved) -> "CardFacts":
+    """The facts of a card, from what administrators see of the run."""
+    run = stub.GetRun(GetRunRequest(run=name, choice=admin_pb2.RUN_CHOICE_ONLY, brief=True)).run
+    spec, origin, metrics, names, worst, step = RunSpec.parse(run.spec), saved.origin, dict[str, float](), [], "", ""
+    if origin is not None and origin.HasField("round"):
+        round_ = stub.GetRound(GetRoundRequest(run=run.run_id, round=origin.round))
+        metrics, worst = dict(round_.summary.metrics), round_.summary.worst_client
+        if not spec.privacy.client_noise:
+            fulfilled = AssignmentState.ASSIGNMENT_STATE_FULFILLED
+            names = [part.client_id for part in round_.participations if part.state == fulfilled]
+            step = envelope_digest(round_.step) if round_.HasField("step") else ""
+    return CardFacts(
+        federation=origin.federation_id if origin is not None else "",
+        run=run.run_id,
+        name=run.name,
+        state=name_of(run, "state"),
+        round=origin.round if origin is not None and origin.HasField("round") else None,
+        model=saved.digest,
+        size=saved.size,
+        step=step,
+        record=origin.record if origin is not None else "",
+        spec=spec,
+        spec_digest=digests.digest(run.spec.encode()),
+        members=len(names),
+        names=names,
+        scores=list(recorded_scores(metrics, spec, worst)),
+        numbers=metrics,
+        source="An administrator of the federation wrote this card from the coordinator's record.",
+    )
 
 
 def save(pieces: "Iterable[ExportModelResponse]", path: Path) -> Saved:
@@ -100,14 +162,14 @@ def save(pieces: "Iterable[ExportModelResponse]", path: Path) -> Saved:
 
 
 def _write(pieces: "Iterable[ExportModelResponse]", file: BinaryIO) -> Saved:
-    best, initial = None, False
+    best, origin = None, None
     digest, size, count, state = "", 0, 0, digests.hasher()
     head: bytes | None = b""  # the part of the header that has arrived, until it is complete
     for piece in pieces:
         if not digest:
             digest, size = piece.digest, piece.size
             best = piece.best if piece.HasField("best") else None
-            initial = piece.HasField("origin") and not piece.origin.HasField("round")
+            origin = piece.origin if piece.HasField("origin") else None
             state = digests.hasher(digests.parse(digest)[0])
         state.update(piece.chunk)
         count += len(piece.chunk)
@@ -124,7 +186,7 @@ def _write(pieces: "Iterable[ExportModelResponse]", file: BinaryIO) -> Saved:
     received = f"{digests.parse(digest)[0]}:{state.hexdigest()}"
     if received != digest or count != size:
         raise CommandFailure(f"the model that arrived is {received} ({count} bytes); expected {digest} ({size} bytes)")
-    return Saved(digest, size, best, initial)
+    return Saved(digest, size, best, origin)
 
 
 def _provenance(origin: "ModelOrigin") -> "Provenance":

@@ -41,7 +41,7 @@ class MemberSite(NamedTuple):
 
 
 def member_command(
-    *errors: type[Exception], keys: bool = True, calls: bool = False
+    *errors: type[Exception], keys: bool = True, calls: bool = False, alone: bool = True
 ) -> Callable[[RunCommand], RunCommand]:
     """A command that runs in a worker's directory.
 
@@ -53,7 +53,8 @@ def member_command(
         errors: exceptions that end the command with their text, besides those of the directory and of files.
         keys: without keys, the function gets the `WorkerHome` alone, and the command has no --config and no
             --passphrase-file.
-        calls: the command calls the coordinator: it has --proxy, and no worker runs meanwhile.
+        calls: the command calls the coordinator: it has --proxy.
+        alone: such a command runs only while no worker runs in the directory.
     """
 
     def decorate(function: RunCommand) -> RunCommand:
@@ -71,7 +72,7 @@ def member_command(
                     return
                 settings = site_config(home, config)
                 file, way = passphrase_file or settings.passphrase, settings.proxy or None if proxy is None else proxy
-                with connecting(home, file, way) if calls else membership(home, file) as site:
+                with connecting(home, file, way, lock=alone) if calls else membership(home, file) as site:
                     function(site, as_json=as_json, **arguments)
 
         _, *own = (each for each in inspect.signature(function).parameters.values() if each.name != "as_json")
@@ -126,9 +127,11 @@ def membership(home: Path, passphrase_file: Path | None, *, lock: bool = False) 
 
 
 @contextmanager
-def connecting(home: Path, passphrase_file: Path | None, proxy: str | None) -> Iterator[MemberSite]:
+def connecting(
+    home: Path, passphrase_file: Path | None, proxy: str | None, *, lock: bool = True
+) -> Iterator[MemberSite]:
     """Like `membership`, for a command that calls the coordinator, through the proxy of the user or the site."""
-    with membership(home, passphrase_file, lock=True) as (worker_home, member, passphrase):
+    with membership(home, passphrase_file, lock=lock) as (worker_home, member, passphrase):
         proxies = proxies_for(member.addresses, proxy)
         if (proxy_in_use := proxies(member.address)) is not None:
             logging.getLogger("fedpareto.worker").info(

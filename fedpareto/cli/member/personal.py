@@ -1,7 +1,7 @@
 """`fedpareto worker export`: the personal parameters that a worker keeps of a run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,6 +28,21 @@ def export_command(
 
     With the shared parameters, which `fedpareto admin export` writes, they are this member's model.
     """
+    written = write_personal(home, run, out)
+    names = ", ".join(written["tensors"])
+    answer(
+        as_json,
+        written,
+        f"{out}: {written['parameters']} personal parameters after round {written['round']}: {names}",
+    )
+
+
+def write_personal(home: "WorkerHome", run: str, out: Path) -> dict[str, Any]:
+    """Writes the newest personal parameters of a run, by its id, to a file; returns what was written.
+
+    Raises:
+        CommandFailure: there are none, or they cannot be read or written.
+    """
     kept = kept_state(home.kept, run)
     with failing(OSError, what="cannot read the kept parameters"):
         rounds = kept.rounds()
@@ -47,8 +62,4 @@ def export_command(
     with failing(OSError, what=f"cannot write {out}"):
         out.write_bytes(to_bytes(layout, vector[: layout.size]))
     names = [tensor.name for tensor in layout.tensors]
-    answer(
-        as_json,
-        {"run": run, "round": rounds[-1], "file": str(out), "tensors": names, "parameters": layout.size},
-        f"{out}: {layout.size} personal parameters after round {rounds[-1]}: {', '.join(names)}",
-    )
+    return {"run": run, "round": rounds[-1], "file": str(out), "tensors": names, "parameters": layout.size}

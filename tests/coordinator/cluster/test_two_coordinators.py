@@ -12,12 +12,14 @@ from sqlalchemy import select
 
 from coordinator.home import CoordinatorHome
 from coordinator.services import admin as admin_calls
+from federation.digests import digest
 from federation.transport.channels import refusal_from_rpc_error
 from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunManifest
-from federation.v1.federation_pb2 import AttendResponse
+from federation.v1.federation_pb2 import AttendResponse, FetchBlobRequest, GetModelRequest
+from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
 from storage.faults import StorageFault
 from storage.models import Reply, Run
@@ -73,6 +75,12 @@ def test_members_of_both_coordinators_play_a_run(first: Stage, second: Running) 
     first.play(run, ann, ben)
     assert set(first.replies(run, 1)) == {"ann", "ben"}
     assert set(second.coordinator.rounds.presence.streams()) == {"ben"}
+    # A right to the model that one coordinator gives counts at the other one.
+    answer = ann.member.stub.GetModel(GetModelRequest(run=run, nonce=bytes(16)), timeout=SECONDS)
+    model = first.run(run).model
+    with ann.member.files.channel(address=second.address) as channel:
+        pieces = FederationStub(channel).FetchBlob(FetchBlobRequest(digest=model, grant=answer.model), timeout=SECONDS)
+        assert digest(b"".join(piece.chunk for piece in pieces)) == model
 
 
 @pytest.mark.parametrize("at", ["first", "second"])

@@ -12,10 +12,11 @@ from sqlalchemy.orm import Session
 from coordinator.rounds.fleets.remote import RemoteFleet
 from coordinator.rounds.fleets.returning import RECONNECT_GRACE
 from federation.transport.channels import refusal_from_rpc_error
+from federation.v1.federation_pb2 import GetModelRequest
 from storage.states import RoundState, RunState
 from tests.coordinator.rounds.scene import at, compared, conducting, wait_rest
 from tests.few import few
-from tests.running import refused, wait_for
+from tests.running import SECONDS, refused, wait_for
 from tests.stage import Stage, answer, reply, spec
 from tests.stage import stage as make_stage
 
@@ -173,6 +174,8 @@ def test_a_client_that_waits_for_approval_gets_nothing_until_it_has_it(tmp_path:
         stage.nudge()
         pending.attend(digits=10)
         assert (pending.orders(), stage.rounds(run)) == ([], [])
+        with refused("FAILED_PRECONDITION", "client-state"):
+            pending.member.stub.GetModel(GetModelRequest(run=run, nonce=bytes(16)), timeout=SECONDS)
         stage.approve("pending")
         stage.play(run, pending)
 

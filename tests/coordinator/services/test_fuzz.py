@@ -283,7 +283,10 @@ def federation_calls(scene: Scene) -> dict[str, Say]:
         chunks = [wire.SubmitRequest(chunk=payload[start : start + 97], offset=start) for start in starts]
         return stream_of([wire.SubmitRequest(reply=envelope), *chunks])(rng)
 
+    right = common.ModelManifest(client_id="mallory", model=digest(MODEL))
+    right.created.GetCurrentTime()
     blob = wire.FetchBlobRequest(digest=digest(MODEL), offset=5)
+    granted = wire.FetchBlobRequest(digest=digest(MODEL), grant=sign(right, mallory.files.signing_key))
     csr = make_csr(new_tls_key())
     proof = prove_renewal(mallory.files.signing_key, csr)
     facts: dict[str, Any] = {"federation_id": mallory.files.federation_id, "client_id": mallory.files.client_id}
@@ -291,12 +294,17 @@ def federation_calls(scene: Scene) -> dict[str, Say]:
     rotation = rotate(mallory.files.signing_key, Ed25519PrivateKey.generate(), **facts)
     return {
         "/federation.v1.Federation/Attend": stream_of([hello, beat, decline, beat]),
-        "/federation.v1.Federation/FetchBlob": single(blob, wire.FetchBlobRequest(digest="blake3:" + "0" * 64)),
+        "/federation.v1.Federation/FetchBlob": single(
+            blob, granted, wire.FetchBlobRequest(digest="blake3:" + "0" * 64)
+        ),
         "/federation.v1.Federation/LocateBlob": single(wire.LocateBlobRequest(digest=blob.digest)),
         "/federation.v1.Federation/Submit": reply,
         "/federation.v1.Federation/Renew": single(wire.RenewRequest(csr=csr, proof=proof), wire.RenewRequest(csr=csr)),
         "/federation.v1.Federation/RotateKey": single(
             wire.RotateKeyRequest(rotation=rotation, csr=csr, proof=proof), wire.RotateKeyRequest(csr=csr)
+        ),
+        "/federation.v1.Federation/GetModel": single(
+            wire.GetModelRequest(run="victim-0", nonce=bytes(16), best="loss", split="test")
         ),
     }
 

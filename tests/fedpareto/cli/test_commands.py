@@ -448,9 +448,7 @@ def test_a_download_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
     whole = digest(b"abcdef")
     target = tmp_path / "model.safetensors"
-    assert download.save(pieces(b"abc", b"def", digest=whole, size=6), target) == download.Saved(
-        whole, 6, None, initial=False
-    )
+    assert download.save(pieces(b"abc", b"def", digest=whole, size=6), target) == download.Saved(whole, 6, None, None)
     assert target.read_bytes() == b"abcdef"
     for wrong in (
         pieces(b"abc", b"deX", digest=whole, size=6),

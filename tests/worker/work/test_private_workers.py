@@ -178,6 +178,12 @@ def test_a_private_round_shows_one_sum_and_leaves_no_secret(scene: Members, tmp_
 
     assert secrets_left_nowhere(scene, watch, tmp_path / "copy.db") == 2, "of an update and of an evaluation"
 
+    # Beside its worker, the member gets the model: its receipts confirm it, and nobody's own result is told.
+    options = ("--home", str(fed.directory / LATE), "--out", str(tmp_path / "model.safetensors"), "--json")
+    told = json.loads(fed.fedpareto("worker", "model", run, *options))
+    assert (told["compared"]["round"], told["members"], told["digest"]) == (0, 5, fed.admin("run", run)["run"]["model"])
+    assert [(score["own"], score["members"], score["worst"]) for score in told["scores"]] == [(None, 5, None)] * 2
+
 
 def test_an_owner_sees_which_private_run_starts_from_a_model_of_its_submitter_and_both_are_done(
     scene: Members, tmp_path: Path

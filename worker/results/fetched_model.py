@@ -1,0 +1,80 @@
+"""Fetches the model of an answer from the coordinator: the whole model with the signed digest, or nothing.
+
+What has arrived of a download that broke off stays in the worker's directory, and the next one goes on after it.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from shutil import disk_usage
+
+import grpc
+
+from federation.refusals import Refusal
+from federation.text import escaped
+from federation.transport.proxies import RouteError
+from federation.transport.transfer_times import slowest_seconds
+from federation.trust.member_files import MemberFiles
+from federation.v1.federation_pb2 import FetchBlobRequest
+from federation.vectors import model_layout
+from worker.connection.attendance import ANSWER_SECONDS
+from worker.connection.backoff import Backoff
+from worker.connection.file_calls import CHANNEL_OPTIONS, FileCalls
+from worker.results.run_model import ModelDisputed, RunModel, RunModelError
+from worker.work.cache import ModelCache, ModelMismatch
+
+TRIES = 6  # in a row that bring no byte
+LONGEST_WAIT = 60.0  # seconds that the coordinator may ask for before the next one
+_AGAIN = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "UNKNOWN", "INTERNAL")
+
+
+def fetched_model(
+    directory: Path, member: MemberFiles, answer: RunModel, backoff: Backoff, tell: Callable[[str], None]
+) -> Path:
+    """The file of the model in `directory`, which keeps one model.
+
+    A download that breaks off goes on, at another coordinator if the first one is away; `tell` is told of it.
+
+    Raises:
+        RunModelError: the coordinator does not give it, or too many attempts brought nothing.
+        ModelDisputed: other bytes came, or they are no model.
+        OSError: the model cannot be written.
+    """
+    manifest = answer.manifest
+    size, reached, tries = manifest.model_bytes, 0, 0
+
+    def chunks(offset: int) -> Iterator[memoryview]:
+        nonlocal reached, tries
+        reached = offset
+        request = FetchBlobRequest(digest=manifest.model, offset=offset, grant=answer.envelope)
+        _, channel = member.serving_channel(CHANNEL_OPTIONS)
+        with channel:
+            for piece in FileCalls(channel).fetch(request, timeout=ANSWER_SECONDS + slowest_seconds(size - offset)):
+                reached, tries = reached + len(piece), 0
+                yield piece
+
+    cache = ModelCache(directory, keep=1)
+    if size > (free := disk_usage(directory).free):
+        raise RunModelError(f"the model has {size:,} bytes, and {directory} has room for {free:,}: make room there")
+    while True:
+        try:
+            path = cache.get(manifest.model, size, chunks)
+            model_layout(path)
+            return path
+        except ModelMismatch as error:
+            raise ModelDisputed(f"{error}; nothing was written") from error
+        except Refusal as error:
+            raise ModelDisputed(f"the bytes that the coordinator has signed are no model ({error})") from error
+        except (grpc.RpcError, RouteError) as error:
+            tries += 1
+            refusal = member.refusal(error) if isinstance(error, grpc.RpcError) else None
+            problem = str(error) if refusal is None else refusal.message or refusal.status
+            wait = 0.0 if refusal is None else refusal.retry_seconds
+            if tries >= TRIES or wait > LONGEST_WAIT or (refusal is not None and refusal.status not in _AGAIN):
+                kept = "; what has arrived is kept, and the same command goes on" if reached else ""
+                raise RunModelError(f"the model was not fetched: {escaped(problem)}{kept}") from error
+            delay = max(backoff.delay(), wait)
+            tell(
+                f"the download broke off after {reached} of {size} bytes, going on in {delay:.1f} s: {escaped(problem)}"
+            )
+            time.sleep(delay)
