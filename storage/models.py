@@ -269,7 +269,8 @@ class AttendanceRow(Base):
     since: Mapped[datetime]
     last_seen: Mapped[datetime]  # its last heartbeat
     left: Mapped[datetime | None]  # when it ended; None while the member attends
-    closed_until: Mapped[datetime | None]  # while the member's site is closed
+    closed_until: Mapped[datetime | None]  # while the member's site is closed, or paused until a time
+    paused: Mapped[bool] = mapped_column(default=False, server_default=sa.false())  # while its owner has paused it
 
 
 class Consent(Base):

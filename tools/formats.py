@@ -106,6 +106,10 @@ def formats() -> tuple[Format, ...]:
         _ledger("memory.db", memory.MIGRATIONS, "the private rounds under way"),
         _ledger("runs.db", run_requests.MIGRATIONS, "the runs that asked, and the owner's decisions"),
         Format("`progress.json`, `log.json`, `begun.json`", one, "worker", "worker", _STATE),
+        Format(
+            "`pause.json`", one, "`worker pause`", "worker, `worker status`", f"{_STATE}. The site counts as paused"
+        ),
+        Format("`status.json`", one, "worker", "`worker status`", _REFUSED),
         Format("`rotating.json`", one, "`worker rotate-key`", "`worker rotate-key`", _REFUSED),
         Format(
             "`receipts.jsonl`",

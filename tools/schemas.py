@@ -82,6 +82,7 @@ PERSONAL = {"run": str, "round": int, "file": str, "tensors": [str], "parameters
 SQUARE = list[list[float]]
 TWO_OFFICERS = v1.RequestActionResponse
 RESULT = {"outcome": str, "reason": str, "message": str}  # of one of several members or requests
+CLOSING = Either((None, {"paused": bool, "until": str | None}))
 NEED = {"sentence": str, "command": str}
 
 # The document of each command that has --json; of a command that prints several, each of them.
@@ -163,6 +164,13 @@ DOCUMENTS: dict[str, Any] = {
         "numbers": Mapping[str, float], "personal": Either((None, PERSONAL)), "card": str | None,
     },
     "worker runs": [{**ASKED, "origin": ModelOrigin | None}],
+    "worker status": {
+        "sentence": str, "runs": bool, "last_sign": str | None, "closing": CLOSING, "approval": str,
+        "connection": Either((None, {"connected": bool, "since": str, "problem": str})),
+        "work": [{"assignment_id": str, "run_id": str, "round": int, "doing": str, "since": str}],
+    },
+    "worker pause": {"closing": CLOSING},
+    "worker resume": {"was_paused": bool},
     "worker approve": ASKED,
     "worker refuse": ASKED,
     "worker receipts": Either(([Receipt], {"compared": int, "disagreements": [{"ours": Receipt, "theirs": Receipt}]})),

@@ -39,7 +39,8 @@ from worker.connection.attendance import NONCE_BYTES, WRONG_CLOCK_SECONDS
 from worker.connection.clock import TimeRefused, signed_time
 from worker.connection.downloads import handshake
 from worker.home import WorkerHome, WorkerHomeError
-from worker.site.policy_file import Policy, PolicyError
+from worker.site.pause import closing_now, read_pause
+from worker.site.policy_file import OpenHours, Policy, PolicyError
 from worker.site.round_ledger import RoundLedger
 from worker.work.cache import KEPT_MODELS
 
@@ -254,6 +255,17 @@ def check_failures(home: WorkerHome) -> Iterator[Finding]:
             )
         else:
             yield Finding.warning("failures", f"{text}: see `fedpareto worker failures`")
+
+
+def check_pause(home: WorkerHome, now: datetime) -> Iterator[Finding]:
+    """Warns of an owner's pause at the time `now`; nothing without one."""
+    pause, problem = read_pause(home.pause)
+    if problem:
+        yield Finding.failed("pause", problem)
+    elif (paused := closing_now(pause, OpenHours(), now)) is not None:
+        yield Finding.warning(
+            "pause", f"the site is {paused}, and begins no new work: `fedpareto worker resume` ends the pause"
+        )
 
 
 def check_disk(directory: Path, model_bytes: int) -> Finding:

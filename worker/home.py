@@ -67,6 +67,8 @@ class WorkerHome:
         self.config = directory / "worker.toml"  # what its process runs with; written by `join`, changed by hand
         self.progress = directory / "progress.json"  # the coordinator's newest signed time and rounds
         self.begun = directory / "begun.json"  # the work that has begun and not ended
+        self.pause = directory / "pause.json"  # there while the owner has paused the site
+        self.status = directory / "status.json"  # what the worker does now; there while it runs
         self.log = directory / "log.json"  # the newest checkpoints of the coordinator's audit log
         self.forked_log = directory / "log-forked.json"  # evidence of an audit log that does not continue them
         self.rotating = directory / "rotating.json"  # a rotation of the signing key that has begun

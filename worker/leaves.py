@@ -37,8 +37,8 @@ LEAVES: Mapping[str, tuple[str, ...]] = {
         *_of("SpentNoise", "noise", "rate", "steps"),
     ),
     "Presence": (
-        *_of("Hello", "closed_until", "sessions_left", "log_size"),
-        *_of("Heartbeat", "assignment_id", "progress", "log_size", "closed_until"),
+        *_of("Hello", "closed_until", "paused", "sessions_left", "log_size"),
+        *_of("Heartbeat", "assignment_id", "progress", "log_size", "closed_until", "paused"),
         *_of("SessionsLeft", "task", "training", "evaluation"),
         *_of("AttendRequest", "hello", "heartbeat", "sessions_left"),
     ),

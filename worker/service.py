@@ -15,6 +15,7 @@ from federation.training.trainer import Trainer
 from federation.training.trainers import TrainerChoice, close_trainer, trainer_code
 from federation.trust.member_files import MemberFiles, note_addresses
 from federation.work.base import Lane
+from federation.work.closing import SiteClosing
 from federation.work.peers import open_reply
 from federation.work.site import Site
 from worker.connection.approval import Approval
@@ -30,6 +31,7 @@ from worker.site.clear_answers import ClearAnswers
 from worker.site.consents import Consents
 from worker.site.declines import Declines
 from worker.site.hello import Introduction
+from worker.site.pause import WatchedPause, closing_now
 from worker.site.policy_file import Policy
 from worker.site.privacy import SitePrivacy
 from worker.site.privacy_ledger import Ledger
@@ -37,6 +39,7 @@ from worker.site.refused_orders import RefusedOrders
 from worker.site.roster import Roster, pinned_roster
 from worker.site.round_ledger import RoundLedger
 from worker.site.run_requests import Verdict
+from worker.status import StatusFile, WorkerStatus
 from worker.threads import LOOK_SECONDS, WorkerThreads
 from worker.work.attacker import Attacker
 from worker.work.begun import BegunWork
@@ -173,6 +176,8 @@ class Worker:
                 site = replace(site, stretch=attacker.attack.stretch)
                 events.warn("attack", attacker.warning, attack=str(attacker.attack))
             privacy = SitePrivacy(policy.privacy, scope.enter_context(closing(Ledger(home.privacy))))
+            self._hours, self._pause = policy.open, WatchedPause(home.pause, events)
+            self._status = StatusFile(home.status)
             self._introduction = Introduction(offers, device, site, policy, privacy.told)
             progress = Progress(
                 home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
@@ -189,7 +194,7 @@ class Worker:
                 patience=Backoff(uniform, first=1.0, longest=600.0),
                 events=events,
                 approval=Approval(home.pending, member.client_id, events),
-                closed=self._closed,
+                closing=self._closing,
             )
             self._renewer = Renewer(
                 home, self._attendance, passphrase, Backoff(uniform, first=1.0, longest=3600.0), events
@@ -241,7 +246,7 @@ class Worker:
                 finished=self._submitter.wake,
                 consent=self._consents.accepted,
                 taken=ClearAnswers(site, offers, decides=policy.decides, events=events).note,
-                closed=self._closed,
+                closing=self._closing,
                 disk_use=DiskUse(home.directory),
                 decline=Declines(
                     self._attendance, RefusedOrders(home.evidence, events), events, policy.error_texts
@@ -275,7 +280,9 @@ class Worker:
                 threads.start("attendance", partial(self._attendance.run, self._handlers), self._attendance.stop)
                 threads.start("submission", self._submitter.run, self._submitter.stop)
                 threads.start("renewal", self._renewer.run, self._renewer.stop)
-                threads.start("policy", self._look)
+                scope.callback(self._status.close)
+                threads.start("policy", partial(self._each_second, self._look))
+                threads.start("presence", partial(self._each_second, self._look_open))
                 for lane in Lane:
                     threads.start(lane, partial(self._runner.run, lane), self._runner.stop)
                 self._manager.ready()
@@ -289,16 +296,25 @@ class Worker:
         """Makes `run` return; safe in a signal handler."""
         self._threads.stop()
 
-    def _look(self) -> None:
-        """Checks once a second: the directory, the owner's decisions about runs, opening hours, and abilities."""
+    def _each_second(self, look: Callable[[], None]) -> None:
+        """Checks that the directory is there, and looks, once a second until the worker ends."""
         while not self._threads.ending.wait(LOOK_SECONDS):
             self._events.home.check_there()
-            self._consents.look()
-            self._runner.look()
-            if self._introduction.outdated:
-                self._attendance.introduce_again()
-            self._runner.working(), self._attendance.files_now()  # they take locks: a deadlock starves the watchdog
-            self._manager.feed()
+            look()
+
+    def _look(self) -> None:
+        """Looks at the owner's decisions about runs, which may take seconds, and at abilities; feeds the watchdog."""
+        self._consents.look()
+        if self._introduction.outdated:
+            self._attendance.introduce_again()
+        self._runner.working(), self._attendance.files_now()  # they take locks: a deadlock starves the watchdog
+        self._manager.feed()
+
+    def _look_open(self) -> None:
+        """Looks whether the site is open, closed or paused, and shows what the worker does."""
+        self._pause.look()
+        self._runner.look()
+        self._status.show(WorkerStatus(self._attendance.connection, self._runner.work_now()))
 
     def _counted(self, task: str) -> None:
         """Sends the new numbers of private rounds left for the tasks that share a data set with `task`."""
@@ -308,5 +324,5 @@ class Worker:
     def _withdrawn(self, run_id: str, verdict: Verdict) -> None:
         self._runner.withdrawn(run_id, verdict)
 
-    def _closed(self) -> datetime | None:
-        return self._introduction.closed(self._clock())
+    def _closing(self) -> SiteClosing | None:
+        return closing_now(self._pause.pause, self._hours, self._clock())

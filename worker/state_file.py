@@ -32,7 +32,7 @@ class StateFile:
         """
         self._events.home.check_there()
         try:
-            replace_private(self._path, json.dumps({"format": FORMAT, **document}).encode() + b"\n")
+            replace_private(self._path, state_bytes(document))
         except OSError as error:
             if not self._warned:
                 self._events.disk(
@@ -42,6 +42,11 @@ class StateFile:
             self._warned = True
         else:
             self._warned = False
+
+
+def state_bytes(document: Mapping[str, Any], default: Callable[[Any], Any] | None = None) -> bytes:
+    """The content of a file for `read_state`; `default` makes JSON of other values, as for `json.dumps`."""
+    return json.dumps({"format": FORMAT, **document}, default=default).encode() + b"\n"
 
 
 def read_state(path: Path, parse: Callable[[dict[str, Any]], T], advice: str) -> T | None:

@@ -22,7 +22,7 @@ from coordinator.rounds.fleets.deliveries import open_assignments_of
 from coordinator.rounds.fleets.presence import Admitted, Assigned, AttendanceStream, Message, Offered
 from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
-from coordinator.services.stream_words import ReceivedHello, closed_until, introduction, left
+from coordinator.services.stream_words import ReceivedHello, closing_of, introduction, left
 from coordinator.services.views.member_model import member_model
 from coordinator.settings import Settings
 from coordinator.thread_pool import to_the_end, wait_ended
@@ -74,7 +74,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             loop=asyncio.get_running_loop(),
             last_seen=self._clock(),
             consents=hello.consents,
-            closed_until=hello.closed_until,
+            closing=hello.closing,
             log_size=first.hello.log_size,
         )
         await self._enter(attendance, hello, caller)
@@ -141,8 +141,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             beat = request.heartbeat
             progress = min(max(beat.progress, 0.0), 1.0)
             attendance.log_size = beat.log_size
-            closed = closed_until(beat)
-            self._presence.heartbeat(attendance, self._clock(), beat.assignment_id[:32], progress, closed)
+            self._presence.heartbeat(attendance, self._clock(), beat.assignment_id[:32], progress, closing_of(beat))
         elif kind == "decline":
             await self._in_thread(self._intake.decline, attendance.client_id, request.decline)
         elif kind == "consent":

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Any
 
 from federation.refusals import Refusal
@@ -14,6 +14,7 @@ from federation.spec.run_sections import TASK
 from federation.task_layout import TaskLayout
 from federation.text import escaped
 from federation.v1.federation_pb2 import Heartbeat, Hello, SessionsLeft, TaskOffer
+from federation.work.closing import SiteClosing
 from federation.work.work_bounds import WorkBounds
 
 MAX_HELLO_BYTES = 64 << 10
@@ -36,7 +37,7 @@ class ReceivedHello:
     noise_budgets: dict[str, dict[str, Any]]  # as of `NoiseBudget`; of a task that is not here there is none
     limits: dict[str, Any]  # as of `WorkBounds`; empty if the worker has told none
     consents: bool
-    closed_until: datetime | None
+    closing: SiteClosing | None  # None while its site is open
     software: str
     device: str
 
@@ -70,24 +71,23 @@ def introduction(hello: Hello) -> ReceivedHello:
         noise_budgets={offer.task: _budget(offer) for offer in hello.tasks if offer.HasField("noise_budget")},
         limits=_limits(hello),
         consents=hello.consents,
-        closed_until=closed_until(hello),
+        closing=closing_of(hello),
         software=escaped(hello.software, MAX_TEXT),
         device=escaped(hello.device, MAX_TEXT),
     )
 
 
-def closed_until(message: Hello | Heartbeat) -> datetime | None:
-    """The end of a site's closing time; None while it is open.
+def closing_of(message: Hello | Heartbeat) -> SiteClosing | None:
+    """Why a site is closed, and until when; None while it is open.
 
     Raises:
-        Refusal: `hello`: it is not a time.
+        Refusal: `hello`: `closed_until` is not a time.
     """
-    if not message.HasField("closed_until"):
-        return None
     try:
-        return message.closed_until.ToDatetime(tzinfo=UTC)
+        until = message.closed_until.ToDatetime(tzinfo=UTC) if message.HasField("closed_until") else None
     except (ValueError, OverflowError) as error:
         raise Refusal("hello", f"closed_until does not exist: {error}") from None
+    return SiteClosing.of(until, paused=message.paused)
 
 
 def _layout(offer: TaskOffer) -> dict[str, Any]:

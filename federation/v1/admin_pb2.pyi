@@ -986,6 +986,7 @@ class Client(_message.Message):
     UNDECIDED_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
     CONTACT_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Its name."""
     state: _common_pb2.ClientState.ValueType
@@ -1000,6 +1001,8 @@ class Client(_message.Message):
     """The id of its signing key, hexadecimal."""
     contact: _builtins.str
     """Whom operators reach there, in their own words; empty where nobody has noted it."""
+    paused: _builtins.bool
+    """True while its owner has paused its site: until `closed_until` if that is set, and otherwise until the owner resumes."""
     @_builtins.property
     def last_seen(self) -> _timestamp_pb2.Timestamp:
         """The last sign of life; unset when it never attended."""
@@ -1022,7 +1025,7 @@ class Client(_message.Message):
 
     @_builtins.property
     def closed_until(self) -> _timestamp_pb2.Timestamp:
-        """Until when its site is closed; not set while it is open, or does not attend."""
+        """Until when its site is closed; not set while it is open, does not attend, or is paused without a time."""
 
     @_builtins.property
     def undecided(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1050,10 +1053,11 @@ class Client(_message.Message):
         undecided: _abc.Iterable[_builtins.str] | None = ...,
         tags: _abc.Iterable[_builtins.str] | None = ...,
         contact: _builtins.str = ...,
+        paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires", b"certificate_expires", "closed_until", b"closed_until", "enrolled", b"enrolled", "forgotten", b"forgotten", "last_seen", b"last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires", b"certificate_expires", "client_id", b"client_id", "closed_until", b"closed_until", "contact", b"contact", "device", b"device", "enrolled", b"enrolled", "forgotten", b"forgotten", "key_id", b"key_id", "last_seen", b"last_seen", "software", b"software", "state", b"state", "tags", b"tags", "tasks", b"tasks", "undecided", b"undecided"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires", b"certificate_expires", "client_id", b"client_id", "closed_until", b"closed_until", "contact", b"contact", "device", b"device", "enrolled", b"enrolled", "forgotten", b"forgotten", "key_id", b"key_id", "last_seen", b"last_seen", "paused", b"paused", "software", b"software", "state", b"state", "tags", b"tags", "tasks", b"tasks", "undecided", b"undecided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1591,7 +1595,8 @@ class NotTakingPart(_message.Message):
     """Its name."""
     reason: _builtins.str
     """The reason with which it would decline, such as "limit:samples"; "absent": it does not attend; "closed": its site is
-    closed; "objectives": it serves too few of the objectives to be asked in a private round.
+    closed; "paused": its owner has paused it; "objectives": it serves too few of the objectives to be asked in a
+    private round.
     """
     message: _builtins.str
     """The same as text."""

@@ -26,7 +26,7 @@ from federation.v1 import common_pb2 as federation_dot_v1_dot_common__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x65\x64\x65ration/v1/federation.proto\x12\rfederation.v1\x1a\x1a\x66\x65\x64\x65ration/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"J\n\x0fGetModelRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x0c\n\x04\x62\x65st\x18\x03 \x01(\t\x12\r\n\x05split\x18\x04 \x01(\t\"}\n\x10GetModelResponse\x12,\n\x05model\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12\x0c\n\x04spec\x18\x02 \x01(\x0c\x12-\n\trotations\x18\x03 \x03(\x0b\x32\x1a.federation.v1.KeyRotation\"\\\n\x10RotateKeyRequest\x12,\n\x08rotation\x18\x01 \x01(\x0b\x32\x1a.federation.v1.KeyRotation\x12\x0b\n\x03\x63sr\x18\x02 \x01(\x0c\x12\r\n\x05proof\x18\x03 \x01(\x0c\"\x87\x01\n\x11RotateKeyResponse\x12.\n\x07receipt\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12-\n\trotations\x18\x03 \x03(\x0b\x32\x1a.federation.v1.KeyRotation\"*\n\x0cRenewRequest\x12\x0b\n\x03\x63sr\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\"$\n\rRenewResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\"\x8a\x02\n\rAttendRequest\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.federation.v1.HelloH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.federation.v1.HeartbeatH\x00\x12\x30\n\x07\x64\x65\x63line\x18\x03 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12\x34\n\rsessions_left\x18\x04 \x01(\x0b\x32\x1b.federation.v1.SessionsLeftH\x00\x12\x30\n\x07\x63onsent\x18\x05 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x42\t\n\x07message\"\x96\x02\n\x05Hello\x12\x10\n\x08software\x18\x01 \x01(\t\x12\'\n\x05tasks\x18\x02 \x03(\x0b\x32\x18.federation.v1.TaskOffer\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\r\n\x05nonce\x18\x04 \x01(\x0c\x12\x32\n\rsessions_left\x18\x05 \x03(\x0b\x32\x1b.federation.v1.SessionsLeft\x12\x10\n\x08log_size\x18\x06 \x01(\x04\x12\x10\n\x08\x63onsents\x18\x07 \x01(\x08\x12\x30\n\x0c\x63losed_until\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x06limits\x18\t \x01(\x0b\x32\x19.federation.v1.WorkLimits\"\x85\x01\n\nWorkLimits\x12\x0f\n\x07samples\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\x11\n\tmax_steps\x18\x03 \x01(\x04\x12\x12\n\nmax_epochs\x18\x04 \x01(\x01\x12\x11\n\tmax_bytes\x18\x05 \x01(\x04\x12\x0f\n\x07members\x18\x06 \x01(\x04\x12\x0c\n\x04rows\x18\x07 \x01(\x04\"B\n\x0cSessionsLeft\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x10\n\x08training\x18\x02 \x01(\x04\x12\x12\n\nevaluation\x18\x03 \x01(\x04\"\xc4\x01\n\tTaskOffer\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x12\x12\n\nobjectives\x18\x03 \x03(\t\x12\x11\n\tabilities\x18\x04 \x03(\t\x12)\n\x06layout\x18\x05 \x01(\x0b\x32\x19.federation.v1.TaskLayout\x12\x14\n\x0cprivate_only\x18\x06 \x01(\x08\x12\x30\n\x0cnoise_budget\x18\x07 \x01(\x0b\x32\x1a.federation.v1.NoiseBudget\"f\n\x0bNoiseBudget\x12\r\n\x05noise\x18\x01 \x01(\x01\x12\x0f\n\x07\x65psilon\x18\x02 \x01(\x01\x12\r\n\x05\x64\x65lta\x18\x03 \x01(\x01\x12(\n\x05spent\x18\x04 \x03(\x0b\x32\x19.federation.v1.SpentNoise\"8\n\nSpentNoise\x12\r\n\x05noise\x18\x01 \x01(\x01\x12\x0c\n\x04rate\x18\x02 \x01(\x01\x12\r\n\x05steps\x18\x03 \x01(\x04\"x\n\tHeartbeat\x12\x15\n\rassignment_id\x18\x01 \x01(\t\x12\x10\n\x08progress\x18\x02 \x01(\x01\x12\x10\n\x08log_size\x18\x03 \x01(\x04\x12\x30\n\x0c\x63losed_until\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xbc\x02\n\x0e\x41ttendResponse\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.federation.v1.WelcomeH\x00\x12\x33\n\nassignment\x18\x02 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12/\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12,\n\x03run\x18\x06 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12+\n\x08\x61pproved\x18\x07 \x01(\x0b\x32\x17.federation.v1.ApprovedH\x00\x12#\n\x03log\x18\x04 \x01(\x0b\x32\x16.federation.v1.LogHead\x12\x0e\n\x06inputs\x18\x05 \x03(\x0c\x42\t\n\x07message\"\xe4\x02\n\x07Welcome\x12\x15\n\rfederation_id\x18\x01 \x01(\t\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12+\n\x04time\x18\x04 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12/\n\x08restored\x18\x05 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12.\n\x07log_key\x18\x06 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12#\n\x03log\x18\x07 \x01(\x0b\x32\x16.federation.v1.LogHead\x12-\n\trotations\x18\x08 \x03(\x0b\x32\x1a.federation.v1.KeyRotation\x12\x11\n\taddresses\x18\t \x03(\t\x12\'\n\x07pending\x18\n \x01(\x0b\x32\x16.federation.v1.PendingJ\x04\x08\x03\x10\x04R\x03now\"F\n\x07Pending\x12)\n\x05since\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08officers\x18\x02 \x01(\r\"\n\n\x08\x41pproved\"`\n\x10\x46\x65tchBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12,\n\x05grant\x18\x03 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\"\"\n\x11\x46\x65tchBlobResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"#\n\x11LocateBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"!\n\x12LocateBlobResponse\x12\x0b\n\x03url\x18\x01 \x01(\t\"}\n\rSubmitRequest\x12.\n\x05reply\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x10\n\x08log_size\x18\x04 \x01(\x04\x42\t\n\x07message\"\x9b\x01\n\x0eSubmitResponse\x12\x30\n\x07receipt\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12\'\n\x06window\x18\x02 \x01(\x0b\x32\x15.federation.v1.WindowH\x00\x12#\n\x03log\x18\x03 \x01(\x0b\x32\x16.federation.v1.LogHeadB\t\n\x07message\"\'\n\x06Window\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\x04\x32\xa8\x04\n\nFederation\x12I\n\x06\x41ttend\x12\x1c.federation.v1.AttendRequest\x1a\x1d.federation.v1.AttendResponse(\x01\x30\x01\x12P\n\tFetchBlob\x12\x1f.federation.v1.FetchBlobRequest\x1a .federation.v1.FetchBlobResponse0\x01\x12Q\n\nLocateBlob\x12 .federation.v1.LocateBlobRequest\x1a!.federation.v1.LocateBlobResponse\x12I\n\x06Submit\x12\x1c.federation.v1.SubmitRequest\x1a\x1d.federation.v1.SubmitResponse(\x01\x30\x01\x12\x42\n\x05Renew\x12\x1b.federation.v1.RenewRequest\x1a\x1c.federation.v1.RenewResponse\x12N\n\tRotateKey\x12\x1f.federation.v1.RotateKeyRequest\x1a .federation.v1.RotateKeyResponse\x12K\n\x08GetModel\x12\x1e.federation.v1.GetModelRequest\x1a\x1f.federation.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x65\x64\x65ration/v1/federation.proto\x12\rfederation.v1\x1a\x1a\x66\x65\x64\x65ration/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"J\n\x0fGetModelRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x0c\n\x04\x62\x65st\x18\x03 \x01(\t\x12\r\n\x05split\x18\x04 \x01(\t\"}\n\x10GetModelResponse\x12,\n\x05model\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12\x0c\n\x04spec\x18\x02 \x01(\x0c\x12-\n\trotations\x18\x03 \x03(\x0b\x32\x1a.federation.v1.KeyRotation\"\\\n\x10RotateKeyRequest\x12,\n\x08rotation\x18\x01 \x01(\x0b\x32\x1a.federation.v1.KeyRotation\x12\x0b\n\x03\x63sr\x18\x02 \x01(\x0c\x12\r\n\x05proof\x18\x03 \x01(\x0c\"\x87\x01\n\x11RotateKeyResponse\x12.\n\x07receipt\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12-\n\trotations\x18\x03 \x03(\x0b\x32\x1a.federation.v1.KeyRotation\"*\n\x0cRenewRequest\x12\x0b\n\x03\x63sr\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\"$\n\rRenewResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\"\x8a\x02\n\rAttendRequest\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.federation.v1.HelloH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.federation.v1.HeartbeatH\x00\x12\x30\n\x07\x64\x65\x63line\x18\x03 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12\x34\n\rsessions_left\x18\x04 \x01(\x0b\x32\x1b.federation.v1.SessionsLeftH\x00\x12\x30\n\x07\x63onsent\x18\x05 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x42\t\n\x07message\"\xa6\x02\n\x05Hello\x12\x10\n\x08software\x18\x01 \x01(\t\x12\'\n\x05tasks\x18\x02 \x03(\x0b\x32\x18.federation.v1.TaskOffer\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\r\n\x05nonce\x18\x04 \x01(\x0c\x12\x32\n\rsessions_left\x18\x05 \x03(\x0b\x32\x1b.federation.v1.SessionsLeft\x12\x10\n\x08log_size\x18\x06 \x01(\x04\x12\x10\n\x08\x63onsents\x18\x07 \x01(\x08\x12\x30\n\x0c\x63losed_until\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x06limits\x18\t \x01(\x0b\x32\x19.federation.v1.WorkLimits\x12\x0e\n\x06paused\x18\n \x01(\x08\"\x85\x01\n\nWorkLimits\x12\x0f\n\x07samples\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\x11\n\tmax_steps\x18\x03 \x01(\x04\x12\x12\n\nmax_epochs\x18\x04 \x01(\x01\x12\x11\n\tmax_bytes\x18\x05 \x01(\x04\x12\x0f\n\x07members\x18\x06 \x01(\x04\x12\x0c\n\x04rows\x18\x07 \x01(\x04\"B\n\x0cSessionsLeft\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x10\n\x08training\x18\x02 \x01(\x04\x12\x12\n\nevaluation\x18\x03 \x01(\x04\"\xc4\x01\n\tTaskOffer\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x12\x12\n\nobjectives\x18\x03 \x03(\t\x12\x11\n\tabilities\x18\x04 \x03(\t\x12)\n\x06layout\x18\x05 \x01(\x0b\x32\x19.federation.v1.TaskLayout\x12\x14\n\x0cprivate_only\x18\x06 \x01(\x08\x12\x30\n\x0cnoise_budget\x18\x07 \x01(\x0b\x32\x1a.federation.v1.NoiseBudget\"f\n\x0bNoiseBudget\x12\r\n\x05noise\x18\x01 \x01(\x01\x12\x0f\n\x07\x65psilon\x18\x02 \x01(\x01\x12\r\n\x05\x64\x65lta\x18\x03 \x01(\x01\x12(\n\x05spent\x18\x04 \x03(\x0b\x32\x19.federation.v1.SpentNoise\"8\n\nSpentNoise\x12\r\n\x05noise\x18\x01 \x01(\x01\x12\x0c\n\x04rate\x18\x02 \x01(\x01\x12\r\n\x05steps\x18\x03 \x01(\x04\"\x88\x01\n\tHeartbeat\x12\x15\n\rassignment_id\x18\x01 \x01(\t\x12\x10\n\x08progress\x18\x02 \x01(\x01\x12\x10\n\x08log_size\x18\x03 \x01(\x04\x12\x30\n\x0c\x63losed_until\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06paused\x18\x05 \x01(\x08\"\xbc\x02\n\x0e\x41ttendResponse\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.federation.v1.WelcomeH\x00\x12\x33\n\nassignment\x18\x02 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12/\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12,\n\x03run\x18\x06 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12+\n\x08\x61pproved\x18\x07 \x01(\x0b\x32\x17.federation.v1.ApprovedH\x00\x12#\n\x03log\x18\x04 \x01(\x0b\x32\x16.federation.v1.LogHead\x12\x0e\n\x06inputs\x18\x05 \x03(\x0c\x42\t\n\x07message\"\xe4\x02\n\x07Welcome\x12\x15\n\rfederation_id\x18\x01 \x01(\t\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12+\n\x04time\x18\x04 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12/\n\x08restored\x18\x05 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12.\n\x07log_key\x18\x06 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12#\n\x03log\x18\x07 \x01(\x0b\x32\x16.federation.v1.LogHead\x12-\n\trotations\x18\x08 \x03(\x0b\x32\x1a.federation.v1.KeyRotation\x12\x11\n\taddresses\x18\t \x03(\t\x12\'\n\x07pending\x18\n \x01(\x0b\x32\x16.federation.v1.PendingJ\x04\x08\x03\x10\x04R\x03now\"F\n\x07Pending\x12)\n\x05since\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08officers\x18\x02 \x01(\r\"\n\n\x08\x41pproved\"`\n\x10\x46\x65tchBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12,\n\x05grant\x18\x03 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\"\"\n\x11\x46\x65tchBlobResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"#\n\x11LocateBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"!\n\x12LocateBlobResponse\x12\x0b\n\x03url\x18\x01 \x01(\t\"}\n\rSubmitRequest\x12.\n\x05reply\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x10\n\x08log_size\x18\x04 \x01(\x04\x42\t\n\x07message\"\x9b\x01\n\x0eSubmitResponse\x12\x30\n\x07receipt\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12\'\n\x06window\x18\x02 \x01(\x0b\x32\x15.federation.v1.WindowH\x00\x12#\n\x03log\x18\x03 \x01(\x0b\x32\x16.federation.v1.LogHeadB\t\n\x07message\"\'\n\x06Window\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\x04\x32\xa8\x04\n\nFederation\x12I\n\x06\x41ttend\x12\x1c.federation.v1.AttendRequest\x1a\x1d.federation.v1.AttendResponse(\x01\x30\x01\x12P\n\tFetchBlob\x12\x1f.federation.v1.FetchBlobRequest\x1a .federation.v1.FetchBlobResponse0\x01\x12Q\n\nLocateBlob\x12 .federation.v1.LocateBlobRequest\x1a!.federation.v1.LocateBlobResponse\x12I\n\x06Submit\x12\x1c.federation.v1.SubmitRequest\x1a\x1d.federation.v1.SubmitResponse(\x01\x30\x01\x12\x42\n\x05Renew\x12\x1b.federation.v1.RenewRequest\x1a\x1c.federation.v1.RenewResponse\x12N\n\tRotateKey\x12\x1f.federation.v1.RotateKeyRequest\x1a .federation.v1.RotateKeyResponse\x12K\n\x08GetModel\x12\x1e.federation.v1.GetModelRequest\x1a\x1f.federation.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,41 +48,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTENDREQUEST']._serialized_start=628
   _globals['_ATTENDREQUEST']._serialized_end=894
   _globals['_HELLO']._serialized_start=897
-  _globals['_HELLO']._serialized_end=1175
-  _globals['_WORKLIMITS']._serialized_start=1178
-  _globals['_WORKLIMITS']._serialized_end=1311
-  _globals['_SESSIONSLEFT']._serialized_start=1313
-  _globals['_SESSIONSLEFT']._serialized_end=1379
-  _globals['_TASKOFFER']._serialized_start=1382
-  _globals['_TASKOFFER']._serialized_end=1578
-  _globals['_NOISEBUDGET']._serialized_start=1580
-  _globals['_NOISEBUDGET']._serialized_end=1682
-  _globals['_SPENTNOISE']._serialized_start=1684
-  _globals['_SPENTNOISE']._serialized_end=1740
-  _globals['_HEARTBEAT']._serialized_start=1742
-  _globals['_HEARTBEAT']._serialized_end=1862
-  _globals['_ATTENDRESPONSE']._serialized_start=1865
-  _globals['_ATTENDRESPONSE']._serialized_end=2181
-  _globals['_WELCOME']._serialized_start=2184
-  _globals['_WELCOME']._serialized_end=2540
-  _globals['_PENDING']._serialized_start=2542
-  _globals['_PENDING']._serialized_end=2612
-  _globals['_APPROVED']._serialized_start=2614
-  _globals['_APPROVED']._serialized_end=2624
-  _globals['_FETCHBLOBREQUEST']._serialized_start=2626
-  _globals['_FETCHBLOBREQUEST']._serialized_end=2722
-  _globals['_FETCHBLOBRESPONSE']._serialized_start=2724
-  _globals['_FETCHBLOBRESPONSE']._serialized_end=2758
-  _globals['_LOCATEBLOBREQUEST']._serialized_start=2760
-  _globals['_LOCATEBLOBREQUEST']._serialized_end=2795
-  _globals['_LOCATEBLOBRESPONSE']._serialized_start=2797
-  _globals['_LOCATEBLOBRESPONSE']._serialized_end=2830
-  _globals['_SUBMITREQUEST']._serialized_start=2832
-  _globals['_SUBMITREQUEST']._serialized_end=2957
-  _globals['_SUBMITRESPONSE']._serialized_start=2960
-  _globals['_SUBMITRESPONSE']._serialized_end=3115
-  _globals['_WINDOW']._serialized_start=3117
-  _globals['_WINDOW']._serialized_end=3156
-  _globals['_FEDERATION']._serialized_start=3159
-  _globals['_FEDERATION']._serialized_end=3711
+  _globals['_HELLO']._serialized_end=1191
+  _globals['_WORKLIMITS']._serialized_start=1194
+  _globals['_WORKLIMITS']._serialized_end=1327
+  _globals['_SESSIONSLEFT']._serialized_start=1329
+  _globals['_SESSIONSLEFT']._serialized_end=1395
+  _globals['_TASKOFFER']._serialized_start=1398
+  _globals['_TASKOFFER']._serialized_end=1594
+  _globals['_NOISEBUDGET']._serialized_start=1596
+  _globals['_NOISEBUDGET']._serialized_end=1698
+  _globals['_SPENTNOISE']._serialized_start=1700
+  _globals['_SPENTNOISE']._serialized_end=1756
+  _globals['_HEARTBEAT']._serialized_start=1759
+  _globals['_HEARTBEAT']._serialized_end=1895
+  _globals['_ATTENDRESPONSE']._serialized_start=1898
+  _globals['_ATTENDRESPONSE']._serialized_end=2214
+  _globals['_WELCOME']._serialized_start=2217
+  _globals['_WELCOME']._serialized_end=2573
+  _globals['_PENDING']._serialized_start=2575
+  _globals['_PENDING']._serialized_end=2645
+  _globals['_APPROVED']._serialized_start=2647
+  _globals['_APPROVED']._serialized_end=2657
+  _globals['_FETCHBLOBREQUEST']._serialized_start=2659
+  _globals['_FETCHBLOBREQUEST']._serialized_end=2755
+  _globals['_FETCHBLOBRESPONSE']._serialized_start=2757
+  _globals['_FETCHBLOBRESPONSE']._serialized_end=2791
+  _globals['_LOCATEBLOBREQUEST']._serialized_start=2793
+  _globals['_LOCATEBLOBREQUEST']._serialized_end=2828
+  _globals['_LOCATEBLOBRESPONSE']._serialized_start=2830
+  _globals['_LOCATEBLOBRESPONSE']._serialized_end=2863
+  _globals['_SUBMITREQUEST']._serialized_start=2865
+  _globals['_SUBMITREQUEST']._serialized_end=2990
+  _globals['_SUBMITRESPONSE']._serialized_start=2993
+  _globals['_SUBMITRESPONSE']._serialized_end=3148
+  _globals['_WINDOW']._serialized_start=3150
+  _globals['_WINDOW']._serialized_end=3189
+  _globals['_FEDERATION']._serialized_start=3192
+  _globals['_FEDERATION']._serialized_end=3744
 # @@protoc_insertion_point(module_scope)

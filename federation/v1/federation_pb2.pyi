@@ -269,6 +269,7 @@ class Hello(_message.Message):
     CONSENTS_FIELD_NUMBER: _builtins.int
     CLOSED_UNTIL_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     software: _builtins.str
     """The worker software and its version."""
     device: _builtins.str
@@ -279,6 +280,10 @@ class Hello(_message.Message):
     """The size of the newest checkpoint of the audit log that the worker keeps; 0 for none."""
     consents: _builtins.bool
     """True when the client answers each run before it works for it: it gets no work of a run that it has not accepted."""
+    paused: _builtins.bool
+    """True while the owner has paused the site, so that it begins no work: until `closed_until` if that is set, and
+    otherwise until the owner resumes.
+    """
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskOffer]:
         """The tasks that the owner allows, with the training samples held for each."""
@@ -289,7 +294,7 @@ class Hello(_message.Message):
 
     @_builtins.property
     def closed_until(self) -> _timestamp_pb2.Timestamp:
-        """Until when the client's site is closed, and begins no work; not set while it is open."""
+        """Until when the client's site is closed, and begins no work; not set while it is open, or if nobody knows the time."""
 
     @_builtins.property
     def limits(self) -> Global___WorkLimits:
@@ -307,10 +312,11 @@ class Hello(_message.Message):
         consents: _builtins.bool = ...,
         closed_until: _timestamp_pb2.Timestamp | None = ...,
         limits: Global___WorkLimits | None = ...,
+        paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until", "consents", b"consents", "device", b"device", "limits", b"limits", "log_size", b"log_size", "nonce", b"nonce", "sessions_left", b"sessions_left", "software", b"software", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until", "consents", b"consents", "device", b"device", "limits", b"limits", "log_size", b"log_size", "nonce", b"nonce", "paused", b"paused", "sessions_left", b"sessions_left", "software", b"software", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -524,11 +530,14 @@ class Heartbeat(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     LOG_SIZE_FIELD_NUMBER: _builtins.int
     CLOSED_UNTIL_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     assignment_id: _builtins.str
     """The assignment in work; empty when idle."""
     progress: _builtins.float
     """The share of it that is done, 0 to 1."""
     log_size: _builtins.int
+    """As in Hello."""
+    paused: _builtins.bool
     """As in Hello."""
     @_builtins.property
     def closed_until(self) -> _timestamp_pb2.Timestamp:
@@ -541,10 +550,11 @@ class Heartbeat(_message.Message):
         progress: _builtins.float = ...,
         log_size: _builtins.int = ...,
         closed_until: _timestamp_pb2.Timestamp | None = ...,
+        paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "closed_until", b"closed_until", "log_size", b"log_size", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "closed_until", b"closed_until", "log_size", b"log_size", "paused", b"paused", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

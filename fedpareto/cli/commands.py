@@ -64,6 +64,9 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "model": ("member.fetch_model:model_command", "Write a model of a run that this member has contributed to."),
         "trainer": ("member.trainer_choices:trainer_command", "Train for a worker, over standard input and output."),
         "runs": ("member.run_requests:runs_command", "List the runs that asked this site to take part."),
+        "status": ("member.site_now:status_command", "Say what the worker does now: connected, paused, at work."),
+        "pause": ("member.site_now:pause_command", "Begin no new work, until you resume or until a time."),
+        "resume": ("member.site_now:resume_command", "End a pause."),
         "approve": ("member.run_requests:approve_command", "Approve a run, with its present specification."),
         "refuse": ("member.run_requests:refuse_command", "Refuse a run, also one that was approved before."),
         "receipts": (

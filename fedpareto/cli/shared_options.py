@@ -1,7 +1,9 @@
 """Options that several commands share."""
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +12,9 @@ import typer
 from fedpareto.cli.failure import USAGE, CommandFailure
 from fedpareto.code_path import VARIABLE, append
 from fedpareto.standard_streams import separate_documents
+
+_DISTANCE = re.compile(r"(\d{1,6})([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def _use(context: typer.Context, directories: list[Path] | None) -> list[Path] | None:
@@ -53,6 +58,25 @@ CodeOption = Annotated[
         show_envvar=False,
     ),
 ]
+
+
+def moment_of(option: str, text: str, now: datetime, *, ahead: bool) -> datetime:
+    """The time that an option names, UTC: "90m", "12h" or "7d" before `now`, or `ahead` of it, or ISO 8601.
+
+    A time without a zone is local.
+
+    Raises:
+        CommandFailure: the text names no time, or one that no calendar has.
+    """
+    try:
+        if (found := _DISTANCE.fullmatch(text)) is not None:
+            distance = timedelta(**{_UNITS[found[2]]: int(found[1])})
+            return now + distance if ahead else now - distance
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise CommandFailure(
+            f"{option} {text}: expected 90m, 12h, 7d, or a time as in 2026-05-04T12:00", code=USAGE
+        ) from None
 
 
 def _documents_alone(as_json: bool) -> bool:

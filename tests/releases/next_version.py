@@ -93,6 +93,11 @@ WITHOUT_SOME = {
 }
 
 
+def migrations_since(version: Version) -> list[str]:
+    """The revisions that this version, or the next one, adds to the only one of 0.1.0."""
+    return [*known_revisions()[1:], *([REVISION] if version.name == NEXT else [])]
+
+
 def next_version(directory: Path) -> Version:
     """Makes the next version in a directory."""
     for package in (*PACKAGES, "proto"):

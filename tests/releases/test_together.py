@@ -82,6 +82,29 @@ def test_a_worker_that_is_upgraded_within_a_private_round_goes_on_with_it(togeth
     assert {(phase["asked"], phase["replied"]) for phase in record["phases"]} == {(5, 5)}
 
 
+PAUSED = """\
+algorithm.name = "fedavg"
+selection = { minimum = 5, pool = "enrolled", quorum = 0.8 }
+"""
+
+
+def test_a_paused_member_is_not_asked_and_declines_at_once_where_the_coordinator_knows_no_pauses(
+    together: Together, old: Version, later: Version
+) -> None:
+    home = ["--home", str(together.directory / "eve")]
+    later.python("-m", "fedpareto", "worker", "pause", *home, cwd=together.directory)
+    together.wait(lambda: "the site is paused" in together.workers["eve"].text, "the pause", pause=0.2)
+    run = together.send("paused", PAUSED, rounds=1)
+    if together.version.name != old.name:
+        together.wait(lambda: "eve is paused" in together.run(run)["reason"], "the run to wait for eve", pause=0.2)
+        later.python("-m", "fedpareto", "worker", "resume", *home, cwd=together.directory)
+    together.ended(run)
+    parts = {one["client_id"]: one for one in together.admin("round", run, "0")["participations"]}
+    outcome = ("DECLINED", "paused") if together.version.name == old.name else ("FULFILLED", "")
+    assert (parts["eve"]["state"], parts["eve"]["reason"].partition(":")[0]) == outcome
+    later.python("-m", "fedpareto", "worker", "resume", *home, cwd=together.directory)
+
+
 LOTTERY = """\
 algorithm.name = "lottery"
 selection.minimum = 2

@@ -27,7 +27,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, Statement
 
 from storage import migrations
 from storage.database import Database, DatabaseBusy, DatabaseIncompatible
-from storage.models import AuditEntry, Base, Client, Model, Round, Run
+from storage.models import AttendanceRow, AuditEntry, Base, Client, Model, Round, Run
 from storage.revisions import known_revisions
 from storage.states import ClientState, RoundState, RunState
 from tests.few import few_of
@@ -312,6 +312,21 @@ def test_the_migrations_make_exactly_the_tables_of_the_models(database: Database
         Base.metadata.create_all(connection)
     assert reflected(database) == expected
     assert differences(database) == []
+
+
+def test_members_of_version_0_1_0_attend_and_are_not_paused(database: Database) -> None:
+    with database.begin() as session:
+        key = {"signing_key": bytes(32), "key_id": "0" * 64}
+        session.add(Client(client_id="ann", state=ClientState.ACTIVE, enrolled=NOON, **key))
+    with database.engine.begin() as connection:
+        migrations.downgrade(connection, "0002")
+        columns = "client_id, coordinator, stream, since, last_seen"
+        values = "'ann', 'one', 1, '2026-01-01 12:00:00+00:00', '2026-01-01 12:00:00+00:00'"
+        connection.execute(text(f"INSERT INTO attendances ({columns}) VALUES ({values})"))
+    database.migrate()
+    with database.read() as session:
+        row = session.get_one(AttendanceRow, "ann")
+    assert (row.coordinator, row.stream, row.paused) == ("one", 1, False)
 
 
 RELEASED = {

@@ -5,7 +5,7 @@ import json
 import random
 import resource
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -127,11 +127,18 @@ def soon(*_: float) -> float:
     return 0.01
 
 
-def notifier(events: Events, *command: str, seconds: float = 30, **environment: str) -> Notifier:
+def notifier(
+    events: Events, *command: str, seconds: float = 30, environment: Mapping[str, str] | None = None
+) -> Notifier:
     """What tells an owner, without pauses between two commands."""
-    notify, environment = Notify(command=command, seconds=seconds), {"PATH": "/usr/bin:/bin", **environment}
-    whose = {"federation_id": FEDERATION, "client_id": CLIENT}
-    return Notifier(notify, events, **whose, environment=environment, pause=0.0)
+    return Notifier(
+        Notify(command=command, seconds=seconds),
+        events,
+        federation_id=FEDERATION,
+        client_id=CLIENT,
+        environment={"PATH": "/usr/bin:/bin", **(environment or {})},
+        pause=0.0,
+    )
 
 
 class Running:

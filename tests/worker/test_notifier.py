@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ class Owner:
 
 def test_a_fact_is_told_once_until_it_is_over_and_without_the_text_of_the_log_or_secrets(tmp_path: Path) -> None:
     owner = Owner(tmp_path, KEEPS)
-    secrets = {"FEDPARETO_PASSPHRASE": "secret", "https_proxy": "http://u:secret@h:1", "LANG": "C"}
-    with notifier(owner.events, str(owner.program), **secrets):
+    environment = {"FEDPARETO_PASSPHRASE": "secret", "https_proxy": "http://u:secret@h:1", "LANG": "C"}
+    with notifier(owner.events, str(owner.program), environment=environment):
         for _ in range(2):
             owner.waits("run-1")
             owner.declined("run-1")
@@ -75,9 +76,9 @@ def test_a_fact_is_told_once_until_it_is_over_and_without_the_text_of_the_log_or
     assert owner.facts()[1]["reason"] == "dp-budget"
     whose = {(each["format"], each["federation_id"], each["client_id"], each["dropped"]) for each in owner.told()}
     assert whose == {(1, FEDERATION, CLIENT, 0)}
-    environment = Path(f"{owner.program}.env").read_text()
-    assert "LANG=C" in environment
-    assert "secret" not in environment + Path(f"{owner.program}.told").read_text()
+    shown = Path(f"{owner.program}.env").read_text()
+    assert "LANG=C" in shown
+    assert "secret" not in shown + Path(f"{owner.program}.told").read_text()
     assert owner.failures() == []
     assert {kind for kind, _ in told} == set(KINDS), "every kind"
 
@@ -88,8 +89,8 @@ def test_a_command_that_hangs_is_ended_with_its_children_and_later_facts_are_tol
         owner.waits("run-1")
         [failure] = wait_for(owner.failures, "the failure")
         assert "was ended after 2 s: 1 fact was not told" in failure
-        for process in Path(f"{owner.program}.no").read_text().split():
-            wait_for(lambda number=process: ended(number), "the end of the process")
+        processes = Path(f"{owner.program}.no").read_text().split()
+        wait_for(lambda: all(map(ended, processes)), "the end of both processes")
         owner.waits("run-1")
         [document] = wait_for(owner.told, "the fact whose command hung")
     assert (document["dropped"], document["facts"][0]["run_id"]) == (1, "run-1")
@@ -106,10 +107,14 @@ def ended(process: str) -> bool:
 def test_a_command_that_fails_or_is_missing_is_reported_once_until_it_succeeds(tmp_path: Path) -> None:
     owner = Owner(tmp_path, f'[ -e "$0.ok" ] || {{ echo >> "$0.failed"; exit 3; }}\n{KEEPS}')
     ran, ok = Path(f"{owner.program}.failed"), Path(f"{owner.program}.ok")
+
+    def ran_more(count: int) -> bool:
+        return ran.exists() and len(ran.read_text()) > count
+
     with notifier(owner.events, str(owner.program)):
         for number in range(3):
             owner.declined(f"run-{number}")
-            wait_for(lambda count=number: ran.exists() and len(ran.read_text()) > count, "the command")
+            wait_for(partial(ran_more, number), "the command")
         ok.touch()
         owner.declined("run-3")
         [document] = wait_for(owner.told, "the facts")

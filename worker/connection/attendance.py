@@ -34,6 +34,7 @@ from federation.v1.federation_pb2 import (
     Welcome,
 )
 from federation.v1.federation_pb2_grpc import FederationStub
+from federation.work.closing import SiteClosing
 from worker.connection.address_turn import AddressTurn
 from worker.connection.approval import Approval
 from worker.connection.backoff import Backoff
@@ -44,6 +45,7 @@ from worker.connection.revocation import revocation
 from worker.connection.witness import Witness
 from worker.events import Events
 from worker.progress import Progress, StatementError, open_restore
+from worker.status import CoordinatorConnection
 
 # Refusals that end the worker, as a signed revocation does: its owner has to act.
 FINAL_REASONS = {
@@ -73,6 +75,7 @@ SETTLED_SECONDS = 1.0
 WRONG_CLOCK_SECONDS = 60.0
 # A transfer without an answer is repeated after this time plus the time that its bytes may take.
 ANSWER_SECONDS = 120.0
+MAX_PROBLEM = 1000  # characters
 
 
 class AttendanceError(Error):
@@ -106,9 +109,12 @@ class Attendance:
     """Holds the stream to the coordinator, and lends its channel to the code that fetches and submits.
 
     `rotations` is the file with the rotations of the coordinator's keys; `note` keeps the coordinators' addresses, in
-    the order in which the next start tries them; `hello` makes the first message, without its nonce; `closed` returns
-    the time until which the site is closed, aware, None while it is open; `patience` gives the delays after a refusal,
-    which grow longer than the delays of `backoff` after a broken connection.
+    the order in which the next start tries them; `hello` makes the first message, without its nonce; `closing` returns
+    why the site begins no work now, None while it is open; `patience` gives the delays after a refusal, which grow
+    longer than the delays of `backoff` after a broken connection.
+
+    Attributes:
+        connection: as it is now; None before the first try has ended.
     """
 
     def __init__(
@@ -125,10 +131,11 @@ class Attendance:
         patience: Backoff,
         events: Events,
         approval: Approval,
-        closed: Callable[[], datetime | None] = lambda: None,
+        closing: Callable[[], SiteClosing | None] = lambda: None,
     ) -> None:
         self._member = member
-        self._closed = closed
+        self._closing = closing
+        self.connection: CoordinatorConnection | None = None
         self._federation_id = member.federation_id
         self._rotations = rotations
         self._note = note
@@ -188,6 +195,7 @@ class Attendance:
             moves = self._turn.ended(address, refusal, welcomed=welcomed)
             other = self._turn.next(self._member.addresses)
             if moves and other and not refused:
+                self._lost(message or refusal.status)
                 self._events.warn(
                     "disconnected",
                     f"not attending at {address}: {message or refusal.status}; trying {other}",
@@ -199,6 +207,7 @@ class Attendance:
             delay = max((self._patience if refused else self._backoff).delay(), refusal.retry_seconds)
             advice = f"; {ADVICE[refusal.reason]}" if refusal.reason in ADVICE else ""
             problem = self._turn.problems() or message or refusal.status
+            self._lost(f"{problem}{advice}")
             if not other:
                 self._turn.begin()
             self._events.warn(
@@ -210,6 +219,10 @@ class Attendance:
             )
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping, timeout=delay)
+
+    def _lost(self, problem: str) -> None:
+        since = self.connection.since if self.connection and not self.connection.connected else datetime.now(UTC)
+        self.connection = CoordinatorConnection(False, since, problem[:MAX_PROBLEM])
 
     def stop(self) -> None:
         """Ends the stream and every call on its channel; `run` returns soon after. Callable from any thread."""
@@ -284,8 +297,7 @@ class Attendance:
 
     def _beat(self, assignment_id: str, progress: float) -> Heartbeat:
         beat = Heartbeat(assignment_id=assignment_id, progress=progress, log_size=self.log_size)
-        if (until := self._closed()) is not None:
-            beat.closed_until.FromDatetime(until)
+        _tell_closing(beat, self._closing())
         return beat
 
     def consent(self, envelope: SignedEnvelope) -> None:
@@ -346,14 +358,14 @@ class Attendance:
         welcomed = False
         hello = self._hello()
         hello.nonce, hello.log_size = secrets.token_bytes(NONCE_BYTES), self.log_size
-        if (until := self._closed()) is not None:
-            hello.closed_until.FromDatetime(until)
+        _tell_closing(hello, self._closing())
         try:
             call = stub.Attend(self._requests(hello, outbox, handlers))
             for response in call:
                 if not welcomed:
                     self._welcome(response, hello.nonce)
                     welcomed = True
+                    self.connection = CoordinatorConnection(True, datetime.now(UTC))
                     self._learn(address, response.welcome.addresses)
                     self._outbox = outbox
                     outbox.put(self._heartbeat(handlers))
@@ -454,3 +466,11 @@ class Attendance:
                 "certificates and records go by them, so set the wrong one right",
                 offset_seconds=offset,
             )
+
+
+def _tell_closing(message: Hello | Heartbeat, closing: SiteClosing | None) -> None:
+    """Says in a message why the site begins no work now; nothing while it is open."""
+    if closing is not None:
+        message.paused = closing.paused
+        if closing.until is not None:
+            message.closed_until.FromDatetime(closing.until)

@@ -1,8 +1,7 @@
-"""A worker's description of itself for the coordinator: its tasks, the bounds of its owner, and its opening hours."""
+"""A worker's description of itself for the coordinator: its tasks, and the bounds of its owner."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
 
 from federation.spec.accounting import NoiseBudget
 from federation.task_layout import TaskLayout
@@ -58,10 +57,6 @@ class Introduction:
     def left_beside(self, task: str) -> list[SessionsLeft]:
         """The private rounds that are left for each task that trains on the same data set as `task`."""
         return [self._left(name) for name in self.offers if name in self.site.tasks_beside(task)]
-
-    def closed(self, now: datetime) -> datetime | None:
-        """The time until which the site is closed, aware; None while it is open."""
-        return self.policy.open.closed_until(now)
 
     def _offer(self, task: str) -> TaskOffer:
         trainer = self.offers[task]

@@ -19,6 +19,7 @@ from federation.training import TrainingStopped
 from federation.training.reasons import NOT_ASKED, texts_of
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.work.base import Lane
+from federation.work.closing import SiteClosing
 from worker.connection.attendance import Attendance
 from worker.events import Events
 from worker.home import WorkerHomeError, disk_texts
@@ -33,6 +34,7 @@ from worker.site.assignment_checks import (
 )
 from worker.site.policy_file import WorkLimits
 from worker.site.run_requests import Verdict
+from worker.status import WorkNow
 from worker.work.execution import Execution
 from worker.work.own_errors import SILENT, log_owners
 from worker.work.spool import Spool
@@ -61,8 +63,8 @@ class Runner:
 
     `finished` is called when a new reply is in the spool; `limits` are the owner's bounds; `consent` returns the run
     of an assignment as it is kept here, or raises Declined if it is not accepted; `taken` is called with each order
-    that is queued; `closed` returns the time until which the site is closed, aware, None while it is open; `disk_use`
-    returns the bytes of the worker's files; `decline` is called with the envelope of a declined assignment.
+    that is queued; `closing` returns why the site begins no work now, None while it is open; `disk_use` returns the
+    bytes of the worker's files; `decline` is called with the envelope of a declined assignment.
     """
 
     execution: Execution
@@ -74,7 +76,7 @@ class Runner:
     finished: Callable[[], None]
     consent: Consent
     taken: Callable[[CheckedAssignment], None]
-    closed: Callable[[], datetime | None]
+    closing: Callable[[], SiteClosing | None]
     disk_use: Callable[[], int]
     decline: Callable[[Declined, SignedEnvelope], None]
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
@@ -86,10 +88,12 @@ class Runner:
     )  # an assignment was declined for lack of room since the last one taken in
     _current: dict[Lane, _Job] = field(default_factory=dict, init=False)
     _stopping: bool = field(default=False, init=False)
-    _closed: datetime | None = field(default=None, init=False)  # as the coordinator knows it
+    _told: SiteClosing | None = field(default=None, init=False)  # as owner and coordinator know it
 
     def __post_init__(self) -> None:
-        self._closed = self.closed()
+        self._told = self.closing()
+        if self._told is not None:
+            self._tell_owner()
 
     # Called by the thread of the attendance
 
@@ -131,9 +135,8 @@ class Runner:
             return
         if name in self._held or any(job.name == name for job in self._jobs()):
             return
-        closed = self.closed() if order.work.lane is Lane.COMPUTE else None
-        if closed is not None and closed > order.deadline:
-            raise Declined("closed", f"this site is closed until {closed:%Y-%m-%d %H:%M} UTC, after the deadline")
+        if (declined := self._not_before_deadline(order)) is not None:
+            raise declined
         if len(self._waiting) + len(self._held) + len(self.spool.entries()) >= self.limits.waiting:
             message = f"{self.limits.waiting} assignments, or finished replies without a receipt, wait here already"
             raise self._no_room("limit:waiting", message)
@@ -148,6 +151,13 @@ class Runner:
         self._waiting.append(_Job(order))
         self.taken(order)
         self._changed.notify_all()
+
+    def _not_before_deadline(self, order: CheckedAssignment) -> Declined | None:
+        """The decline of work that this site does not begin before its deadline; None if it may."""
+        closing = self.closing() if order.work.lane is Lane.COMPUTE else None
+        if closing is None or not closing.lasts_beyond(order.deadline):
+            return None
+        return Declined(closing.reason, f"this site is {closing}{', after the deadline' if closing.until else ''}")
 
     def _no_room(self, reason: str, message: str) -> Declined:
         repeated, self._full = self._full, True
@@ -217,16 +227,29 @@ class Runner:
             self.decline(Declined(verdict.reason, verdict.message), envelope)
 
     def look(self) -> None:
-        """Reports to the coordinator that the site opened or closed, and wakes the lanes."""
-        closed = self.closed()
-        if closed == self._closed:
+        """Reports that the site opened, closed or was paused, and wakes the lanes.
+
+        Work that waits, and would not begin before its deadline, is declined, so that its round does not wait for it.
+        """
+        closing = self.closing()
+        if closing == self._told:
             return
-        self._closed = closed
-        message = "the site is open" if closed is None else f"the site is closed until {closed:%Y-%m-%d %H:%M} UTC"
-        self.events.tell("open" if closed is None else "closed", message)
+        self._told = closing
+        self._tell_owner()
         self.attendance.beat(*self.working())
         with self._changed:
+            late = [(job, self._not_before_deadline(job.order)) for job in self._waiting]
+            self._waiting = deque(job for job, declined in late if declined is None)
             self._changed.notify_all()
+        for job, declined in late:
+            if declined is not None:
+                self.decline(declined, job.order.envelope)
+
+    def _tell_owner(self) -> None:
+        if self._told is None:
+            self.events.tell("open", "the site is open")
+        else:
+            self.events.tell(self._told.reason, f"the site is {self._told}, and begins no new work")
 
     def working(self) -> tuple[str, float]:
         """The assignment in work, empty when idle, and the share of it that is done."""
@@ -235,6 +258,15 @@ class Runner:
         return (job.name, job.progress) if job is not None else ("", 0.0)
 
     # Called by other threads
+
+    def work_now(self) -> tuple[WorkNow, ...]:
+        """The work that has begun, the oldest first."""
+        with self._changed:
+            jobs = [(job.order, began) for job in self._current.values() if (began := job.began) is not None]
+        return tuple(
+            WorkNow(of.manifest.assignment_id, of.manifest.run_id, of.manifest.round, of.work.doing, began)
+            for of, began in jobs
+        )
 
     def stop(self) -> None:
         """Ends `run`. Assignments in work are dropped; the coordinator sends them again."""
@@ -277,7 +309,7 @@ class Runner:
         """The next job of a lane, as soon as there is one; None when the worker stops."""
 
         def of_lane() -> _Job | None:
-            if lane is Lane.COMPUTE and self.closed() is not None:
+            if lane is Lane.COMPUTE and self.closing() is not None:
                 return None  # work that has begun goes on, and so do the messages of private rounds
             return next((job for job in self._waiting if job.order.work.lane is lane), None)
 

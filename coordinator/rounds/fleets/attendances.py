@@ -21,6 +21,7 @@ from coordinator.fault_state import FaultState
 from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.fleets.deliveries import deliver
 from coordinator.rounds.fleets.presence import AttendanceStream, Attending, EndedStream, Presence
+from federation.work.closing import SiteClosing
 from storage.database import Database
 from storage.models import AttendanceRow, CoordinatorProcess
 
@@ -29,10 +30,11 @@ log = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0  # between two statements that write the signs of life of all streams
 PAUSE_SECONDS = 0.05  # after a look, so that many changes at once cause few looks
 _BEAT = text(
-    "UPDATE attendances SET last_seen = beat.seen, closed_until = beat.closed FROM unnest(CAST(:clients AS text[]), "
-    "CAST(:streams AS integer[]), CAST(:seen AS timestamptz[]), CAST(:closed AS timestamptz[])) "
-    "AS beat (client, stream, seen, closed) WHERE attendances.client_id = beat.client "
-    "AND attendances.stream = beat.stream AND attendances.coordinator = :coordinator"
+    "UPDATE attendances SET last_seen = beat.seen, closed_until = beat.closed, paused = beat.paused "
+    "FROM unnest(CAST(:clients AS text[]), CAST(:streams AS integer[]), CAST(:seen AS timestamptz[]), "
+    "CAST(:closed AS timestamptz[]), CAST(:paused AS boolean[])) AS beat (client, stream, seen, closed, paused) "
+    "WHERE attendances.client_id = beat.client AND attendances.stream = beat.stream "
+    "AND attendances.coordinator = :coordinator"
 )
 _LEAVE = text(
     'UPDATE attendances SET "left" = ended.at FROM unnest(CAST(:clients AS text[]), CAST(:streams AS integer[]), '
@@ -47,7 +49,7 @@ class _Written(NamedTuple):
 
     number: int
     last_seen: datetime
-    closed_until: datetime | None
+    closing: SiteClosing | None
 
 
 class _StreamRow(NamedTuple):
@@ -59,6 +61,7 @@ class _StreamRow(NamedTuple):
     last_seen: datetime
     left: datetime | None
     closed_until: datetime | None
+    paused: bool
     sign: datetime | None  # None if that coordinator is not on record any more
     alive: bool
 
@@ -174,14 +177,14 @@ class SharedAttendances(Attendances):
             "coordinator": self._coordinator,
             "last_seen": stream.last_seen,
             "left": None,
-            "closed_until": stream.closed_until,
+            **_closing_columns(stream.closing),
         }
 
     def _write(self) -> None:
-        """Writes which streams have begun, closed or ended, and once in a second the other signs of life."""
+        """Writes which streams have begun, closed, paused or ended, and once in a second the other signs of life."""
         self._ended += self._presence.take_ended()
         now = {
-            name: _Written(stream.number, stream.last_seen, stream.closed_until)
+            name: _Written(stream.number, stream.last_seen, stream.closing)
             for name, stream in self._presence.streams().items()
             if stream.number
         }
@@ -206,11 +209,13 @@ class SharedAttendances(Attendances):
         return before is None or before._replace(last_seen=stream.last_seen) != stream
 
     def _write_beats(self, session: Session, changed: Mapping[str, _Written]) -> None:
+        closings = [_closing_columns(stream.closing) for stream in changed.values()]
         columns = {
             "clients": list(changed),
             "streams": [stream.number for stream in changed.values()],
             "seen": [stream.last_seen for stream in changed.values()],
-            "closed": [stream.closed_until for stream in changed.values()],
+            "closed": [closing["closed_until"] for closing in closings],
+            "paused": [closing["paused"] for closing in closings],
         }
         session.execute(_BEAT, {"coordinator": self._coordinator, **columns})
 
@@ -248,7 +253,11 @@ class SharedAttendances(Attendances):
         others = [row for row in rows if row.coordinator != self._coordinator]
         self._note_deaths({row.coordinator: row.alive for row in others})
         attending = {
-            row.client_id: Attending(client_id=row.client_id, last_seen=row.last_seen, closed_until=row.closed_until)
+            row.client_id: Attending(
+                client_id=row.client_id,
+                last_seen=row.last_seen,
+                closing=SiteClosing.of(row.closed_until, paused=row.paused),
+            )
             for row in others
             if row.left is None and row.alive
         }
@@ -273,6 +282,7 @@ class SharedAttendances(Attendances):
             AttendanceRow.last_seen,
             AttendanceRow.left,
             AttendanceRow.closed_until,
+            AttendanceRow.paused,
             signs,
             func.coalesce(signs > now - self._lease, False),
         ).outerjoin_from(AttendanceRow, CoordinatorProcess, CoordinatorProcess.coordinator == AttendanceRow.coordinator)
@@ -297,6 +307,13 @@ class SharedAttendances(Attendances):
             return row.left
         last = row.last_seen if row.sign is None else row.sign + self._lease
         return self._died.get(row.coordinator, last)
+
+
+def _closing_columns(closing: SiteClosing | None) -> dict[str, object]:
+    return {
+        "closed_until": None if closing is None else closing.until,
+        "paused": closing is not None and closing.paused,
+    }
 
 
 def attendances_of(

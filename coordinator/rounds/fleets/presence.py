@@ -14,6 +14,7 @@ from datetime import datetime
 from coordinator.cluster.announcements import AnnouncementKind, Announcements
 from coordinator.listeners import Listeners
 from federation.refusals import Refusal
+from federation.work.closing import SiteClosing
 from storage.models import Assignment
 
 
@@ -55,7 +56,7 @@ class Attending:
 
     client_id: str
     last_seen: datetime  # its last heartbeat
-    closed_until: datetime | None = None  # while its site is closed
+    closing: SiteClosing | None = None  # None while its site is open
 
 
 @dataclass(eq=False, kw_only=True)
@@ -149,16 +150,16 @@ class Presence:
         at: datetime,
         assignment_id: str,
         progress: float,
-        closed_until: datetime | None = None,
+        closing: SiteClosing | None = None,
     ) -> None:
-        """Notes a sign of life, and the closing time of the client's site."""
+        """Notes a sign of life, and whether the client's site is closed or paused."""
         attendance.last_seen = at
         attendance.assignment_id = assignment_id
         attendance.progress = progress
         with self._lock:
             self._seen[attendance.client_id] = at
-        if closed_until != attendance.closed_until:
-            attendance.closed_until = closed_until
+        if closing != attendance.closing:
+            attendance.closing = closing
             self.changed.tell()
 
     def streams(self) -> dict[str, AttendanceStream]:
@@ -193,7 +194,7 @@ class Presence:
         """
         with self._lock:
             before, self._elsewhere = self._elsewhere, attending
-            changed = _closing(before) != _closing(attending) or self._left_elsewhere.keys() != left.keys()
+            changed = _closings(before) != _closings(attending) or self._left_elsewhere.keys() != left.keys()
             self._left_elsewhere = left
             older = [stream for stream in newer_elsewhere if self._streams.get(stream.client_id) is stream]
             for stream in older:
@@ -245,5 +246,5 @@ def superseded() -> Refusal:
     return Refusal("superseded", "another stream with this client's certificate took over")
 
 
-def _closing(attending: Mapping[str, Attending]) -> dict[str, datetime | None]:
-    return {client_id: item.closed_until for client_id, item in attending.items()}
+def _closings(attending: Mapping[str, Attending]) -> dict[str, SiteClosing | None]:
+    return {client_id: item.closing for client_id, item in attending.items()}

@@ -35,6 +35,7 @@ from federation.spec.run_spec import RunSpec
 from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import AssignmentManifest, Input, Row
 from federation.work.base import payload_layout
+from federation.work.closing import SiteClosing
 from federation.work.registry import encode
 from storage import audit, models
 from storage.models import Assignment
@@ -135,14 +136,14 @@ class RemoteFleet(Fleet):
 
     def absent(self, session: Session) -> dict[str, str]:
         clients, attending = known_clients(session, self._spec, self.run.objectives), self._presence.attending()
-        reasons = {name: f"is closed until {until:%Y-%m-%d %H:%M} UTC" for name, until in self._closed().items()}
+        reasons = {name: f"is {closing}" for name, closing in self._closed().items()}
         reasons |= reluctant(session, self.run.run_id)
         return {name: reasons[name] for name in sorted(reasons) if name in clients and name in attending}
 
-    def _closed(self) -> dict[str, datetime]:
-        """The clients whose sites are closed now, with the end of the closing time."""
+    def _closed(self) -> dict[str, SiteClosing]:
+        """The clients whose sites are closed or paused now."""
         attending = self._presence.attending().items()
-        return {name: stream.closed_until for name, stream in attending if stream.closed_until is not None}
+        return {name: stream.closing for name, stream in attending if stream.closing is not None}
 
     def ask(self, question: Question) -> Replies:
         phase_id = self._issue(question)

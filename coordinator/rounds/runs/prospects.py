@@ -32,11 +32,13 @@ from federation.task_layout import TaskLayout
 from federation.text import counted
 from federation.vectors import Layout, Tensor
 from federation.work.base import Shape, Work, payload_layout
+from federation.work.closing import CLOSED, PAUSED
 from federation.work.train.work import Train
 from federation.work.work_bounds import Problem, WorkBounds
 from storage.models import Client
 
-ABSENT, CLOSED, OBJECTIVES = "absent", "closed", "objectives"
+ABSENT, OBJECTIVES = "absent", "objectives"
+NOT_ASKED = (ABSENT, CLOSED, PAUSED, OBJECTIVES)
 NAMED = 10  # members in a warning
 
 
@@ -62,7 +64,7 @@ class NotTakingPart(NamedTuple):
 
     Attributes:
         client_id: its name.
-        reason: that of its decline, or `ABSENT`, `CLOSED` or `OBJECTIVES` for a member that is not asked.
+        reason: that of its decline, or one of `NOT_ASKED` for a member that is not asked.
         message: the same as text, in the words of its worker.
     """
 
@@ -162,8 +164,8 @@ def _away(
     """The members of these names that could not be asked now, each with the reason."""
     for name in names:
         stream = attending.get(name)
-        if stream is not None and stream.closed_until is not None:
-            yield name, (CLOSED, f"it is closed until {stream.closed_until:%Y-%m-%d %H:%M} UTC")
+        if stream is not None and stream.closing is not None:
+            yield name, (stream.closing.reason, f"it is {stream.closing}")
         elif stream is None and not enrolled:
             yield name, (ABSENT, "it does not attend")
 
@@ -172,7 +174,7 @@ def _declines(others: Sequence[NotTakingPart], known: int) -> Iterator[str]:
     """A warning for the members of each decline."""
     names = defaultdict(list)
     for other in others:
-        if other.reason not in (ABSENT, CLOSED, OBJECTIVES):
+        if other.reason not in NOT_ASKED:
             names[other.reason, other.message].append(other.client_id)
     for (reason, message), who in names.items():
         yield f"{_named(who, known)} will decline work of this run: {message} [{reason}]"

@@ -74,13 +74,15 @@ def _clients(
 
 
 def _client(client: models.Client, attendance: Attending | None, expires: datetime | None) -> messages.Client:
+    closing = None if attendance is None else attendance.closing
     return like(
         messages.Client,
         client,
         attending=attendance is not None,
         last_seen=client.last_seen if attendance is None else attendance.last_seen,
         certificate_expires=expires,
-        closed_until=None if attendance is None else attendance.closed_until,
+        closed_until=None if closing is None else closing.until,
+        paused=closing is not None and closing.paused,
         tasks=[
             messages.TaskSummary(
                 task=task,

@@ -1,10 +1,9 @@
 """`fedpareto admin audit ...`: shows and verifies the audit log."""
 
-import re
 import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -13,8 +12,8 @@ from federation.record.log_kinds import KINDS
 from federation.text import counted
 from fedpareto.cli.admin.app import Home, connected
 from fedpareto.cli.commands import QuickHelpGroup
-from fedpareto.cli.failure import USAGE, CommandFailure
-from fedpareto.cli.shared_options import JsonOption
+from fedpareto.cli.failure import CommandFailure
+from fedpareto.cli.shared_options import JsonOption, moment_of
 from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
 
@@ -37,9 +36,7 @@ audit = typer.Typer(
     rich_markup_mode=None,
 )
 
-_AGO = re.compile(r"(\d{1,6})([smhd])")
 _SHORTEST_SECONDS = 1.0  # of a call whose certificate was valid when it began
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 @audit.callback()
@@ -66,7 +63,7 @@ def show_log(
         return
     request = v1.ListAuditRequest(actor=actor, follow=follow, kind=kind)
     if since is not None:
-        request.since.FromDatetime(_time(since, datetime.now(UTC)))
+        request.since.FromDatetime(moment_of("--since", since, datetime.now(UTC), ahead=False))
     with connected(context, home) as stub:
         for entries in listed(stub, request):
             for entry in entries:
@@ -148,16 +145,3 @@ def _line(entry: "v1.AuditEntry") -> str:
     if entry.times > 1:
         parts.append(f"{entry.times} times")
     return "  ".join(parts)
-
-
-def _time(text: str, now: datetime) -> datetime:
-    """The time that `--since` names."""
-    if (ago := _AGO.fullmatch(text)) is not None:
-        return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise CommandFailure(
-            f"--since {text}: expected 90m, 12h, 7d, or a time as in 2026-05-04T12:00", code=USAGE
-        ) from None
-    return moment if moment.tzinfo is not None else moment.astimezone()

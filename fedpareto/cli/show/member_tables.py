@@ -57,8 +57,9 @@ def _wrong(client: Client, now: datetime, names: RunNames) -> Iterator[str]:
         yield f"waits for approval: fedpareto admin approve {client.client_id}"
     if name == "REVOKED":
         return
-    if client.HasField("closed_until"):
-        yield f"closed until {when(client, 'closed_until')[:16]}"
+    if client.paused or client.HasField("closed_until"):
+        until = f" until {when(client, 'closed_until')[:16]}" if client.HasField("closed_until") else " by its owner"
+        yield f"{'paused' if client.paused else 'closed'}{until}"
     elif not client.attending:
         yield "does not attend"
     if client.undecided:

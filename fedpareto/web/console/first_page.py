@@ -248,8 +248,9 @@ def _away(lists: Lists) -> list[str]:
 def _state(client: v1.Client) -> MemberState:
     if name_of(client, "state") == "PENDING":
         return MemberState(client, "pending", "warning", "waits for approval")
-    if client.HasField("closed_until"):
-        return MemberState(client, "closed", "notice", f"until {moment(client.closed_until)}")
+    if client.paused or client.HasField("closed_until"):
+        until = f"until {moment(client.closed_until)}" if client.HasField("closed_until") else "by its owner"
+        return MemberState(client, "paused" if client.paused else "closed", "notice", until)
     if client.attending:
         return MemberState(client, "connected", "good", "")
     return MemberState(client, "not connected", "warning", wording.since(client))

@@ -263,7 +263,8 @@ def test_the_command_lists_entries_and_follows_them(recorded: Recorded) -> None:
     assert lines
     assert all("fedpareto://test/client/ann" in line for line in lines)
     assert recorded.command("--since", "2030-01-01") == ""
-    assert "expected 90m, 12h, 7d, or a time" in recorded.command("--since", "soon", code=1)
+    for never in ("soon", "999999d", "0001-01-01T00:00+14:00"):
+        assert "expected 90m, 12h, 7d, or a time" in recorded.command("--since", never, code=1)
 
 
 def test_the_command_verifies_what_a_daemon_serves_and_names_what_was_edited(recorded: Recorded) -> None:

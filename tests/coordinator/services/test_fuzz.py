@@ -260,7 +260,7 @@ def federation_calls(scene: Scene) -> dict[str, Say]:
     layout = common.TaskLayout(digest=digest(b""), tensors=2, elements=9)
     offers = [wire.TaskOffer(task="other", samples=9, layout=layout)]
     limits = wire.WorkLimits(samples=9, max_epochs=0.5)
-    hello = wire.AttendRequest(hello=wire.Hello(software="t", tasks=offers, device="cpu", limits=limits))
+    hello = wire.AttendRequest(hello=wire.Hello(software="t", tasks=offers, limits=limits, paused=True))
     name = common.AssignmentManifest.FromString(scene.orders[0].manifest).assignment_id
     beat = wire.AttendRequest(heartbeat=wire.Heartbeat(assignment_id=name, progress=0.5))
     decline = wire.AttendRequest(decline=mallory.declined("0" * 32, "no-data", "none"))

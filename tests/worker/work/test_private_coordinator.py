@@ -29,6 +29,7 @@ from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator, Submission
 from tests.worker.scene import Scene, serving
 from tests.worker.work.scene import DOCUMENT, OTHERS, invited, keys_of_five, pin, session_terms, to_be_ready
 from tests.works import set_work
+from worker.site.pause import Pause, write_pause
 
 
 class Liar(Scene):
@@ -194,6 +195,16 @@ def test_a_session_at_another_attempt_is_over_also_after_a_restart(liar: Liar) -
     assert liar.declines(liar.ready(terms, attempt=3)) == "session-over"
     _, fresh, _ = liar.answered(liar.ready(liar.terms(b"the next attempt"), attempt=3))
     assert fresh.keys != said.keys
+
+
+def test_a_pause_in_a_session_lets_it_go_on_and_begins_no_other_one(liar: Liar) -> None:
+    members, terms = sorted(liar.keys), liar.terms()
+    running = liar.start()
+    own, _, _ = liar.answered(liar.ready(terms))
+    write_pause(liar.home.pause, Pause(None))
+    running.wait_for("paused")
+    liar.answered(liar.deal([own, *(colluder(name, terms, liar.keys[name]) for name in OTHERS)], terms, members))
+    assert liar.declines(liar.ready(liar.terms(b"of another round."))) == "paused"
 
 
 def test_forged_replies_end_a_session_and_secrets_are_dealt_once(liar: Liar) -> None:

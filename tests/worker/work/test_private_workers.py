@@ -251,6 +251,34 @@ def with_dying_worker(scene: Members, name: str, spec: str, number: int) -> str:
 
 
 @pytest.mark.full
+def test_a_member_that_is_paused_in_a_private_round_does_its_part_in_it_and_is_not_asked_in_the_next(
+    scene: Members,
+) -> None:
+    fed, paused = scene.fed, CLIENTS[0]
+    run = fed.submit("paused", in_mode("sum", 400), "--paused")
+    accepted = "select 1 from consents where run_id = :run and answer = 'ACCEPTED'"
+    wait_for(lambda: len(fed.query(accepted, run=run)) == 5, "all owners to accept the run")
+    fed.workers[LATE].stop()
+    fed.admin("resume", run)
+    ready = (
+        "select 1 from replies join assignments using (assignment_id) join phases using (phase_id) "
+        "join rounds using (round_id) where accepted and run_id = :run"
+    )
+    wait_for(lambda: len(fed.query(ready, run=run)) == 4, "the others to be ready")
+    home = ("--home", str(fed.directory / paused))
+    fed.fedpareto("worker", "pause", *home)
+    fed.workers[paused].wait_for_text("the site is paused")
+    scene.work(LATE)
+    fed.wait_completed(run)
+    assert list(scene.step(run).secure[0].survivors) == list(CLIENTS)
+    waits = fed.submit("not-asked", in_mode("sum", 401))
+    reason = f"{paused} is paused"
+    wait_for(lambda: reason in fed.query("select reason from runs where run_id = :run", run=waits)[0][0], reason)
+    fed.fedpareto("worker", "resume", *home)
+    fed.wait_completed(waits)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["verified", "sum", "private"])
 def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobody(
     scene: Members, mode: str, tmp_path: Path

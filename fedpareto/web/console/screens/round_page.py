@@ -28,6 +28,7 @@ _REMEDIES = {
     "disk": "The member's disk is full: ask its owner to free some space.",
     "policy": "The owner's policy does not allow it: ask the owner, or change the specification.",
     "closed": "The member was closed: its owner has set the hours.",
+    "paused": "The member's owner has paused it, and resumes it.",
     "absent": f"It was not connected: {_DOCTOR}",
     "away": f"It is not connected now: {_DOCTOR}",
     "deadline": "It took longer than the deadline: look at the member's lane, or give `train.deadline_seconds` more.",

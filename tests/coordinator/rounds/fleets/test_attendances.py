@@ -22,6 +22,7 @@ from coordinator.rounds.fleets.attendances import Attendances, SharedAttendances
 from coordinator.rounds.fleets.consents import Offers
 from coordinator.rounds.fleets.presence import AttendanceStream, Presence
 from federation.refusals import Refusal
+from federation.work.closing import SiteClosing
 from storage.database import Database
 from storage.models import AttendanceRow, Client, CoordinatorProcess
 from storage.states import ClientState
@@ -68,18 +69,18 @@ class Site:
     loop: asyncio.AbstractEventLoop
     changes: int = 0
 
-    def entered(self, client: str, closed_until: datetime | None = None) -> AttendanceStream:
+    def entered(self, client: str, closing: SiteClosing | None = None) -> AttendanceStream:
         """A stream that has its number."""
         stream = AttendanceStream(
-            client_id=client, tasks={}, objectives={}, loop=self.loop, last_seen=utc_now(), closed_until=closed_until
+            client_id=client, tasks={}, objectives={}, loop=self.loop, last_seen=utc_now(), closing=closing
         )
         with self.database.begin() as session:
             self.attendances.enter(session, stream)
         return stream
 
-    def attend(self, client: str, *, closed_until: datetime | None = None) -> AttendanceStream:
+    def attend(self, client: str, *, closing: SiteClosing | None = None) -> AttendanceStream:
         """A stream begins, as in `Attend`."""
-        stream = self.entered(client, closed_until)
+        stream = self.entered(client, closing)
         self.presence.join(stream)
         return stream
 
@@ -96,6 +97,10 @@ class Site:
     def said(self, stream: AttendanceStream) -> object:
         """The next message of a stream."""
         return asyncio.run_coroutine_threadsafe(stream.outbox.get(), self.loop).result(SECONDS)
+
+    def sees_closing(self, client: str, closing: SiteClosing | None) -> None:
+        """Waits until this is why the client's site begins no work."""
+        wait_for(lambda: self.presence.attending()[client].closing == closing, f"{client}: {closing}")
 
     def sees(self, *clients: str) -> None:
         """Waits until just these attend."""
@@ -146,15 +151,18 @@ def all_see(sites: Sequence[Site], *clients: str, left: Mapping[str, datetime]) 
         assert each.presence.left() == left
 
 
-def test_every_coordinator_sees_who_attends_where_who_is_closed_and_who_has_left(start: Start) -> None:
+def test_every_coordinator_sees_who_attends_where_who_is_closed_or_paused_and_who_has_left(start: Start) -> None:
     first, second, third = sites = start(), start(), start()
     stream = first.attend("client-1")
-    second.attend("client-2")
+    paused = SiteClosing(None, paused=True)
+    second.attend("client-2", closing=paused)
     all_see(sites, "client-1", "client-2", left={})
     assert set(first.presence.streams()) == {"client-1"}
+    assert third.presence.attending()["client-2"].closing == paused
     until = utc_now() + LONG
-    first.presence.heartbeat(stream, utc_now(), "", 0.0, until)
-    wait_for(lambda: third.presence.attending()["client-1"].closed_until == until, "the closing time")
+    for closing in (SiteClosing(until), paused, SiteClosing(until, paused=True), None):
+        first.presence.heartbeat(stream, utc_now(), "", 0.0, closing)
+        third.sees_closing("client-1", closing)
     at = utc_now()
     first.presence.leave(stream, at)
     all_see(sites, "client-2", left={"client-1": at})

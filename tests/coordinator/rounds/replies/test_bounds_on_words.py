@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from coordinator.rounds.replies.content import MAX_NUMBERS
 from federation.digests import digest
@@ -89,7 +90,7 @@ def with_budget(**budget: Any) -> Hello:
     return Hello(tasks=[TaskOffer(task="task-0", samples=1, noise_budget=NoiseBudget(**budget))])
 
 
-@few("digest", "elements", "samples", "nan", "epsilon", "rate")
+@few("digest", "elements", "samples", "nan", "epsilon", "rate", "time")
 @pytest.mark.parametrize(
     ("hello", "words"),
     [
@@ -114,13 +115,16 @@ def with_budget(**budget: Any) -> Hello:
             with_budget(noise=1, epsilon=8, delta=1e-5, spent=[SpentNoise(noise=1, rate=2)]),
             "spent: noise = 1, rate = 2",
         ),
+        (Hello(paused=True, closed_until=Timestamp(seconds=2**62)), "closed_until does not exist"),
     ],
     ids=[
         *("empty", "digest", "upper", "none", "fewer", "elements", "samples", "bytes", "nan", "negative", "infinite"),
-        *("no-budget", "epsilon", "long", "rate"),
+        *("no-budget", "epsilon", "long", "rate", "time"),
     ],
 )
-def test_a_layout_or_a_bound_that_cannot_be_is_refused_and_not_kept(stage: Stage, hello: Hello, words: str) -> None:
+def test_a_layout_a_bound_or_a_time_that_cannot_be_is_refused_and_not_kept(
+    stage: Stage, hello: Hello, words: str
+) -> None:
     (player,) = stage.cast("kept", "ann")
     stream = Speaker(player, hello)
     found = stream.end()

@@ -184,6 +184,30 @@ def test_a_closed_site_is_not_asked_and_the_run_says_when_it_opens(stage: Stage)
     stage.complete(run, ann)
 
 
+def test_a_paused_site_is_not_asked_and_everybody_sees_that_it_is_paused_and_no_date(stage: Stage) -> None:
+    task, [ann, ben] = stage.crew("ann", "ben")
+    ann.say(heartbeat=Heartbeat(paused=True))
+
+    def paused() -> bool:
+        clients = stage._admin.ListClients(admin.ListClientsRequest(), timeout=SECONDS).clients
+        return any(one.client_id == "ann" and one.paused and not one.HasField("closed_until") for one in clients)
+
+    wait_for(paused, "the site to be paused")
+    both = stage.submit(spec(f"consents-{stage.count}", task, more="[selection]\nminimum = 2"))
+    words = f"1 of 2 are ready for {task}; ann is paused"
+    wait_for(lambda: words in stage.run(both).reason, words)
+    assert "paused by its owner" in command(stage, "clients")
+    members = {member["client_id"]: member for member in stage.served.document("status")["members"]}
+    assert (members["ann"]["state"], members["ann"]["since"]) == ("paused", "by its owner")
+    stage.stop_run(both)
+    one = stage.submit(spec(f"consents-{stage.count}", task))
+    stage.complete(one, ben)
+    assert ann.orders() == []
+    assert stage.rounds(one)[0].not_asked == {"ann": "is paused"}
+    ann.say(heartbeat=Heartbeat())
+    wait_for(lambda: not paused(), "the site to be open")
+
+
 def test_answers_are_in_the_bundle_and_an_edited_one_is_named(stage: Stage, tmp_path: Path) -> None:
     task, (ann, ben, cleo) = stage.crew("ann", "ben", "cleo")
     streams = {player: attends(player, task) for player in (ann, ben)}

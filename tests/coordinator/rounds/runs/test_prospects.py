@@ -249,15 +249,18 @@ def test_a_submission_warns_of_rounds_that_would_be_skipped(stage: Stage) -> Non
 
 def test_members_that_cannot_be_asked_now_are_named_too(stage: Stage) -> None:
     task = Numbers(stage.task())
-    away, closed = (owner(stage, task, name) for name in ("away", "closed"))
+    away, closed, paused = (owner(stage, task, name) for name in ("away", "closed", "paused"))
     owner(stage, task, "there", approve="each-run")
     stage.hang_up(away.player)
     hello = closed.hello
     hello.closed_until.FromDatetime(datetime(2100, 1, 1, tzinfo=UTC))
     closed.attend(hello)
+    hello = paused.hello
+    hello.paused = True
+    paused.attend(hello)
     response = outlook(stage, spec("away", task.name))
     assert list(response.members) == ["there"]
-    assert reasons(response) == {"away": "absent", "closed": "closed"}
+    assert reasons(response) == {"away": "absent", "closed": "closed", "paused": "paused"}
     assert response.obstacle == ""
     accepts = "there (1 of 1 member) must accept the run first, by policy or by decision of the owner"
     assert list(response.warnings) == [accepts]
@@ -267,6 +270,8 @@ def test_members_that_cannot_be_asked_now_are_named_too(stage: Stage) -> None:
     assert required.obstacle == (
         "the run could not begin: selection.required names closed: it is closed until 2100-01-01 00:00 UTC"
     )
+    required = outlook(stage, spec("away", task.name, more='selection.required = ["paused"]'))
+    assert required.obstacle == "the run could not begin: selection.required names paused: it is paused"
 
 
 def test_a_required_member_that_would_decline_and_chance_are_told(stage: Stage) -> None:

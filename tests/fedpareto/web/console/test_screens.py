@@ -4,10 +4,12 @@ import html
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from federation.v1.federation_pb2 import Heartbeat
 from fedpareto.web.report import page
 from fedpareto.web.sections.shown_run import ShownRun
 from storage.states import RunState
@@ -160,6 +162,20 @@ def test_a_member_that_is_not_connected_is_not_advised_to_get_more_time(stage: S
     told = advice()
     assert "It is not connected now" in told["ben"]
     assert "deadline_seconds" not in told["ben"]
+
+
+def test_a_paused_member_is_shown_as_paused_and_not_as_closed(stage: Stage, console: Served) -> None:
+    _, [ann] = stage.crew("ann")
+    ann.say(heartbeat=Heartbeat(paused=True))
+    path = "/members/ann"
+    wait_for(lambda: "paused" in verdict_of(console.page(path)), "the pause to be shown")
+    assert verdict_of(console.page(path)) == "Its owner has paused it."
+    until = Heartbeat(paused=True)
+    until.closed_until.FromDatetime(datetime(2100, 1, 1, 12, tzinfo=UTC))
+    ann.say(heartbeat=until)
+    wait_for(lambda: "until" in verdict_of(console.page(path)), "the time to be shown")
+    assert "Its owner has paused it until 2100-01-01 " in " ".join(words(console.page(path)).split())
+    ann.say(heartbeat=Heartbeat())
 
 
 def test_equal_failures_are_one_entry_that_leads_to_each_round(stage: Stage, console: Served, lacking: Lacking) -> None:
