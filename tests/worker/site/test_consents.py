@@ -266,6 +266,9 @@ def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
             directory = made.join(client)
             if client == "hospital-a":
                 (directory / "policy.toml").write_text('approve = "each-run"\nsubmitters = ["admin"]\n')
+                with (directory / "worker.toml").open("a") as settings:
+                    told = made.directory / "told"
+                    settings.write(f"""notify.command = ["sh", "-c", 'cat >> "$0"', "{told}"]\n""")
             made.work(client, "--set", f"part={place + 1}/8")
         made.attending("hospital-a", "hospital-b")
         yield made
@@ -279,6 +282,11 @@ def test_a_run_waits_for_the_owner_of_a_member_and_goes_on_seconds_after_the_app
     assert [path for path in WorkerHome(home).cache.rglob("*") if path.is_file()] == []
     [waiting] = [one for one in fed.admin("clients")["clients"] if one["client_id"] == "hospital-a"]
     assert waiting["undecided"] == ["waits"]
+    told = fed.directory / "told"
+    wait_for(lambda: told.exists() and told.read_text().endswith("\n"), "the fact")
+    [document] = [json.loads(line) for line in told.read_text().splitlines()]
+    [fact] = document["facts"]
+    assert (document["client_id"], fact["kind"], fact["run_id"]) == ("hospital-a", "run-waits", run)
     [consent] = fed.run_state(run)["consents"]
     assert (consent["client_id"], consent["answer"], consent["check"]["verified"]) == ("hospital-a", "waiting", True)
     fed.fedpareto("worker", "approve", run, "--home", str(home))
