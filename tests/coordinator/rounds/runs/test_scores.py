@@ -121,7 +121,7 @@ def test_the_best_round_is_the_last_of_those_with_the_best_value_where_no_loss_d
         assert (best[higher, "a"], best[lower, "a"]) == ((1, 0.625), (0, 0.25))
         assert (best[higher, "b"], best[lower, "b"]) == ((0, 0.5), (1, 0.125))
     assert scores.best_round(session, run, "loss", "", "")[:2] == (1, -0.625), "of the validation split"
-    nowhere = r"run run has a validation loss \(weighted\) on record; `fedpareto admin round run -1` shows"
+    nowhere = r"run run has a validation loss \(weighted\) on record: its specification, .* says what is measured"
     for metric, of, split, why in (
         ("loss", "weighted", "", nowhere),  # without samples
         ("loss", "c", "test", r"has a test loss \(c\) on record"),
