@@ -60,8 +60,8 @@ def shrink(dealt: Collection[str], answers: Mapping[str, Collection[str]], t: in
         if name not in dealt:
             raise Malformed(Fault.ACCUSATION, f"{name!r} did not deal")
         check(dealt, name, names)
-    # Counted over all answers, also of those that leave below: otherwise liars that leave first would take accusations
-    # against a bad dealer with them.
+    # All answers count, also those of members that are removed below: otherwise liars who are removed first would
+    # take their accusations against a bad dealer with them.
     accusations = Counter(name for names in answers.values() for name in names)
     left = set(answers)
     # Section 2.4: of more than t accusers one is honest, so the dealer is bad. At t or fewer, liars alone could remove

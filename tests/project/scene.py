@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 
 from tests.paths import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = [pattern.rstrip("*") for pattern in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]]
 
 
 def tool(name: str) -> Any:

@@ -169,7 +169,7 @@ def of_step(file: File, step: Any, replies: Sequence[Reply], steps: int) -> Numb
         rows = file.rows(step.combined)
         last = step.secure[-1]
         found |= {"private/members": len(last.survivors), "private/blur": privacy.get("blur", 1.0)}
-        if file.run["algorithm"]["name"].startswith("fedavg"):  # its rule is plain averaging, whatever is left of it
+        if file.run["algorithm"]["name"].startswith("fedavg"):  # plain averaging, also after dropouts
             found |= {"entropy": entropy(np.array(last.coefficients)), "private/rule_share": 1.0}
         if rows is not None:
             found["direction_norm"] = float(np.linalg.norm(rows[0]))

@@ -118,7 +118,7 @@ def _number(value: float | None) -> float:
 
 
 def _scores(session: Session, client_id: str, round_: Round, spec: RunSpec) -> list[ModelScore]:
-    """The member's own measurements of a model; of those of all members the mean and the worst, if it is disclosed."""
+    """What the member measured of a model, and the mean and the worst over all members where the run discloses them."""
     if concealed(round_.run):
         return []
     rows = session.scalars(select(Evaluation).where(Evaluation.round_id == round_.round_id)).all()

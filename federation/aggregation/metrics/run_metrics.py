@@ -76,7 +76,7 @@ class LastMeasured(NamedTuple):
 
 @dataclass
 class Earlier:
-    """What the metrics of a round need of those on record of the rounds before.
+    """What the metrics of a round need from the record of earlier rounds.
 
     Attributes:
         steps: the number of steps.

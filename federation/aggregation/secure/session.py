@@ -365,7 +365,7 @@ class _Session:
         ]
         points, senders = [self.points[name] for name in sorted(answers)], sorted(answers)
         recovered = unmasking.recover(points, shares, tests, t_mask=self.cohort.t_mask, t=self.cohort.t)
-        # Section 2.6: no member is named: among so many wrong answers an honest one could look wrong.
+        # Section 2.6: the record names no member here: with so many wrong answers, an honest answer could look wrong.
         if recovered is None:
             raise Voided("the shares of the masks fit no secret that was committed to", blind=True)
         self.named = {senders[index]: "wrong-shares" for index in recovered.named}

@@ -49,7 +49,7 @@ _played: list[tuple[Stage, str]] = []  # the run that several tests look at: one
 
 @pytest.fixture
 def run(stage: Stage) -> str:
-    """A completed run of two rounds by five members, whose model is the mean of those of both rounds."""
+    """A completed run of two rounds by five members. Its model is the mean of the models of both rounds."""
     if not _played or _played[-1][0] is not stage:
         name, players = stage.begin(*FIVE, rounds=2, algorithm="afl", more="selection.minimum = 5")
         stage.complete(name, *players)
