@@ -137,7 +137,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     receipt_log: Callable[[int], common.LogHead] | None = None  # sent with a receipt to a log of this size
     hold_submissions: threading.Event | None = None
     window_bytes: int = 1 << 20
-    newer: bool = False  # it says what workers of this version do not know, too
+    newer: bool = False  # it says what workers of this version do not know, too, and breaks the first upload off
+    held: bytes = b""  # of the upload that broke off
     chunks: list[tuple[int, int]] = field(default_factory=list)  # offset and length of each that came
     enrollment_refusal: Refusal | None = None
     change_enrollment: Callable[[EnrollResponse], None] | None = None
@@ -339,14 +340,18 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     def Submit(self, request_iterator: Any, context: grpc.ServicerContext) -> Iterator[wire.SubmitResponse]:  # noqa: N802
         first = next(request_iterator)
         envelope = first.reply
-        size, payload, limit = common.ReplyManifest.FromString(envelope.manifest).payload_bytes, b"", self.window_bytes
-        if size:
-            yield wire.SubmitResponse(window=wire.Window(offset=0, limit=limit))
+        size, payload = common.ReplyManifest.FromString(envelope.manifest).payload_bytes, self.held
+        limit = len(payload) + self.window_bytes
         if self.newer:
             yield wire.SubmitResponse.FromString(NEWER)
+        if size:
+            yield wire.SubmitResponse(window=wire.Window(offset=len(payload), limit=limit))
         for request in request_iterator:
             self.chunks.append((request.offset, len(request.chunk)))
             payload += request.chunk
+            if self.newer and not self.held:
+                self.held = payload
+                context.abort(grpc.StatusCode.UNAVAILABLE, "hung up")
             if len(payload) == limit < size:
                 limit += self.window_bytes
                 yield wire.SubmitResponse(window=wire.Window(offset=len(payload), limit=limit))
