@@ -73,9 +73,9 @@ class Scene:
     """A console, and a browser that shows the run."""
 
     def __init__(self, fed: Federation, console: Served, browser: Any, run: str) -> None:
-        self.base, self.browser, self.run, self.reader = console.base, browser, run, console.reader
+        self.base, self.browser, self.run, self.reader = console.base + console.root, browser, run, console.reader
         name, _, value = console.cookie.partition("=")
-        self.cookie = {"name": name, "value": value, "url": console.base}
+        self.cookie = {"name": name, "value": value, "url": self.base}
         self.admin = AdminStub(fed.administrator())
         self.context = self.entered(viewport={"width": 1280, "height": 900})
         self.received = 0
