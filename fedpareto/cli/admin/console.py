@@ -89,11 +89,10 @@ def console_command(
         reader.start()
         url = web_server.entrance(base, keys, page)
         if as_json:
-            print_document(dumps({"url": url, "address": base, "federation": account.federation_id}))
+            print_document(dumps({"url": url, "address": base + keys.root, "federation": account.federation_id}))
         else:
-            typer.echo(
-                f"The console of {account.federation_id} is at {base}. This address works once, within a minute:"
-            )
+            typer.echo(f"The console of {account.federation_id} is at {base}{keys.root}.")
+            typer.echo("This address works once, within a minute:")
             typer.echo(f"    {url}")
             typer.echo("Enter prints another one; Ctrl-C ends the console.")
         sys.stdout.flush()
