@@ -10,7 +10,8 @@ from federation.trust.envelope import CONTEXTS
 from federation.trust.join_string import PREFIX
 from federation.v1 import federation_pb2
 from storage.revisions import known_revisions
-from worker.site import privacy_ledger, round_ledger, run_requests
+from worker.ledgers import privacy_ledger, round_ledger
+from worker.site import run_requests
 from worker.work import memory
 
 

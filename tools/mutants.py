@@ -93,7 +93,7 @@ SUBJECTS = {
         ("tests/storage/test_blob_contract.py", "tests/storage/test_blobs.py"),
     ),
     "memory": Subject(
-        ("worker/work/memory.py", "worker/ledger_file.py"),
+        ("worker/work/memory.py", "worker/ledgers/ledger_file.py"),
         ("tests/worker/work/test_memory.py", "tests/worker/test_ledger_files.py"),
     ),
 }

@@ -39,9 +39,9 @@ from worker.connection.attendance import NONCE_BYTES, WRONG_CLOCK_SECONDS
 from worker.connection.clock import TimeRefused, signed_time
 from worker.connection.downloads import handshake
 from worker.home import WorkerHome, WorkerHomeError
+from worker.ledgers.round_ledger import RoundLedger
 from worker.site.pause import closing_now, read_pause
 from worker.site.policy_file import OpenHours, Policy, PolicyError
-from worker.site.round_ledger import RoundLedger
 from worker.work.cache import KEPT_MODELS
 
 ANSWER_SECONDS = 20.0

@@ -26,6 +26,8 @@ from worker.connection.renewal import Renewer
 from worker.connection.witness import Witness
 from worker.events import Events
 from worker.home import DiskUse, WorkerHome
+from worker.ledgers.privacy_ledger import Ledger
+from worker.ledgers.round_ledger import RoundLedger
 from worker.progress import Progress
 from worker.site.clear_answers import ClearAnswers
 from worker.site.consents import Consents
@@ -34,10 +36,8 @@ from worker.site.hello import Introduction
 from worker.site.pause import WatchedPause, closing_now
 from worker.site.policy_file import Policy
 from worker.site.privacy import SitePrivacy
-from worker.site.privacy_ledger import Ledger
 from worker.site.refused_orders import RefusedOrders
 from worker.site.roster import Roster, pinned_roster
-from worker.site.round_ledger import RoundLedger
 from worker.site.run_requests import Verdict
 from worker.status import StatusFile, WorkerStatus
 from worker.threads import LOOK_SECONDS, WorkerThreads

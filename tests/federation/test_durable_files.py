@@ -28,7 +28,7 @@ from worker import rotation
 from worker.connection.enroll import enroll
 from worker.events import Events
 from worker.home import WorkerHome
-from worker.site.privacy_ledger import Ledger
+from worker.ledgers.privacy_ledger import Ledger
 from worker.site.refused_orders import RefusedOrders
 from worker.state_file import StateFile
 from worker.work.spool import Spool

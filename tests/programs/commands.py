@@ -22,8 +22,9 @@ def migrate(home: str) -> None:
 
 
 def open_ledgers(home: str) -> None:
-    from worker.ledger_file import LedgerFile
-    from worker.site import privacy_ledger, round_ledger, run_requests
+    from worker.ledgers import privacy_ledger, round_ledger
+    from worker.ledgers.ledger_file import LedgerFile
+    from worker.site import run_requests
     from worker.work import memory
 
     for module, name in (

@@ -75,7 +75,7 @@ ADDED = {
     # A kind of work.
     "federation/work/registry.py": {'"residual", "search"': ', "ticket"'},
     # A table of a ledger.
-    "worker/site/privacy_ledger.py": {'        """,\n    ),\n': _TABLE},
+    "worker/ledgers/privacy_ledger.py": {'        """,\n    ),\n': _TABLE},
     # A setting of the coordinator and of a worker, a key of a policy and of a run specification.
     "coordinator/settings.py": {"class Settings(Section):\n": _KEY},
     "worker/config.py": {"class WorkerConfig(Section):\n": _KEY},

@@ -16,7 +16,7 @@ from tests.releases.next_version import NEXT, REVISION, migrations_since
 from tests.releases.scene import LEDGERS, rows
 from tests.releases.versions import RELEASE, Version
 from worker.home import MEMBER_FILE, WorkerHomeError
-from worker.site.privacy_ledger import Ledger
+from worker.ledgers.privacy_ledger import Ledger
 
 BUNDLES = ("open", "private")
 

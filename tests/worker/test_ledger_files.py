@@ -19,15 +19,16 @@ from federation.work.site import SessionEntry
 from tests.command_lines import failure
 from tests.paths import ROOT
 from tests.worker.scene import files_of_at_most, run_request
-from worker import ledger_file, rotation
+from worker import rotation
 from worker.events import Events
 from worker.home import MEMBER_FILE, DiskFull, FileLocked, WorkerHome, WorkerHomeError, with_remedy
-from worker.ledger_file import LedgerFile, Migrations
+from worker.ledgers import ledger_file
+from worker.ledgers.ledger_file import LedgerFile, Migrations
+from worker.ledgers.privacy_ledger import Ledger, PrivacyEntry
+from worker.ledgers.round_ledger import RoundLedger
 from worker.site.assignment_checks import Declined
 from worker.site.consents import Consents
 from worker.site.policy_file import Policy
-from worker.site.privacy_ledger import Ledger, PrivacyEntry
-from worker.site.round_ledger import RoundLedger
 from worker.site.run_requests import RunsFile
 from worker.work.memory import WorkerMemory
 

@@ -25,8 +25,8 @@ from federation.spec.computation import Computation, Descend, Measure
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import WorkError
+from worker.ledgers.privacy_ledger import Ledger, PrivacyEntry, read_ledger
 from worker.site.policy_file import SamplePolicy
-from worker.site.privacy_ledger import Ledger, PrivacyEntry, read_ledger
 
 
 @dataclass(frozen=True)

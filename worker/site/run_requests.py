@@ -11,7 +11,7 @@ from pathlib import Path
 
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.v1.common_pb2 import SignedEnvelope
-from worker.ledger_file import LedgerFile
+from worker.ledgers.ledger_file import LedgerFile
 from worker.site.policy_file import Policy
 
 APPROVED, REFUSED = "approved", "refused"  # by the owner

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from federation.digests import digest
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Memory
-from worker.ledger_file import LedgerFile
+from worker.ledgers.ledger_file import LedgerFile
 from worker.site.assignment_checks import CheckedAssignment, Declined
 
 KEPT_AFTER_DEADLINE = timedelta(days=1)

@@ -16,9 +16,9 @@ from fedpareto.on_first_use import on_first_use
 with on_first_use():
     from federation.trust.key_chain import read_rotations
     from worker.home import WorkerHome
+    from worker.ledgers.round_ledger import RoundLedger
     from worker.site.policy_file import Policy, PolicyError
     from worker.site.roster import Card, Changes, Roster, RosterError, changes, pinned_roster, read_roster
-    from worker.site.round_ledger import RoundLedger
 
 
 _COMPARE = (

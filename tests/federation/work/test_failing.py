@@ -37,7 +37,7 @@ from tests.federation.work.scene import (
     tried,
 )
 from tests.few import few_of
-from worker.site.round_ledger import RoundLedger
+from worker.ledgers.round_ledger import RoundLedger
 
 FAILURE = "TrainingDiverged: the loss is not finite at step 1"
 READY = SessionStage.READY.value

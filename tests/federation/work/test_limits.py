@@ -35,8 +35,8 @@ from tests.federation.work.scene import (
     play,
     setting,
 )
+from worker.ledgers.round_ledger import RoundLedger
 from worker.site.policy_file import Policy
-from worker.site.round_ledger import RoundLedger
 
 VICTIM = "silo-02"
 TEST = Evaluate(splits=("test",))

@@ -13,7 +13,7 @@ from tests.scripted import scripted
 from tests.worker.scene import command
 from worker.doctor import check_failures
 from worker.home import WorkerHome
-from worker.site.round_ledger import RoundLedger
+from worker.ledgers.round_ledger import RoundLedger
 
 TASKS = ("mortality", "length", "mortality", "other")
 

@@ -22,8 +22,8 @@ from tests.paths import OWNERS_CODE
 from tests.worker.scene import Scene, gradients, policy_refused, reason, training
 from tests.worker.work.scene import DOCUMENT, keys_of_five, pin, session_terms, to_be_ready
 from tests.works import set_work
+from worker.ledgers.round_ledger import RoundLedger
 from worker.site.policy_file import Policy
-from worker.site.round_ledger import RoundLedger
 
 # --- the policy
 

@@ -26,9 +26,9 @@ from tests.stage import Stage
 from tests.worker.scene import Running, Scene, command
 from tests.works import set_work
 from worker.home import MEMBER_FILE, WorkerHome
+from worker.ledgers.privacy_ledger import Ledger, PrivacyEntry, read_ledger
 from worker.site.policy_file import Policy, SamplePolicy
 from worker.site.privacy import SitePrivacy
-from worker.site.privacy_ledger import Ledger, PrivacyEntry, read_ledger
 
 pytestmark = pytest.mark.skipif(
     find_spec("dp_accounting") is None or find_spec("opacus") is None, reason="needs fedpareto[dp]"

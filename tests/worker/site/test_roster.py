@@ -18,8 +18,8 @@ from tests.command_lines import at_a_terminal, failure
 from tests.scripted import CLIENT, FEDERATION, scripted
 from tests.worker.scene import command as worker_command
 from worker.home import WorkerHome
+from worker.ledgers.round_ledger import RoundLedger
 from worker.site.roster import Card, Roster, RosterError, changes, pinned_roster, read_roster
-from worker.site.round_ledger import RoundLedger
 
 OTHERS = tuple(f"hospital-{number}" for number in range(4))
 KEYS = {name: Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number, name in enumerate(OTHERS)}

@@ -46,8 +46,8 @@ from tests.scripted import ScriptedCoordinator
 from tests.worker.scene import Running, Scene, serving
 from tests.worker.work.scene import DOCUMENT, STAGES, keys_of_five, pin, session_terms, to_be_ready
 from worker.home import WorkerHome
+from worker.ledgers.round_ledger import RoundLedger
 from worker.site.assignment_checks import Declined
-from worker.site.round_ledger import RoundLedger
 from worker.work.begun import DIED
 from worker.work.own_errors import SILENT, declining
 

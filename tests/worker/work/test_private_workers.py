@@ -38,8 +38,8 @@ from tests.verification.scene import Edited, signed_again
 from tests.worker.work.scene import STAGES, Members
 from verification.errors import VerificationError
 from verification.run import verify
+from worker.ledgers.round_ledger import RoundLedger
 from worker.site.assignment_checks import CheckedAssignment
-from worker.site.round_ledger import RoundLedger
 from worker.work.memory import WorkerMemory
 
 CLIENTS = tuple(f"client-{number}" for number in range(5))

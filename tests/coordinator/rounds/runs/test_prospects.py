@@ -32,11 +32,11 @@ from tests.harness import Attending, federation
 from tests.paths import OWNERS_CODE
 from tests.running import SECONDS, refused
 from tests.stage import LAYOUT, MODEL, Player, Stage, spec
+from worker.ledgers.privacy_ledger import Ledger, PrivacyEntry
 from worker.site.assignment_checks import Declined, check_assignment
 from worker.site.hello import Introduction
 from worker.site.policy_file import Policy, WorkLimits
 from worker.site.privacy import SitePrivacy
-from worker.site.privacy_ledger import Ledger, PrivacyEntry
 
 ALL = frozenset(Ability)
 MOVED = len(MODEL) + update_layout([("loss", LAYOUT.size)]).file_bytes  # the model and an update

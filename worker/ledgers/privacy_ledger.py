@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from federation.spec.accounting import Mechanism
-from worker.ledger_file import LedgerFile
+from worker.ledgers.ledger_file import LedgerFile
 
 MIGRATIONS = (
     (

@@ -16,10 +16,10 @@ with on_first_use():
     from federation.spec.accounting import AccountingError
     from federation.work import site
     from worker.home import WorkerHome
+    from worker.ledgers.round_ledger import RoundLedger
     from worker.progress import accept_restore, pending_restore
     from worker.site.policy_file import Policy, PolicyError
     from worker.site.privacy import spent
-    from worker.site.round_ledger import RoundLedger
 
 
 @member_command()

@@ -27,9 +27,9 @@ with on_first_use():
     from verification.own_replies import ReplyOutcome, private_problems, reply_outcomes
     from verification.run import OpenedRun
     from worker.home import WorkerHome
+    from worker.ledgers.round_ledger import RoundLedger
     from worker.receipts import Receipt, ReceiptsError, disagreements, read_receipts
     from worker.site.policy_file import Policy, PolicyError
-    from worker.site.round_ledger import RoundLedger
 
 
 @member_command(ReceiptsError)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from federation.work.site import FailedSession, SessionEntry, SessionLedger
-from worker.ledger_file import LedgerFile
+from worker.ledgers.ledger_file import LedgerFile
 
 MIGRATIONS = (
     (
