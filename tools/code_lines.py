@@ -13,6 +13,7 @@ from tokenize import COMMENT, DEDENT, ENCODING, ENDMARKER, INDENT, NEWLINE, NL, 
 ROOT = Path(__file__).resolve().parent.parent
 HOUSE = ("coordinator", "federation", "fedpareto", "worker", "storage", "verification")
 PRIVATE_ROUNDS = (
+    "worker/ledgers/round_ledger.py",
     "federation/secure",
     "federation/work/secure",
     "federation/aggregation/secure",
