@@ -6,6 +6,7 @@ gRPC call and starts no thread, so that forking it is safe.
 """
 
 import atexit
+import gc
 import multiprocessing
 import os
 import runpy
@@ -24,6 +25,7 @@ from federation.transport.tls import require_tls13
 
 # The imports of coordinators, workers and commands. None of them may start a thread or make a gRPC call.
 PRELOADED = [
+    "fedpareto.processes.imported_once",  # the first one
     "alembic.command",
     "coordinator.services.stopped",
     "cryptography.hazmat.backends.openssl.backend",
@@ -150,6 +152,7 @@ def completed(
 
 def run(arguments: list[str], files: tuple[str, str, str], cwd: str, env: dict[str, str]) -> None:
     """Runs the module, program or file of the arguments in the new process, as the interpreter does."""
+    gc.enable()  # the server has disabled it
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for number, file in enumerate(files):
