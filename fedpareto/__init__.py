@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from federation.training.plans import EvaluationPlan as EvaluationPlan
     from federation.training.plans import TrainingPlan as TrainingPlan
     from federation.training.trainer import Trainer as Trainer
-    from fedpareto.notebook import simulate as simulate
+    from fedpareto.face.simulated import simulate as simulate
     from fedpareto.offline_aggregation import Aggregate as Aggregate
     from fedpareto.offline_aggregation import aggregate as aggregate
     from fedpareto.simulation.history import History as History
@@ -69,7 +69,7 @@ _PLACES = {
         "federation.training": "TrainingDiverged TrainingStopped",
         "federation.training.plans": "EvaluationPlan TrainingPlan",
         "federation.training.trainer": "Trainer",
-        "fedpareto.notebook": "simulate",
+        "fedpareto.face.simulated": "simulate",
         "fedpareto.simulation.history": "History",
     }.items()
     for name in names.split()

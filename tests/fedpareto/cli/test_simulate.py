@@ -22,7 +22,7 @@ from federation.digests import digest
 from federation.tasks import initial_model, task
 from federation.trust.keys import IdentityError
 from federation.vectors import Layout, to_bytes, write_vectors
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from fedpareto.simulation import SimulationError
 from fedpareto.simulation.simulate import Simulation
 from storage.database import DatabaseBusy
