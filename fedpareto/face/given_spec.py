@@ -43,8 +43,7 @@ def document(spec: Spec, task: str = "") -> bytes:
             raise SpecError(f"not TOML: {error}") from None
     else:
         raise ArgumentTypeError(
-            "spec: a TOML text or the path of one is needed, or a dict or RunSpec, "
-            f"not {type(spec).__name__}"
+            f"spec: a TOML text or the path of one is needed, or a dict or RunSpec, not {type(spec).__name__}"
         )
     if task:
         values["task"] = task

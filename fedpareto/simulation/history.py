@@ -228,7 +228,7 @@ class History:
         for other in others:
             if not isinstance(other, History):
                 raise ArgumentTypeError(f"compare() takes runs, such as simulate() returns, not {type(other).__name__}")
-            if other.spec.task != self.spec.task:
+            if other.spec.task != self.spec.task and (self.task is None or other.task is not self.task):
                 raise ArgumentError(
                     f"{other.spec.name} is a run of {other.spec.task}, {self.spec.name} one of {self.spec.task}; only "
                     "runs of the same task compare"
