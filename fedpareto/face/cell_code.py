@@ -139,7 +139,6 @@ def _source(value: Any) -> str:
 def _codes(value: Any) -> list[CodeType]:
     """The code of a function, or of the methods of a class."""
     members = [value] if isinstance(value, FunctionType) else list(vars(value).values())
-    functions = [
-        inspect.unwrap(getattr(member, "fget", None) or getattr(member, "__func__", member)) for member in members
-    ]
+    inner = (getattr(member, "fget", None) or getattr(member, "__func__", member) for member in members)
+    functions = (inspect.unwrap(function) for function in inner if callable(function))
     return [function.__code__ for function in functions if isinstance(function, FunctionType)]

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from federation import tasks
 from federation.errors import ArgumentError
 from federation.spec.run_spec import RunSpec
@@ -17,6 +19,7 @@ from fedpareto.admin_messages import name_of, whole
 from fedpareto.cli.admin import client, upload
 from fedpareto.face.federated_run import FederatedRun
 from fedpareto.face.given_spec import Spec, check_task, document, task_name
+from fedpareto.face.quiet import without_log_lines
 from fedpareto.missing_packages import need
 
 if TYPE_CHECKING:
@@ -63,6 +66,7 @@ class FederationCalls:
         task: "tuple[str, type[Task] | None]" = ("", None),
     ) -> None:
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its core tells standard error of every failed handshake
+        without_log_lines()
         self.home = client.find_home(home)
         self._passphrase_file, self._proxy = passphrase_file, proxy
         self._task_name, self._task = task  # of every run; a name that is empty if the specification has it
@@ -85,8 +89,8 @@ class FederationCalls:
                     "state": name_of(member, "state"),
                     "attending": member.attending,
                     "paused": member.paused,
-                    "last_seen": _time(member, "last_seen"),
-                    "certificate_ends": _time(member, "certificate_expires"),
+                    "last_seen": _time(member.last_seen),
+                    "certificate_ends": _time(member.certificate_expires),
                     "tasks": [summary.task for summary in member.tasks],
                 }
                 for member in clients
@@ -166,7 +170,8 @@ def _with_task(spec: Spec, text: bytes, task: "type[Task]") -> bytes:
     return document(spec, task_name(task))
 
 
-def _time(message: v1.Client, field: str) -> "pd.Timestamp | None":
+def _time(moment: Timestamp) -> "pd.Timestamp | None":
+    """A time for a table; None if it was not told."""
     import pandas as pd  # noqa: PLC0415 - an extra
 
-    return pd.Timestamp(getattr(message, field).ToNanoseconds(), tz="UTC") if message.HasField(field) else None
+    return pd.Timestamp(moment.ToNanoseconds(), tz="UTC") if moment.ToNanoseconds() else None

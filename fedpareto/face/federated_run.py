@@ -3,23 +3,25 @@
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
+
+import numpy as np
 
 from federation.errors import ArgumentError, Error
 from federation.text import counted
 from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunState
-from federation.vectors import Vector, read_vector
+from federation.vectors import Layout, Vector, read_vector
 from fedpareto.admin_messages import name_of
 from fedpareto.cli.admin import watch
 from fedpareto.cli.admin.download import save
 from fedpareto.progress_line import shown
 from fedpareto.run_names import ENDED
-from fedpareto.simulation.history import History, history_of
+from fedpareto.simulation.history import History, history_of, tensors
 from fedpareto.simulation.simulation_progress import SimulationProgress
 from fedpareto.web.pages.html import Html
 from fedpareto.web.report import framed, page
@@ -114,25 +116,29 @@ class FederatedRun:
 
     @property
     def history(self) -> History:
-        """The run up to now: its tables, its picture and its newest model."""
+        """The run up to now: its tables, its picture and its newest model.
+
+        Without the model, where the administrator may not export it or the coordinator does not run; then the last of
+        its `warnings` says so.
+        """
         with self._calls() as stub:
-            run = stub.GetRun(v1.GetRunRequest(run=self.run_id, choice=v1.RUN_CHOICE_ONLY)).run
+            self._run = run = stub.GetRun(v1.GetRunRequest(run=self.run_id, choice=v1.RUN_CHOICE_ONLY)).run
             rounds = list(stub.ExportRounds(v1.ExportRoundsRequest(run=self.run_id)))
-            with self._saved(stub) as path:
-                layout, vector = read_vector(path)
-        self._run = run
+        model: tuple[Layout | None, Vector]
+        absent = []
+        try:
+            model = self._model()
+        except Error as error:
+            model, absent = (None, np.zeros(0, dtype=np.float32)), [f"without its model: {error}"]
         took = run.ended.ToNanoseconds() - run.started.ToNanoseconds() if run.HasField("ended") else 0
-        lasting = (alert for alert in run.alerts if not alert.HasField("ended"))
+        lasting = [alert for alert in run.alerts if not alert.HasField("ended")]
+        told = (alert for alert in lasting if alert.kind != v1.AlertKind.ALERT_KIND_RUN_ENDED)
         return history_of(
             run,
             rounds,
-            (layout, _copied(vector)),
+            model,
             seconds=took / 1e9,
-            warnings=tuple(
-                f"{alert.message}; {alert.remedy}"
-                for alert in lasting
-                if alert.kind != v1.AlertKind.ALERT_KIND_RUN_ENDED
-            ),
+            warnings=(*(f"{alert.message}; {alert.remedy}" for alert in told), *absent),
             task=self._task,
         )
 
@@ -143,7 +149,7 @@ class FederatedRun:
 
     def state_dict(self) -> "dict[str, torch.Tensor]":
         """The tensors of the newest model by name; see `History.state_dict`."""
-        return self.history.state_dict()
+        return tensors(*self._model())
 
     def module(self) -> "torch.nn.Module":
         """The task's model with the newest values; see `History.module`."""
@@ -181,14 +187,10 @@ class FederatedRun:
         with self._calls() as stub:
             self._run = stub.ResumeRun(v1.ResumeRunRequest(run=self.run_id)).run
 
-    @contextmanager
-    def _saved(self, stub: AdminStub) -> Iterator[Path]:
-        """A file with the newest model."""
-        with tempfile.TemporaryDirectory() as directory:
+    def _model(self) -> tuple[Layout, Vector]:
+        """The names and the values of the newest model."""
+        with tempfile.TemporaryDirectory() as directory, self._calls() as stub:
             path = Path(directory, "model.safetensors")
             save(stub.ExportModel(v1.ExportModelRequest(run=self.run_id)), path)
-            yield path
-
-
-def _copied(vector: Vector) -> Vector:
-    return vector.copy()  # its file goes
+            layout, vector = read_vector(path)
+            return layout, np.array(vector)  # its file goes

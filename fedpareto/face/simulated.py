@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from federation.errors import ArgumentError, ArgumentTypeError
 from fedpareto.face.given_spec import Spec, document, task_name
+from fedpareto.face.quiet import without_log_lines
 from fedpareto.missing_packages import need
 from fedpareto.progress_line import shown
 
@@ -74,6 +75,7 @@ def simulate(
             or a SimulationError in a round the simulation is paused: with a `home` it can be resumed.
     """
     need("fedpareto.simulate needs", "torch", "pandas", extra="torch,experiments")
+    without_log_lines()
     from fedpareto.simulation.simulate import Simulation  # noqa: PLC0415 - it imports PyTorch
 
     text = document(spec, "" if task is None else task_name(task))

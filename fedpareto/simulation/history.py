@@ -5,7 +5,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from federation.tasks import Task
-    from fedpareto.web.sections.shown_run import ShownRun
 
 Record = dict[str, Any]
 
@@ -129,20 +127,13 @@ class History:
 
     def _repr_html_(self) -> str | None:
         """The picture in a notebook: the verdict, the members' curves, and each member at the end."""
-        if self._shown is None:
-            return None
-        from fedpareto.web.report import summary  # noqa: PLC0415 - only a notebook needs the drawings
-
-        return summary(self._shown)
-
-    @cached_property
-    def _shown(self) -> "ShownRun | None":
-        """The run as a page shows it."""
         if not self.message:
             return None
-        from fedpareto.web.sections.shown_run import ShownRun  # noqa: PLC0415 - only a notebook needs the drawings
+        from fedpareto.web.report import summary  # noqa: PLC0415 - only a notebook needs the drawings
+        from fedpareto.web.sections.shown_run import ShownRun  # noqa: PLC0415
 
-        return ShownRun.of(RunMessage.FromString(self.message), map(ExportRoundsResponse.FromString, self.exported))
+        rounds = map(ExportRoundsResponse.FromString, self.exported)
+        return summary(ShownRun.of(RunMessage.FromString(self.message), rounds))
 
     def plot(self, *metrics: str, axes: "Axes | None" = None) -> "Axes":
         """Draws numbers of the rounds with matplotlib: by default the mean and the worst accuracy, else the losses.
@@ -182,12 +173,9 @@ class History:
         Raises:
             PackagesMissing: PyTorch is not installed.
         """
-        need("state_dict() needs", "torch", extra="torch")
-        import torch  # noqa: PLC0415 - an extra
-
         if self.layout is None:
-            raise ArgumentError(f"the model of {self.spec.name} is not known")
-        return {name: torch.tensor(values) for name, values in self.layout.split(self.model).items()}
+            raise ArgumentError(f"the model of {self.spec.name} is not known; `warnings` of the run say why")
+        return tensors(self.layout, self.model)
 
     def module(self, task: "type[Task] | None" = None) -> "torch.nn.Module":
         """The task's model with the last values, in evaluation mode.
@@ -200,7 +188,7 @@ class History:
         Raises:
             PackagesMissing: PyTorch is not installed.
             TaskError: the task is not on this machine, or has no PyTorch model.
-            ArgumentError: the model is of another task.
+            ArgumentError: the model is of another task, or not known.
         """
         state = self.state_dict()
         from federation import tasks  # noqa: PLC0415 - with the next one
@@ -240,7 +228,7 @@ class History:
         ]
         columns = [run._at_the_end() for run in runs]
         frame = _frame(tuple(columns)).T
-        frame.columns = titles  # type: ignore[assignment]
+        frame.columns = titles
         return frame
 
     def _at_the_end(self) -> Record:
@@ -294,6 +282,14 @@ class History:
         return _frame(self.member_records)
 
 
+def tensors(layout: Layout, model: NDArray[np.float32]) -> "dict[str, torch.Tensor]":
+    """A model's tensors by name, as copies. Raises PackagesMissing: PyTorch is not installed."""
+    need("state_dict() needs", "torch", extra="torch")
+    import torch  # noqa: PLC0415 - an extra
+
+    return {name: torch.tensor(values) for name, values in layout.split(model).items()}
+
+
 def read_history(
     session: Session,
     blobs: BlobStore,
@@ -328,7 +324,7 @@ def read_history(
 def history_of(
     run: RunMessage,
     rounds: Iterable[ExportRoundsResponse],
-    model: tuple[Layout, NDArray[np.float32]],
+    model: tuple[Layout | None, NDArray[np.float32]],
     *,
     attackers: tuple[str, ...] = (),
     seconds: float,
