@@ -45,7 +45,7 @@ def test_a_task_replaces_that_of_the_specification_and_a_document_without_one_ke
     [
         ({**VALUES, "train": {"steps": np.int64(2)}}, r"train\.steps is .*2.*, of the type int64"),
         ({**VALUES, "server": None}, "server is None, of the type NoneType.* Leave a key out for its default"),
-        (dict([(7, 1)]), "the key 7 is no text"),
+        ({7: 1}, "the key 7 is no text"),
         (["name"], "a TOML text or the path of one is needed, or a dict or RunSpec, not list"),
     ],
 )

@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +75,10 @@ def test_each_cell_of_a_notebook_runs_and_the_first_ends_with_a_picture(path: Pa
 
 
 @pytest.mark.full
-@pytest.mark.skipif(find_spec("nbclient") is None, reason="nbclient is not installed: the test before runs the cells")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_each_cell_of_a_notebook_runs_in_jupyter(path: Path) -> None:
-    import nbclient  # type: ignore[import-not-found]
-    import nbformat  # type: ignore[import-not-found]
-
+    """Where Jupyter's packages are installed; no installation of ours brings them."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     notebook = nbformat.read(path, as_version=4)
     nbclient.NotebookClient(notebook, timeout=280).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
