@@ -46,7 +46,7 @@ def connect(
     federation = FederationCalls(
         Path(home), passphrase_file=None if passphrase_file is None else Path(passphrase_file), proxy=proxy
     )
-    federation.runs()
+    federation.check()
     return federation
 
 
@@ -74,6 +74,11 @@ class FederationCalls:
     def __repr__(self) -> str:
         """The directory of the administrator."""
         return f"<federation of {self.home}>"
+
+    def check(self) -> None:
+        """Makes a small call. Raises Error: the coordinator cannot be reached, or refuses."""
+        with self._calls() as stub:
+            stub.ListRuns(v1.ListRunsRequest(page_size=1, brief=True))
 
     def members(self) -> "pd.DataFrame":
         """One row for each member: member, state, attending, paused, last_seen, certificate_ends, and its tasks."""

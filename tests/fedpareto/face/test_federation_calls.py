@@ -82,10 +82,9 @@ def test_a_run_is_submitted_waited_for_and_read_where_an_event_loop_runs(
 
 
 def test_runs_are_found_by_name_and_a_model_is_written_once(federation: Any, tmp_path: Path) -> None:
-    run = federation.submit({**SPEC, "name": "found"}).wait(progress=False)
-    found = fedpareto.connect(federation.home).run("found")
+    (run,) = federation.runs()
+    found = fedpareto.connect(federation.home).run("first")
     assert (found.run_id, found.state) == (run.run_id, "COMPLETED")
-    assert found.run_id in [each.run_id for each in federation.runs()]
     found.save(tmp_path / "model.safetensors")
     with pytest.raises(fedpareto.Error, match="exists: name another file"):
         found.save(tmp_path / "model.safetensors")
@@ -94,7 +93,7 @@ def test_runs_are_found_by_name_and_a_model_is_written_once(federation: Any, tmp
 
 
 def test_a_run_is_stopped_and_whoever_waits_is_told_why(federation: Any) -> None:
-    run = federation.submit({**SPEC, "name": "stopped", "rounds": 100_000}, paused=True)
+    run = federation.submit({**SPEC, "name": "ended", "rounds": 100_000}, paused=True)
     with pytest.raises(fedpareto.Error, match=r"is paused: .*see resume"):
         run.wait(progress=False)
     run.resume()
@@ -157,12 +156,12 @@ def test_while_the_coordinator_does_not_run_its_record_is_read_where_an_event_lo
     )
 
     async def cell() -> Any:
-        return federation.run("found").history
+        return federation.run("first").history
 
     history = asyncio.run(cell())
     assert (history.state, history.model.size) == ("COMPLETED", 0)
     assert history.warnings[-1].startswith("without its model: no coordinator serves")
-    with pytest.raises(fedpareto.Error, match="the model of found is not known"):
+    with pytest.raises(fedpareto.Error, match="the model of first is not known"):
         history.module()
     with pytest.raises(fedpareto.Error, match=r"no coordinator serves .* start it with"):
         federation.submit(SPEC)
