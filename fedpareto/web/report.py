@@ -21,7 +21,7 @@ def page(data: ShownRun, beside: Sequence[ShownRun] = ()) -> Html:
     data, *beside = (replace(one, origin=names.origin(one.run.run_id, one.run.name)) for one in (data, *beside))
     shown = _sections(data, beside)
     links = [Link(anchor.capitalize(), f"#{anchor}") for anchor in shown]
-    body = _body(data, shown, _words(data, beside))
+    body = _body(data, shown, _words(data, beside), run_words.cards(data))
     return in_one_file(WebPage(title=f"{data.run.name}: federated run", body=[body], nav=links))
 
 
@@ -31,7 +31,7 @@ def _sections(data: ShownRun, beside: Sequence[ShownRun] = ()) -> dict[str, Html
     return {anchor: html for anchor, html in made.items() if html}
 
 
-def _body(data: ShownRun, shown: dict[str, Html], words: str) -> Html:
+def _body(data: ShownRun, shown: dict[str, Html], words: str, cards: str = "") -> Html:
     run = data.run
     return rendered(
         "report.html",
@@ -40,7 +40,7 @@ def _body(data: ShownRun, shown: dict[str, Html], words: str) -> Html:
         state=name_of(run, "state").lower(),
         look=run_words.state_look(run),
         words=words,
-        cards=run_words.cards(data),
+        cards=cards,
         sections=shown,
     )
 
@@ -50,7 +50,7 @@ _SUMMARY_HEIGHT = 720  # pixels; the frame scrolls
 
 
 def summary(data: ShownRun) -> Html:
-    """A run as a part of a notebook: the verdict, its numbers, and how each member fares."""
+    """A run as a part of a notebook: the verdict, the members' curves, and each member at the end."""
     shown = {anchor: html for anchor, html in _sections(data).items() if anchor in _SUMMARY}
     return framed(
         in_one_file(WebPage(title=f"{data.run.name}: federated run", body=[_body(data, shown, _words(data, ()))]))

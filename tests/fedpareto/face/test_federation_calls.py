@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -13,7 +15,7 @@ import torch
 
 import fedpareto
 from federation.tasks.digits import Digits
-from fedpareto.processes.forked import Forked, start_server
+from fedpareto.processes.forked import Forked, completed, start_server
 from fedpareto.processes.process_federation import serving
 from tests.harness import wait_for
 from tests.paths import ROOT
@@ -165,6 +167,17 @@ def test_while_the_coordinator_does_not_run_its_record_is_read_where_an_event_lo
         history.module()
     with pytest.raises(fedpareto.Error, match=r"no coordinator serves .* start it with"):
         federation.submit(SPEC)
+
+
+def test_a_script_is_not_run_once_more_in_the_processes_that_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, program = tmp_path / "script.py", ModuleType("__main__")
+    script.write_text("raise SystemExit('run once more')")
+    program.__file__ = str(script)
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    assert completed(["-c", "print('done')"]).stdout == "done\n"
+    assert sys.modules["__main__"] is program
 
 
 KERNEL = """
