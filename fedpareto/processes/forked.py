@@ -15,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, parent_process
 from pathlib import Path
+from types import ModuleType
 
 from federation.process.sockets import short_enough
 from federation.transport.tls import require_tls13
@@ -92,7 +93,8 @@ class Forked:
         files = (str(text or os.devnull), str(output), str(errors or output))
         context = multiprocessing.get_context("forkserver")
         self._process = context.Process(target=run, args=([*arguments], files, str(cwd), dict(env)))
-        self._process.start()
+        with _without_program():
+            self._process.start()
         self.pid = self._process.pid or 0  # it has one, since it was started
 
     @property
@@ -123,6 +125,17 @@ class Forked:
             except ProcessLookupError:  # it has just begun, or has just ended
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, number)
+
+
+@contextmanager
+def _without_program() -> Iterator[None]:
+    """Hides the program of this process, which multiprocessing would run once more in the new one, such as a script."""
+    program = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
 
 
 def completed(
