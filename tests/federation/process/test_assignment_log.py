@@ -40,9 +40,10 @@ def test_each_json_line_is_an_object_with_the_documented_keys(lines: Lines) -> N
     first, second = map(json.loads, handler.stream.getvalue().splitlines())
     assert set(first) == {"time", "level", "logger", "message"}
     assert (first["level"], first["logger"]) == ("warning", "own")
-    assert "\n" not in first["message"] and "\x1b" not in first["message"], "text of others is escaped"
+    assert not {"\n", "\x1b"} & set(first["message"]), "text of others is escaped"
     assert second["assignment_id"] == "ab" * 16
-    assert second["traceback"].startswith("Traceback") and "ValueError" in second["traceback"]
+    assert second["traceback"].startswith("Traceback")
+    assert "ValueError" in second["traceback"]
 
 
 def test_a_line_names_its_assignment_once_and_only_within_the_block_of_its_own_thread(lines: Lines) -> None:
