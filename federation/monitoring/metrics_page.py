@@ -12,9 +12,9 @@ def page(readings: Iterable[Reading]) -> bytes:
     from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest  # noqa: PLC0415 - an extra
 
     registry = CollectorRegistry()
-    registry.register(_Collector(list(readings)))  # type: ignore[arg-type] # it has the one method that is called
+    registry.register(_Collector(list(readings)))
     ProcessCollector(registry=registry)
-    return generate_latest(registry)
+    return bytes(generate_latest(registry))
 
 
 def content_type() -> str:

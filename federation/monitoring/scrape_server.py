@@ -44,7 +44,7 @@ class ScrapeServer:
         self._page = page
         self._type = content_type()
         self._made = (-PAGE_SECONDS, b"")
-        self._open: dict[asyncio.Transport, None] = {}  # the connections, the oldest first
+        self._open: dict[asyncio.WriteTransport, None] = {}  # the connections, the oldest first
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="metrics", daemon=True)
         self._server: asyncio.Server | None = None
