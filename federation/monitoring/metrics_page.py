@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
-from federation.monitoring.tally import Durations, MeasureKind, Reading
+from federation.monitoring.tally import Durations, MonitoredKind, Reading
 
 
 def page(readings: Iterable[Reading]) -> bytes:
@@ -34,9 +34,9 @@ class _Collector:
         """The families of metrics."""
         from prometheus_client import core  # noqa: PLC0415 - an extra
 
-        families = {MeasureKind.GAUGE: core.GaugeMetricFamily, MeasureKind.COUNTER: core.CounterMetricFamily}
+        families = {MonitoredKind.GAUGE: core.GaugeMetricFamily, MonitoredKind.COUNTER: core.CounterMetricFamily}
         for metric, values in self._readings:
-            if metric.kind is MeasureKind.DURATION:
+            if metric.kind is MonitoredKind.DURATION:
                 family = core.HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
                 for labels, durations in values.items():
                     if isinstance(durations, Durations):
@@ -56,6 +56,6 @@ def _buckets(bounds: tuple[float, ...], durations: Durations) -> list[tuple[str,
 def series(readings: Iterable[Reading]) -> Mapping[str, int]:
     """The number of series of each metric, by its name."""
     return {
-        metric.name: len(values) * (len(metric.bounds) + 3 if metric.kind is MeasureKind.DURATION else 1)
+        metric.name: len(values) * (len(metric.bounds) + 3 if metric.kind is MonitoredKind.DURATION else 1)
         for metric, values in readings
     }

@@ -17,7 +17,7 @@ OTHER = "other"  # the labels of all further sets
 Labels = tuple[str, ...]
 
 
-class MeasureKind(StrEnum):
+class MonitoredKind(StrEnum):
     """The kinds of metrics."""
 
     GAUGE = "gauge"
@@ -26,7 +26,7 @@ class MeasureKind(StrEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Measure:
+class MonitoredNumber:
     """A metric: its name, its meaning in a sentence, its labels, and for durations the bounds of buckets in seconds.
 
     The name of a counter has no `_total`, which the page adds.
@@ -34,7 +34,7 @@ class Measure:
 
     name: str
     meaning: str
-    kind: MeasureKind
+    kind: MonitoredKind
     labels: Labels = ()
     bounds: tuple[float, ...] = ()
 
@@ -48,7 +48,7 @@ class Durations:
 
 
 Values = Mapping[Labels, float] | Mapping[Labels, Durations]
-Reading = tuple[Measure, Values]
+Reading = tuple[MonitoredNumber, Values]
 """A metric and its values, by labels."""
 
 
@@ -60,18 +60,18 @@ class Tally:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[Measure, dict[Labels, float]] = {}
-        self._durations: dict[Measure, dict[Labels, tuple[list[int], list[float]]]] = {}
-        self._gauges: dict[Measure, Callable[[], Mapping[Labels, float]]] = {}
+        self._counts: dict[MonitoredNumber, dict[Labels, float]] = {}
+        self._durations: dict[MonitoredNumber, dict[Labels, tuple[list[int], list[float]]]] = {}
+        self._gauges: dict[MonitoredNumber, Callable[[], Mapping[Labels, float]]] = {}
 
-    def add(self, metric: Measure, *labels: str, amount: float = 1) -> None:
+    def add(self, metric: MonitoredNumber, *labels: str, amount: float = 1) -> None:
         """Counts."""
         with self._lock:
             counts = self._counts.setdefault(metric, {})
             labels = _within(counts, labels)
             counts[labels] = counts.get(labels, 0) + amount
 
-    def note(self, metric: Measure, *labels: str, seconds: float) -> None:
+    def note(self, metric: MonitoredNumber, *labels: str, seconds: float) -> None:
         """Counts a duration."""
         with self._lock:
             durations = self._durations.setdefault(metric, {})
@@ -81,7 +81,7 @@ class Tally:
             total[0] += seconds
 
     @contextmanager
-    def timing(self, metric: Measure, *labels: str) -> Iterator[None]:
+    def timing(self, metric: MonitoredNumber, *labels: str) -> Iterator[None]:
         """Counts the duration of the block, also if it raises."""
         began = time.perf_counter()
         try:
@@ -89,7 +89,7 @@ class Tally:
         finally:
             self.note(metric, *labels, seconds=time.perf_counter() - began)
 
-    def watch(self, metric: Measure, values: Callable[[], Mapping[Labels, float]]) -> None:
+    def watch(self, metric: MonitoredNumber, values: Callable[[], Mapping[Labels, float]]) -> None:
         """Has a gauge read by `values`, which may neither wait nor take a lock."""
         with self._lock:
             self._gauges[metric] = values

@@ -11,11 +11,11 @@ import pytest
 from federation.monitoring.metrics_page import page
 from federation.monitoring.metrics_section import MetricsEndpoint, MetricsError, MetricsSection
 from federation.monitoring.scrape_server import MOST_BYTES, MOST_CONNECTIONS, ScrapeServer
-from federation.monitoring.tally import MOST_SETS, MeasureKind, Measure, Tally
+from federation.monitoring.tally import MOST_SETS, MonitoredKind, MonitoredNumber, Tally
 
 pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed")
 
-REPLIES = Measure("fedpareto_replies", "Replies.", MeasureKind.COUNTER, ("outcome",))
+REPLIES = MonitoredNumber("fedpareto_replies", "Replies.", MonitoredKind.COUNTER, ("outcome",))
 TOKEN = b"0123456789abcdef"
 
 
