@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 
 from federation.owners_code import TwoTexts
+from federation.process.assignment_log import about_assignment
 from federation.record import bound_fields
 from federation.record.bound_fields import difference
 from federation.refusals import Refusal
@@ -124,7 +125,7 @@ class Submitter:
             seen = self._wakes
             failed = False
             for entry in self.spool.entries():
-                with self.attendance.calling() as files:
+                with self.attendance.calling() as files, about_assignment(entry.assignment_id):
                     if files is None or self._stopping:
                         return
                     size = entry.manifest.payload_bytes

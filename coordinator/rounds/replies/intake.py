@@ -22,6 +22,7 @@ from coordinator.rounds.replies.evidence import SignatureMemory
 from coordinator.rounds.replies.recorder import FULFILLED, Signed, ending, record_equivocation, reply_row
 from coordinator.rounds.transitions import end_assignment, end_open_assignment
 from coordinator.signing_keys import Signing
+from federation.process.assignment_log import about_assignment
 from federation.record import bound_fields, log_entries
 from federation.record.bound_fields import repeated
 from federation.refusals import Refusal
@@ -245,7 +246,8 @@ class Intake:
             reason, message = reason_and_message(decline)
             if assignment.state is not AssignmentState.OPEN:
                 return
-            log.warning("%s declines %r: %s: %s", client_id, name, reason, message)
+            with about_assignment(name):
+                log.warning("%s declines %r: %s: %s", client_id, name, reason, message)
             now, run_id = self._clock(), assignment.phase.round.run_id
             end_assignment(assignment, AssignmentState.DECLINED, now, reason, message)
             assignment.decline = envelope.SerializeToString(deterministic=True)
