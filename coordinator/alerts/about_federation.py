@@ -81,9 +81,7 @@ def copied(session: Session, now: datetime) -> list[AlertFact]:
             began=now if client.copied is None else client.copied,
         )
         for client in session.scalars(
-            select(Client)
-            .where(Client.state != ClientState.REVOKED, Client.copied >= since)
-            .order_by(Client.client_id)
+            select(Client).where(Client.state != ClientState.REVOKED, Client.copied >= since).order_by(Client.client_id)
         )
     ]
 

@@ -23,8 +23,8 @@ class HomeCopied(Refusal):
     def __init__(self, client_id: str, start: str) -> None:
         super().__init__(
             "home-copied",
-            f"another home with the identity of {client_id} has started since the last start of this one: one is a copy "
-            "of the other, and each has ledgers of its own. Stop both, then decide at this site which one goes on: "
+            f"another home with the identity of {client_id} has started since the last start of this one: one is a "
+            "copy of the other, and each has ledgers of its own. Stop both, then decide at this site which one goes on: "
             "`fedpareto worker copied`",
         )
         self.start = start
