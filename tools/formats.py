@@ -142,7 +142,8 @@ def formats() -> tuple[Format, ...]:
             f"{_TEXT}: PEM, and one signed message in each line of the rotations",
         ),
         Format(
-            "`ports.json`, `kept-ports.json`, `log-forked.json`, `pending.txt`, `joining.key`, `restore-accepted`",
+            "`ports.json`, `kept-ports.json`, `log-forked.json`, `pending.txt`, `joining.key`, `restore-accepted`, "
+            "`start-decided`",
             "",
             "coordinator, worker",
             "the same program, people",

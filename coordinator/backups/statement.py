@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import newest_signed, note
 from coordinator.home import CoordinatorHome
-from coordinator.members.starts import forget_starts
+from coordinator.members.home_starts import forget_starts
 from coordinator.rounds.transitions import RUN_ENDED
 from federation.trust.envelope import envelope_digest, sign
 from federation.trust.keys import replace_private

@@ -15,9 +15,9 @@ from coordinator.backups.statement import newest_restore
 from coordinator.lookup import removed_model, removed_offer
 from coordinator.members.access.call_limits import CONSENT, DECLINE, MESSAGE
 from coordinator.members.access.rpc_messages import REQUEST_SECONDS, Context, next_message
+from coordinator.members.home_starts import HomeCopied, check_starts, note_copied, take_start
 from coordinator.members.renewal import retire_older
 from coordinator.members.requests import LEAST
-from coordinator.members.starts import HomeCopied, check_starts, note_copied, take_start
 from coordinator.rounds.fleets.consents import offered_specification, record_consent
 from coordinator.rounds.fleets.deliveries import open_assignments_of
 from coordinator.rounds.fleets.presence import Admitted, Assigned, AttendanceStream, Message, Offered

@@ -25,7 +25,7 @@ from coordinator.cluster.registry import CoordinatorFacts, Registry
 from coordinator.fault_state import FaultState
 from coordinator.lease_keeper import LOOKS, LeaseKeeper
 from coordinator.members import membership
-from coordinator.members.starts import take_start
+from coordinator.members.home_starts import take_start
 from coordinator.monitor import ClockWatch
 from coordinator.rounds.bell import Bell
 from coordinator.rounds.changes import RunChanges

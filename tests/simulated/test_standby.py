@@ -1,4 +1,4 @@
-"""Ledgers in the site's database: the model finds no double and no lost spend, but after a restore that nobody names."""
+"""Ledgers in the site's database: the model finds no double spend, except after a restore that nobody names."""
 
 from dataclasses import replace
 

@@ -63,7 +63,7 @@ def known_starts(path: Path) -> KnownStarts:
 
 
 def decide(home: WorkerHome, known: KnownStarts, *, this_one: bool) -> None:
-    """Records the owner's decision, for the worker that runs or the next one. Raises OSError."""
+    """Records the owner's decision, for the worker that runs or the next one; the last one counts. Raises OSError."""
     replace_private(home.start_decided, known.refused.hex().encode() if this_one else SET_ASIDE.encode())
 
 

@@ -1,7 +1,9 @@
 """A copied home is found when its worker starts, and a home that is the only one is never locked out."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import grpc
 import pytest
 
 from coordinator.alerts.about_federation import copied
-from coordinator.members.starts import HomeCopied, check_starts, forget_starts, take_start
+from coordinator.members.home_starts import HomeCopied, check_starts, forget_starts, take_start
 from federation.refusals import Refusal
 from federation.v1.federation_pb2 import AttendRequest, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
@@ -228,3 +230,14 @@ def test_a_coordinator_refuses_a_copy_changes_nothing_by_it_records_it_and_alert
         forget_starts(session)  # as after a restore
     assert answer(channel, other.hello()) == ("welcome", "")
     assert answer(channel, site.hello()) == ("home_copied", "home-copied")
+
+
+def test_of_two_copies_that_start_at_once_one_is_served(served: Running, site: Site) -> None:
+    channel = served.member("ben")
+    assert answer(channel, site.hello()) == ("welcome", "")
+    hellos = [site.copy(f"copy-{number}").hello() for number in range(4)]
+    with ThreadPoolExecutor(len(hellos)) as pool:
+        answers = [kind for kind, _ in pool.map(partial(answer, channel), hellos)]
+    assert sorted(answers) == ["home_copied"] * 3 + ["welcome"]
+    (taken,) = (hello for hello, kind in zip(hellos, answers, strict=True) if kind == "welcome")
+    assert client(served, "ben").start == taken.start.hex()

@@ -24,8 +24,8 @@ class HomeCopied(Refusal):
         super().__init__(
             "home-copied",
             f"another home with the identity of {client_id} has started since the last start of this one: one is a "
-            "copy of the other, and each has ledgers of its own. Stop both, then decide at this site which one goes on: "
-            "`fedpareto worker copied`",
+            "copy of the other, and each has ledgers of its own. Stop both, then decide at this site which one goes "
+            "on: `fedpareto worker copied`",
         )
         self.start = start
 
