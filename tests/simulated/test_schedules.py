@@ -36,7 +36,7 @@ def test_the_same_seed_gives_the_same_trace(runner: Runner, seed: int) -> None:
 
 
 def test_a_worker_that_is_killed_at_its_welcome_is_not_taken_for_a_copy(runner: Runner) -> None:
-    outcome = runner.run(5)
+    outcome = runner.run(18)
     assert outcome.counts["worker killed at its welcome"]
     assert outcome.problems == []
 

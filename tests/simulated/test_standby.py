@@ -1,12 +1,13 @@
 """Ledgers in the site's database: the model finds no double spend, except after a restore that nobody names."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.simulated.standby import BUDGET, Model, Rules, problems
 
-WEAKER = {
+WEAKER: dict[str, dict[str, Any]] = {
     "the answers are on the machine that made them": {"journal": False},
     "an answer leaves before its transaction": {"spends_before": False},
     "a commit without an answer is taken for done": {"unknown_is_not_done": False},
