@@ -28,7 +28,7 @@ def copied_command(
         bool, typer.Option("--other-one", help="The other directory goes on: no worker starts with this one any more.")
     ] = False,
 ) -> None:
-    """Show that another copy of this directory has started, and decide which one goes on.
+    """Show that a copy of this directory has started; decide which one goes on.
 
     The coordinator serves the copy that has started last and refuses the other one (`home-copied`), since each has
     ledgers of its own and could spend a budget once more. Stop both workers first, and let that one go on whose ledgers
