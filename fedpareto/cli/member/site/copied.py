@@ -6,10 +6,10 @@ import typer
 
 from fedpareto.cli.failure import USAGE, CommandFailure, answer
 from fedpareto.cli.member.member_command import member_command
-from fedpareto.formatting import moment
 from fedpareto.on_first_use import on_first_use
 
 with on_first_use():
+    from fedpareto.formatting import moment
     from worker.connection.starts import decide, known_starts, set_aside
     from worker.home import WorkerHome
 
