@@ -28,7 +28,7 @@ import shutil, sys, time
 sys.stdin.buffer.read()
 for _ in range(100):
     shutil.rmtree(sys.argv[1], ignore_errors=True)
-    time.sleep(0.1)
+    time.sleep(0.1)  # the last writes of processes that are ending: nothing tells of them
     try:
         open(sys.argv[1])
     except FileNotFoundError:

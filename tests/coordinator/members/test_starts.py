@@ -156,7 +156,7 @@ def test_the_owner_lets_one_home_go_on_and_only_until_the_other_one_starts_again
 
 def test_a_home_that_nobody_refused_has_nothing_to_decide(site: Site) -> None:
     said = command("worker", "copied", "--home", site.home.directory, "--this-one", code=1)
-    assert "was not refused: nothing is to be decided" in str(said.exception)
+    assert "was not refused as a copy" in str(said.exception)
     said = command("worker", "copied", "--home", site.home.directory, "--this-one", "--other-one", code=1)
     assert "give the one that you mean" in str(said.exception)
 

@@ -40,8 +40,8 @@ def copied_command(
     known, aside = known_starts(home.starts), set_aside(home)
     if this_one and not known.refused and not aside:
         raise CommandFailure(
-            f"{home.directory} was not refused: nothing is to be decided. A worker that runs with it is served, or has "
-            "not asked yet"
+            f"{home.directory} was not refused as a copy, so there is no decision to make. Either its worker "
+            "is served, or no worker has connected yet"
         )
     if this_one or other_one:
         decide(home, known, this_one=this_one)
