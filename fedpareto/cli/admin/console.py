@@ -24,21 +24,21 @@ from fedpareto.cli.shared_options import (
 )
 from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
-from fedpareto.web.console import DEFAULT_PORT
+from fedpareto.web.serving import DEFAULT_PORT
 
 with on_first_use():
     from federation.trust.admin_files import Account
     from federation.trust.keys import IdentityError
     from fedpareto.cli.admin.client import connect, find_home, route_to
     from fedpareto.cli.document import dumps
-    from fedpareto.web.console import web_server
     from fedpareto.web.console.application import Console
     from fedpareto.web.console.federation_reader import Reader
     from fedpareto.web.console.page_events import ChangeBell
     from fedpareto.web.console.render import ConsoleSite
     from fedpareto.web.console.screens import compare_page
-    from fedpareto.web.console.security import EntranceKeys
     from fedpareto.web.console.source import CoordinatorAway, OpenedCalls
+    from fedpareto.web.serving import web_server
+    from fedpareto.web.serving.security import EntranceKeys
 
 
 def console_command(
