@@ -5,11 +5,12 @@ for the digest of a specification: the same run with another specification needs
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from federation.errors import Error
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.v1.common_pb2 import SignedEnvelope
 from worker.ledgers.ledger_file import LedgerFile
@@ -149,6 +150,25 @@ def read_request(path: Path, run: str, spec: str) -> tuple[RunRequest | None, Ru
 
 def _request(row: Sequence[Any]) -> RunRequest:
     return RunRequest(**dict(zip(_COLUMNS.split(", "), row, strict=True)))
+
+
+class DecisionRefused(Error):
+    """A decision that cannot be taken; the message says why."""
+
+
+def decided(file: "RunsFile", policy: Policy, run: RunRequest, owner: str, words: str, now: datetime) -> RunRequest:
+    """Records the owner's decision, "approved" or "refused", about a run with the specification that it asked with.
+
+    Raises:
+        DecisionRefused: the owner approves a run that the policy refuses.
+        WorkerHomeError, OSError: see `LedgerFile`.
+    """
+    after = replace(run, owner=owner, words=words[:400], decided=now.isoformat())
+    verdict = after.verdict(policy)
+    if owner == APPROVED and verdict.answer != "accepted":
+        raise DecisionRefused(f"policy.toml refuses this run: {verdict.message}")
+    file.decide(run, owner, words[:400], now)
+    return after
 
 
 class RunsFile:
