@@ -5,7 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
+
 from federation.text import escaped
+from federation.trust.envelope import from_text
+from federation.v1.common_pb2 import AssignmentManifest
 
 ENTRIES = 100
 _BLOCK = 1 << 18
@@ -56,7 +60,11 @@ def _row(line: bytes) -> tuple[str, ...]:
     try:
         found = json.loads(line)
         outcome = "accepted" if found["accepted"] else f"refused: {found['reason']}"
-        values = (found["created"], found["run_id"], found["round"], found["phase"], found["kind"])
+        values = (found["created"], found["run_id"], found["round"], found["phase"], _kind(found["assignment"]))
         return tuple(escaped(str(value)) for value in (*values, found["payload_bytes"], outcome))
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError, DecodeError):
         return ("", "", "", "", "", "", "this line of receipts.jsonl is damaged")
+
+
+def _kind(assignment: str) -> str:
+    return str(AssignmentManifest.FromString(from_text(assignment).manifest).kind)
