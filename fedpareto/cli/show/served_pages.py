@@ -1,4 +1,4 @@
-"""The way of a person to the pages of a console: the address that is printed, the browser, and a server until Ctrl-C."""
+"""How a console reaches a person: the address that is printed, the browser, and the server until Ctrl-C."""
 
 import socket
 import sys
