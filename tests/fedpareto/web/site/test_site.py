@@ -49,8 +49,10 @@ class Site:
 def request(number: int, spec: str = "a", name: str = "") -> RunRequest:
     text = f'name = "run-{number}"\ntask = "digits"\nrounds = 3\n'
     return RunRequest(
-        run=f"run-{number}", spec=f"sha256:{spec * 64}", initial_model="sha256:" + "b" * 64, name=name or f"run-{number}",
-        task="digits", submitted_by=HOSTILE, document=text.encode(), asked=f"2026-11-01T00:{number // 60:02}:{number % 60:02}",
+        run=f"run-{number}", spec=f"sha256:{spec * 64}", initial_model="sha256:" + "b" * 64,
+        name=name or f"run-{number}",
+        task="digits", submitted_by=HOSTILE, document=text.encode(),
+        asked=f"2026-11-01T00:{number // 60:02}:{number % 60:02}",
         owner="", words="", decided="",
     )  # fmt: skip
 
