@@ -164,6 +164,7 @@ DOCUMENTS: dict[str, Any] = {
         "numbers": Mapping[str, float], "personal": Either((None, PERSONAL)), "card": str | None,
     },
     "worker runs": [{**ASKED, "origin": ModelOrigin | None}],
+    "worker console": {"url": str, "address": str, "home": str},
     "worker status": {
         "sentence": str, "runs": bool, "last_sign": str | None, "closing": CLOSING, "approval": str,
         "connection": Either((None, {"connected": bool, "since": str, "problem": str})),

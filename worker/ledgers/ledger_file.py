@@ -76,6 +76,31 @@ class LedgerFile:
             self._connection.close()
             raise
 
+    @classmethod
+    @contextmanager
+    def reading(cls, path: Path, migrations: Migrations, advice: str) -> Iterator[sqlite3.Connection | None]:
+        """A connection that cannot write, None if there is no file: it makes, migrates and changes nothing.
+
+        Raises:
+            WorkerHomeError: the file is damaged, or another version of fedpareto made it.
+            OSError: the file cannot be read now.
+        """
+        if not path.exists():
+            yield None
+            return
+        file = cls.__new__(cls)
+        file._path, file._advice, file._lock = path, advice, threading.RLock()
+        try:
+            file._connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
+            )
+        except sqlite3.OperationalError as error:
+            raise OSError(f"{path} cannot be read: {error}") from error
+        with closing(file._connection), file.using() as connection:
+            if (version := file._checked_version(connection, migrations)) != len(migrations):
+                raise WorkerHomeError(f"{path} has tables of version {version}: start the worker, which brings them up")
+            yield connection
+
     @contextmanager
     def using(self) -> Iterator[sqlite3.Connection]:
         """The connection, for one thread at a time; each statement is a transaction of its own.
