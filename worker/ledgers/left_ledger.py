@@ -41,6 +41,7 @@ MIGRATIONS = (
         """,
         "CREATE INDEX by_row ON replies (part_of)",
         "CREATE INDEX by_run ON replies (run, part_of)",
+        "CREATE INDEX by_assignment ON replies (assignment)",
         "CREATE INDEX by_session ON replies (session) WHERE session != ''",
     ),
 )
