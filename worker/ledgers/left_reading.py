@@ -88,8 +88,13 @@ class LeftRow:
 
     @property
     def last(self) -> LeftReply:
-        """The newest reply, whose state is that of the row."""
+        """The newest reply."""
         return self.replies[-1]
+
+    @property
+    def telling(self) -> LeftReply:
+        """The reply whose state is that of the row: the first one that is not accepted, or else the newest one."""
+        return next((reply for reply in self.replies if reply.state is not LeftState.ACCEPTED), self.last)
 
     @property
     def private(self) -> bool:
