@@ -11,7 +11,7 @@ from fedpareto.formatting import UNKNOWN, number, size
 from worker.ledgers.left_ledger import LeftState
 from worker.ledgers.left_reading import MAX_PAGE, LeftReply, LeftRow, read_left
 
-COLUMNS = ("time", "run", "round", "work", "bytes", "numbers", "outcome", "coefficient")
+COLUMNS = ("run", "time", "round", "work", "bytes", "numbers", "outcome", "coefficient")
 CSV_COLUMNS = (
     *("kept", "run", "round", "attempt", "task", "work", "private", "phases", "bytes", "numbers", "values", "rows"),
     *("tries", "state", "reason", "ended", "weight", "coefficient", "told_by", "assignments", "replies", "receipts"),
@@ -22,13 +22,14 @@ _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _WORDS = {LeftState.KEPT: "kept, may have left", LeftState.SENT: "sent, no receipt yet"}
 
 
-def cells(row: LeftRow) -> tuple[str, ...]:
-    """The cells of `COLUMNS` of a row, without control characters."""
+def cells(row: LeftRow) -> dict[str, str]:
+    """The cells of a row by `COLUMNS`, without control characters."""
     first = row.first
     again = f" attempt {first.attempt + 1}" if first.attempt else ""
     told = UNKNOWN if row.coefficient is None else number(row.coefficient, 6)
-    texts = (_local(first.kept), first.run, f"{first.round}{again}", work(row), size(row.bytes))
-    return tuple(escaped(text) for text in (*texts, numbers(row), outcome(row), told))
+    place = (escaped(first.run, 80), _local(first.kept), f"{first.round}{again}")
+    texts = (*place, work(row), size(row.bytes), numbers(row), outcome(row), told)
+    return {name: escaped(text) for name, text in zip(COLUMNS, texts, strict=True)}
 
 
 def work(row: LeftRow) -> str:
@@ -42,10 +43,10 @@ def numbers(row: LeftRow) -> str:
     """The numbers sent, in words: those of the payloads as a count, and the first others with their values."""
     told = {name: value for reply in row.replies for name, value in reply.numbers.items()}
     rows = sum(reply.row_numbers for reply in row.replies)
-    parts = [f"{name} {value:g}" for name, value in list(told.items())[:SHOWN]]
+    parts = [f"{escaped(name, 80)} {value:g}" for name, value in list(told.items())[:SHOWN]]
     more = row.numbers - rows - len(parts)
     parts += [f"{more} more"] if more > 0 else []
-    return ", ".join([*([f"{rows} in rows"] if rows else []), *parts]) or "none"
+    return ", ".join([*([f"{counted(rows, 'number')} in the payload"] if rows else []), *parts]) or "no numbers"
 
 
 def outcome(row: LeftRow) -> str:

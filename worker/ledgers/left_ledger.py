@@ -218,7 +218,7 @@ def _private(order: AssignmentManifest, reply: ReplyManifest) -> tuple[str, str,
 
 def _time(manifest: ReceiptManifest) -> str:
     try:
-        return manifest.created.ToDatetime(tzinfo=UTC).isoformat()
+        return manifest.created.ToDatetime(tzinfo=UTC).isoformat() if manifest.HasField("created") else ""
     except (ValueError, OverflowError):  # a time that does not exist; the signed bytes have it
         return ""
 

@@ -130,19 +130,19 @@ class LeftPage:
     before: int | None
 
 
-def read_left(path: Path, *, run: str = "", before: int | None = None, limit: int = PAGE) -> LeftPage:
+def read_left(path: Path, *, run: str = "", before: int | None = None, limit: int | None = None) -> LeftPage:
     """The newest rows of the ledger at `path`; an empty page if there is no file.
 
     Args:
         path: `WorkerHome.left`.
         run: the id of a run, or the beginning of ids; empty for all runs.
         before: only rows before this number, which the page before has named.
-        limit: the most rows, 1 to `MAX_PAGE`.
+        limit: the most rows, 1 to `MAX_PAGE`; None is `PAGE`.
 
     Raises:
         WorkerHomeError, OSError: see `LedgerFile.reading`.
     """
-    limit = max(1, min(limit, MAX_PAGE))
+    limit = max(1, min(PAGE if limit is None else limit, MAX_PAGE))
     clauses, values = ["part_of < ?"], list[Any]([2**63 - 1 if before is None else before])
     if run:
         clauses.append("run >= ? AND run < ?")  # by the index; no id has the last character of Unicode

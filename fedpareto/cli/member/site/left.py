@@ -15,10 +15,9 @@ from fedpareto.cli.member.member_command import member_command
 from fedpareto.on_first_use import on_first_use
 
 with on_first_use():
-    from fedpareto.cli.show.tables import console, new_table
-    from fedpareto.left_table import COLUMNS, cells, csv_text
+    from fedpareto.left_table import cells, csv_text
     from worker.home import WorkerHome
-    from worker.ledgers.left_reading import PAGE, LeftRow, keeps, read_left
+    from worker.ledgers.left_reading import LeftRow, keeps, read_left
 
 EARLIER = "replies from before this record began are in receipts.jsonl alone: `fedpareto worker receipts`"
 
@@ -48,17 +47,17 @@ def left_command(
         for part in csv_text(home.left, run, last):
             typer.echo(part, nl=False)
         return
-    page = read_left(home.left, run=run, before=before, limit=last or PAGE)
+    page = read_left(home.left, run=run, before=before, limit=last)
     earlier = page.before is None and _earlier(home.left, home.receipts)
     if as_json:
         answer(True, {"rows": [_document(row) for row in page.rows], "before": page.before, "earlier": earlier})
         return
-    if page.rows:
-        table = new_table(*(f">{name}" if name in ("bytes", "coefficient") else name for name in COLUMNS))
-        for row in page.rows:
-            table.add_row(*cells(row))
-        console().print(table)
-    else:
+    for row in page.rows:
+        of = cells(row)
+        coefficient = "" if row.coefficient is None else f", coefficient {of['coefficient']}"
+        typer.echo(f"{of['time']}  run {of['run']} round {of['round']} {of['work']}: {of['outcome']}{coefficient}")
+        typer.echo(f"    {of['bytes']}, {of['numbers']}")
+    if not page.rows:
         of_run = f" for a run {escaped(run, 80)!r}" if run else ""
         typer.echo(f"nothing that left this site is on record{of_run}")
     if page.before is not None:
