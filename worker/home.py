@@ -69,6 +69,8 @@ class WorkerHome:
         self.progress = directory / "progress.json"  # the coordinator's newest signed time and rounds
         self.begun = directory / "begun.json"  # the work that has begun and not ended
         self.pause = directory / "pause.json"  # there while the owner has paused the site
+        self.starts = directory / "starts.json"  # the ids of its worker's starts, by which a copy of it is found
+        self.start_decided = directory / "start-decided"  # the owner's decision which of two copies goes on
         self.status = directory / "status.json"  # what the worker does now; there while it runs
         self.log = directory / "log.json"  # the newest checkpoints of the coordinator's audit log
         self.forked_log = directory / "log-forked.json"  # evidence of an audit log that does not continue them
