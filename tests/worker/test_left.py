@@ -22,7 +22,7 @@ from federation.refusals import Refusal
 from federation.trust.envelope import envelope_digest, from_text, sign
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.v1.secure_pb2 import SecureMaskWork, SecureReadyWork, SecureStatement, SecureTerms
-from fedpareto.left_table import CSV_COLUMNS, csv_text
+from fedpareto.web.site.left_table import CSV_COLUMNS, csv_text
 from tests.command_lines import failure
 from tests.harness import wait_for
 from tests.scripted import HungUp

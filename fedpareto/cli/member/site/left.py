@@ -15,7 +15,7 @@ from fedpareto.cli.member.member_command import member_command
 from fedpareto.on_first_use import on_first_use
 
 with on_first_use():
-    from fedpareto.left_table import cells, csv_text
+    from fedpareto.web.site.left_table import cells, csv_text
     from worker.home import WorkerHome
     from worker.ledgers.left_reading import LeftRow, keeps, read_left
 
