@@ -35,11 +35,11 @@ def left_command(
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values for a spreadsheet.")] = False,
 ) -> None:
-    """Show what left this site: each reply, the numbers in it, and its outcome.
+    """Show what left this site: each reply, its numbers and its outcome.
 
-    Newest first; a private session is one row. The worker writes each reply down before it sends it, so "kept, may have
-    left" is one that was about to be sent and has no answer yet. The coefficient is known after `worker model`, and of
-    private rounds before. The worker may run meanwhile.
+    The newest come first; a private session is one row. The worker records each reply before it sends it: "kept, may
+    have left" is a reply without an answer. The coefficient of a reply is shown once it is known: `worker model` asks
+    for it, and a private round names it. The worker may run meanwhile.
     """
     if as_csv and (as_json or before is not None):
         raise CommandFailure(f"--csv cannot be given with {'--json' if as_json else '--before'}", code=USAGE)
