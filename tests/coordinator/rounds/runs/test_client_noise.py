@@ -226,7 +226,7 @@ def test_after_a_crash_the_same_noise_is_used_and_nothing_was_given_with_it_befo
 @pytest.mark.full
 def test_a_simulation_with_noise_measures_and_cannot_be_repeated() -> None:
     text = 'name = "a"\ntask = "digits"\nrounds = 2\n[algorithm]\nname = "fedavg-n"\n[simulation]\nclients = 2\n'
-    text += "[evaluate]\nevery = 0\n[privacy]\nclient_noise = 0.3\n"
+    text += "[evaluate]\nevery = 1\n[privacy]\nclient_noise = 0.3\n"
     one, other = (simulate(text, threads=1, progress=lambda _: None) for _ in range(2))
     assert not np.allclose(one.model, other.model, atol=1e-2)
     assert "accuracy/mean" in one.round_records[-1]
