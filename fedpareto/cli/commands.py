@@ -81,6 +81,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
             "member.site.site_record:receipts_command",
             "List, verify and compare receipts of assignments and replies.",
         ),
+        "left": ("member.site.left:left_command", "Show what left this site: each reply, its numbers and its outcome."),
         "log": ("member.site.site_record:log_command", "Show what this site has contributed."),
         "verify": (
             "member.site.site_record:verify_command",

@@ -43,7 +43,8 @@ def read_sessions(path: Path) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     with LedgerFile.reading(path, MIGRATIONS, _ADVICE) as connection:
         for row in connection.execute(f"SELECT {_COLUMNS} FROM sessions") if connection else ():  # noqa: S608 - our own
-            entry = SessionEntry(*row[:5], bool(row[5]), bool(row[6]))
+            session, run, task, base, work, masked, unmasked = row
+            entry = SessionEntry(session, run, task, base, work, bool(masked), bool(unmasked))
             training, evaluations = found.get(entry.task, (0, 0))
             found[entry.task] = (training + (not entry.evaluation), evaluations + entry.evaluation)
     return found
