@@ -88,7 +88,7 @@ class SiteConsole:
             "/pause": self._pause,
             "/resume": self._resume,
             "/decide": self._decide,
-            "/leave": self._sign_out,
+            "/sign-out": self._sign_out,
         }
         routes = [Route(path, screen, methods=["GET"]) for path, screen in screens.items()]
         routes += [Route(path, form, methods=["POST"]) for path, form in posts.items()]
