@@ -4,18 +4,18 @@ It holds no key, takes no lock of the home, and opens no ledger for writing. So 
 down. A decision is written as the commands of `fedpareto worker` write it.
 """
 
-import csv
-import io
 import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
+from itertools import chain, islice
 from pathlib import Path
 from shlex import quote
 from typing import Any
 from urllib.parse import quote as quoted
+from urllib.parse import urlencode
 
 from jinja2 import Environment
 from starlette.applications import Starlette
@@ -34,10 +34,11 @@ from fedpareto.web.pages.skeleton import Link, WebPage, served
 from fedpareto.web.serving.security import ICON, EntranceKeys, Guard, RefusedRequest, fields_of
 from fedpareto.web.serving.shared_files import shared_files
 from fedpareto.web.site.asked import asked_words, changed_words
+from fedpareto.web.site.left_table import COLUMNS, cells, csv_text
 from fedpareto.web.site.now import closing_words, site_now
-from fedpareto.web.site.record import COLUMNS, all_rows, left_page
 from worker.config import WorkerConfig, WorkerConfigError
 from worker.home import WorkerHome
+from worker.ledgers.left_reading import earlier_receipts, read_left
 from worker.ledgers.round_ledger import read_sessions
 from worker.site.pause import Pause, end_pause, write_pause
 from worker.site.policy_file import Policy
@@ -153,14 +154,26 @@ class SiteConsole:
         return self._shown(request, "/runs", "run", values)
 
     def _left(self, request: Request) -> Response:
+        run = request.query_params.get("run", "")
         before = _number(request, "before") if "before" in request.query_params else None
-        return self._shown(
-            request, "/left", "left", {"page": left_page(self.home.receipts, before), "columns": COLUMNS}
-        )
+        page = read_left(self.home.left, run=run, before=before, limit=PAGE)
+        values = {
+            "run": run,
+            "rows": [cells(row) for row in page.rows],
+            "columns": COLUMNS,
+            "older": "" if page.before is None else _left_address("/left", run, page.before),
+            "newest": _left_address("/left", run) if before is not None else "",
+            "csv": _left_address("/left.csv", run),
+            "earlier": page.before is None and earlier_receipts(self.home.left, self.home.receipts),
+        }
+        return self._shown(request, "/left", "left", values)
 
     def _csv(self, request: Request) -> Response:
         headers = {"Content-Disposition": 'attachment; filename="what-left.csv"'}
-        return StreamingResponse(_csv_lines(self.home.receipts), media_type="text/csv; charset=utf-8", headers=headers)
+        parts = csv_text(self.home.left, request.query_params.get("run", ""))
+        # Read before the answer begins: an error then has a page. A later error breaks the download off.
+        first = [*islice(parts, 2)]
+        return StreamingResponse(chain(first, parts), media_type="text/csv; charset=utf-8", headers=headers)
 
     def _budgets(self, request: Request) -> Response:
         policy, problem = Policy.load(self.home.policy), ""
@@ -287,24 +300,16 @@ def _address(run: str, spec: str) -> str:
     return f"/run?run={quoted(run, safe='')}&spec={quoted(spec, safe='')}"
 
 
+def _left_address(path: str, run: str, before: int | None = None) -> str:
+    fields = ({"run": run} if run else {}) | ({} if before is None else {"before": before})
+    return f"{path}?{urlencode(fields)}" if fields else path
+
+
 def _number(request: Request, name: str) -> int:
     text = request.query_params.get(name, "") or "0"
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise RefusedRequest(400, f"{name} must be a whole number.")
     return int(text)
-
-
-def _csv_lines(path: Path) -> Iterator[str]:
-    yield _csv_line(COLUMNS)
-    for row in all_rows(path):
-        yield _csv_line(row)
-
-
-def _csv_line(row: tuple[str, ...]) -> str:
-    text = io.StringIO()
-    # A spreadsheet would compute what begins so.
-    csv.writer(text).writerow([f"'{cell}" if cell[:1] in ("=", "+", "-", "@") else cell for cell in row])
-    return text.getvalue()
 
 
 def _rules(policy: Policy) -> Iterator[tuple[str, str]]:
