@@ -15,7 +15,7 @@ with on_first_use():
     from fedpareto.cli.show.served_pages import serve_pages
     from fedpareto.web.serving import web_server
     from fedpareto.web.serving.security import EntranceKeys
-    from fedpareto.web.site.application import SiteConsole
+    from fedpareto.web.site.site_pages import SiteConsole
     from worker.home import WorkerHome
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from fedpareto.web.serving import web_server
 from fedpareto.web.serving.security import EntranceKeys
-from fedpareto.web.site.application import SiteConsole
+from fedpareto.web.site.site_pages import SiteConsole
 from tests.running import wait_for
 from worker.home import MEMBER_FILE, WorkerHome
 from worker.site.run_requests import RunRequest, RunsFile
