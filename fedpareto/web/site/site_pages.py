@@ -4,6 +4,7 @@ It holds no key, takes no lock of the home, and opens no ledger for writing. So 
 down. A decision is written as the commands of `fedpareto worker` write it.
 """
 
+import asyncio
 import json
 import shutil
 from collections import Counter
@@ -11,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from itertools import chain, islice
-from pathlib import Path
 from shlex import quote
 from typing import Any
 from urllib.parse import quote as quoted
@@ -25,7 +25,6 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from federation.errors import Error
-from federation.spec.accounting import AccountingError
 from federation.text import escaped
 from fedpareto.formatting import number, size
 from fedpareto.web.pages.html import Html
@@ -33,16 +32,15 @@ from fedpareto.web.pages.rendering import environment
 from fedpareto.web.pages.skeleton import Link, WebPage, served
 from fedpareto.web.serving.security import ICON, EntranceKeys, Guard, RefusedRequest, fields_of
 from fedpareto.web.serving.shared_files import shared_files
-from fedpareto.web.site.asked import asked_words, changed_words
-from fedpareto.web.site.left_table import COLUMNS, cells, csv_text
+from fedpareto.web.site.asked import SiteFacts, asked_words, can_be_approved, changed_lines, changes, compared_words
+from fedpareto.web.site.left_table import COLUMNS, cells, csv_text, local_time
 from fedpareto.web.site.now import closing_words, site_now
+from fedpareto.web.site.results import read_results
 from worker.config import WorkerConfig, WorkerConfigError
 from worker.home import WorkerHome
 from worker.ledgers.left_reading import earlier_receipts, read_left
-from worker.ledgers.round_ledger import read_sessions
 from worker.site.pause import Pause, end_pause, write_pause
 from worker.site.policy_file import Policy
-from worker.site.privacy import spent
 from worker.site.run_requests import (
     APPROVED,
     REFUSED,
@@ -54,7 +52,6 @@ from worker.site.run_requests import (
 )
 
 PAGE = 100
-_LARGEST_RESULT = 1 << 20  # bytes of a file of `worker model`
 _LONGEST_WORDS = 400
 _MENU = {
     "/": "Now", "/runs": "Asked", "/left": "What left", "/budgets": "Budgets", "/policy": "Policy",
@@ -72,7 +69,7 @@ class SiteConsole:
         self._files = shared_files()
         self._environment: Environment = environment("fedpareto.web.site")
         self._environment.finalize = _plain
-        options = {"root": keys.root, "home": quote(str(home.directory)), "size": size, "number": number}
+        options = {"root": keys.root, "home": quote(str(home.directory)), "local": local_time, "number": number}
         self._environment.globals |= options
         screens: Mapping[str, Callable[[Request], Response]] = {
             "/": self._now,
@@ -142,13 +139,16 @@ class SiteConsole:
         run, before = read_request(self.home.runs, name, spec)
         if run is None:
             raise RefusedRequest(404, "No run with this specification has asked this site.")
-        policy = Policy.load(self.home.policy)
+        facts = SiteFacts.read(self.home)
         values = {
             "run": run,
-            "verdict": run.verdict(policy),
-            "words": list(asked_words(run, policy)),
+            "verdict": run.verdict(facts.policy),
+            "words": list(asked_words(run, facts)),
+            "compared": compared_words(run, facts.policy),
+            "approvable": can_be_approved(run, facts.policy),
             "before": before,
-            "changes": [] if before is None else changed_words(run, before),
+            "changes": [] if before is None else changes(run, before),
+            "lines": [] if before is None else changed_lines(run, before),
             "document": [escaped(line) for line in run.document.decode(errors="replace").splitlines()],
         }
         return self._shown(request, "/runs", "run", values)
@@ -176,24 +176,20 @@ class SiteConsole:
         return StreamingResponse(chain(first, parts), media_type="text/csv; charset=utf-8", headers=headers)
 
     def _budgets(self, request: Request) -> Response:
-        policy, problem = Policy.load(self.home.policy), ""
-        try:
-            accounts = spent(self.home.privacy, policy.privacy)
-        except AccountingError as error:
-            accounts, problem = [], str(error)
-        used, shared = read_sessions(self.home.rounds), policy.data_sets
-        rounds = []
-        for task in sorted({*used, *policy.secure.tasks}):
-            of_set = [used.get(name, (0, 0)) for name in shared.get(task, {task})]
-            allowed = policy.secure.of(task)
-            training, evaluations = (sum(counts[at] for counts in of_set) for at in (0, 1))
-            rounds.append((task, training, allowed.sessions, evaluations, allowed.evaluations))
-        values = {"accounts": accounts, "problem": problem, "rounds": rounds}
+        facts = SiteFacts.read(self.home)
+        budgets = facts.budgets
+        tasks = sorted({*budgets.counts, *facts.policy.secure.tasks, *facts.offers})
+        values = {
+            "accounts": list(budgets.noise.values()),
+            "problem": budgets.problem,
+            "rounds": [budgets.rounds(task) for task in tasks[:PAGE]],
+            "more": max(0, len(tasks) - PAGE),
+        }
         return self._shown(request, "/budgets", "budgets", values)
 
     def _policy(self, request: Request) -> Response:
         policy = Policy.load(self.home.policy)
-        newest = read_requests(self.home.runs, None, limit=500).runs
+        newest = read_requests(self.home.runs, None, limit=PAGE).runs
         verdicts = [run.verdict(policy) for run in newest]
         refused = Counter(verdict.reason for verdict in verdicts if verdict.answer == "refused")
         kept = sum(1 for _ in self.home.evidence.glob("*.order")) if self.home.evidence.is_dir() else 0
@@ -202,9 +198,8 @@ class SiteConsole:
 
     def _results(self, request: Request) -> Response:
         page = _number(request, "page")
-        files = sorted(self.home.models.glob("*.json"), key=_modified, reverse=True)
-        shown = [(path.stem, _result(path), _time(path)) for path in files[page * PAGE : (page + 1) * PAGE]]
-        values = {"results": shown, "page": page, "more": (page + 1) * PAGE < len(files)}
+        found = read_results(self.home.models, page)
+        values = {"results": found.results, "page": page, "more": found.more}
         return self._shown(request, "/results", "results", values)
 
     # --- decisions
@@ -227,6 +222,10 @@ class SiteConsole:
         if len(words) > _LONGEST_WORDS:
             raise RefusedRequest(400, f"The reason has {len(words)} characters; at most {_LONGEST_WORDS}.")
         name, spec = form.get("run", ""), form.get("spec", "")
+        await asyncio.to_thread(self._write_decision, name, spec, owner, words)  # it may wait for the file
+        return self._go(_address(name, spec))
+
+    def _write_decision(self, name: str, spec: str, owner: str, words: str) -> None:
         if not self.home.runs.exists():
             raise RefusedRequest(404, "No run has asked this site.")
         with closing(RunsFile(self.home.runs)) as file:
@@ -244,7 +243,6 @@ class SiteConsole:
                 decided(file, Policy.load(self.home.policy), run, owner, words, datetime.now(UTC))
             except DecisionRefused as error:
                 raise RefusedRequest(409, str(error)) from None
-        return self._go(_address(name, spec))
 
     async def _sign_out(self, request: Request) -> Response:
         self.keys.end(request.scope["session"])
@@ -323,24 +321,3 @@ def _rules(policy: Policy) -> Iterator[tuple[str, str]]:
 
 def _told(value: object) -> str:
     return "any" if value in ([], {}, None) else json.dumps(value, ensure_ascii=False)
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _time(path: Path) -> str:
-    return datetime.fromtimestamp(_modified(path), UTC).astimezone().strftime("%Y-%m-%d %H:%M")
-
-
-def _result(path: Path) -> dict[str, Any] | None:
-    """What `worker model` kept of a run; None if the file cannot be used."""
-    try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(_LARGEST_RESULT))
-        return {key: found[key] for key in ("name", "state", "round", "size", "compared", "scores", "members")}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
