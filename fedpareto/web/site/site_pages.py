@@ -91,12 +91,12 @@ class SiteConsole:
         routes = [Route(path, screen, methods=["GET"]) for path, screen in screens.items()]
         routes += [Route(path, form, methods=["POST"]) for path, form in posts.items()]
         kinds = (RefusedRequest, HTTPException, Error, OSError, Exception)
-        self._app = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, self._problem))
+        self.pages = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, self._problem))
 
     def guarded(self, port: int) -> Guard:
         """The application inside its guard, for a server on a port."""
         return Guard(
-            self._app, self.keys, port, lambda status, text: self._problem_page(status, text).encode(), ("/static/",)
+            self.pages, self.keys, port, lambda status, text: self._problem_page(status, text).encode(), ("/static/",)
         )
 
     # --- screens
