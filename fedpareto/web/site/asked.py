@@ -137,13 +137,14 @@ def _values(run: RunRequest) -> dict[str, str]:
         document = RunSpec.parse(run.document).model_dump(mode="json")
     except SpecError:
         return found
-    return found | dict(_flat(document))
+    return found | dict(flat_values(document))
 
 
-def _flat(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+def flat_values(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """The values of a document as JSON, by their dotted keys."""
     for name, value in document.items():
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{path}{name}.")
+            yield from flat_values(value, f"{path}{name}.")
         else:
             yield f"{path}{name}", json.dumps(value, ensure_ascii=False)
 
@@ -176,7 +177,7 @@ def _bytes(run: RunRequest, spec: RunSpec, facts: SiteFacts) -> str:
             f"while a worker runs that offers the task; {bound}"
         )
     update = _FLOAT_BYTES * offer.parameters * max(1, offer.objectives)
-    of = counted(offer.parameters, "number")
+    of = f"{offer.parameters:,} numbers"
     several = f" and {offer.objectives} objectives" if offer.objectives > 1 else ""
     planned = f"{size(update * spec.rounds)} in {counted(spec.rounds, 'round')}"
     keys = ", and the keys of private rounds" if spec.privacy.secure != "off" else ""

@@ -5,10 +5,9 @@ down. A decision is written as the commands of `fedpareto worker` write it.
 """
 
 import asyncio
-import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from itertools import chain, islice
@@ -32,7 +31,15 @@ from fedpareto.web.pages.rendering import environment
 from fedpareto.web.pages.skeleton import Link, WebPage, served
 from fedpareto.web.serving.security import ICON, EntranceKeys, Guard, RefusedRequest, fields_of
 from fedpareto.web.serving.shared_files import shared_files
-from fedpareto.web.site.asked import SiteFacts, asked_words, can_be_approved, changed_lines, changes, compared_words
+from fedpareto.web.site.asked import (
+    SiteFacts,
+    asked_words,
+    can_be_approved,
+    changed_lines,
+    changes,
+    compared_words,
+    flat_values,
+)
 from fedpareto.web.site.left_table import COLUMNS, cells, csv_text, local_time
 from fedpareto.web.site.now import closing_words, site_now
 from fedpareto.web.site.results import read_results
@@ -45,6 +52,7 @@ from worker.site.run_requests import (
     APPROVED,
     REFUSED,
     DecisionRefused,
+    RunRequest,
     RunsFile,
     decided,
     read_request,
@@ -69,8 +77,14 @@ class SiteConsole:
         self._files = shared_files()
         self._environment: Environment = environment("fedpareto.web.site")
         self._environment.finalize = _plain
-        options = {"root": keys.root, "home": quote(str(home.directory)), "local": local_time, "number": number}
-        self._environment.globals |= options
+        self._environment.globals |= {
+            "root": keys.root,
+            "home": quote(str(home.directory)),
+            "size": size,
+            "local": local_time,
+            "number": number,
+            "shell": _shell,
+        }
         screens: Mapping[str, Callable[[Request], Response]] = {
             "/": self._now,
             "/runs": self._runs,
@@ -161,6 +175,7 @@ class SiteConsole:
             "run": run,
             "rows": [cells(row) for row in page.rows],
             "columns": COLUMNS,
+            "narrow": ("time", "round", "work", "bytes"),
             "older": "" if page.before is None else _left_address("/left", run, page.before),
             "newest": _left_address("/left", run) if before is not None else "",
             "csv": _left_address("/left.csv", run),
@@ -190,10 +205,9 @@ class SiteConsole:
     def _policy(self, request: Request) -> Response:
         policy = Policy.load(self.home.policy)
         newest = read_requests(self.home.runs, None, limit=PAGE).runs
-        verdicts = [run.verdict(policy) for run in newest]
-        refused = Counter(verdict.reason for verdict in verdicts if verdict.answer == "refused")
         kept = sum(1 for _ in self.home.evidence.glob("*.order")) if self.home.evidence.is_dir() else 0
-        values = {"rules": list(_rules(policy)), "refused": refused.most_common(), "runs": len(newest), "kept": kept}
+        rules = list(flat_values(policy.model_dump(mode="json")))
+        values = {"rules": rules, "refused": _refused(newest, policy), "runs": len(newest), "kept": kept}
         return self._shown(request, "/policy", "policy", values)
 
     def _results(self, request: Request) -> Response:
@@ -294,6 +308,11 @@ def _plain(value: object) -> object:
     return escaped(value, 2000) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
+def _shell(text: str) -> str:
+    """A text as one word of a command to copy."""
+    return quote(escaped(text))
+
+
 def _address(run: str, spec: str) -> str:
     return f"/run?run={quoted(run, safe='')}&spec={quoted(spec, safe='')}"
 
@@ -310,14 +329,9 @@ def _number(request: Request, name: str) -> int:
     return int(text)
 
 
-def _rules(policy: Policy) -> Iterator[tuple[str, str]]:
-    for name, value in policy.model_dump(mode="json").items():
-        if not isinstance(value, dict):
-            yield name, _told(value)
-            continue
-        for key, inner in value.items():
-            yield f"{name}.{key}", _told(inner)
-
-
-def _told(value: object) -> str:
-    return "any" if value in ([], {}, None) else json.dumps(value, ensure_ascii=False)
+def _refused(runs: Sequence[RunRequest], policy: Policy) -> list[tuple[str, int, str]]:
+    """By reason, how many of some runs the policy refuses, and the words about the first of them."""
+    verdicts = [verdict for run in runs if (verdict := run.verdict(policy)).answer == "refused"]
+    counts = Counter(verdict.reason for verdict in verdicts)
+    words = {verdict.reason: verdict.message for verdict in reversed(verdicts)}
+    return [(reason, count, words[reason]) for reason, count in counts.most_common()]

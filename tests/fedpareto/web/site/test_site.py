@@ -4,12 +4,14 @@ import asyncio
 import csv
 import io
 import os
+import shlex
 import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from html import unescape
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -59,11 +61,19 @@ def test_each_screen_is_shown_while_no_worker_runs_escapes_what_others_named_and
         assert "\\x1b[2J\\u202eevil" in site.page(path), f"{path} shows no name of others"
 
 
+def test_a_command_to_copy_holds_the_id_of_a_run_as_one_word(site: Site) -> None:
+    run = request(RUNS + 2, run="a; touch /tmp/b #", asked="2026-01-01T00:00:00+00:00")
+    with closing(RunsFile(site.home.runs)) as file:
+        file.add(run)
+    command = site.page(run_address(run)).partition("<code>fedpareto worker runs")[2].partition("</code>")[0]
+    assert shlex.split(unescape(command))[0] == run.run
+
+
 def test_the_first_page_says_that_the_worker_was_killed_and_what_waits(site: Site) -> None:
     os.utime(site.home.status, (NOW.timestamp(), NOW.timestamp()))
     text = site.page("/")
     assert "No worker runs, the last one has given no sign of life since" in text
-    assert f"{RUNS + 1} runs wait" in text
+    assert " runs wait for your decision" in text
 
 
 def test_a_page_lists_a_hundred_runs_and_as_many_replies(site: Site) -> None:
