@@ -80,7 +80,6 @@ class SiteConsole:
         self._environment.globals |= {
             "root": keys.root,
             "home": quote(str(home.directory)),
-            "size": size,
             "local": local_time,
             "number": number,
             "shell": _shell,

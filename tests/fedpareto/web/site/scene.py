@@ -154,7 +154,12 @@ def filled(directory: Path, runs: int) -> WorkerHome:
 
 def reply(number: int, run: str) -> tuple[Any, Any]:
     """A signed reply, and the assignment that it fulfils."""
-    names = {"run_id": run, "round": number, "assignment_id": f"assignment-{number}-{run[:9]}", "client_id": "ann"}
+    names: dict[str, Any] = {
+        "run_id": run,
+        "round": number,
+        "assignment_id": f"assignment-{number}-{run[:9]}",
+        "client_id": "ann",
+    }
     names |= {"task": "digits"}
     said = ReplyManifest(**names, samples=50, losses={HOSTILE if run == HOSTILE else "loss": 0.25})
     return sign(said, KEY), sign(AssignmentManifest(**names, kind="evaluate"), KEY)

@@ -300,4 +300,3 @@ def test_a_download_that_its_reader_does_not_fetch_does_not_hold_up_the_worker(
     next(parts), next(parts)
     with closing(LeftLedger(site.home.left)) as left:
         left.keep(*reply(RUNS + 1, "run-2"), NOW)
-    parts.close()
