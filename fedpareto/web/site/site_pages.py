@@ -1,7 +1,8 @@
 """The member's console: six screens of what a worker's files say, and forms that write the owner's decisions.
 
-It holds no key, takes no lock of the home, and opens no ledger for writing. So it works while coordinator or worker are
-down. A decision is written as the commands of `fedpareto worker` write it.
+It holds no key and takes no lock of the home, so it works while coordinator or worker are down, and disturbs neither. A
+page reads a bounded part of a ledger, and holds SQLite's shared lock of this file only while it reads. A decision is
+written as the commands of `fedpareto worker` write it.
 """
 
 import asyncio
