@@ -75,6 +75,9 @@ def test_a_browser_follows_a_run_under_the_policy_without_a_complaint(
             page.goto(address + path)
     assert len(asked) >= 3
     assert [cookie for cookie in asked if cookie] == []
+    page.goto(f"{console.base}{console.root}/log")
+    page.click("button >> text=Sign out")
+    page.wait_for_selector("text=You have signed out.")
     screen.context.close()
 
 

@@ -293,7 +293,7 @@ def test_every_answer_has_the_headers_of_safety(stage: Stage, console: Served) -
         "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
         "x-content-type-options": "nosniff",
-        "referrer-policy": "no-referrer",
+        "referrer-policy": "same-origin",
         "cache-control": "no-store",
         "cross-origin-opener-policy": "same-origin",
     }
