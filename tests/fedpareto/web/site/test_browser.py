@@ -115,6 +115,7 @@ class Owner:
         wait_for(told, f"{path} to say {words!r}")
 
 
+@pytest.mark.timeout(900)
 def test_an_owner_approves_a_run_pauses_and_looks_back_also_while_the_coordinator_is_away(
     tmp_path: "Path", browser: "Browser"
 ) -> None:
