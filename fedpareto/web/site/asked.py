@@ -180,10 +180,15 @@ def _bytes(run: RunRequest, spec: RunSpec, facts: SiteFacts) -> str:
     of = f"{offer.parameters:,} numbers"
     several = f" and {offer.objectives} objectives" if offer.objectives > 1 else ""
     planned = f"{size(update * spec.rounds)} in {counted(spec.rounds, 'round')}"
-    keys = ", and the keys of private rounds" if spec.privacy.secure != "off" else ""
+    private = spec.privacy.secure != "off"
+    besides = (
+        "keys, sketches and messages of each session"
+        if private
+        else "messages, and sketches where the algorithm has any,"
+    )
     return (
-        f"each training at most {size(update)} (a model of {of}{several}), {planned} if no round is tried again; "
-        f"besides, messages of some kB{keys}; {bound}"
+        f"each update at most {size(update)} (a model of {of}{several}), {planned} if no round is tried again; "
+        f"{besides} come on top; {bound}"
     )
 
 

@@ -29,7 +29,7 @@ def test_the_bytes_are_known_while_a_worker_has_told_the_size_of_its_model(home:
     assert "is known while a worker runs" in words(home, HEAD)["bytes"]
     StatusFile(home.status).show(WorkerStatus(None, (), (OfferedTask("digits", 1_000, 2),)))
     told = words(home, HEAD)["bytes"]
-    assert "at most 8.0 kB (a model of 1,000 numbers and 2 objectives), 80.0 kB in 10 rounds" in told
+    assert "each update at most 8.0 kB (a model of 1,000 numbers and 2 objectives), 80.0 kB in 10 rounds" in told
     assert "limits.max_bytes is not set" in told
     home.policy.write_text("limits.max_bytes = 5000\n")
     assert "limits.max_bytes declines what moves more than 5.0 kB" in words(home, HEAD)["bytes"]

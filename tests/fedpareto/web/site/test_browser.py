@@ -135,7 +135,7 @@ def test_an_owner_approves_a_run_pauses_and_looks_back_also_while_the_coordinato
         owner.page.wait_for_selector("h2 >> text=Your decision")
         text = owner.page.inner_text("main")
         assert "This run waits for your decision." in text
-        assert "each training at most" in text
+        assert "each update at most" in text
         check_page(owner.page, owner.screen, "/run")
         owner.page.click("button >> text=Approve")
         owner.page.wait_for_selector("text=Your worker answers: accepted.")
