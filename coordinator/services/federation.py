@@ -24,10 +24,12 @@ from coordinator.rounds.fleets.presence import Admitted, Assigned, AttendanceStr
 from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
 from coordinator.services.stream_words import ReceivedHello, closing_of, introduction, left
+from coordinator.services.transfers import BLOB_SECONDS, PAYLOAD_BYTES
 from coordinator.services.views.member_model import member_model
 from coordinator.settings import Settings
 from coordinator.thread_pool import to_the_end, wait_ended
 from federation.digests import parse
+from federation.monitoring.tally import MonitoredKind, MonitoredNumber
 from federation.refusals import Refusal
 from federation.transport.channels import CHUNK_BYTES
 from federation.transport.chunks import fetched
@@ -48,6 +50,9 @@ _OFFERING = union_all(  # assignments that offer a blob to a client; each part h
     _OWN.where(Assignment.base_model == bindparam("digest")),
     _OWN.join(Input).where(Input.digest == bindparam("digest")),
 ).limit(1)
+STREAMS = MonitoredNumber(
+    "fedpareto_streams", "Streams of members that are open to this coordinator.", MonitoredKind.GAUGE
+)
 MISSED_HEARTBEATS = 3
 LEAST_NONCE_BYTES, MAX_NONCE_BYTES = 16, 64
 GRANTED = timedelta(days=1)  # how long a member may fetch the model that it was given
@@ -90,6 +95,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         self._presence.join(attendance)
         log.info("%s attends with %s", client_id, ", ".join(attendance.tasks)[:200] or "no task")
         listener = asyncio.create_task(self._listen(request_iterator, attendance, caller))
+        self._database.tally.add(STREAMS)
         try:
             addresses = (await self._addresses()).federation
             pending = await self._read(_pending, client_id, self._settings)
@@ -104,6 +110,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
                     raise message
                 yield await self._response(attendance, message)
         finally:
+            self._database.tally.add(STREAMS, amount=-1)
             listener.cancel()
             self._presence.leave(attendance, self._clock())
             log.info("%s left", client_id)
@@ -232,8 +239,10 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             assignment_id = ""
         else:
             assignment_id = await self._read(_offering, client_id, request.digest)
+        tally = self._database.tally
         try:
-            source = await self._in_thread(self._blobs.open_range, request.digest, request.offset)
+            with tally.timing(BLOB_SECONDS, "read"):
+                source = await self._in_thread(self._blobs.open_range, request.digest, request.offset)
         except (BlobCorrupt, BlobMissing) as error:
             if isinstance(error, BlobMissing):
                 removed = await self._read(removed_offer, assignment_id, request.digest, self._settings.keep_rounds)
@@ -248,6 +257,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             while chunk := await self._read_file(source, offset, CHUNK_BYTES):
                 yield fetched(chunk)
                 offset += len(chunk)
+                tally.add(PAYLOAD_BYTES, "sent", amount=len(chunk))
 
     async def LocateBlob(self, request: messages.LocateBlobRequest, context: Context) -> messages.LocateBlobResponse:
         """Gives the URL in the bucket of a blob that an assignment offered to the caller; empty if there is none."""

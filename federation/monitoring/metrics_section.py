@@ -1,6 +1,7 @@
 """The table `[metrics]` of `coordinator.toml` and `worker.toml`: whether, where and to whom `/metrics` is served."""
 
 import os
+import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from federation.spec.problems import Section
 from federation.transport.proxies import is_loopback
 
 LEAST_TOKEN, MOST_TOKEN = 16, 512  # characters
+BACKLOG = 16  # connections that wait to be served
 _EXAMPLE = '"127.0.0.1:9464"'
 
 
@@ -77,6 +79,21 @@ class MetricsEndpoint:
     def __repr__(self) -> str:
         """Without the token."""
         return f"MetricsEndpoint({self.host}:{self.port})"
+
+    def bind(self) -> socket.socket:
+        """A socket that listens here.
+
+        Raises:
+            MetricsError: the address cannot be had.
+        """
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            return socket.create_server((self.host, self.port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise MetricsError(
+                f"metrics.listen: cannot listen on {self.host}:{self.port}: {error.strerror or error}. Another process "
+                "has the port, or the address is not this machine's"
+            ) from None
 
 
 def check_installed() -> None:

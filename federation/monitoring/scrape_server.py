@@ -8,15 +8,16 @@ made. A page in memory serves every scrape until it is `PAGE_SECONDS` old.
 import asyncio
 import hmac
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from ipaddress import ip_address
+from typing import Self
 
 from federation.monitoring.metrics_page import content_type
-from federation.monitoring.metrics_section import MetricsEndpoint, MetricsError
 
 log = logging.getLogger(__name__)
 
@@ -25,22 +26,21 @@ MOST_CONNECTIONS = 16  # a further one ends the oldest
 MOST_BYTES = 8 << 10  # of a request
 CONNECTION_SECONDS = 10.0  # from its beginning to its end
 PAGE_SECONDS = 2.0
-START_SECONDS = 10.0
+START_SECONDS = 10.0  # more than any start takes
 
 
 class ScrapeServer:
     """Serves a page.
 
     Args:
-        endpoint: where, and the token.
+        listener: the socket, which `stop` closes.
+        token: that a scrape must send; None if it needs none.
         page: makes the page; it may neither wait nor take a lock of the work.
-
-    Attributes:
-        port: where it listens, once it has started.
     """
 
-    def __init__(self, endpoint: MetricsEndpoint, page: Callable[[], bytes]) -> None:
-        self._endpoint = endpoint
+    def __init__(self, listener: socket.socket, token: bytes | None, page: Callable[[], bytes]) -> None:
+        self._listener = listener
+        self._token = token
         self._page = page
         self._type = content_type()
         self._made = (-PAGE_SECONDS, b"")
@@ -48,35 +48,30 @@ class ScrapeServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="metrics", daemon=True)
         self._server: asyncio.Server | None = None
-        self.port = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def start(self) -> None:
-        """Listens, and serves in a thread.
-
-        Raises:
-            MetricsError: the address cannot be had.
-        """
+        """Serves in a thread."""
         self._thread.start()
-        host, port = self._endpoint.host, self._endpoint.port
-        listening = asyncio.start_server(self._serve, host, port, limit=MOST_BYTES, backlog=MOST_CONNECTIONS)
-        try:
-            self._server = asyncio.run_coroutine_threadsafe(listening, self._loop).result(START_SECONDS)
-        except OSError as error:
-            raise MetricsError(
-                f"metrics.listen: cannot listen on {host}:{port}: {error.strerror or error}. Another process has the "
-                "port, or the address is not this machine's"
-            ) from None
-        self.port = self._server.sockets[0].getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
-        log.info("metrics at http://%s:%d%s", shown, self.port, PATH)
+        serving = asyncio.start_server(self._serve, sock=self._listener, limit=MOST_BYTES)
+        self._server = asyncio.run_coroutine_threadsafe(serving, self._loop).result(START_SECONDS)
+        host, port = self._listener.getsockname()[:2]
+        log.info("metrics at http://%s:%d%s", f"[{host}]" if ":" in host else host, port, PATH)
 
     def stop(self) -> None:
-        """Ends the connections and the thread."""
+        """Ends the connections and the thread, and closes the socket."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._end)
             self._thread.join()
         if not self._loop.is_closed():
             self._loop.close()
+        self._listener.close()
 
     def _end(self) -> None:
         if self._server is not None:
@@ -119,12 +114,11 @@ class ScrapeServer:
         fields = dict(_field(text) for text in rest if ":" in text)
         if method not in ("GET", "HEAD"):
             return _answer(HTTPStatus.METHOD_NOT_ALLOWED, fields={"Allow": "GET, HEAD"})
-        token = self._endpoint.token
-        if token is None:
+        if self._token is None:
             # Without a token, a page of another site must not be read through a name that leads to loopback.
             if not _is_own(fields.get("host", "")):
                 return _answer(HTTPStatus.MISDIRECTED_REQUEST, b"name this machine by its address, or localhost\n")
-        elif not hmac.compare_digest(fields.get("authorization", "").encode("latin-1"), b"Bearer " + token):
+        elif not hmac.compare_digest(fields.get("authorization", "").encode("latin-1"), b"Bearer " + self._token):
             return _answer(HTTPStatus.UNAUTHORIZED, b"send the token\n", fields={"WWW-Authenticate": "Bearer"})
         if path != PATH:
             return _answer(HTTPStatus.NOT_FOUND, f"the metrics are at {PATH}\n".encode())

@@ -6,7 +6,7 @@ always counts, whether anybody asks or not.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,7 +29,8 @@ class MonitoredKind(StrEnum):
 class MonitoredNumber:
     """A metric: its name, its meaning in a sentence, its labels, and for durations the bounds of buckets in seconds.
 
-    The name of a counter has no `_total`, which the page adds.
+    The name of a counter has no `_total`, which the page adds. Labels may come from others: there are at most `most`
+    sets of them, and `OTHER` counts what comes with further ones.
     """
 
     name: str
@@ -37,6 +38,7 @@ class MonitoredNumber:
     kind: MonitoredKind
     labels: Labels = ()
     bounds: tuple[float, ...] = ()
+    most: int = MOST_SETS
 
 
 @dataclass(frozen=True)
@@ -52,30 +54,39 @@ Reading = tuple[MonitoredNumber, Values]
 """A metric and its values, by labels."""
 
 
-class Tally:
-    """Counters and durations since the start of the process, and gauges that are read when somebody asks.
+def single(metric: MonitoredNumber, value: float) -> Reading:
+    """The reading of a metric without labels."""
+    return metric, {(): value}
 
-    Any thread may call. Labels may come from others, so a metric has at most `MOST_SETS` sets of labels.
+
+def by_label(metric: MonitoredNumber, values: Mapping[str, float]) -> Reading:
+    """The reading of a metric with one label."""
+    return metric, {(label,): value for label, value in values.items()}
+
+
+class Tally:
+    """Counters and durations since the start of the process, and how many blocks of each kind run now.
+
+    Any thread may call.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[MonitoredNumber, dict[Labels, float]] = {}
         self._durations: dict[MonitoredNumber, dict[Labels, tuple[list[int], list[float]]]] = {}
-        self._gauges: dict[MonitoredNumber, Callable[[], Mapping[Labels, float]]] = {}
 
     def add(self, metric: MonitoredNumber, *labels: str, amount: float = 1) -> None:
         """Counts."""
         with self._lock:
             counts = self._counts.setdefault(metric, {})
-            labels = _within(counts, labels)
+            labels = _within(metric, counts, labels)
             counts[labels] = counts.get(labels, 0) + amount
 
     def note(self, metric: MonitoredNumber, *labels: str, seconds: float) -> None:
         """Counts a duration."""
         with self._lock:
             durations = self._durations.setdefault(metric, {})
-            labels = _within(durations, labels)
+            labels = _within(metric, durations, labels)
             counts, total = durations.setdefault(labels, ([0] * (len(metric.bounds) + 1), [0.0]))
             counts[next((n for n, bound in enumerate(metric.bounds) if seconds <= bound), len(metric.bounds))] += 1
             total[0] += seconds
@@ -89,10 +100,14 @@ class Tally:
         finally:
             self.note(metric, *labels, seconds=time.perf_counter() - began)
 
-    def watch(self, metric: MonitoredNumber, values: Callable[[], Mapping[Labels, float]]) -> None:
-        """Has a gauge read by `values`, which may neither wait nor take a lock."""
-        with self._lock:
-            self._gauges[metric] = values
+    @contextmanager
+    def during(self, metric: MonitoredNumber, *labels: str) -> Iterator[None]:
+        """Counts the block, in a gauge, while it runs."""
+        self.add(metric, *labels)
+        try:
+            yield
+        finally:
+            self.add(metric, *labels, amount=-1)
 
     def readings(self) -> list[Reading]:
         """All metrics with their values, in the order in which they first came."""
@@ -101,9 +116,8 @@ class Tally:
             for metric, durations in self._durations.items():
                 copied = {labels: Durations(tuple(counts), total[0]) for labels, (counts, total) in durations.items()}
                 found.append((metric, copied))
-            gauges = dict(self._gauges)
-        return found + [(metric, values()) for metric, values in gauges.items()]
+        return found
 
 
-def _within(known: Mapping[Labels, object], labels: Labels) -> Labels:
-    return labels if labels in known or len(known) < MOST_SETS else (OTHER,) * len(labels)
+def _within(metric: MonitoredNumber, known: Mapping[Labels, object], labels: Labels) -> Labels:
+    return labels if labels in known or len(known) < metric.most else (OTHER,) * len(labels)

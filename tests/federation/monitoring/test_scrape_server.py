@@ -20,18 +20,15 @@ TOKEN = b"0123456789abcdef"
 
 
 @contextmanager
-def serving(make: Callable[[], bytes], token: bytes | None = None) -> Iterator[ScrapeServer]:
-    server = ScrapeServer(MetricsEndpoint("127.0.0.1", 0, token), make)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
+def serving(make: Callable[[], bytes], token: bytes | None = None) -> Iterator[int]:
+    listener = MetricsEndpoint("127.0.0.1", 0, token).bind()
+    with ScrapeServer(listener, token, make):
+        yield listener.getsockname()[1]
 
 
-def asked(server: ScrapeServer, path: str = "/metrics", method: str = "GET", **fields: str) -> tuple[int, bytes]:
+def asked(port: int, path: str = "/metrics", method: str = "GET", **fields: str) -> tuple[int, bytes]:
     """The status and the body of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         connection.request(method, path, headers=fields)
         answer = connection.getresponse()
@@ -43,27 +40,27 @@ def asked(server: ScrapeServer, path: str = "/metrics", method: str = "GET", **f
 def test_a_scrape_gets_the_numbers_that_were_counted() -> None:
     tally = Tally()
     tally.add(REPLIES, "accepted", amount=2)
-    with serving(lambda: page(tally.readings())) as server:
-        status, body = asked(server)
+    with serving(lambda: page(tally.readings())) as port:
+        status, body = asked(port)
         assert (status, b'fedpareto_replies_total{outcome="accepted"} 2.0' in body) == (200, True)
-        assert asked(server, method="HEAD") == (200, b"")
-        assert asked(server, "/")[0] == 404
-        assert asked(server, method="POST")[0] == 405
-        assert asked(server, Host="elsewhere.example:80")[0] == 421, "a name of another site that leads to loopback"
+        assert asked(port, method="HEAD") == (200, b"")
+        assert asked(port, "/")[0] == 404
+        assert asked(port, method="POST")[0] == 405
+        assert asked(port, Host="elsewhere.example:80")[0] == 421, "a name of another site that leads to loopback"
 
 
 def test_with_a_token_only_its_holder_gets_the_page() -> None:
-    with serving(lambda: b"the page", TOKEN) as server:
-        assert asked(server)[0] == asked(server, Authorization="Bearer 0123456789abcdeX")[0] == 401
-        assert asked(server, Authorization=f"Bearer {TOKEN.decode()}") == (200, b"the page")
+    with serving(lambda: b"the page", TOKEN) as port:
+        assert asked(port)[0] == asked(port, Authorization="Bearer 0123456789abcdeX")[0] == 401
+        assert asked(port, Authorization=f"Bearer {TOKEN.decode()}") == (200, b"the page")
 
 
 def test_scrapers_that_hang_or_send_too_much_keep_nobody_out() -> None:
-    with serving(lambda: b"the page") as server:
-        hanging = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * MOST_CONNECTIONS)]
-        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as large:
+    with serving(lambda: b"the page") as port:
+        hanging = [socket.create_connection(("127.0.0.1", port)) for _ in range(2 * MOST_CONNECTIONS)]
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as large:
             large.sendall(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * (2 * MOST_BYTES) + b"\r\n\r\n")
-        assert asked(server) == (200, b"the page")
+        assert asked(port) == (200, b"the page")
         for end in hanging:
             end.close()
 
