@@ -106,13 +106,13 @@ def federation_numbers(
 def member_numbers(session: Session, attending: Collection[str], *, now: datetime) -> Iterator[Reading]:
     """The numbers of each active member, by its name; arguments as for `federation_numbers`."""
     active = select(Client.client_id, Client.last_seen).where(Client.state == ClientState.ACTIVE)
-    seen = dict(session.execute(active.order_by(Client.client_id)).tuples().all())
+    seen = dict(session.execute(active.order_by(Client.client_id)).all())
     yield by_label(MEMBER_ATTENDING, {name: name in attending for name in seen})
     last = {name: now if name in attending else at for name, at in seen.items()}
     yield by_label(MEMBER_SEEN, {name: at.timestamp() for name, at in last.items() if at is not None})
     yield by_label(MEMBER_CERTIFICATE, {name: _days(end, now) for name, end in _certificate_ends(session).items()})
     about = select(Alert.client_id, func.count()).where(Alert.ended.is_(None)).group_by(Alert.client_id)
-    alerts = dict(session.execute(about).tuples().all())
+    alerts = dict(session.execute(about).all())
     yield by_label(MEMBER_ALERTS, {name: alerts.get(name, 0) for name in seen})
 
 

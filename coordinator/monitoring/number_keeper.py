@@ -122,16 +122,20 @@ class NumberKeeper:
             except Exception as error:
                 if self._faults.note(error) is None:
                     log.exception("the numbers for /metrics are not complete; they are tried again")
-                self._look_at_machine()
+                self._look_at_machine(self._clock())
                 self._stopping.wait(LOOK_SECONDS)
 
     def look(self, *, gives: bool) -> None:
         """Looks at the machine and, if this coordinator gives the numbers of the federation, at the record."""
-        self._look_at_machine()
-        if not gives:
+        began, now = self._monotonic(), self._clock()
+        if gives:
+            self._look_at_record(began, now)
+        else:
             self._federation = -OLD_SECONDS, []
-            return
-        began, now, attending = self._monotonic(), self._clock(), self._presence.attending()
+        self._look_at_machine(now)
+
+    def _look_at_record(self, began: float, now: datetime) -> None:
+        attending = self._presence.attending()
         with self._database.read() as session:
             backed_up = self._newest_backup(session, now)
             federation = list(federation_numbers(session, attending, backed_up=backed_up, now=now))
@@ -139,8 +143,8 @@ class NumberKeeper:
                 self._members = began, list(member_numbers(session, attending, now=now))
         self._federation = began, federation
 
-    def _look_at_machine(self) -> None:
-        self._machine = list(self._machine_numbers(self._clock()))
+    def _look_at_machine(self, now: datetime) -> None:
+        self._machine = list(self._machine_numbers(now))
 
     def _machine_numbers(self, now: datetime) -> Iterator[Reading]:
         yield single(LOOKED, now.timestamp())

@@ -56,12 +56,14 @@ Reading = tuple[MonitoredNumber, Values]
 
 def single(metric: MonitoredNumber, value: float) -> Reading:
     """The reading of a metric without labels."""
-    return metric, {(): value}
+    values: dict[Labels, float] = {(): value}
+    return metric, values
 
 
 def by_label(metric: MonitoredNumber, values: Mapping[str, float]) -> Reading:
     """The reading of a metric with one label."""
-    return metric, {(label,): value for label, value in values.items()}
+    by_labels: dict[Labels, float] = {(label,): value for label, value in values.items()}
+    return metric, by_labels
 
 
 class Tally:

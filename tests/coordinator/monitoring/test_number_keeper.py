@@ -1,0 +1,155 @@
+"""What a coordinator shows at /metrics, to whom, and what it does not show."""
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from coordinator.monitoring import number_keeper
+from coordinator.monitoring.number_keeper import NumberKeeper
+from federation.monitoring import scrape_server
+from federation.monitoring.metrics_page import page
+from storage.database import Database
+from tests.coordinator.monitoring.scene import Labels, samples, scraped, value
+from tests.running import wait_for
+from tests.stage import Stage, stage, vector
+
+pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed")
+
+TOKEN = "0123456789abcdef"
+OF_MEMBERS = {
+    "fedpareto_member_alerts",
+    "fedpareto_member_attending",
+    "fedpareto_member_certificate_days",
+    "fedpareto_member_replies_total",
+    "fedpareto_member_seen_timestamp_seconds",
+}
+
+
+@pytest.fixture(scope="module")
+def served_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A coordinator that serves /metrics, and looks often."""
+    directory = tmp_path_factory.mktemp("watched")
+    (directory / "token").touch(mode=0o600)
+    (directory / "token").write_text(TOKEN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(number_keeper, "LOOK_SECONDS", 0.1)
+        patch.setattr(number_keeper, "MEMBERS_SECONDS", 0.0)
+        patch.setattr(scrape_server, "PAGE_SECONDS", 0.0)
+        metrics = {"listen": "127.0.0.1:0", "token_file": str(directory / "token")}
+        with stage(directory / "home", f"sqlite:///{directory / 'test.db'}", metrics=metrics) as made:
+            yield made
+
+
+@pytest.fixture
+def watched(served_stage: Stage) -> Iterator[Stage]:
+    yield served_stage
+    served_stage.clear()
+
+
+def shown(made: Stage) -> str:
+    """The page after a look that begins now."""
+    port, now = made.served.coordinator.metrics_port, made.clock().timestamp()
+    assert port is not None
+
+    def looked() -> str:
+        page = scraped(port, TOKEN)
+        return page if (value(page, "fedpareto_looked_timestamp_seconds") or 0) >= now else ""
+
+    return wait_for(looked, "a look", seconds=20)
+
+
+def test_a_scrape_shows_runs_members_replies_and_the_state_of_the_record(watched: Stage) -> None:
+    run, (ann, ben) = watched.begin("ann", "ben", more="selection.minimum = 1\nselection.quorum = 0.5")
+    ben.decline(ben.order(), "no-data")
+    wait_for(lambda: watched.outcomes(run).get("ben", ("", ""))[0] == "DECLINED", "the decline", seconds=20)
+    page = shown(watched)
+    assert value(page, "fedpareto_open_assignments") == 1
+    assert value(page, "fedpareto_runs", state="RUNNING") == 1
+    assert value(page, "fedpareto_run_round", run=run) == 0
+    assert value(page, "fedpareto_replies_total", outcome="declined", reason="no-data") == 1
+    assert value(page, "fedpareto_members", state="ACTIVE") == 3
+    assert value(page, "fedpareto_members_attending") == value(page, "fedpareto_streams") == 2
+    assert value(page, "fedpareto_member_attending", member="ann") == 1
+    assert 0 < (value(page, "fedpareto_members_certificate_days") or 0) < 400
+    assert 0 < (value(page, "fedpareto_log_signed_entries") or 0) <= (value(page, "fedpareto_log_entries") or 0)
+    assert (value(page, "fedpareto_disk_free_bytes", directory="blobs") or 0) > 0
+    assert value(page, "fedpareto_faults", fault="disk") == 0
+    watched.complete(run, ann, ben)
+    page = wait_for(
+        lambda: text if value(text := shown(watched), "fedpareto_runs", state="COMPLETED") else "", "a look"
+    )
+    accepted = value(page, "fedpareto_replies_total", outcome="accepted", reason="")
+    assert (accepted, value(page, "fedpareto_member_replies_total", member="ann", outcome="accepted")) == (3, 2)
+    assert value(page, "fedpareto_phase_seconds_count", kind="train") == 1
+    assert (value(page, "fedpareto_payload_bytes_total", direction="received") or 0) > 0
+    assert value(page, "fedpareto_blob_seconds_count", kind="store") == 1
+    assert value(page, "fedpareto_uploads", state="under way") == 0
+    assert (value(page, "fedpareto_database_seconds_count", kind="write") or 0) > 0
+    assert value(page, "fedpareto_run_round", run=run) is None
+
+
+def test_a_refused_reply_counts_by_its_reason(watched: Stage) -> None:
+    _, (player,) = watched.begin("ann", more="selection.minimum = 1")
+    player.submit_zeros(player.order())
+    assert value(shown(watched), "fedpareto_replies_total", outcome="refused", reason="zero") == 1
+
+
+@pytest.mark.parametrize("privacy", ["", "privacy.client_noise = 1.0\nselection.pool = 'enrolled'"])
+def test_numbers_do_not_depend_on_what_members_reply(watched: Stage, privacy: str) -> None:
+    """So nothing of a reply's content leaves: no loss, sample count, norm or weight, of whatever run."""
+    pages = []
+    for size, scale in ((10, 1.0), (7919, 33.0)):
+        before, more = shown(watched), f"selection.minimum = 2\ntrain.steps = 1\n{privacy}"
+        run, players = watched.begin("ann", "ben", samples=[size, 2 * size], more=more)
+        for player in players:
+            player.losses["left"] = scale / 7
+            order = player.order()
+            player.reply(order, scale * vector(player.name, order))
+        watched.complete(run, *players)
+        pages.append(counted(before, shown(watched)))
+    assert pages[0] == pages[1]
+    assert len(pages[0]) > 10
+
+
+def counted(before: str, after: str) -> dict[tuple[str, Labels], float]:
+    """What a page has more than one before: without times, the numbers of this machine, and alerts, which come late."""
+    left_out = ("process_", "fedpareto_disk", "fedpareto_log", "fedpareto_database", "fedpareto_alerts")
+    earlier = samples(before)
+    return {
+        key: number - earlier.get(key, 0)
+        for key, number in samples(after).items()
+        if not key[0].startswith(left_out) and not re.search(r"_(sum|seconds|bucket|days)$", key[0])
+    }
+
+
+def test_without_a_token_no_number_names_a_member(watched: Stage) -> None:
+    record, presence = watched.served.coordinator.record, watched.parts.presence
+    pages = []
+    for names_members in (False, True):
+        keeper = NumberKeeper(record, presence, names_members=names_members)
+        keeper.look(gives=True)
+        pages.append(page(keeper.readings()).decode())
+    assert {name for name, _ in samples(pages[1]) if name.startswith("fedpareto_member_")} == OF_MEMBERS
+    assert "member=" not in pages[0]
+    assert "ann" not in pages[0]
+
+
+def test_a_scrape_reads_memory_only_and_old_numbers_of_the_federation_are_not_shown(watched: Stage) -> None:
+    now = [0.0]
+    with closing(Database.open(watched.served.home.database_url)) as database:
+        record = replace(watched.served.coordinator.record, database=database)
+        clock = {"names_members": True, "monotonic": lambda: now[0]}
+        keeper = NumberKeeper(record, watched.parts.presence, **clock)
+        keeper.look(gives=True)
+        first, second = page(keeper.readings()).decode(), page(keeper.readings()).decode()
+    read = "fedpareto_database_seconds_count"
+    assert value(first, read, kind="read") == value(second, read, kind="read") == 1
+    assert value(second, "fedpareto_members", state="ACTIVE") is not None
+    now[0] = number_keeper.OLD_SECONDS
+    late = page(keeper.readings()).decode()
+    assert value(late, "fedpareto_gives_federation") == 0
+    assert not {"fedpareto_members", "fedpareto_member_attending"} & {name for name, _ in samples(late)}
+    assert value(late, "fedpareto_faults", fault="database") == 0
