@@ -97,7 +97,10 @@ def test_a_refused_reply_counts_by_its_reason(watched: Stage) -> None:
     assert value(shown(watched), "fedpareto_replies_total", outcome="refused", reason="zero") == 1
 
 
-@pytest.mark.parametrize("privacy", ["", "privacy.client_noise = 1.0\nselection.pool = 'enrolled'"])
+NOISE = "privacy.client_noise = 1.0\nselection.pool = 'enrolled'"
+
+
+@pytest.mark.parametrize("privacy", ["", pytest.param(NOISE, marks=pytest.mark.full)])
 def test_numbers_do_not_depend_on_what_members_reply(watched: Stage, privacy: str) -> None:
     """So nothing of a reply's content leaves: no loss, sample count, norm or weight, of whatever run."""
     pages = []
