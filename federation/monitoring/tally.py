@@ -84,6 +84,11 @@ class Tally:
             labels = _within(metric, counts, labels)
             counts[labels] = counts.get(labels, 0) + amount
 
+    def put(self, metric: MonitoredNumber, value: float, *labels: str) -> None:
+        """Sets a gauge."""
+        with self._lock:
+            self._counts.setdefault(metric, {})[labels] = value
+
     def note(self, metric: MonitoredNumber, *labels: str, seconds: float) -> None:
         """Counts a duration."""
         with self._lock:
