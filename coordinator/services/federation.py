@@ -21,6 +21,7 @@ from coordinator.members.requests import LEAST
 from coordinator.rounds.fleets.consents import offered_specification, record_consent
 from coordinator.rounds.fleets.deliveries import open_assignments_of
 from coordinator.rounds.fleets.presence import Admitted, Assigned, AttendanceStream, Message, Offered
+from coordinator.rounds.replies.intake import named_assignment
 from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
 from coordinator.services.stream_words import ReceivedHello, closing_of, introduction, left
@@ -30,6 +31,7 @@ from coordinator.settings import Settings
 from coordinator.thread_pool import to_the_end, wait_ended
 from federation.digests import parse
 from federation.monitoring.tally import MonitoredKind, MonitoredNumber
+from federation.process.assignment_log import turn_to_assignment
 from federation.refusals import Refusal
 from federation.transport.channels import CHUNK_BYTES
 from federation.transport.chunks import fetched
@@ -37,7 +39,7 @@ from federation.trust.envelope import sign, verify
 from federation.trust.identity import Action, PeerIdentity
 from federation.v1 import federation_pb2 as messages
 from federation.v1 import federation_pb2_grpc
-from federation.v1.common_pb2 import CancelManifest, ModelManifest, SignedEnvelope, TimeManifest
+from federation.v1.common_pb2 import CancelManifest, DeclineManifest, ModelManifest, SignedEnvelope, TimeManifest
 from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing
 from storage.models import Assignment, Client, Input
@@ -156,6 +158,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         self, request: messages.AttendRequest, attendance: AttendanceStream, caller: PeerIdentity
     ) -> None:
         kind = request.WhichOneof("message")
+        turn_to_assignment(named_assignment(request.decline, DeclineManifest) if kind == "decline" else "")
         if kind == "heartbeat":
             beat = request.heartbeat
             progress = min(max(beat.progress, 0.0), 1.0)
@@ -239,6 +242,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             assignment_id = ""
         else:
             assignment_id = await self._read(_offering, client_id, request.digest)
+            turn_to_assignment(assignment_id)
         tally = self._database.tally
         try:
             with tally.timing(BLOB_SECONDS, "read"):
@@ -261,7 +265,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
 
     async def LocateBlob(self, request: messages.LocateBlobRequest, context: Context) -> messages.LocateBlobResponse:
         """Gives the URL in the bucket of a blob that an assignment offered to the caller; empty if there is none."""
-        await self._read(_offering, self._access.caller().name, request.digest)
+        turn_to_assignment(await self._read(_offering, self._access.caller().name, request.digest))
         return messages.LocateBlobResponse(url=await self._in_thread(self._blobs.download_url, request.digest))
 
     async def GetModel(self, request: messages.GetModelRequest, context: Context) -> messages.GetModelResponse:

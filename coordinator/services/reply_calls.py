@@ -10,16 +10,17 @@ from time import monotonic
 from weakref import WeakValueDictionary
 
 from coordinator.members.access.rpc_messages import NEXT_CHUNK_SECONDS, REQUEST_SECONDS, Context, next_message
-from coordinator.rounds.replies.intake import Admission, Intake, count_reply
+from coordinator.rounds.replies.intake import Admission, Intake, count_reply, named_assignment
 from coordinator.services.base import Parts, Service
 from coordinator.services.receiving import Receiving
 from coordinator.services.transfers import Transfers
 from coordinator.thread_pool import wait_ended
+from federation.process.assignment_log import turn_to_assignment
 from federation.refusals import Refusal
 from federation.transport.chunks import Chunk
 from federation.transport.payload_check import PayloadCheck
 from federation.v1 import federation_pb2 as messages
-from federation.v1.common_pb2 import LogHead, SignedEnvelope
+from federation.v1.common_pb2 import LogHead, ReplyManifest, SignedEnvelope
 from federation.vectors import Layout
 
 
@@ -51,6 +52,7 @@ class ReplyCalls(Service):
             first = await next_message(request_iterator, REQUEST_SECONDS)
             if not isinstance(first, messages.SubmitRequest) or not first.HasField("reply"):
                 raise Refusal("header", "a submission must begin with the signed reply; the payload follows in chunks")
+            turn_to_assignment(named_assignment(first.reply, ReplyManifest))
             admitted, broke_off = await self._in_thread(self._admit, caller.name, first)
             if isinstance(admitted, SignedEnvelope):
                 receipt = admitted

@@ -32,7 +32,7 @@ from federation.spec.run_spec import RunSpec
 from federation.trust.envelope import envelope_digest
 from federation.trust.identity import client_uri
 from federation.trust.key_chain import moment
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.vectors import Layout, update_layout
 from federation.work.base import Work
 from federation.work.registry import kind, statement_problem
@@ -314,6 +314,17 @@ class Intake:
         if state is not AssignmentState.OPEN:
             return Refusal("assignment-closed", f"assignment {name} is {state}: {reason}")
         return None
+
+
+def named_assignment(envelope: SignedEnvelope, kind: type[ReplyManifest | DeclineManifest]) -> str:
+    """The assignment that a reply or a decline names, for the log, before it is verified; empty if it names none."""
+    if envelope.ByteSize() > MAX_ENVELOPE_BYTES:
+        return ""
+    try:
+        name = kind.FromString(envelope.manifest).assignment_id
+    except DecodeError:
+        return ""
+    return name if ASSIGNMENT_ID.fullmatch(name) else ""
 
 
 def count_reply(tally: Tally, client_id: str, outcome: str, reason: str = "") -> None:
