@@ -1,20 +1,32 @@
 """What a coordinator shows at /metrics, to whom, and what it does not show."""
 
+import json
+import math
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from datetime import timedelta
+from operator import eq, gt, lt
 
 import pytest
+import yaml
 
 from coordinator.monitoring import number_keeper
 from coordinator.monitoring.number_keeper import NumberKeeper
 from federation.monitoring import scrape_server
 from federation.monitoring.metrics_page import page
+from federation.monitoring.tally import MonitoredKind
 from storage.database import Database
+from storage.faults import StorageFault
 from tests.coordinator.monitoring.scene import Labels, samples, scraped, value
+from tests.paths import ROOT
+from tests.project.scene import ended, tool
 from tests.running import wait_for
 from tests.stage import Stage, stage, vector
+from worker import event_counts
+from worker.event_counts import EventCounts
 
 pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed")
 
@@ -156,3 +168,69 @@ def test_a_scrape_reads_memory_only_and_old_numbers_of_the_federation_are_not_sh
     assert value(late, "fedpareto_gives_federation") == 0
     assert not {"fedpareto_members", "fedpareto_member_attending"} & {name for name, _ in samples(late)}
     assert value(late, "fedpareto_faults", fault="database") == 0
+
+
+# --- what deploy/monitoring/ has
+
+FILES = ROOT / "deploy/monitoring"
+RULES = [rule for group in yaml.safe_load((FILES / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
+SIMPLE = re.compile(r'(time\(\) - )?(fedpareto_\w+)(?:\{(\w+)="(\w+)"\})? (==|<|>) ([\d* ]+)')
+
+
+def fires(expression: str, page: str, now: float) -> bool:
+    """Whether a rule that compares one metric with a number fires on a page."""
+    found = SIMPLE.fullmatch(expression)
+    assert found is not None, expression
+    age, name, label, wanted, operator, limit = found.groups()
+    threshold = math.prod(map(float, limit.split("*")))
+    compared = {"==": eq, "<": lt, ">": gt}[operator]
+    of_metric = [
+        number
+        for (metric, labels), number in samples(page).items()
+        if metric == name and (label is None or (label, wanted) in labels)
+    ]
+    return any(compared(now - number if age else number, threshold) for number in of_metric)
+
+
+def firing(made: Stage, worker: EventCounts) -> set[str]:
+    """The rules that fire now, of those that compare one metric with a number."""
+    both, now = shown(made) + page(worker.tally.readings()).decode(), made.clock().timestamp()
+    return {rule["alert"] for rule in RULES if SIMPLE.fullmatch(rule["expr"]) and fires(rule["expr"], both, now)}
+
+
+def test_alert_rules_are_quiet_on_the_scrape_of_a_healthy_federation_and_fire_when_it_is_not(watched: Stage) -> None:
+    worker = EventCounts()
+    worker.hear("attending", {})
+    about_earlier_tests = {"FedparetoCritical", "FedparetoWarning"}
+    assert firing(watched, worker) <= about_earlier_tests
+    worker.hear("disconnected", {"reason": "database"})
+    worker.hear("certificate-ends", {})
+    faults = watched.served.coordinator.record.faults
+    faults.begin(StorageFault.CLOCK, "a test says so")
+    with watched.clock.moved(timedelta(days=8)):
+        fired = firing(watched, worker)
+    faults.over(StorageFault.CLOCK)
+    assert fired - about_earlier_tests == {
+        *("FedparetoBackupOld", "FedparetoFault", "FedparetoWorkerAway", "FedparetoWorkerCertificateEnds"),
+    }
+
+
+def test_rules_and_dashboard_ask_for_metrics_and_labels_that_exist() -> None:
+    known = {number.name: number for number in tool("tables").monitored(*tool("tables").OF_COORDINATOR, event_counts)}
+    panels = json.loads((FILES / "dashboard.json").read_text())["panels"]
+    asked = [rule["expr"] for rule in RULES] + [target["expr"] for panel in panels for target in panel["targets"]]
+    assert len(asked) > 25
+    for expression in asked:
+        for name, selected in re.findall(r"(fedpareto_\w+)(?:\{(.*?)\})?", expression):
+            number = known[re.sub(r"_(total|bucket)$", "", name)]
+            kind = {"_total": MonitoredKind.COUNTER, "_bucket": MonitoredKind.DURATION}
+            assert number.kind is kind.get(name.removeprefix(number.name), MonitoredKind.GAUGE), expression
+            assert set(re.findall(r"(\w+)!?=", selected)) <= {*number.labels}, expression
+    grouped = set(re.findall(r"\w+", " ".join(re.findall(r"by \((.*?)\)", " ".join(asked)))))
+    assert grouped <= {"le", *(label for number in known.values() for label in number.labels)}
+
+
+def test_promtool_takes_the_rules() -> None:
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("Debian's package prometheus, which has promtool, is not installed")
+    ended(promtool, "check", "rules", FILES / "alerts.yml", code=0)
