@@ -1,6 +1,7 @@
 """Scrapes of a coordinator."""
 
 import urllib.request
+from functools import lru_cache
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -15,6 +16,7 @@ def scraped(port: int, token: str = "") -> str:
         return str(answer.read().decode())
 
 
+@lru_cache(maxsize=4)  # a test asks for many values of one page
 def samples(page: str) -> dict[tuple[str, Labels], float]:
     """The values on a page, by name and labels."""
     families = text_string_to_metric_families(page)

@@ -47,7 +47,7 @@ def served_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     (directory / "token").touch(mode=0o600)
     (directory / "token").write_text(TOKEN)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(number_keeper, "LOOK_SECONDS", 0.1)
+        patch.setattr(number_keeper, "LOOK_SECONDS", 0.3)
         patch.setattr(number_keeper, "MEMBERS_SECONDS", 0.0)
         patch.setattr(scrape_server, "PAGE_SECONDS", 0.0)
         metrics = {"listen": "127.0.0.1:0", "token_file": str(directory / "token")}
@@ -68,7 +68,8 @@ def shown(made: Stage) -> str:
 
     def looked() -> str:
         page = scraped(port, TOKEN)
-        return page if (value(page, "fedpareto_looked_timestamp_seconds") or 0) >= now else ""
+        at = re.search(r"^fedpareto_looked_timestamp_seconds (\S+)", page, re.MULTILINE)
+        return page if at is not None and float(at[1]) >= now else ""
 
     return wait_for(looked, "a look", seconds=20)
 
