@@ -74,6 +74,14 @@ _WAITING = (
     .where(_UNENDED, Phase.state == PhaseState.OPEN, Assignment.state == AssignmentState.OPEN)
 )
 
+# When the newest certificate of each active member ends.
+_CERTIFICATES = (
+    select(Certificate.client_id, func.max(Certificate.not_after).label("ends"))
+    .join(Client, Client.client_id == Certificate.client_id)
+    .where(Certificate.revoked.is_(None), Client.state == ClientState.ACTIVE)
+    .group_by(Certificate.client_id)
+)
+
 
 def federation_numbers(
     session: Session, attending: Collection[str], *, backed_up: datetime, now: datetime
@@ -92,8 +100,9 @@ def federation_numbers(
     yield single(OPEN_ASSIGNMENTS, session.scalar(_WAITING) or 0)
     yield by_label(MEMBERS, _by_state(session, Client.state))
     yield single(MEMBERS_ATTENDING, len(attending))
-    if ends := _certificate_ends(session):
-        yield single(MEMBERS_CERTIFICATE, _days(min(ends.values()), now))
+    ends = _CERTIFICATES.subquery()
+    if (first := session.scalar(select(func.min(ends.c.ends)))) is not None:
+        yield single(MEMBERS_CERTIFICATE, _days(first, now))
     yield single(LOG_ENTRIES, audit.size(session))
     yield single(LOG_SIGNED, session.scalar(select(func.max(Checkpoint.size))) or 0)
     yield single(BACKUP_AGE, (now - backed_up).total_seconds())
@@ -110,7 +119,7 @@ def member_numbers(session: Session, attending: Collection[str], *, now: datetim
     yield by_label(MEMBER_ATTENDING, {name: name in attending for name in seen})
     last = {name: now if name in attending else at for name, at in seen.items()}
     yield by_label(MEMBER_SEEN, {name: at.timestamp() for name, at in last.items() if at is not None})
-    yield by_label(MEMBER_CERTIFICATE, {name: _days(end, now) for name, end in _certificate_ends(session).items()})
+    yield by_label(MEMBER_CERTIFICATE, {str(name): _days(end, now) for name, end in session.execute(_CERTIFICATES)})
     about = select(Alert.client_id, func.count()).where(Alert.ended.is_(None)).group_by(Alert.client_id)
     alerts = dict(session.execute(about).all())
     yield by_label(MEMBER_ALERTS, {name: alerts.get(name, 0) for name in seen})
@@ -123,17 +132,6 @@ def _by_state(
     counted = {str(state): count for state, count in session.execute(select(column, func.count()).group_by(column))}
     states: Iterable[StrEnum] = RunState if column is Run.state else ClientState
     return {str(state): counted.get(str(state), 0) for state in states}
-
-
-def _certificate_ends(session: Session) -> dict[str, datetime]:
-    """When the newest certificate of each active member ends, by the member's name."""
-    newest = (
-        select(Certificate.client_id, func.max(Certificate.not_after))
-        .join(Client, Client.client_id == Certificate.client_id)
-        .where(Certificate.revoked.is_(None), Client.state == ClientState.ACTIVE)
-        .group_by(Certificate.client_id)
-    )
-    return {name: end for name, end in session.execute(newest) if name is not None}
 
 
 def _days(end: datetime, now: datetime) -> float:

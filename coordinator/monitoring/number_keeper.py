@@ -5,6 +5,7 @@ stops, freezes, or loses its database; then another one takes it. Numbers that a
 """
 
 import logging
+import math
 import shutil
 import threading
 import time
@@ -26,9 +27,9 @@ from storage.models import Federation
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 5.0
-MEMBERS_SECONDS = 20.0  # between two looks at each member
-OLD_SECONDS = 20.0  # older numbers of the federation are not shown; less than the next one
+LOOK_SECONDS = 10.0
+MEMBERS_SECONDS = 30.0  # between two looks at each member
+OLD_SECONDS = 25.0  # older numbers of the federation are not shown; less than the next one
 TURN_SECONDS = 30  # after which another coordinator may take the turn of one that is frozen
 BACKUP_LOOK = timedelta(hours=1)  # how far back a look at the log goes, after the first one
 GIVES_FEDERATION = MonitoredNumber(
@@ -87,8 +88,8 @@ class NumberKeeper:
         self._names_members = names_members
         self._monotonic = monotonic
         self._machine: list[Reading] = []
-        self._federation: tuple[float, list[Reading]] = -OLD_SECONDS, []
-        self._members: tuple[float, list[Reading]] = -MEMBERS_SECONDS, []
+        self._federation: tuple[float, list[Reading]] = -math.inf, []
+        self._members: tuple[float, list[Reading]] = -math.inf, []
         self._backed_up: datetime | None = None
         self._backup_looked: datetime | None = None
         self._stopping = threading.Event()
@@ -131,7 +132,7 @@ class NumberKeeper:
         if gives:
             self._look_at_record(began, now)
         else:
-            self._federation = -OLD_SECONDS, []
+            self._federation = -math.inf, []
         self._look_at_machine(now)
 
     def _look_at_record(self, began: float, now: datetime) -> None:

@@ -157,8 +157,7 @@ def test_a_scrape_reads_memory_only_and_old_numbers_of_the_federation_are_not_sh
     now = [0.0]
     with closing(Database.open(watched.served.home.database_url)) as database:
         record = replace(watched.served.coordinator.record, database=database)
-        clock = {"names_members": True, "monotonic": lambda: now[0]}
-        keeper = NumberKeeper(record, watched.parts.presence, **clock)
+        keeper = NumberKeeper(record, watched.parts.presence, names_members=True, monotonic=lambda: now[0])
         keeper.look(gives=True)
         first, second = page(keeper.readings()).decode(), page(keeper.readings()).decode()
     read = "fedpareto_database_seconds_count"
