@@ -13,9 +13,10 @@ from sqlalchemy import select
 
 from coordinator.home import CoordinatorHome
 from coordinator.monitoring import number_keeper
-from coordinator.monitoring.number_keeper import LOOKED, NumberKeeper
+from coordinator.monitoring.number_keeper import NumberKeeper
 from coordinator.services import admin as admin_calls
 from federation.digests import digest
+from federation.monitoring.metrics_page import page
 from federation.transport.channels import refusal_from_rpc_error
 from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as admin
@@ -28,6 +29,7 @@ from storage.faults import StorageFault
 from storage.models import Reply, Run
 from storage.states import RunState
 from tests.coordinator.members.scene import Officer
+from tests.coordinator.monitoring.scene import value
 from tests.harness import Attending, Member
 from tests.running import SECONDS, Clock, Running, made_home, refused, wait_for
 from tests.stage import MODEL, Player, Stage, reply, spec, submission, vector
@@ -259,7 +261,7 @@ def test_one_coordinator_gives_the_numbers_of_the_federation_and_the_other_one_w
 
     def looked(made: NumberKeeper) -> float:
         """When it last looked; its own machine is in the numbers of each."""
-        return sum(values[()] for metric, values in made.readings() if metric is LOOKED)
+        return value(page(made.readings()).decode(), "fedpareto_looked_timestamp_seconds") or 0
 
     keepers = []
     try:
