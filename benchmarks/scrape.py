@@ -47,7 +47,10 @@ def measure(members: int, sizes: str, pairs: int) -> Document:
     with tempfile.TemporaryDirectory() as directory, running(Path(directory) / "home") as served:
         result: Document = {"page": of_page(served, members)}
     result["count_microseconds"] = of_count()
-    result["rounds"] = [of_rounds(*case, pairs, result["count_microseconds"]) for case in cases(sizes)]
+    result["rounds"] = [
+        of_rounds(parameters, clients, rounds, pairs, result["count_microseconds"])
+        for parameters, clients, rounds in cases(sizes)
+    ]
     return result
 
 
@@ -99,7 +102,12 @@ def cpu_of(work: Callable[[], object]) -> float:
 def of_count() -> float:
     """The microseconds of a count."""
     tally, metric = Tally(), MonitoredNumber("counted", "Counts.", MonitoredKind.COUNTER, ("outcome",))
-    return 1e6 * timed(lambda: [tally.add(metric, "accepted") for _ in range(COUNTS)], time.thread_time) / COUNTS
+
+    def count() -> None:
+        for _ in range(COUNTS):
+            tally.add(metric, "accepted")
+
+    return 1e6 * timed(count, time.thread_time) / COUNTS
 
 
 def of_rounds(parameters: int, clients: int, rounds: int, pairs: int, microseconds: float) -> Document:
