@@ -23,6 +23,7 @@ from coordinator.ownership import CoordinatorHomeError
 from coordinator.run_sizes import open_runs_bytes
 from coordinator.settings import check_torch_device
 from federation.findings import CheckOutcome, Finding
+from federation.monitoring.metrics_section import MetricsError
 from federation.trust.certificates import SERVER_LIFETIME
 from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore, BlobStoreUnavailable
@@ -46,6 +47,7 @@ def check_home(home: CoordinatorHome, *, now: datetime) -> Iterator[Finding]:
     except CoordinatorHomeError as error:
         yield Finding.failed("device", str(error))
     yield from _ports(home)
+    yield from _metrics(home)
     yield from _record(home, now)
 
 
@@ -95,6 +97,20 @@ def _ports(home: CoordinatorHome) -> Iterator[Finding]:
             yield Finding.failed("ports", f"{name} {port} on {home.settings.bind} cannot be used: {error.strerror}")
         else:
             yield Finding.ok("ports", f"{name} {port or '(picked at the first start)'} is free")
+
+
+def _metrics(home: CoordinatorHome) -> Iterator[Finding]:
+    try:
+        endpoint = home.settings.metrics.endpoint(home.directory)
+        if endpoint is None:
+            return
+        if _serving(home) is None:
+            endpoint.bind().close()
+    except MetricsError as error:
+        yield Finding.failed("metrics", str(error))
+    else:
+        scrapes = "any process of this machine" if endpoint.token is None else "who has the token"
+        yield Finding.ok("metrics", f"/metrics is served at {home.settings.metrics.listen}, to {scrapes}")
 
 
 def _serving(home: CoordinatorHome) -> int | None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -29,6 +30,7 @@ from coordinator.lease_keeper import LeaseKeeper
 from coordinator.members.access.control import Access
 from coordinator.members.access.refusal_record import RefusalRecord
 from coordinator.monitor import Monitor
+from coordinator.monitoring.number_keeper import NumberKeeper
 from coordinator.rounds.changes import RunChanges
 from coordinator.rounds.conductors import Conductors
 from coordinator.rounds.fleets.attendances import attendances_of
@@ -49,6 +51,9 @@ from coordinator.settings import check_torch_device
 from coordinator.startup import OpenRecord, Scope, forget_ports, open_record
 from coordinator.thread_pool import ThreadPool, share_heap
 from federation.errors import Error
+from federation.monitoring.metrics_page import page
+from federation.monitoring.metrics_section import MetricsEndpoint
+from federation.monitoring.scrape_server import ScrapeServer
 from federation.process.service_manager import ServiceManager
 from federation.transport.channels import Option
 from federation.trust.certificates import pem
@@ -112,6 +117,7 @@ class Coordinator:
         monitoring: the task of the monitor; it ends when the coordinator must stop.
         federation_port: for members.
         enrollment_port: for newcomers.
+        metrics_port: for scrapes; None if `/metrics` is not served.
     """
 
     record: OpenRecord
@@ -122,6 +128,7 @@ class Coordinator:
     monitoring: asyncio.Task[None]
     federation_port: int
     enrollment_port: int
+    metrics_port: int | None
 
     async def watch(self) -> None:
         """Returns when the coordinator stops by itself.
@@ -149,6 +156,7 @@ async def serving(
 
     Raises:
         ClockBehind, DatabaseBusy, DatabaseIncompatible, HomeError, LogError, BlobStoreUnavailable: see `open_record`.
+        MetricsError: `/metrics` cannot be served.
         PortTaken: another process has a port.
     """
     async with Scope() as scope:
@@ -160,13 +168,27 @@ async def serving(
 
 @dataclass(frozen=True)
 class _Ports:
-    """The public ports, which are bound."""
+    """The public ports, which are bound, and that of scrapes, if there is one."""
 
     front: Front
     refusals: RefusalRecord
     access_threads: ThreadPool
     federation: int
     enrollment: int
+    scrapes: "_Scrapes | None"
+
+
+@dataclass(frozen=True)
+class _Scrapes:
+    """The bound port of scrapes."""
+
+    listener: socket.socket
+    endpoint: MetricsEndpoint
+
+    @property
+    def port(self) -> int:
+        """The number of the port."""
+        return int(self.listener.getsockname()[1])
 
 
 def _open_ports(scope: Scope, record: OpenRecord) -> _Ports:
@@ -185,7 +207,11 @@ def _open_ports(scope: Scope, record: OpenRecord) -> _Ports:
         federation = enrollment = _bind(front, home, "both", federation)
     else:
         federation, enrollment = _bind(front, home, "members", federation), _bind(front, home, "newcomers", enrollment)
-    return _Ports(front, refusals, threads, federation, enrollment)
+    scrapes = None
+    if (endpoint := settings.metrics.endpoint(home.directory)) is not None:
+        scrapes = _Scrapes(endpoint.bind(), endpoint)
+        scope.callback(scrapes.listener.close)
+    return _Ports(front, refusals, threads, federation, enrollment, scrapes)
 
 
 async def _start_rounds(scope: Scope, record: OpenRecord, *, conduct: bool) -> Rounds:
@@ -277,6 +303,8 @@ async def _serve_calls(scope: Scope, record: OpenRecord, ports: _Ports, rounds: 
         )
     scope.push_async_callback(health.enter_graceful_shutdown)
     monitor, monitoring = await _start_monitor(scope, record, rounds, health)
+    if ports.scrapes is not None:
+        await _serve_scrapes(scope, record, rounds, ports.scrapes)
     scope.callback(asyncio.create_task(access.watch_revocations()).cancel)
     scope.callback(access.stop)
     scope.push_async_callback(front.stop_accepting)
@@ -284,7 +312,8 @@ async def _serve_calls(scope: Scope, record: OpenRecord, ports: _Ports, rounds: 
     scope.callback(_forget_own_ports, record)
     message = "federation %s: members at %s, newcomers at %s, database %s"
     log.info(message, home.federation_id, *addresses.values(), database.url)
-    return Coordinator(record, rounds, access, health, monitor, monitoring, ports.federation, ports.enrollment)
+    scrapes = None if ports.scrapes is None else ports.scrapes.port
+    return Coordinator(record, rounds, access, health, monitor, monitoring, ports.federation, ports.enrollment, scrapes)
 
 
 def _add_services(server: grpc.aio.Server, front: Front, parts: Parts, health: HealthService) -> None:
@@ -299,6 +328,12 @@ def _add_services(server: grpc.aio.Server, front: Front, parts: Parts, health: H
     add_AdminServicer_to_server(AdminService(parts), server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection([*_SERVICES, health_names.SERVICE_NAME, reflection.SERVICE_NAME], server)
+
+
+async def _serve_scrapes(scope: Scope, record: OpenRecord, rounds: Rounds, scrapes: _Scrapes) -> None:
+    token = scrapes.endpoint.token
+    keeper = await scope.start(NumberKeeper(record, rounds.presence, names_members=token is not None))
+    await scope.start(ScrapeServer(scrapes.listener, token, lambda: page(keeper.readings())))
 
 
 async def _tell_health(health: HealthService, faults: frozenset[StorageFault]) -> None:
@@ -361,6 +396,7 @@ def serve(
         DirectoryGone: the home, or another directory of the coordinator, was unmounted, moved or removed.
         HomeError: the settings do not fit the machine.
         LogError: the audit log differs from what was signed.
+        MetricsError: `/metrics` cannot be served.
         PortTaken: another process has a port.
     """
     asyncio.run(_serve(home, ready, conduct, manager or ServiceManager()))

@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self
@@ -13,6 +13,7 @@ import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coordinator.ownership import CoordinatorHomeError
+from federation.monitoring.metrics_section import MetricsSection
 from federation.spec.problems import Format, Section, explain
 from federation.text import comment
 from federation.text_files import FORMAT
@@ -27,7 +28,7 @@ _BUCKET = re.compile(r"(s3|gs|az)://[a-z0-9][a-z0-9._-]{1,221}(/[A-Za-z0-9._-]+)
 _OF_MACHINE = frozenset(
     {
         "hosts", "bind", "federation_port", "enrollment_port", "enrollment_host", "database", "blobs", "blob_cache",
-        "blob_cache_bytes", "device",
+        "blob_cache_bytes", "device", "metrics",
     }
 )  # fmt: skip
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
@@ -169,6 +170,7 @@ class Settings(Section):
         description='Where updates are aggregated: `"cpu"` or `"cuda"` (does not start without the extra `torch` '
         "and a GPU, and [gains little](results/gpu.md)).",
     )
+    metrics: MetricsSection = MetricsSection()  # last: in TOML, a table comes after the keys
 
     @field_validator("federation_id")
     @classmethod
@@ -275,7 +277,7 @@ class Settings(Section):
     @property
     def changed_text(self) -> str:
         """The settings that differ from the defaults, for the record: without the password of the database."""
-        chosen = {name: getattr(self, name) for name in sorted(self.model_dump(exclude_defaults=True))}
+        chosen = dict(sorted(self.model_dump(exclude_defaults=True).items()))
         if "@" in (url := chosen.get("database", "")):
             scheme, _, rest = url.partition("://")
             user, _, host = rest.rpartition("@")
@@ -313,9 +315,15 @@ class Settings(Section):
     def render(self) -> str:
         """The TOML document, with a description of each key."""
         lines = ["# A federation's coordinator. Read when it starts."]
-        for name, field in type(self).model_fields.items():
-            lines += ["", *comment(str(field.description)), tomli_w.dumps({name: getattr(self, name)}).rstrip()]
+        lines += [*_described(self), "", "[metrics]", *_described(self.metrics)]
         return "\n".join(lines) + "\n"
+
+
+def _described(section: Section) -> Iterator[str]:
+    """The keys of a section in TOML, each below its description; without tables."""
+    for name, field in type(section).model_fields.items():
+        if not isinstance(value := getattr(section, name), Section):
+            yield from ("", *comment(str(field.description)), tomli_w.dumps({name: value}).rstrip())
 
 
 def check_torch_device(device: str) -> None:

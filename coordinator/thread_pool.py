@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, BinaryIO, Concatenate, ParamSpec, TypeVar
 
@@ -32,8 +33,9 @@ class ThreadPool:
         self.executor = executor
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls `function` in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.executor, partial(function, *args, **kwargs))
+        """Calls `function` in a thread; its lines of the log are about the caller's assignment."""
+        call = partial(copy_context().run, function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self.executor, call)
 
     async def read_file(self, file: BinaryIO, offset: int, size: int) -> bytes:
         """Up to `size` bytes of a file from `offset` on: at once if memory has them, otherwise in a thread."""

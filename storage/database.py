@@ -9,7 +9,7 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import partial
@@ -22,6 +22,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 from federation.errors import Error
+from federation.monitoring.tally import MonitoredKind, MonitoredNumber, Tally
 from federation.process.shared_state import alone
 from storage.revisions import incompatibility, pending_revisions
 from storage.shared_statements import DRIVER, compiled_statements
@@ -29,6 +30,13 @@ from storage.shared_statements import DRIVER, compiled_statements
 MAX_CONNECTIONS = 32  # of a database at a time; with SQLite, those that write and those that read each
 BUSY_SECONDS = 30.0  # the longest wait of a SQLite transaction for the one before it
 ENTRY_KEY = "entry_key"  # in the `info` of a session: the key of the MACs of the audit log, or None
+TRANSACTION_SECONDS = MonitoredNumber(
+    "fedpareto_database_seconds",
+    "Seconds of transactions, with their wait for a turn and for the server.",
+    MonitoredKind.DURATION,
+    ("kind",),
+    (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0),
+)
 LOCK_KEY = 0x66656470617265  # "fedpare": our advisory lock in a PostgreSQL database; + a Duty, those of duties
 _LOCK_HOLDERS = """
 SELECT pid, application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
@@ -44,6 +52,7 @@ class Duty(IntEnum):
     MIGRATION = 1
     COLLECTION = 2  # of blobs that nothing needs
     ALERTS = 3
+    NUMBERS = 4  # of the whole federation, for /metrics
 
 
 class DatabaseBusy(Error, RuntimeError):
@@ -76,10 +85,12 @@ class Database:
 
     Attributes:
         entry_key: of the MACs of the audit log, see `storage.audit`; with None entries have none.
+        tally: counts the transactions, and what the other parts of the process count.
     """
 
     def __init__(self, engine: Engine, reader: Engine) -> None:
         self.entry_key: bytes | None = None
+        self.tally = Tally()
         self._engine = engine
         self._reader = reader  # its transactions only read
         self._sqlite = engine.dialect.name == "sqlite"
@@ -162,14 +173,20 @@ class Database:
             RuntimeError: this thread is in a transaction already (SQLite).
             DatabaseBusy: others have written for `BUSY_SECONDS` without a gap (SQLite).
         """
-        info = {ENTRY_KEY: self.entry_key}
-        with self._writing(), Session(self._engine, expire_on_commit=False, info=info) as session, session.begin():
+        timing, info = self.tally.timing(TRANSACTION_SECONDS, "write"), {ENTRY_KEY: self.entry_key}
+        with (
+            timing,
+            self._writing(),
+            Session(self._engine, expire_on_commit=False, info=info) as session,
+            session.begin(),
+        ):
             yield session
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A consistent snapshot to read from, without waiting for writers; writing in it is an error."""
-        with Session(self._reader, expire_on_commit=False) as session:
+        timing = self.tally.timing(TRANSACTION_SECONDS, "read")
+        with timing, Session(self._reader, expire_on_commit=False) as session:
             yield session
 
     def migrate(self) -> None:
@@ -276,11 +293,21 @@ class Database:
 
         If this process is frozen, the turn ends after these seconds at most. With SQLite there is no other coordinator.
         """
+        with self.turns(duty, seconds) as mine:
+            yield mine()
+
+    @contextmanager
+    def turns(self, duty: Duty, seconds: int) -> Iterator[Callable[[], bool]]:
+        """Like `turn`, for a duty that lasts: the value takes the turn if it is free, and says if this process has it.
+
+        It must be called more often than every `seconds`; once the turn has ended it raises OperationalError.
+        """
         if self._sqlite:
-            yield True
+            yield lambda: True
             return
         with self.locking_session(seconds) as connection:
-            yield bool(connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY + duty}))
+            lock = text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY + duty}
+            yield lambda: bool(connection.scalar(*lock))
 
     @contextmanager
     def locking_session(self, seconds: int) -> Iterator[Connection]:

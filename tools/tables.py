@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from os.path import relpath
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeGuard
 
 from pydantic import BaseModel
@@ -24,13 +25,20 @@ sys.path.append(str(Path(__file__).parents[1] / "research"))  # its experiments 
 from formats import formats
 from rooms import rooms
 
+from coordinator.monitoring import federation_numbers, number_keeper
+from coordinator.rounds.fleets import remote
+from coordinator.rounds.replies import intake
+from coordinator.services import federation, transfers
 from coordinator.settings import Settings
+from federation.monitoring.tally import MonitoredKind, MonitoredNumber
 from federation.record.log_kinds import KINDS
 from federation.record.metric_definitions import DEFINITIONS
 from federation.spec.problems import Section
 from federation.spec.run_spec import RunSpec
 from fedpareto.cli.reasons.known_reasons import by_table
 from fedpareto.experiments.loading import load, names
+from storage import database
+from worker import event_counts
 from worker.config import OPTIONS, WorkerConfig
 from worker.site.policy_file import Policy, SamplePolicy
 
@@ -121,6 +129,25 @@ def experiments() -> Iterator[Row]:
         yield f"`{name}`", one.title, str(one.source), size, rounds, quick_size
 
 
+OF_COORDINATOR = (federation_numbers, number_keeper, federation, intake, remote, transfers, database)
+_SHOWN = {MonitoredKind.COUNTER: "_total"}
+
+
+def monitored(*modules: ModuleType) -> Iterator[MonitoredNumber]:
+    """The metrics that these modules define."""
+    for module in modules:
+        yield from (value for value in vars(module).values() if isinstance(value, MonitoredNumber))
+
+
+def monitored_rows(*modules: ModuleType) -> Iterator[Row]:
+    """The metrics of a process at /metrics."""
+    yield "Metric", "Kind", "Labels", "Meaning"
+    for number in dict.fromkeys(monitored(*modules)):
+        labels = ", ".join(f"`{label}`" for label in number.labels)
+        kind = "histogram" if number.kind is MonitoredKind.DURATION else str(number.kind)
+        yield f"`{number.name}{_SHOWN.get(number.kind, '')}`", kind, labels, number.meaning
+
+
 def rooms_by_name() -> Iterator[Row]:
     """The rooms of the product, with the first sentences of their docstrings."""
     yield "Room", "Holds"
@@ -140,6 +167,10 @@ TABLES: dict[str, dict[str, Callable[[], Iterable[Row]]]] = {
     "research/experiments.md": {"experiments": experiments},
     "operate/audit-log.md": {"kinds of entries": log_kinds},
     "operate/operations.md": {"settings": partial(keys, Settings)},
+    "operate/monitoring.md": {
+        "metrics of a coordinator": partial(monitored_rows, *OF_COORDINATOR),
+        "metrics of a worker": partial(monitored_rows, event_counts),
+    },
     "operate/upgrading.md": {"formats": formats_by_name},
     "member/your-site.md": {"policy": partial(keys, Policy)},
     "member/differential-privacy.md": {"policy of a data set": partial(keys, SamplePolicy, "NAME.")},

@@ -23,6 +23,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from pydantic.fields import FieldInfo
 
 from federation.errors import Error
+from federation.monitoring.metrics_section import MetricsSection
 from federation.spec.problems import Format, Section, explain, read_document
 from federation.tasks import DataSource, Loading, Part
 from federation.text import comment, did_you_mean
@@ -31,8 +32,7 @@ from federation.text_files import FORMAT
 OPTIONS = {"tasks": "--task", "data": "--data", "code": "--code", "device": "--device"}  # by key: options of their own
 _KNOWN = "`fedpareto worker config` lists the keys that exist"
 _BY_TASK = ("objectives", "trainer", "trainer_command")
-_TABLE = "notify"
-_PATHS = frozenset({"data", "code", "accomplices", "passphrase_file", "proxy", "spec", _TABLE})
+_PATHS = frozenset({"data", "code", "accomplices", "passphrase_file", "proxy", "spec", "notify", "metrics"})
 _SECRET = frozenset({"proxy"})  # a password may stand in a value that is refused
 _MOUNTED_READ_ONLY = "or mount it read-only"
 
@@ -86,6 +86,9 @@ class Notify(Section):
         if any("\0" in part for part in value):
             raise ValueError("no argument of a program can hold the character NUL")
         return value
+
+
+_TABLES: Mapping[str, type[Section]] = {"notify": Notify, "metrics": MetricsSection}
 
 
 class WorkerConfig(Section):
@@ -155,6 +158,7 @@ class WorkerConfig(Section):
         "", description="The directory that attackers share, for attacks that need the updates of several clients."
     )
     notify: Notify = Notify()
+    metrics: MetricsSection = MetricsSection()
 
     @field_validator(*_BY_TASK)
     @classmethod
@@ -261,15 +265,15 @@ class WorkerConfig(Section):
 
     @classmethod
     def names(cls) -> list[str]:
-        """All keys but `format`; those of the table `[notify]` with its name before them."""
-        own = [name for name in cls.model_fields if name not in ("format", _TABLE)]
-        return own + [f"{_TABLE}.{name}" for name in Notify.model_fields]
+        """All keys but `format`; those of a table with its name before them."""
+        own = [name for name in cls.model_fields if name not in ("format", *_TABLES)]
+        return own + [f"{table}.{name}" for table, section in _TABLES.items() for name in section.model_fields]
 
     @classmethod
     def field(cls, key: str) -> FieldInfo:
         """The field of one of `names`: its default and its description."""
         table, dot, name = key.partition(".")
-        return Notify.model_fields[name] if dot else cls.model_fields[table]
+        return (_TABLES[table] if dot else cls).model_fields[name or table]
 
     def value(self, key: str) -> Any:
         """The value of one of `names`."""
@@ -303,6 +307,9 @@ class WorkerConfig(Section):
             if "/" not in program:  # a program of the PATH, or none
                 return value
             return value.model_copy(update={"command": (str(directory / program), *arguments)})
+        if isinstance(value, MetricsSection):
+            token = str(directory / value.token_file) if value.token_file else ""
+            return value.model_copy(update={"token_file": token})
         if isinstance(value, tuple):
             return tuple(str(directory / item) for item in value)
         if name == "proxy":

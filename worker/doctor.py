@@ -20,6 +20,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from federation.findings import Finding
+from federation.monitoring.metrics_section import MetricsError, MetricsSection
 from federation.plugins import PluginError
 from federation.refusals import Refusal
 from federation.spec.computation import CANNOT, Ability
@@ -301,6 +302,16 @@ def check_disk(directory: Path, model_bytes: int) -> Finding:
     if free < max(_LEAST_BYTES, 2 * model_bytes):
         return Finding.failed("disk", f"{text}: free some space")
     return Finding.warning("disk", f"{text}: free some space") if free < needed else Finding.ok("disk", text)
+
+
+def check_metrics(section: MetricsSection) -> Finding:
+    """Checks the token and the library of `/metrics`; its port may be the running worker's."""
+    try:
+        endpoint = section.endpoint(Path())
+    except MetricsError as error:
+        return Finding.failed("metrics", str(error))
+    scrapes = "any process of this machine" if endpoint is None or endpoint.token is None else "who has the token"
+    return Finding.ok("metrics", f"/metrics is served at {section.listen}, to {scrapes}")
 
 
 def check_notify(command: Sequence[str]) -> Finding:

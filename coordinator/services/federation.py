@@ -21,13 +21,17 @@ from coordinator.members.requests import LEAST
 from coordinator.rounds.fleets.consents import offered_specification, record_consent
 from coordinator.rounds.fleets.deliveries import open_assignments_of
 from coordinator.rounds.fleets.presence import Admitted, Assigned, AttendanceStream, Message, Offered
+from coordinator.rounds.replies.intake import named_assignment
 from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
 from coordinator.services.stream_words import ReceivedHello, closing_of, introduction, left
+from coordinator.services.transfers import BLOB_SECONDS, PAYLOAD_BYTES
 from coordinator.services.views.member_model import member_model
 from coordinator.settings import Settings
 from coordinator.thread_pool import to_the_end, wait_ended
 from federation.digests import parse
+from federation.monitoring.tally import MonitoredKind, MonitoredNumber
+from federation.process.assignment_log import turn_to_assignment
 from federation.refusals import Refusal
 from federation.transport.channels import CHUNK_BYTES
 from federation.transport.chunks import fetched
@@ -35,7 +39,7 @@ from federation.trust.envelope import sign, verify
 from federation.trust.identity import Action, PeerIdentity
 from federation.v1 import federation_pb2 as messages
 from federation.v1 import federation_pb2_grpc
-from federation.v1.common_pb2 import CancelManifest, ModelManifest, SignedEnvelope, TimeManifest
+from federation.v1.common_pb2 import CancelManifest, DeclineManifest, ModelManifest, SignedEnvelope, TimeManifest
 from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing
 from storage.models import Assignment, Client, Input
@@ -48,6 +52,9 @@ _OFFERING = union_all(  # assignments that offer a blob to a client; each part h
     _OWN.where(Assignment.base_model == bindparam("digest")),
     _OWN.join(Input).where(Input.digest == bindparam("digest")),
 ).limit(1)
+STREAMS = MonitoredNumber(
+    "fedpareto_streams", "Streams of members that are open to this coordinator.", MonitoredKind.GAUGE
+)
 MISSED_HEARTBEATS = 3
 LEAST_NONCE_BYTES, MAX_NONCE_BYTES = 16, 64
 GRANTED = timedelta(days=1)  # how long a member may fetch the model that it was given
@@ -90,6 +97,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         self._presence.join(attendance)
         log.info("%s attends with %s", client_id, ", ".join(attendance.tasks)[:200] or "no task")
         listener = asyncio.create_task(self._listen(request_iterator, attendance, caller))
+        self._database.tally.add(STREAMS)
         try:
             addresses = (await self._addresses()).federation
             pending = await self._read(_pending, client_id, self._settings)
@@ -104,6 +112,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
                     raise message
                 yield await self._response(attendance, message)
         finally:
+            self._database.tally.add(STREAMS, amount=-1)
             listener.cancel()
             self._presence.leave(attendance, self._clock())
             log.info("%s left", client_id)
@@ -149,6 +158,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         self, request: messages.AttendRequest, attendance: AttendanceStream, caller: PeerIdentity
     ) -> None:
         kind = request.WhichOneof("message")
+        turn_to_assignment(named_assignment(request.decline, DeclineManifest) if kind == "decline" else "")
         if kind == "heartbeat":
             beat = request.heartbeat
             progress = min(max(beat.progress, 0.0), 1.0)
@@ -232,8 +242,11 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             assignment_id = ""
         else:
             assignment_id = await self._read(_offering, client_id, request.digest)
+            turn_to_assignment(assignment_id)
+        tally = self._database.tally
         try:
-            source = await self._in_thread(self._blobs.open_range, request.digest, request.offset)
+            with tally.timing(BLOB_SECONDS, "read"):
+                source = await self._in_thread(self._blobs.open_range, request.digest, request.offset)
         except (BlobCorrupt, BlobMissing) as error:
             if isinstance(error, BlobMissing):
                 removed = await self._read(removed_offer, assignment_id, request.digest, self._settings.keep_rounds)
@@ -248,10 +261,11 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             while chunk := await self._read_file(source, offset, CHUNK_BYTES):
                 yield fetched(chunk)
                 offset += len(chunk)
+                tally.add(PAYLOAD_BYTES, "sent", amount=len(chunk))
 
     async def LocateBlob(self, request: messages.LocateBlobRequest, context: Context) -> messages.LocateBlobResponse:
         """Gives the URL in the bucket of a blob that an assignment offered to the caller; empty if there is none."""
-        await self._read(_offering, self._access.caller().name, request.digest)
+        turn_to_assignment(await self._read(_offering, self._access.caller().name, request.digest))
         return messages.LocateBlobResponse(url=await self._in_thread(self._blobs.download_url, request.digest))
 
     async def GetModel(self, request: messages.GetModelRequest, context: Context) -> messages.GetModelResponse:

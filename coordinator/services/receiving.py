@@ -7,7 +7,7 @@ from functools import partial
 from coordinator.rounds.replies.content import payload_problem
 from coordinator.rounds.replies.intake import Admission
 from coordinator.rounds.replies.uploads import ReplyUpload, Upload, Uploads
-from coordinator.services.transfers import Transfer
+from coordinator.services.transfers import BLOB_SECONDS, PAYLOAD_BYTES, Transfer
 from coordinator.thread_pool import ThreadPool, wait_ended
 from federation.refusals import Refusal
 from federation.transport.channels import MAX_CHUNK_BYTES
@@ -52,6 +52,7 @@ class Receiving:
         self._uploads = uploads
         self._blobs = blobs
         self._threads = threads
+        self._tally = threads.database.tally
         self._whole: Chunk | None = None  # a chunk with the whole payload
         self._beginning: asyncio.Future[ReplyUpload] | None = None
         self._upload: ReplyUpload | None = None
@@ -82,6 +83,7 @@ class Receiving:
             raise Refusal("payload-length", f"{declared} bytes were declared, and more arrived")
         chunk = self._check_chunk(request)
         self._transfer.note(self.arrived, waited, len(chunk.data))
+        self._tally.add(PAYLOAD_BYTES, "received", amount=len(chunk.data))
         if self._upload is None and len(chunk.data) == declared:
             self._whole = chunk
             return
@@ -127,7 +129,8 @@ class Receiving:
         upload.finish()
         problem = payload_problem(upload.check, self._admission.kind, self._admission.limits)
         if problem is None:
-            upload.store()
+            with self._tally.timing(BLOB_SECONDS, "store"):
+                upload.store()
         return record(self._admission, problem)
 
     def _check_chunk(self, request: messages.SubmitRequest | Chunk) -> Chunk:

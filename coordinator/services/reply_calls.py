@@ -4,22 +4,23 @@ The rules for replies are in the intake.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 from weakref import WeakValueDictionary
 
 from coordinator.members.access.rpc_messages import NEXT_CHUNK_SECONDS, REQUEST_SECONDS, Context, next_message
-from coordinator.rounds.replies.intake import Admission, Intake
+from coordinator.rounds.replies.intake import Admission, Intake, count_reply, named_assignment
 from coordinator.services.base import Parts, Service
 from coordinator.services.receiving import Receiving
 from coordinator.services.transfers import Transfers
 from coordinator.thread_pool import wait_ended
+from federation.process.assignment_log import turn_to_assignment
 from federation.refusals import Refusal
 from federation.transport.chunks import Chunk
 from federation.transport.payload_check import PayloadCheck
 from federation.v1 import federation_pb2 as messages
-from federation.v1.common_pb2 import LogHead, SignedEnvelope
+from federation.v1.common_pb2 import LogHead, ReplyManifest, SignedEnvelope
 from federation.vectors import Layout
 
 
@@ -38,7 +39,7 @@ class ReplyCalls(Service):
         )
         self._threads = parts.threads
         self._uploads = parts.rounds.uploads
-        self._transfers = Transfers(self._settings.transfer_bytes, self._settings.transfers)
+        self._transfers = Transfers(self._settings.transfer_bytes, self._settings.transfers, self._database.tally)
         self._enders: dict[str, Callable[[Refusal], None]] = {}  # of uploads under way, by assignment
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # likewise
 
@@ -47,29 +48,40 @@ class ReplyCalls(Service):
     ) -> AsyncIterator[messages.SubmitResponse]:
         """Takes a reply in: envelope, payload, receipt."""
         caller = self._access.caller()
-        first = await next_message(request_iterator, REQUEST_SECONDS)
-        if not isinstance(first, messages.SubmitRequest) or not first.HasField("reply"):
-            raise Refusal("header", "a submission must begin with the signed reply; the payload follows in chunks")
-        admitted, broke_off = await self._in_thread(self._admit, caller.name, first)
-        if isinstance(admitted, SignedEnvelope):
-            receipt = admitted
-        elif admitted.layout is None:
-            if await next_message(request_iterator, NEXT_CHUNK_SECONDS) is not None:
-                raise Refusal("payload-length", "0 bytes were declared, and more arrived")
-            receipt = await self._in_thread(self._intake.record, admitted, None)
-        else:
-            async with self._receiving(caller.name, admitted, admitted.layout) as (payload, all_arrived):
-                if broke_off:
-                    await payload.begin()
-                while not payload.complete:
-                    if (window := payload.window()) is not None:
-                        yield messages.SubmitResponse(window=window)
-                    began = monotonic()
-                    request = await self._next_chunk(request_iterator, admitted)
-                    await payload.take(request, monotonic() - began)
-                all_arrived()
-                receipt = await payload.record(self._intake.record)
-        yield messages.SubmitResponse(receipt=receipt, log=await self._newer_log(first.log_size))
+        with self._counted_refusals(caller.name):
+            first = await next_message(request_iterator, REQUEST_SECONDS)
+            if not isinstance(first, messages.SubmitRequest) or not first.HasField("reply"):
+                raise Refusal("header", "a submission must begin with the signed reply; the payload follows in chunks")
+            turn_to_assignment(named_assignment(first.reply, ReplyManifest))
+            admitted, broke_off = await self._in_thread(self._admit, caller.name, first)
+            if isinstance(admitted, SignedEnvelope):
+                receipt = admitted
+            elif admitted.layout is None:
+                if await next_message(request_iterator, NEXT_CHUNK_SECONDS) is not None:
+                    raise Refusal("payload-length", "0 bytes were declared, and more arrived")
+                receipt = await self._in_thread(self._intake.record, admitted, None)
+            else:
+                async with self._receiving(caller.name, admitted, admitted.layout) as (payload, all_arrived):
+                    if broke_off:
+                        await payload.begin()
+                    while not payload.complete:
+                        if (window := payload.window()) is not None:
+                            yield messages.SubmitResponse(window=window)
+                        began = monotonic()
+                        request = await self._next_chunk(request_iterator, admitted)
+                        await payload.take(request, monotonic() - began)
+                    all_arrived()
+                    receipt = await payload.record(self._intake.record)
+            yield messages.SubmitResponse(receipt=receipt, log=await self._newer_log(first.log_size))
+
+    @contextmanager
+    def _counted_refusals(self, client_id: str) -> Iterator[None]:
+        """Counts the refusal that ends the block."""
+        try:
+            yield
+        except Refusal as refusal:
+            count_reply(self._database.tally, client_id, "refused", refusal.reason)
+            raise
 
     def _admit(self, client_id: str, first: messages.SubmitRequest) -> tuple[Admission | SignedEnvelope, bool]:
         """The intake's admission or receipt of a reply, and True if an upload of its payload broke off before."""

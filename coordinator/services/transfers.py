@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from time import monotonic
 
 from coordinator.settings import SMALLEST_WINDOW
+from federation.monitoring.tally import MonitoredKind, MonitoredNumber, Tally
 from federation.refusals import Refusal
 
 LARGEST_WINDOW = 16 << 20  # bytes; fills a line of 600 Mbit/s at 200 ms
@@ -20,6 +21,22 @@ PLENTY = 8  # the first window takes at most this part of the remaining budget
 GROWTH = 4  # the factor by which a window grows when it slows its line down
 HELD_UP_SECONDS = 0.02  # shorter waits slow no line down: 1 MiB in 20 ms is 400 Mbit/s
 FAR_SECONDS = 0.05  # shorter round trips need no larger first window
+UPLOADS = MonitoredNumber(
+    "fedpareto_uploads", "Uploads of replies that are under way, or wait for a place.", MonitoredKind.GAUGE, ("state",)
+)
+PAYLOAD_BYTES = MonitoredNumber(
+    "fedpareto_payload_bytes",
+    "Bytes of updates that members have sent, and of models that they have fetched.",
+    MonitoredKind.COUNTER,
+    ("direction",),
+)
+BLOB_SECONDS = MonitoredNumber(
+    "fedpareto_blob_seconds",
+    "Seconds until an update of a member was stored, or a blob for a member was open.",
+    MonitoredKind.DURATION,
+    ("kind",),
+    (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0),
+)
 IDLE_SECONDS = 70.0  # longer than a call waits for a chunk
 
 
@@ -91,9 +108,11 @@ class Transfers:
     Args:
         memory: bytes of all windows together, at least the smallest window for each transfer.
         count: uploads at a time. Further ones wait; the member with the fewest uploads goes first.
+        tally: counts the uploads.
     """
 
-    def __init__(self, memory: int, count: int) -> None:
+    def __init__(self, memory: int, count: int, tally: Tally) -> None:
+        self._tally = tally
         self._spare = memory - count * SMALLEST_WINDOW  # bytes by which windows may grow
         self._free = count
         self._under_way: Counter[str] = Counter()
@@ -105,12 +124,14 @@ class Transfers:
 
         An upload that neither sends nor reads loses its place, and its call is ended with `end`.
         """
-        await self._enter(member)
+        with self._tally.during(UPLOADS, "waiting"):
+            await self._enter(member)
         more = min(FIRST_WINDOW - SMALLEST_WINDOW, self._spare // PLENTY)
         transfer = Transfer(self._take, SMALLEST_WINDOW + self._take(more))
         watch = asyncio.create_task(self._watch(transfer, member, end))
         try:
-            yield transfer
+            with self._tally.during(UPLOADS, "under way"):
+                yield transfer
         finally:
             watch.cancel()
             self._leave(transfer, member)

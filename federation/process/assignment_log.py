@@ -22,6 +22,11 @@ def about_assignment(assignment_id: str) -> Iterator[None]:
         _assignment.reset(token)
 
 
+def turn_to_assignment(assignment_id: str) -> None:
+    """All further lines of this task, which ends with its call, are about this assignment, also after a failure."""
+    _assignment.set(assignment_id)
+
+
 class AssignmentFilter(logging.Filter):
     """Gives each line the attribute `assignment_id`, empty where it is about none. It keeps every line."""
 

@@ -27,7 +27,7 @@ BENCH = str(BENCHMARKS / "bench.py")
 # More than 2 CPU-s, or 10 s.
 LONG = {
     *("aggregation", "connections", "console", "large", "population", "private"),
-    *("round", "simulate", "start", "verify", "wan"),
+    *("round", "scrape", "simulate", "start", "verify", "wan"),
 }
 
 

@@ -73,7 +73,14 @@ def test_every_option_that_worker_run_no_longer_has_is_a_key_and_ten_remain_with
     left = {name for option in command.params for name in option.opts}
     remaining = {"--home", "--config", "--task", "--data", "--code", "--device", "--rehearse", "--set", "--json"}
     assert left == remaining | {"--log-level", "--log-format"}
-    assert {*REMOVED.values(), *OPTIONS, "notify.command", "notify.seconds"} == set(WorkerConfig.names())
+    assert {
+        *REMOVED.values(),
+        *OPTIONS,
+        "notify.command",
+        "notify.seconds",
+        "metrics.listen",
+        "metrics.token_file",
+    } == set(WorkerConfig.names())
     assert set(OPTIONS.values()) < left
 
 

@@ -1,6 +1,7 @@
 """A worker that does what a scripted coordinator asks: trains, evaluates, attacks where its owner says so."""
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,9 @@ def test_a_model_that_is_known_is_not_fetched_again(scene: Scene) -> None:
     assert scene.coordinator.fetches == [0]
 
 
-def test_a_cancelled_assignment_is_dropped_in_the_middle_of_its_training(scene: Scene) -> None:
+def test_a_cancelled_assignment_is_dropped_in_the_middle_of_its_training(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     scene.train(steps=1_000_000)
     running = scene.start()
     running.wait_for("training")
@@ -126,8 +129,11 @@ def test_a_cancelled_assignment_is_dropped_in_the_middle_of_its_training(scene: 
         reasons.append(f"mismatch:{name}")
     assert [event["reason"] for event in running.wait_for("cancel-refused", 3)] == reasons
     assert not running.events("cancelled")
-    scene.coordinator.cancel("assignment-0")
-    running.wait_for("cancelled")
+    with caplog.filtering(AssignmentFilter()), caplog.at_level(logging.INFO, "fedpareto.worker"):
+        scene.coordinator.cancel("assignment-0")
+        running.wait_for("cancelled")
+    (line,) = (record for record in caplog.records if "no longer wanted" in record.message)
+    assert vars(line)["assignment_id"] == "assignment-0"
     scene.receipts(1, 1)
     assert [submission.manifest.round for submission in scene.coordinator.submissions] == [1]
 

@@ -34,6 +34,7 @@ from worker.site.assignment_checks import (
     OtherModel,
     check_assignment,
     check_cancel,
+    claimed_id,
 )
 from worker.site.policy_file import WorkLimits
 from worker.site.run_requests import Verdict
@@ -106,6 +107,10 @@ class Runner:
 
         `inputs` are the contents of its inputs, in their order, if they came with it.
         """
+        with about_assignment(claimed_id(envelope)):
+            self._assigned(envelope, inputs)
+
+    def _assigned(self, envelope: SignedEnvelope, inputs: Sequence[bytes]) -> None:
         try:
             order = check_assignment(
                 envelope,
@@ -192,7 +197,8 @@ class Runner:
             message = f"a cancelled assignment goes on: {refusal.message}"
             self.events.warn("cancel-refused", message, reason=refusal.reason)
             return
-        self._drop(manifest.assignment_id, manifest.reason)
+        with about_assignment(manifest.assignment_id):
+            self._drop(manifest.assignment_id, manifest.reason)
 
     def _drop(self, assignment_id: str, reason: str) -> None:
         with self._changed:
@@ -230,8 +236,9 @@ class Runner:
             ]
         for envelope in envelopes:
             name = AssignmentManifest.FromString(envelope.manifest).assignment_id
-            self._drop(name, verdict.reason)
-            self.decline(Declined(verdict.reason, verdict.message), envelope)
+            with about_assignment(name):
+                self._drop(name, verdict.reason)
+                self.decline(Declined(verdict.reason, verdict.message), envelope)
 
     def look(self) -> None:
         """Reports that the site opened, closed or was paused, and wakes the lanes.
@@ -250,7 +257,8 @@ class Runner:
             self._changed.notify_all()
         for job, declined in late:
             if declined is not None:
-                self.decline(declined, job.order.envelope)
+                with about_assignment(job.name):
+                    self.decline(declined, job.order.envelope)
 
     def _tell_owner(self) -> None:
         if self._told is None:

@@ -26,9 +26,11 @@ from coordinator.rounds.fleets.base import (
 from coordinator.rounds.fleets.consents import reluctant
 from coordinator.rounds.fleets.presence import Assigned, Presence
 from coordinator.rounds.replies import signed_columns
+from coordinator.rounds.replies.intake import count_reply
 from coordinator.rounds.replies.revoked import REVOKED, count_fulfilled, fulfilled, of_revoked, revoked_before
 from coordinator.rounds.transitions import close_phase, end_assignment, open_assignments
 from federation.aggregation.phases import Asked, Replies, Selected
+from federation.monitoring.tally import MonitoredKind, MonitoredNumber
 from federation.process.assignment_log import about_assignment
 from federation.record import log_entries
 from federation.spec.run_facts import unshared_parameters
@@ -44,6 +46,14 @@ from storage.states import AssignmentState, ClientState, PhaseState, RunState
 
 log = logging.getLogger(__name__)
 
+PHASE_SECONDS = MonitoredNumber(
+    "fedpareto_phase_seconds",
+    "Seconds of the phases of rounds that have ended, by the kind of work.",
+    MonitoredKind.DURATION,
+    ("kind",),
+    (0.5, 2.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 28800.0),
+    most=50,
+)
 LOOK_SECONDS = 60.0  # after which a phase looks at the clock again
 # The progress of a phase, the clients without a reply, and what clients offer: built once, since these queries run
 # after each reply or in each phase.
@@ -296,6 +306,11 @@ class RemoteFleet(Fleet):
                     absent = ends[assignment.client_id] < phase.deadline or assignment.client_id in away
                     end_assignment(assignment, AssignmentState.EXPIRED, now, "absent" if absent else "deadline")
             close_phase(phase, now)
+        tally = self._database.tally
+        tally.note(PHASE_SECONDS, phase.kind, seconds=(now - phase.started).total_seconds())
+        for assignment in ended:
+            if assignment.state is AssignmentState.EXPIRED:
+                count_reply(tally, assignment.client_id, "missing", assignment.reason)
         self.tell_cancelled(ended)
         return True
 

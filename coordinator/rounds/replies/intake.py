@@ -22,6 +22,7 @@ from coordinator.rounds.replies.evidence import SignatureMemory
 from coordinator.rounds.replies.recorder import FULFILLED, Signed, ending, record_equivocation, reply_row
 from coordinator.rounds.transitions import end_assignment, end_open_assignment
 from coordinator.signing_keys import Signing
+from federation.monitoring.tally import MonitoredKind, MonitoredNumber, Tally
 from federation.process.assignment_log import about_assignment
 from federation.record import bound_fields, log_entries
 from federation.record.bound_fields import repeated
@@ -31,7 +32,7 @@ from federation.spec.run_spec import RunSpec
 from federation.trust.envelope import envelope_digest
 from federation.trust.identity import client_uri
 from federation.trust.key_chain import moment
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.vectors import Layout, update_layout
 from federation.work.base import Work
 from federation.work.registry import kind, statement_problem
@@ -43,6 +44,16 @@ from storage.states import AssignmentState
 log = logging.getLogger(__name__)
 
 MAX_ENVELOPE_BYTES = 64 * 1024
+REPLIES = MonitoredNumber(
+    "fedpareto_replies",
+    "Replies that were accepted, refused or declined, by reason, and assignments that no reply came to (missing).",
+    MonitoredKind.COUNTER,
+    ("outcome", "reason"),
+    most=200,  # a member chooses the reason of its decline
+)
+MEMBER_REPLIES = MonitoredNumber(
+    "fedpareto_member_replies", "The same, of each member.", MonitoredKind.COUNTER, ("member", "outcome")
+)
 ASSIGNMENT_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -226,6 +237,8 @@ class Intake:
         if closed is not None:
             raise closed
         self._replied(admission.manifest.run_id)
+        if problem is None:
+            count_reply(self._database.tally, admission.manifest.client_id, "accepted")
         if problem is not None:
             raise Refusal(problem.reason, problem.message, signed=receipt.SerializeToString())
         return receipt
@@ -268,6 +281,7 @@ class Intake:
                 digest=envelope_digest(envelope),
             )
         self._changed(run_id)
+        count_reply(self._database.tally, client_id, "declined", reason)
 
     def _receipt(self, admission: Admission, refusal: Refusal | None, now: datetime) -> SignedEnvelope:
         same = repeated(admission.manifest, bound_fields.RECEIPT)
@@ -300,6 +314,23 @@ class Intake:
         if state is not AssignmentState.OPEN:
             return Refusal("assignment-closed", f"assignment {name} is {state}: {reason}")
         return None
+
+
+def named_assignment(envelope: SignedEnvelope, kind: type[ReplyManifest | DeclineManifest]) -> str:
+    """The assignment that a reply or a decline names, for the log, before it is verified; empty if it names none."""
+    if envelope.ByteSize() > MAX_ENVELOPE_BYTES:
+        return ""
+    try:
+        name = kind.FromString(envelope.manifest).assignment_id
+    except DecodeError:
+        return ""
+    return name if ASSIGNMENT_ID.fullmatch(name) else ""
+
+
+def count_reply(tally: Tally, client_id: str, outcome: str, reason: str = "") -> None:
+    """Counts the end of a member's assignment, or an attempt at it that was refused."""
+    tally.add(REPLIES, outcome, reason.partition(":")[0])
+    tally.add(MEMBER_REPLIES, client_id, outcome)
 
 
 def _check_start(on_record: str, start: bytes) -> None:

@@ -22,6 +22,7 @@ with on_first_use():
     from coordinator.server import Coordinator, PortTaken
     from coordinator.server import serve as run
     from federation.directories import DirectoryGone
+    from federation.monitoring.metrics_section import MetricsError
     from federation.process.service_manager import ServiceManager
     from federation.trust.keys import replace_private
     from fedpareto.cli import logs
@@ -48,7 +49,7 @@ def serve(
     logs.to_standard_error(log_level, "%(asctime)s %(levelname)-7s %(name)s: %(message)s", log_format)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     leave_current_directory()  # a run may name `module:Class`: that is imported from what was installed, or from --code
-    with explained(), failing(DirectoryGone, LockLost, LogError, PortTaken):
+    with explained(), failing(DirectoryGone, LockLost, LogError, MetricsError, PortTaken):
         centre = settled(home, bind, passphrase_file)
         run(
             centre,

@@ -54,6 +54,7 @@ def doctor_command(
         source = site.source
     findings = []
     told = [doctor.check_notify(site.notify.command)] if site.notify.command else []
+    told += [doctor.check_metrics(site.metrics)] if site.metrics.listen else []
     for finding in chain([in_file], told, _check_connection(home, address, site), _train(home, site, source)):
         findings.append(finding)
         if not as_json:

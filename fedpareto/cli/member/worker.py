@@ -21,6 +21,7 @@ from fedpareto.standard_streams import event_stream
 with on_first_use():
     from federation.attacks import AttackError, parse_attack
     from federation.directories import DirectoryGone
+    from federation.monitoring.metrics_section import MetricsError
     from federation.plugins import PluginError
     from federation.process.service_manager import ServiceManager
     from federation.sketches import load
@@ -29,6 +30,7 @@ with on_first_use():
     from fedpareto.cli.logs import to_standard_error
     from fedpareto.cli.member.trial import rehearse_round, run_of
     from worker.connection.attendance import AttendanceError
+    from worker.event_counts import serving_counts
     from worker.events import Events
     from worker.notifier import Notifier
     from worker.rotation import RotationError, end_rotation
@@ -104,33 +106,34 @@ def run(
         with failing(RotationError, RosterError):
             member = end_rotation(worker_home, stored_member, passphrase=passphrase)
         events = Events(event_stream() if as_json else None, worker_home.directories)
-        notifier = Notifier(
-            site.notify,
-            events,
-            federation_id=member.federation_id,
-            client_id=member.client_id,
-            environment=os.environ,
-        )
-        with failing(DataError, SpoolError, ValueError):
-            attacker = None
-            if rehearsal is not None:
-                shared = Accomplices(Path(site.accomplices), member.client_id) if site.accomplices else None
-                attacker = Attacker(rehearsal, member.client_id, shared)
-            offers, devices = offered(attack=rehearsal, client_id=member.client_id, run=intended)
-            worker = Worker(
-                home=worker_home,
-                member=member,
-                offers=offers,
-                device=devices,
-                events=events,
-                uniform=random.SystemRandom().uniform,
-                attacker=attacker,
-                policy=policy,
-                passphrase=passphrase,
-                manager=manager,
+        with failing(MetricsError), serving_counts(site.metrics, events):
+            notifier = Notifier(
+                site.notify,
+                events,
+                federation_id=member.federation_id,
+                client_id=member.client_id,
+                environment=os.environ,
             )
-        with notifier:
-            _run_until_stopped(worker)
+            with failing(DataError, SpoolError, ValueError):
+                attacker = None
+                if rehearsal is not None:
+                    shared = Accomplices(Path(site.accomplices), member.client_id) if site.accomplices else None
+                    attacker = Attacker(rehearsal, member.client_id, shared)
+                offers, devices = offered(attack=rehearsal, client_id=member.client_id, run=intended)
+                worker = Worker(
+                    home=worker_home,
+                    member=member,
+                    offers=offers,
+                    device=devices,
+                    events=events,
+                    uniform=random.SystemRandom().uniform,
+                    attacker=attacker,
+                    policy=policy,
+                    passphrase=passphrase,
+                    manager=manager,
+                )
+            with notifier:
+                _run_until_stopped(worker)
 
 
 def _run_until_stopped(worker: "Worker") -> None:

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -11,8 +12,11 @@ import pytest
 from sqlalchemy import select
 
 from coordinator.home import CoordinatorHome
+from coordinator.monitoring import number_keeper
+from coordinator.monitoring.number_keeper import NumberKeeper
 from coordinator.services import admin as admin_calls
 from federation.digests import digest
+from federation.monitoring.metrics_page import page
 from federation.transport.channels import refusal_from_rpc_error
 from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as admin
@@ -25,6 +29,7 @@ from storage.faults import StorageFault
 from storage.models import Reply, Run
 from storage.states import RunState
 from tests.coordinator.members.scene import Officer
+from tests.coordinator.monitoring.scene import value
 from tests.harness import Attending, Member
 from tests.running import SECONDS, Clock, Running, made_home, refused, wait_for
 from tests.stage import MODEL, Player, Stage, reply, spec, submission, vector
@@ -239,3 +244,37 @@ def test_a_name_is_taken_once_also_at_two_coordinators_at_the_same_time(first: S
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(submit, stubs * 2))
     assert answers.count("run-exists") == 3
+
+
+def test_one_coordinator_gives_the_numbers_of_the_federation_and_the_other_one_when_it_has_stopped(
+    first: Stage, second: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(number_keeper, "LOOK_SECONDS", 0.05)
+
+    def keeper(served: Running) -> NumberKeeper:
+        made = NumberKeeper(served.coordinator.record, served.coordinator.rounds.presence, names_members=False)
+        made.start()
+        return made
+
+    def names(made: NumberKeeper) -> set[str]:
+        return {metric.name for metric, _ in made.readings()}
+
+    def looked(made: NumberKeeper) -> float:
+        """When it last looked; its own machine is in the numbers of each."""
+        return value(page(made.readings()).decode(), "fedpareto_looked_timestamp_seconds") or 0
+
+    keepers = []
+    try:
+        for served in (first.served, second):
+            keepers.append(made := keeper(served))
+            wait_for(partial(looked, made), "its first look")
+        one, other = keepers
+        last = looked(other)
+        wait_for(lambda: looked(other) > last, "another look")
+        assert "fedpareto_members" in names(one)
+        assert "fedpareto_members" not in names(other)
+        one.stop()
+        wait_for(lambda: "fedpareto_members" in names(other), "the other one to give them")
+    finally:
+        for made in keepers:
+            made.stop()

@@ -10,6 +10,7 @@ from coordinator.ownership import CoordinatorHomeError
 from coordinator.services import transfers
 from coordinator.services.transfers import FIRST_WINDOW, HELD_UP_SECONDS, LARGEST_WINDOW, Transfer, Transfers
 from coordinator.settings import SMALLEST_WINDOW, Settings
+from federation.monitoring.tally import Tally
 from federation.refusals import Refusal
 
 CHUNK = 1 << 18
@@ -92,7 +93,7 @@ def ended(refusal: Refusal) -> None:
 
 def test_windows_share_the_budget_and_give_it_back() -> None:
     async def play() -> None:
-        made = Transfers(12 * SMALLEST_WINDOW, 4)
+        made = Transfers(12 * SMALLEST_WINDOW, 4, Tally())
         async with AsyncExitStack() as stack:
             grown = [await stack.enter_async_context(made.place(name, ended)) for name in "abcd"]
             for transfer in grown:
@@ -107,10 +108,10 @@ def test_windows_share_the_budget_and_give_it_back() -> None:
 
 def test_the_first_window_is_larger_where_the_budget_has_plenty_of_room() -> None:
     async def play() -> None:
-        made = Transfers(50 * SMALLEST_WINDOW, 2)
+        made = Transfers(50 * SMALLEST_WINDOW, 2, Tally())
         async with made.place("a", ended) as first, made.place("b", ended) as second:
             assert (first.window, second.window) == (FIRST_WINDOW, FIRST_WINDOW)
-        made = Transfers(10 * SMALLEST_WINDOW, 2)
+        made = Transfers(10 * SMALLEST_WINDOW, 2, Tally())
         async with made.place("a", ended) as first, made.place("b", ended) as second:
             assert first.window == 2 * SMALLEST_WINDOW
             assert SMALLEST_WINDOW < second.window < first.window
@@ -121,7 +122,7 @@ def test_the_first_window_is_larger_where_the_budget_has_plenty_of_room() -> Non
 
 def test_places_go_to_the_member_with_the_fewest_uploads_and_then_to_the_first() -> None:
     async def play() -> None:
-        made = Transfers(2 * SMALLEST_WINDOW, 2)
+        made = Transfers(2 * SMALLEST_WINDOW, 2, Tally())
         got: list[str] = []
         leave = {name: asyncio.Event() for name in ("greedy-1", "greedy-2", "greedy-3", "greedy-4", "modest", "late")}
 
@@ -150,7 +151,7 @@ def test_places_go_to_the_member_with_the_fewest_uploads_and_then_to_the_first()
 def test_an_upload_that_neither_sends_nor_reads_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         monkeypatch.setattr(transfers, "IDLE_SECONDS", 0.01)
-        made = Transfers(SMALLEST_WINDOW, 1)
+        made = Transfers(SMALLEST_WINDOW, 1, Tally())
         refusals: list[Refusal] = []
         async with made.place("deaf", refusals.append), made.place("patient", refusals.append):
             assert [refusal.reason for refusal in refusals][:1] == ["limit:idle"]

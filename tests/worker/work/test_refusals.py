@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.digests import digest
+from federation.process.assignment_log import AssignmentFilter
 from federation.trust.envelope import CONTEXTS, sign
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, ReceiptManifest, Row, SignedEnvelope
 from federation.vectors import Layout, Tensor, to_bytes
@@ -124,11 +125,17 @@ def _another_context(coordinator: ScriptedCoordinator, manifest: AssignmentManif
 
 @pytest.mark.parametrize("forge", [_tampered, _other_key, _claimed_key, _unsigned, _another_context])
 def test_an_assignment_that_the_coordinator_did_not_sign_is_refused(
-    scene: Scene, forge: Callable[[ScriptedCoordinator, AssignmentManifest], SignedEnvelope]
+    scene: Scene,
+    caplog: pytest.LogCaptureFixture,
+    forge: Callable[[ScriptedCoordinator, AssignmentManifest], SignedEnvelope],
 ) -> None:
     scene.coordinator.give(forge(scene.coordinator, scene.order()))
-    running = scene.start()
-    assert scene.declined()[1] == "signature"
+    with caplog.filtering(AssignmentFilter()):
+        running = scene.start()
+        claimed, reason, _ = scene.declined()
+    assert reason == "signature"
+    (line,) = (record for record in caplog.records if "declined, signature" in record.message)
+    assert vars(line)["assignment_id"] == claimed
     assert scene.coordinator.fetches == []
     assert not running.events("training")
 

@@ -17,20 +17,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
 from coordinator.rounds.replies.evidence import SignatureMemory
-from coordinator.rounds.replies.intake import Admission, Intake
+from coordinator.rounds.replies.intake import Admission, Intake, named_assignment
 from coordinator.rounds.transitions import end_assignment
 from federation.digests import digest
+from federation.process.assignment_log import AssignmentFilter
 from federation.refusals import Refusal
 from federation.trust.envelope import envelope_digest, sign
 from federation.v1 import admin_pb2 as admin
-from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, ReplyManifest, SignedEnvelope
 from federation.v1.federation_pb2 import AttendRequest, Heartbeat, Hello, SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes
 from storage.models import Assignment, AuditEntry, Client, Reply
 from storage.states import AssignmentState
 from tests.coordinator.rounds.replies.scene import Scene, set_scene
 from tests.few import few
-from tests.running import SECONDS, refused
+from tests.running import SECONDS, refused, wait_for
 from tests.stage import LAYOUT, LONG, Player, Stage
 
 LARGE = Layout((Tensor("weight", (3000, 100)),))  # 1.2 MB: more than one chunk
@@ -363,3 +364,31 @@ def test_an_envelope_has_at_most_64_kibibytes(stage: Stage, size: int, reason: s
     assert envelope.ByteSize() == size
     with pytest.raises(Refusal, match=f"^{reason}"):
         intake_of(stage).admit("ann", envelope)
+
+
+@pytest.mark.parametrize("says", ["reply", "decline"])
+def test_the_line_of_a_failure_that_nobody_foresaw_has_the_id_of_the_assignment(
+    stage: Stage, caplog: pytest.LogCaptureFixture, says: str
+) -> None:
+    _, (player,) = stage.begin("ann", more="selection.minimum = 1")
+    order = player.order()
+    with stage.served.database.begin() as session:
+        session.get_one(Assignment, order.assignment_id).envelope = b"\xff"  # the row is damaged
+
+    def ids() -> list[str]:
+        words = "Submit by" if says == "reply" else "the stream of ann failed"
+        return [vars(record)["assignment_id"] for record in caplog.records if words in record.message]
+
+    with caplog.filtering(AssignmentFilter()):
+        if says == "reply":
+            with pytest.raises(grpc.RpcError, match="INTERNAL"):
+                player.submit(order)
+        else:
+            player.decline(order, "no-data")
+        assert wait_for(ids, "the line") == [order.assignment_id]
+
+
+def test_only_an_id_that_could_be_one_stands_in_lines_of_the_log() -> None:
+    envelope = SignedEnvelope(manifest=ReplyManifest(assignment_id="x\n" * 16).SerializeToString())
+    assert named_assignment(envelope, ReplyManifest) == ""
+    assert named_assignment(SignedEnvelope(manifest=b"\xff"), ReplyManifest) == ""
