@@ -129,10 +129,8 @@ class DeliveryRecord:
                 waiting.append(replace(item, queued=now.timestamp()))
             else:
                 dropped += 1
-        changed = content.looked is None or (content.told, tuple(waiting)) != (
-            self._content.told,
-            self._content.waiting,
-        )
+        before = self._content
+        changed = before.looked is None or (content.told, tuple(waiting)) != (before.told, before.waiting)
         self._content = replace(content, waiting=tuple(waiting), dropped=dropped)
         if changed or not self._written:
             self._write()
@@ -189,7 +187,7 @@ def _read(path: Path) -> _Content:
         )
     except FileNotFoundError:
         return _Content()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise FileDamaged(
             f"{path} cannot be used ({getattr(error, 'strerror', None) or error}): remove it, and its receiver is told "
             "again of the alerts that last"
