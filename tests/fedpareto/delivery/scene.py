@@ -18,7 +18,7 @@ from fedpareto.delivery.targets_file import Target
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 FEDERATION = "test"
-TIMES = Times(look=0.05, pause=0.02, longest_pause=0.1, sending=SendingTimes(webhook=0.5, apprise=20.0))
+TIMES = Times(look=0.2, pause=0.02, longest_pause=0.2, sending=SendingTimes(webhook=0.5, apprise=20.0))
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 
 

@@ -18,6 +18,7 @@ from fedpareto.delivery.targets_file import Targets
 from storage.models import Alert
 from storage.states import AlertKind, AlertSeverity
 from tests.fedpareto.delivery.scene import TIMES, Receiver, receivers, targets_file
+from tests.few import few
 from tests.harness import Process, wait_for
 from tests.paths import PROGRAMS
 from tests.stage import Stage
@@ -159,6 +160,7 @@ def test_after_an_older_backup_was_restored_what_is_no_longer_known_has_ended(st
     assert ended == ["ben"]
 
 
+@few("alert-sent")
 @pytest.mark.parametrize("point", ["alert-found", "alert-noted", "alert-sent", "alert-delivered"])
 def test_a_command_that_is_killed_tells_each_alert_at_least_once_and_twice_only_under_one_id(
     stage: Stage, home: Path, tmp_path: Path, point: str

@@ -1,5 +1,6 @@
 """`notify.toml`: what it may hold, and who may read and write it. No message repeats an address or a secret."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from federation.files.owners_own import NotOwnersOwn, check_owners_own
 from fedpareto.delivery.targets_file import Targets, TargetsError
 from tests.fedpareto.delivery.scene import SECRET, targets_file
+from tests.paths import DOCS
 
 GOOD = f'webhook = "https://hidden.example/hidden"\nsecret = "{SECRET}"'
 
@@ -17,6 +19,14 @@ def problem(directory: Path, text: str) -> str:
         Targets.load(path)
     assert not any(part in str(caught.value) for part in ("hidden", SECRET.removeprefix("whsec_")))
     return str(caught.value)
+
+
+def test_the_example_on_the_page_of_alerts_is_accepted(tmp_path: Path) -> None:
+    [example] = re.findall(r"^```toml\n(.*?)^```$", (DOCS / "operate/alerts.md").read_text(), re.MULTILINE | re.DOTALL)
+    path = tmp_path / "notify.toml"
+    path.write_text(example)
+    path.chmod(0o600)
+    assert set(Targets.load(path).targets) == {"pager", "ops"}
 
 
 def test_a_target_is_a_signed_webhook_or_an_address_of_apprise(tmp_path: Path) -> None:
