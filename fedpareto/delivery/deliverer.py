@@ -24,7 +24,7 @@ from fedpareto.admin_messages import whole
 from fedpareto.delivery.delivery_record import DeliveryRecord
 from fedpareto.delivery.news import SEVERITIES, KnownAlert, News, State
 from fedpareto.delivery.senders import DeliveryFailed, Sender, SendingTimes, sender_of
-from fedpareto.delivery.targets_file import Target, Targets
+from fedpareto.delivery.targets_file import AlertTarget, Targets
 from fedpareto.web.console.source import CoordinatorAway
 from worker.events import Events
 
@@ -240,7 +240,7 @@ def try_all(targets: Targets, federation_id: str, environment: Mapping[str, str]
     """
     now = datetime.now(UTC)
 
-    def problem(target: Target, sender: Sender) -> str:
+    def problem(target: AlertTarget, sender: Sender) -> str:
         alert = replace(KnownAlert.test(now), severity=target.severity)
         try:
             sender.send(News.of(federation_id, alert, State.BEGINS, 0, now), 0)

@@ -19,7 +19,7 @@ from federation.process.programs import run_program
 from federation.transport.proxies import RouteError, choose_proxy, dial
 from fedpareto.delivery.apprise_child import NOT_SENT, UNKNOWN
 from fedpareto.delivery.news import News
-from fedpareto.delivery.targets_file import Target
+from fedpareto.delivery.targets_file import AlertTarget
 from fedpareto.missing_packages import need
 
 WEBHOOK_SECONDS = 15.0  # for the connection, the request and the beginning of the answer
@@ -52,7 +52,7 @@ class Sender(Protocol):
 
 
 def sender_of(
-    target: Target,
+    target: AlertTarget,
     environment: Mapping[str, str],
     stop_by: Callable[[], float | None],
     times: SendingTimes | None = None,
@@ -78,7 +78,7 @@ class Webhook:
     the status is read.
     """
 
-    def __init__(self, target: Target, environment: Mapping[str, str], seconds: float) -> None:
+    def __init__(self, target: AlertTarget, environment: Mapping[str, str], seconds: float) -> None:
         parts = urlsplit(target.webhook)
         self._host = parts.hostname or ""
         self._tls = ssl.create_default_context(cafile=target.ca or None) if parts.scheme == "https" else None

@@ -40,7 +40,7 @@ class TargetsError(Error, ValueError):
     """A `notify.toml` that cannot be used; the message names the file and each key that is wrong, and no value."""
 
 
-class Target(Section):
+class AlertTarget(Section):
     """A receiver: a webhook, or an address of apprise."""
 
     webhook: str = Field(
@@ -100,7 +100,9 @@ class Targets(Section):
     away_seconds: float = Field(
         120.0, ge=10, le=86400, description="The seconds without an answer after which the coordinator counts as away."
     )
-    targets: dict[TargetName, Target] = Field(min_length=1, max_length=20, description="The receivers, by their names.")
+    targets: dict[TargetName, AlertTarget] = Field(
+        min_length=1, max_length=20, description="The receivers, by their names."
+    )
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -14,7 +14,7 @@ from typing import Any
 from fedpareto.delivery.deliverer import Times
 from fedpareto.delivery.news import KnownAlert, News, State
 from fedpareto.delivery.senders import SendingTimes
-from fedpareto.delivery.targets_file import Target
+from fedpareto.delivery.targets_file import AlertTarget
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 FEDERATION = "test"
@@ -89,8 +89,8 @@ def receivers(count: int) -> Iterator[list[Receiver]]:
             each.close()
 
 
-def webhook(address: str, **more: Any) -> Target:
-    return Target.model_validate({"webhook": address, "secret": SECRET, **more})
+def webhook(address: str, **more: Any) -> AlertTarget:
+    return AlertTarget.model_validate({"webhook": address, "secret": SECRET, **more})
 
 
 def targets_file(home: Path, *addresses: str, more: str = "") -> Path:

@@ -5,13 +5,12 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedpareto.cli.admin.app import Home
 from fedpareto.cli.failure import USAGE, CommandFailure, answer, failing
-from fedpareto.cli.logs import to_standard_error
 from fedpareto.cli.shared_options import LogFormatOption, LogLevelOption, json_option
 from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import event_stream
@@ -21,14 +20,13 @@ with on_first_use():
     from federation.transport.proxies import ProxyError
     from federation.trust.admin_files import Account
     from federation.trust.keys import IdentityError
+    from federation.v1.admin_pb2_grpc import AdminStub
     from fedpareto.cli.admin.client import connect, find_home, route_to
+    from fedpareto.cli.logs import to_standard_error
     from fedpareto.delivery import deliverer, targets_file
     from fedpareto.missing_packages import PackagesMissing
     from fedpareto.web.console.source import CoordinatorAway
     from worker.events import Events
-
-if TYPE_CHECKING:
-    from federation.v1.admin_pb2_grpc import AdminStub
 
 
 def notify(
