@@ -21,6 +21,7 @@ from tests.fedpareto.delivery.scene import TIMES, Receiver, receivers, targets_f
 from tests.few import few
 from tests.harness import Process, wait_for
 from tests.paths import PROGRAMS
+from tests.running import command
 from tests.stage import Stage
 from worker.events import Events
 
@@ -122,7 +123,27 @@ def test_receivers_that_hang_fail_or_flood_delay_no_other_and_no_line_says_where
     assert "127.0.0.1" not in said
 
 
-def test_that_no_coordinator_answers_is_told_once_also_after_a_restart_and_then_its_end(
+def test_a_test_message_goes_to_each_receiver_and_says_which_has_not_taken_it(home: Path) -> None:
+    path = home / "notify.toml"
+    path.unlink(missing_ok=True)
+    assert "there is no" in str(command("admin", "--home", home, "notify", code=1).exception)
+    with receivers(2) as [good, fails]:
+        targets_file(home, good.address, fails.address)
+        said = command("admin", "--home", home, "notify", "--test").stdout
+        assert said == "a: it has taken the message\nb: it has taken the message\n"
+        fails.status = 500
+        done = command("admin", "--home", home, "notify", "--test", "--json", code=1)
+        assert good.told() == [("TEST", "begins")] * 2
+    assert json.loads(done.stdout)["targets"] == [
+        {"target": "a", "taken": True, "problem": ""},
+        {"target": "b", "taken": False, "problem": "it answered 500"},
+    ]
+    assert str(done.exception) == "1 of 2 receivers did not take the message: b"
+    path.chmod(0o644)
+    assert "others can read it" in str(command("admin", "--home", home, "notify", code=1).exception)
+
+
+def test_that_no_coordinator_answers_is_told_once_also_after_a_restart_and_what_a_restore_loses_has_ended(
     stage: Stage, home: Path
 ) -> None:
     begin(stage, "ann")
@@ -130,34 +151,22 @@ def test_that_no_coordinator_answers_is_told_once_also_after_a_restart_and_then_
     with receivers(1) as [good]:
         path = targets_file(home, good.address)
         with delivering(home, path):
-            heard(good, "ann begins")
-            stage.stop()
-            heard(good, "ann begins", f"{away} begins")
-        with delivering(home, path) as at_work:
-            wait_for(lambda: at_work.events("away"), "the coordinator to be missed")
-            stage.start()
-            heard(good, "ann begins", f"{away} begins", f"{away} ended")
-            assert at_work.events("answers")
-            end(stage, "ann")
-            heard(good, "ann begins", f"{away} begins", f"{away} ended", "ann ended")
-    [told] = [each for each in good.documents() if (each["kind"], each["state"]) == (away, "begins")]
-    assert (told["severity"], told["message"][:31]) == ("critical", "no coordinator has answered sin")
-
-
-def test_after_an_older_backup_was_restored_what_is_no_longer_known_has_ended(stage: Stage, home: Path) -> None:
-    begin(stage, "ann")
-    with receivers(1) as [good]:
-        path = targets_file(home, good.address)
-        with delivering(home, path):
             begin(stage, "ben")
             heard(good, "ann begins", "ben begins")
             stage.stop()
-            with stage.served.database.begin() as session:
-                session.execute(delete(Alert).where(Alert.client_id == "ben"))  # it began after the backup
+            heard(good, "ann begins", "ben begins", f"{away} begins")
+        with stage.served.database.begin() as session:
+            session.execute(delete(Alert).where(Alert.client_id == "ben"))  # it began after the backup
+        with delivering(home, path) as at_work:
+            wait_for(lambda: at_work.events("away"), "the coordinator to be missed")
             stage.start()
-            wait_for(lambda: ("NORM_OUTLIER", "ended") in good.told(), "the end")
-    ended = [each["client_id"] for each in good.documents() if each["state"] == "ended" and each["client_id"]]
-    assert ended == ["ben"]
+            heard(good, "ann begins", "ben begins", f"{away} begins", f"{away} ended", "ben ended")
+            assert at_work.events("answers")
+            end(stage, "ann")
+            wait_for(lambda: len(good.requests) == 6, "the end")
+    assert good.documents()[-1]["client_id"] == "ann"
+    [told] = [each for each in good.documents() if (each["kind"], each["state"]) == (away, "begins")]
+    assert (told["severity"], told["message"][:31]) == ("critical", "no coordinator has answered sin")
 
 
 @few("alert-sent")
@@ -168,13 +177,13 @@ def test_a_command_that_is_killed_tells_each_alert_at_least_once_and_twice_only_
     begin(stage, "ann")
     with receivers(1) as [good]:
         targets_file(home, good.address)
-        command = ["admin", "--home", str(home), "notify", "--json"]
-        killed = Process([str(PROGRAMS / "crashing.py"), point, *command], tmp_path / "killed.log")
+        words = ["admin", "--home", str(home), "notify", "--json"]
+        killed = Process([str(PROGRAMS / "crashing.py"), point, *words], tmp_path / "killed.log")
         killed.wait_killed()
         before = len(good.requests)
         assert before == (1 if point in ("alert-sent", "alert-delivered") else 0)
         begin(stage, "ben")
-        process = Process(["-m", "fedpareto", *command], tmp_path / "second.log")
+        process = Process(["-m", "fedpareto", *words], tmp_path / "second.log")
         wait_for(lambda: {each["client_id"] for each in good.documents()} == {"ann", "ben"}, "both alerts")
         process.wait_for_text('"delivered"', count=1 if point == "alert-delivered" else 2)
         with (

@@ -147,6 +147,7 @@ def test_without_apprise_the_message_names_the_extra() -> None:
 
 
 @needs_apprise
+@pytest.mark.full
 def test_apprise_sends_the_facts_and_a_text_of_a_stranger_calls_nobody(receiver: Receiver) -> None:
     sender = sender_of(
         AlertTarget(apprise=f"json://localhost:{receiver.port}/hidden"), environment(), lambda: None, TIMES
