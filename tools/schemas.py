@@ -205,6 +205,11 @@ DOCUMENTS: dict[str, Any] = {
         "members": [{"client_id": str, "state": str, "since": str}], "ended": [v1.Run], "notices": [v1.Alert],
     },
     "admin alerts": v1.ListAlertsResponse,
+    "admin notify": Either((
+        {"event": str, "time": str, "message": str, "target?": str, "id?": str, "kind?": str, "state?": str,
+         "dropped?": int},
+        {"targets": [{"target": str, "taken": bool, "problem": str}]},
+    )),
     "admin login": {"name": str, "federation_id": str, "roles": [str], "certificate_expires": str},
     "admin join-string": Either((
         v1.CreateJoinStringResponse,

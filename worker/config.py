@@ -11,8 +11,6 @@ replaces a list. What the coordinator may ask of the site stands in another file
 
 import json
 import os
-import shlex
-import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +21,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from pydantic.fields import FieldInfo
 
 from federation.errors import Error
+from federation.files.owners_own import NotOwnersOwn, check_owners_own
 from federation.monitoring.metrics_section import MetricsSection
 from federation.spec.problems import Format, Section, explain, read_document
 from federation.tasks import DataSource, Loading, Part
@@ -34,7 +33,6 @@ _KNOWN = "`fedpareto worker config` lists the keys that exist"
 _BY_TASK = ("objectives", "trainer", "trainer_command")
 _PATHS = frozenset({"data", "code", "accomplices", "passphrase_file", "proxy", "spec", "notify", "metrics"})
 _SECRET = frozenset({"proxy"})  # a password may stand in a value that is refused
-_MOUNTED_READ_ONLY = "or mount it read-only"
 
 
 class WorkerConfigError(Error, ValueError):
@@ -294,7 +292,10 @@ class WorkerConfig(Section):
             WorkerConfigError: others than its owner can write it, it cannot be read, is not TOML, or has keys that are
                 unknown or wrong.
         """
-        check_owners_own(path)
+        try:
+            check_owners_own(path, f"{path} names programs that this worker runs")
+        except NotOwnersOwn as error:
+            raise WorkerConfigError(str(error)) from None
         config = read_document(path, cls, _KNOWN, WorkerConfigError, secret=_SECRET)
         given, directory = config.model_fields_set & _PATHS, path.absolute().parent
         return config.model_copy(update={name: config._placed(name, directory) for name in given})
@@ -351,41 +352,3 @@ def write_template(path: Path, **values: Any) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def check_owners_own(path: Path) -> None:
-    """Checks that nobody but this user and root can change a file that names programs.
-
-    Of a mount that is read-only nobody here can, whatever its modes say: those of a ConfigMap's directory are 0777.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        WorkerConfigError: others can write the file or its directory, so that they could replace it.
-    """
-    try:
-        file = path.resolve(strict=True)
-        if os.statvfs(file).f_flag & os.ST_RDONLY:
-            return
-        for place in dict.fromkeys((file, file.parent, path.absolute().parent)):
-            _check_place(place, path)
-    except FileNotFoundError:
-        raise
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        raise WorkerConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _check_place(place: Path, path: Path) -> None:
-    found, name = place.stat(), shlex.quote(str(place))
-    danger = f"{path} names programs that this worker runs, and"
-    if found.st_uid not in (0, os.geteuid()):
-        raise WorkerConfigError(
-            f"{danger} {place} belongs to another user (uid {found.st_uid}), who can change it: "
-            f"chown {os.geteuid()} {name}, {_MOUNTED_READ_ONLY}"
-        )
-    # In a directory with the sticky bit, such as /tmp, others cannot replace a file of this user.
-    sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
-        raise WorkerConfigError(
-            f"{danger} others can write {place} (mode {stat.S_IMODE(found.st_mode):04o}): chmod go-w {name}, "
-            f"{_MOUNTED_READ_ONLY}"
-        )

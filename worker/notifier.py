@@ -6,15 +6,16 @@ and values of the data: the sentences are those below, the rest are names and nu
 
 import json
 import os
-import signal
-import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
 
+from federation.process.programs import run_program
 from federation.text import counted, escaped
 from federation.text_files import FORMAT
 from worker.config import Notify
@@ -34,7 +35,6 @@ PRIVACY = frozenset({
 })  # fmt: skip
 """The reasons of declines by the owner's rules about privacy."""
 _DISK = frozenset({"disk", "limit:disk"})  # reasons of declines
-_LOOK_SECONDS = 0.2  # while a command runs
 _CHARACTERS = 200  # of a name
 
 
@@ -205,7 +205,14 @@ class Notifier:
                 facts, self._waiting = self._waiting, []
                 dropped, self._dropped = self._dropped, 0
             document = {"format": FORMAT, **self._whose, "dropped": dropped, "facts": [fact for _, fact in facts]}
-            problem = self._problem(json.dumps(document).encode() + b"\n")
+            problem = run_program(
+                self._notify.command,
+                json.dumps(document).encode() + b"\n",
+                environment=self._environment,
+                seconds=self._notify.seconds,
+                stop_by=lambda: self._stop_by,
+                said=_pass_on,
+            )
             with self._changed:
                 if problem:
                     self._dropped += dropped
@@ -223,40 +230,11 @@ class Notifier:
             with self._changed:
                 self._changed.wait_for(lambda: self._stop_by is not None, timeout=self._pause)
 
-    def _problem(self, facts: bytes) -> str:
-        """Runs the command with these facts; returns what went wrong, empty if nothing did.
 
-        Its standard error is the worker's.
-        """
-        try:
-            process = subprocess.Popen(
-                self._notify.command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                env=self._environment,
-                start_new_session=True,  # so that its children can be ended with it
-            )
-        except OSError as error:
-            return f"cannot be started ({error.strerror or error})"
-        unsent: bytes | None = facts
-        ends_by, seconds = time.monotonic() + self._notify.seconds, f"{self._notify.seconds:g} s"
-        while True:
-            try:
-                process.communicate(unsent, timeout=_LOOK_SECONDS)
-                break
-            except subprocess.TimeoutExpired:
-                unsent = None  # what is left of it is sent by the next call
-            if self._stop_by is not None and self._stop_by < ends_by:
-                ends_by, seconds = self._stop_by, f"{STOP_SECONDS:g} s, as the worker stops"
-            if time.monotonic() > ends_by:
-                os.killpg(process.pid, signal.SIGKILL)  # it is not waited for yet, so the number is its own
-                assert process.stdin is not None  # noqa: S101
-                process.stdin.close()
-                process.wait()
-                return f"was ended after {seconds}"
-        if status := process.returncode:
-            return f"ended with {f'signal {-status}' if status < 0 else f'exit status {status}'}"
-        return ""
+def _pass_on(text: bytes) -> None:
+    """Writes what the command has said on standard error to that of the worker."""
+    with suppress(OSError):
+        os.write(sys.stderr.fileno(), text)
 
 
 def _plain(value: object) -> object:

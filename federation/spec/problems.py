@@ -61,8 +61,8 @@ def _keys(section: type[BaseModel], path: Sequence[int | str]) -> Iterator[str]:
 def explain(problem: Any, known: str, document: type[BaseModel] | None = None, *, secret: Collection[str] = ()) -> str:
     """One problem of a `pydantic.ValidationError.errors()` as a line.
 
-    `known` names the list of existing keys, of which that of `document` nearest to an unknown one is named; the values
-    of `secret` keys are not repeated.
+    `known` names the list of existing keys, of which that of `document` nearest to an unknown one is named. No value of
+    a `secret` key is repeated, nor one inside it.
     """
     key = ".".join(str(part) for part in problem["loc"])[:MAX_KEY] or "(the document)"
     if problem["type"] == "extra_forbidden":
@@ -76,7 +76,8 @@ def explain(problem: Any, known: str, document: type[BaseModel] | None = None, *
     message, value = f"{key}: {problem['msg'].removeprefix('Value error, ')}", problem["input"]
     # Our own validators of a whole section name the error in it, and others often repeat the given text.
     has_value = problem["type"] == "value_error" and (isinstance(value, dict) or repr(value) in message)
-    return (message if has_value or key in secret else f"{message}; got {value!r}")[:MAX_CHARACTERS]
+    hidden = not set(secret).isdisjoint(map(str, problem["loc"]))
+    return (message if has_value or hidden else f"{message}; got {value!r}")[:MAX_CHARACTERS]
 
 
 def read_document(

@@ -96,6 +96,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "admin": {
         "status": ("admin.members:status", "Say whether all is well, and what needs you."),
         "alerts": ("admin.members:alerts", "List what needs attention, newest first."),
+        "notify": ("admin.alerting.notify:notify", "Deliver alerts by webhook, e-mail or chat."),
         "login": ("admin.members:login", "Log in with the signing key, for some hours."),
         "join-string": ("admin.admission.joining:join_string", "Make a join string for a new member."),
         "join-strings": ("admin.admission.joining:join_strings", "List the join strings that can still be used."),
@@ -150,7 +151,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
 # By group: the headings of its help, each with its commands. A group that is not here has one heading.
 HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
     "admin": {
-        "The federation": ("status", "alerts", "coordinators", "login"),
+        "The federation": ("status", "alerts", "notify", "coordinators", "login"),
         "Members": (
             *("join-string", "join-strings", "cancel-join-string", "clients", "client", "tag"),
             *("approve", "revoke", "forget"),

@@ -32,6 +32,7 @@ SHOWN = {
     "segment.py": "start/adapters-and-segmentation.md",
     "unusual.py": "start/models-of-another-form.md",
     "use_the_model.py": "start/first-federation.md",
+    "verify_alert.py": "operate/alerts.md",
     "worst_first.py": "research/plugins.md",
 }
 

@@ -152,10 +152,26 @@ def worker(point: str) -> None:
     points[point]()
 
 
+def admin(point: str) -> None:
+    from fedpareto.delivery.delivery_record import DeliveryRecord
+    from fedpareto.delivery.senders import Webhook
+
+    points: dict[str, Callable[[], None]] = {
+        # an alert is found, nothing is written
+        "alert-found": lambda: before(DeliveryRecord, "_write"),
+        # it is written that its receiver has to be told
+        "alert-noted": lambda: before(Webhook, "send"),
+        # the receiver has taken it, which is not written
+        "alert-sent": lambda: after(Webhook, "send"),
+        "alert-delivered": lambda: after(DeliveryRecord, "delivered"),
+    }
+    points[point]()
+
+
 if __name__ == "__main__":
     _, words, *arguments = sys.argv
     chosen, *options = words.split(",")
-    {"coordinator": coordinator, "worker": worker}[arguments[0]](chosen)
+    {"admin": admin, "coordinator": coordinator, "worker": worker}[arguments[0]](chosen)
     if "frozen" in options:
         SIGNAL = signal.SIGSTOP
     if "unfenced" in options:

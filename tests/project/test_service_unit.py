@@ -13,7 +13,7 @@ from tests.command_lines import problem
 from tests.paths import ROOT
 from tests.project.scene import ended
 
-UNITS = ("fedpareto-coordinator", "fedpareto-worker")
+UNITS = ("fedpareto-coordinator", "fedpareto-notify", "fedpareto-worker")
 PROGRAM = "/opt/fedpareto/bin/fedpareto"
 
 

@@ -1,0 +1,1 @@
+"""The command that delivers alerts, and runs until it is stopped."""

@@ -1,0 +1,1 @@
+"""Delivery of alerts to the receivers that an operator names: webhooks, e-mail and chat."""
