@@ -143,24 +143,31 @@ def names(directory: Path) -> list[str]:
 
 
 def indented(text: str) -> str:
-    """A page whose lists are indented by four spaces, and stand below an empty line."""
+    """A page whose lists are indented by four spaces, and stand below an empty line.
+
+    So does an item below one of several paragraphs.
+    """
     lines: list[str] = []
     inside: list[int] = []  # where the text of each open item begins
-    fence, before = "", ""
+    fence, before, gap = "", "", False  # gap: an open item has an empty line
     for line in text.splitlines(keepends=True):
         indent = len(line) - len(line.lstrip(" "))
-        item, code = ITEM.match(line), CODE.match(line)
+        item, code = None if fence else ITEM.match(line), CODE.match(line)
+        depth = len(inside)
         if not fence and line.strip():
             while inside and indent < inside[-1]:
                 inside.pop()
-        if not fence and item and not inside and before.strip() and not ITEM.match(before) and not before[0].isspace():
+        begins = len(inside) == depth  # a list, and not its next item
+        if item and (begins or gap) and before.strip() and not ITEM.match(before):
             lines.append("\n")
-        shift = 4 * len(inside) - (inside[-1] if inside else 0)
-        lines.append(" " * shift + line if line.strip() else line)
-        if item and not fence:
-            rest = line[item.end() :]
-            lines[-1] = f"{' ' * (4 * len(inside))}{item[2]:<3} {rest}"
+        gap = bool(inside) and (gap or not line.strip()) and not item
+        if item:
+            lines.append(f"{' ' * (4 * len(inside))}{item[2]:<3} {line[item.end() :]}")
             inside.append(item.end())
+        elif inside and line.strip():
+            lines.append(" " * (4 * len(inside) - inside[-1]) + line)
+        else:
+            lines.append(line)
         if code:
             fence = "" if code[2] == fence else fence or code[2]
         before = line
@@ -177,7 +184,9 @@ def public() -> list[str]:
 def reference() -> str:
     """The page of the names of `fedpareto`; mkdocstrings reads the docstrings."""
     rest = [name for name in public() if not any(name in group for group in GROUPS.values())]
-    text = "# The names of fedpareto\n\nThis page is for users of Python; after it you can call each name of `fedpareto`.\n"
+    text = (
+        "# The names of fedpareto\n\nThis page is for users of Python; after it you can use each name of `fedpareto`.\n"
+    )
     for title, group in GROUPS.items():
         text += f"\n## {title}\n" + "".join(f"\n::: fedpareto.{name}\n" for name in group or rest)
     return text
@@ -212,7 +221,9 @@ def build(target: Path) -> int:
     settings["project"]["nav"] = navigation()
     settings["project"]["plugins"]["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT)]
     (target / "zensical.toml").write_text(tomli_w.dumps(settings))
-    return subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=target, check=False).returncode
+    done = subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=target, check=False)
+    (target / "site/404.html").unlink(missing_ok=True)  # a server's page, with addresses of its own
+    return done.returncode
 
 
 if __name__ == "__main__":
