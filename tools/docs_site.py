@@ -1,8 +1,8 @@
-"""Builds the documents as a site that is read without a server: build/docs/site.
+"""Builds the documents as a site that is read without a server: build/docs/site, or below a directory that is named.
 
     make docs
 
-The pages are the Markdown of docs/, laid out for zensical in build/docs/pages. Four things differ from what a forge
+The pages are the Markdown of docs/, laid out for zensical beside it, in pages/. Four things differ from what a forge
 shows:
 
 - A link out of docs/ leads to a page with that file, or with the names in that directory, below `tree/`.
@@ -227,4 +227,4 @@ def build(target: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(build(ROOT / "build" / "docs"))
+    sys.exit(build(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build/docs"))
