@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 PEERS := .venv-peers
 MUTANTS := .venv-mutants
 MOTO := .venv-moto
+SITE := .venv-docs
 VERSION := -c 'import sys; print(*sys.version_info[:2], sep=".")'
 # Only where PYTHON was named: whether .venv has another version.
 OTHER := $(if $(filter-out file,$(origin PYTHON)),$(shell test ! -x $(BIN)/python \
@@ -22,7 +23,7 @@ PYTEST := -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorde
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, which would all compile our modules
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-changed test-full test-peers fuzz faults soak mutants lint types proto bench constraints sbom release-check clean
+.PHONY: help demo test test-changed test-full test-peers fuzz faults soak mutants lint types proto bench docs constraints sbom release-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +37,7 @@ test: $(VENV)/.dev  ## the tests, lint and types among them: make test ARGS="tes
 test-changed: $(VENV)/.dev  ## tests marked `full` that concern what changed since BASE: make test-changed BASE=main
 	@$(BIN)/python tools/changed_tests.py --base "$(BASE)" -- $(PYTEST) $(ARGS)
 
-test-full: $(VENV)/.full $(MOTO)/.installed  ## all tests, those that take long included
+test-full: $(VENV)/.full $(MOTO)/.installed $(SITE)/.installed  ## all tests, those that take long included
 	@$(BIN)/python $(PYTEST) -m "full or not full" $(ARGS)
 
 test-peers: $(PEERS)/.installed  ## our rules against other libraries, and all searches for what breaks their bounds
@@ -72,6 +73,9 @@ proto: $(VENV)/.dev  ## write federation/v1 anew from proto/
 bench: $(VENV)/.dev  ## every scenario of benchmarks/bench.py, one after the other: make bench ARGS=--quick
 	@$(BIN)/python benchmarks/bench.py all $(ARGS)
 
+docs: $(SITE)/.installed  ## the documents as a site, to read without a server: build/docs/site/index.html
+	@$(SITE)/bin/python tools/docs_site.py
+
 constraints:  ## write constraints.txt anew: the newest versions that pyproject.toml allows
 	@rm -rf build/constraints
 	@$(PYTHON) -m venv build/constraints
@@ -90,7 +94,7 @@ release-check: $(VENV)/.dev  ## the release checklist of CONTRIBUTING.md, withou
 	@$(BIN)/python tools/release_check.py $(ARGS)
 
 clean:  ## remove .venv and its siblings, caches and build output (./fedpareto-demo stays)
-	@rm -rf $(VENV) $(PEERS) $(MUTANTS) $(MOTO) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(PEERS) $(MUTANTS) $(MOTO) $(SITE) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What running needs (.run), and on top of it what developing needs (.dev).
@@ -123,6 +127,12 @@ $(PEERS)/.installed: pyproject.toml
 $(MOTO)/.installed: pyproject.toml
 	@"$(PYTHON)" -m venv $(MOTO)
 	@tools/install.sh $(MOTO) -e '.[moto]'
+	@touch $@
+
+# What makes the site of the documents.
+$(SITE)/.installed: pyproject.toml
+	@"$(PYTHON)" -m venv $(SITE)
+	@tools/install.sh $(SITE) -e '.[docs]'
 	@touch $@
 
 # What changes the code; .venv runs the tests.
