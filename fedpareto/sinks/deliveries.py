@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -52,6 +52,11 @@ class Deliveries:
                 self.changed.notify_all()
 
     @property
+    def shown(self) -> list[str]:
+        """The targets for people."""
+        return [each.target.shown for each in self._targets]
+
+    @property
     def takes_files(self) -> bool:
         """True if a target takes the model, its card and the report."""
         return any(each.target.kind.takes_files for each in self._targets)
@@ -65,8 +70,9 @@ class Deliveries:
         with self.changed:
             self.end = end
             self.changed.notify_all()
+            begun = time.monotonic()
             for each in self._targets:
-                while not each.over and (left := each.since + patience - time.monotonic()) > 0:
+                while not each.over and (left := max(each.since, begun) + patience - time.monotonic()) > 0:
                     self.changed.wait(left)
         return [each.delivered() for each in self._targets]
 
@@ -110,20 +116,18 @@ class _Delivery:
         last = self._all.end is not None  # nothing more will come: the last attempt if this one fails
         sink: Sink | None = None
         try:
-            self._call()
             sink = self.target.make()
             self._next = sink.open(self._all.run)
             self._answers()
-            for numbers in self._ended():
-                sink.write(numbers)
-                self._next = numbers.round + 1
+            while not isinstance(following := self._following(), RunEnd):
+                sink.write(following)
+                self._next = following.round + 1
                 self._answers()
-            assert self._all.end is not None
-            sink.finish(self._all.end)
+            sink.finish(following)
             self._answers()
         except (SinkError, PluginError):
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - of a library, or of an owner's code
+        except (Exception, SystemExit) as error:
             self._lost(error)
             return last
         finally:
@@ -132,25 +136,20 @@ class _Delivery:
                     sink.close()
         return True
 
-    def _ended(self) -> Iterator[RoundNumbers]:
-        """The rounds that the target lacks, as they end; until the run has ended."""
-        while True:
-            with self._all.changed:
-                while self._next >= len(self._all.rounds):
-                    if self._all.end is not None:
-                        return
-                    self._all.changed.wait()
-                numbers = self._all.rounds[self._next]
-            self._call()
-            yield numbers
-
-    def _call(self) -> None:
+    def _following(self) -> RoundNumbers | RunEnd:
+        """Waits for the next round that the target lacks, or for the run's end if it lacks none."""
         with self._all.changed:
+            while self._next >= len(self._all.rounds):
+                if self._all.end is not None:
+                    self.since = time.monotonic()
+                    return self._all.end
+                self._all.changed.wait()
             self.since = time.monotonic()
+            return self._all.rounds[self._next]
 
     def _answers(self) -> None:
         """Notes that the target has answered."""
-        self._call()
+        self.since = time.monotonic()
         if self._away:
             self._tell(f"{self.target.shown} answers again")
         self._away, self._problem, self._pause = False, "", self._first_pause

@@ -86,6 +86,14 @@ def target_of(text: str) -> SinkTarget:
     return target
 
 
+def targets_of(texts: Sequence[str]) -> list[SinkTarget]:
+    """The targets of several texts, as `target_of`. Raises SinkError, too: one of them is named twice."""
+    targets = [target_of(text) for text in texts]
+    if len(set(targets)) < len(targets):
+        raise SinkError("a target is named twice")
+    return targets
+
+
 def _kind(name: str, names: str) -> type[Sink]:
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
