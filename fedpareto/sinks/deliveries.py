@@ -118,7 +118,6 @@ class _Delivery:
         try:
             sink = self.target.make()
             self._next = sink.open(self._all.run)
-            self._answers()
             while not isinstance(following := self._following(), RunEnd):
                 sink.write(following)
                 self._next = following.round + 1
@@ -148,7 +147,7 @@ class _Delivery:
             return self._all.rounds[self._next]
 
     def _answers(self) -> None:
-        """Notes that the target has answered."""
+        """Notes that the target has taken something: opening it may work while this does not."""
         self.since = time.monotonic()
         if self._away:
             self._tell(f"{self.target.shown} answers again")

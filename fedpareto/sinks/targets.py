@@ -7,6 +7,7 @@ from importlib import import_module
 from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
+from federation.errors import Error
 from federation.plugins import PluginAbsent, Plugins
 from federation.text import escaped
 from fedpareto.missing_packages import need
@@ -15,6 +16,7 @@ from fedpareto.sinks.sink import Sink, SinkError
 GROUP = "fedpareto.sinks"  # of entry points
 BUILT_IN: Mapping[str, str] = MappingProxyType({"tensorboard": "fedpareto.sinks.tensorboard_sink:TensorBoardSink"})
 _HIDDEN = "***"
+_SHORTEST = 4  # letters of a value in a query that can be a secret
 _LONGEST = 300  # characters of an error that are told
 
 
@@ -39,6 +41,8 @@ class SinkTarget:
         """An error of the target in one line, without secrets of the address."""
         text = " ".join(str(error).split())
         line = self._without_secrets(text)
+        if isinstance(error, Error):
+            return escaped(line)  # its words are for people
         return escaped(f"{type(error).__name__}: {line[:_LONGEST]}" if line else type(error).__name__)
 
     def _without_secrets(self, text: str) -> str:
@@ -53,7 +57,8 @@ def _secrets(address: str) -> Sequence[str]:
     """The passwords and queries in an address, the longest first."""
     try:
         parts = urlsplit(address)
-        given = [parts.password or "", parts.query, *(pair.partition("=")[2] for pair in parts.query.split("&"))]
+        values = [pair.partition("=")[2] for pair in parts.query.split("&")]
+        given = [parts.password or "", parts.query, *(value for value in values if len(value) >= _SHORTEST)]
         if "://" in address and not parts.password:
             given.append(parts.username or "")  # a token
     except ValueError:
@@ -82,7 +87,10 @@ def target_of(text: str) -> SinkTarget:
     kind = _kind(name, names)
     need(f"{name} needs", *kind.packages, extra="tracking")
     target = SinkTarget(name, kind, address)
-    target.make().close()
+    try:
+        target.make().close()
+    except (Exception, SystemExit) as error:
+        raise SinkError(f"{target.shown}: {target.told(error)}") from None
     return target
 
 
