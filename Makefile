@@ -75,7 +75,7 @@ bench: $(VENV)/.dev  ## every scenario of benchmarks/bench.py, one after the oth
 constraints:  ## write constraints.txt anew: the newest versions that pyproject.toml allows
 	@rm -rf build/constraints
 	@$(PYTHON) -m venv build/constraints
-	@tools/install.sh build/constraints '.[torch,dev,examples]'
+	@tools/install.sh build/constraints '.[torch,dev,examples,tracking]'
 	@{ sed -n '/^#/p' constraints.txt; \
 	   build/constraints/bin/python -m pip freeze --all --exclude fedpareto --exclude pip \
 	   | grep -Ev '^(cuda|nvidia|triton)'; } > build/constraints.txt
@@ -110,7 +110,7 @@ $(VENV)/.dev: $(VENV)/.run
 
 # What the long tests of examples need besides.
 $(VENV)/.full: $(VENV)/.dev
-	@tools/install.sh $(VENV) -c constraints.txt -e '.[torch,dev,examples]'
+	@tools/install.sh $(VENV) -c constraints.txt -e '.[torch,dev,examples,tracking]'
 	@touch $@
 
 # Libraries to compare ours with, whose pins may clash with constraints.txt.

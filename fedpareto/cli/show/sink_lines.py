@@ -5,11 +5,24 @@ from datetime import UTC
 
 import typer
 
+from federation.plugins import PluginError
 from federation.text import counted, escaped
 from federation.v1.admin_pb2 import Run
-from fedpareto.cli.failure import CommandFailure
+from fedpareto.cli.failure import USAGE, CommandFailure, failing
+from fedpareto.missing_packages import PackagesMissing
 from fedpareto.sinks.deliveries import Delivered, Deliveries
-from fedpareto.sinks.sink import FollowedRun
+from fedpareto.sinks.sink import FollowedRun, SinkError
+from fedpareto.sinks.targets import SinkTarget, targets_of
+
+
+def targets(texts: Sequence[str] | None) -> list[SinkTarget]:
+    """The targets of `--to`; none if the option is not given.
+
+    Raises:
+        CommandFailure: one of them cannot be used.
+    """
+    with failing(SinkError, PluginError, PackagesMissing, code=USAGE, what="--to"):
+        return targets_of(texts or [])
 
 
 def tell(text: str) -> None:

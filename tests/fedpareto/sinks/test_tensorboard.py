@@ -129,6 +129,6 @@ def test_a_directory_that_cannot_be_made_is_told_of_and_delays_no_other(
 ) -> None:
     (tmp_path / "file").write_text("")
     away, complete = send([target(tmp_path / "file" / "runs"), target(tmp_path / "runs")], ROUNDS)
-    assert "NotADirectoryError" in away.problem
+    assert "FileExistsError" in away.problem
     assert complete.problem == ""
     assert capfd.readouterr().err.count("cannot be reached") == 1

@@ -13,7 +13,8 @@ from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
 
 with on_first_use():
-    from federation.v1.admin_pb2 import RUN_CHOICE_ONLY, GetRunRequest, ListRoundsRequest, Run
+    from federation.v1 import admin_pb2
+    from federation.v1.admin_pb2 import GetRunRequest, ListRoundsRequest, Run
     from federation.v1.admin_pb2_grpc import AdminStub
     from fedpareto.admin_messages import name_of, whole
     from fedpareto.cli.admin.tracking import run_files
@@ -23,7 +24,6 @@ with on_first_use():
     from fedpareto.sinks.deliveries import Deliveries
     from fedpareto.sinks.round_numbers import numbers_of
     from fedpareto.sinks.sink import RunEnd
-    from fedpareto.sinks.targets import targets_of
 
 
 def follow_command(
@@ -41,9 +41,9 @@ def follow_command(
     """
     if not to:
         raise CommandFailure("name a target: --to tensorboard:DIR", code=USAGE)
-    targets = targets_of(to)
+    targets = sink_lines.targets(to)
     with connected(context, home) as stub:
-        found = stub.GetRun(GetRunRequest(run=run, brief=True, choice=RUN_CHOICE_ONLY)).run
+        found = stub.GetRun(GetRunRequest(run=run, brief=True, choice=admin_pb2.RUN_CHOICE_ONLY)).run
         deliveries = Deliveries(sink_lines.followed(found), targets, sink_lines.tell)
         sink_lines.tell(sink_lines.begins(deliveries))
         try:
