@@ -14,9 +14,9 @@ from tests.harness import Federation, Process, wait_for
 from tests.paths import ROOT
 
 __all__ = ["installed"]
+pytestmark = pytest.mark.full
 
 
-@pytest.mark.full
 def test_each_round_goes_to_each_target_once_while_the_run_goes_on_and_after_a_kill(
     centre: Federation, stub: AdminStub, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,24 +45,3 @@ def test_each_round_goes_to_each_target_once_while_the_run_goes_on_and_after_a_k
         values = json.loads(line)[1]
         assert values["replies/accepted"] == 3
         assert values["accuracy/mean"] == pytest.approx(summary.metrics["accuracy/mean"])
-
-
-def test_a_target_that_lacks_something_is_a_failure_and_the_same_command_goes_on(
-    centre: Federation, finished: scene.Finished, installed: Path
-) -> None:
-    away, there = f"own:{installed / 'none' / 'a.jsonl'}", f"own:{installed / 'b.jsonl'}"
-    failed = scene.command(centre, "follow", finished[0], "--to", away, "--to", there, code=1)
-    assert "1 of 2 targets lack something; the same command goes on where each target is" in failed.stderr
-    assert failed.stderr.count("cannot be reached") == 1
-    assert f"{there} has 2 rounds of finished" in failed.stdout
-    assert rounds_in(installed / "b.jsonl") == [0, 1]
-    (installed / "none").mkdir()
-    done = scene.command(centre, "follow", finished[0], "--to", away, "--to", there, "--json")
-    found = json.loads(done.stdout)
-    assert (found["state"], found["targets"]) == (
-        "COMPLETED",
-        [{"target": target, "rounds": 2, "problem": ""} for target in (away, there)],
-    )
-    assert rounds_in(installed / "none" / "a.jsonl") == rounds_in(installed / "b.jsonl") == [0, 1]
-    assert "name a target" in scene.command(centre, "follow", finished[0], code=2).stderr
-    assert "no sink 'x'" in scene.command(centre, "follow", finished[0], "--to", "x:y", code=2).stderr

@@ -19,14 +19,13 @@ from fedpareto.web.sections.shown_run import ShownRun
 
 
 @contextmanager
-def of(stub: AdminStub, run_id: str, wanted: bool, tell: Callable[[str], object]) -> Iterator[Sequence[Path]]:
-    """The files of a run, in a directory that is deleted at the end; none if no target takes them.
+def of(stub: AdminStub, run_id: str, tell: Callable[[str], object]) -> Iterator[Sequence[Path]]:
+    """The files of a run, in a directory that is deleted at the end.
 
     They are what `admin export --card` and `report` write. `tell` is told which of them cannot be made.
     """
     with tempfile.TemporaryDirectory(prefix="fedpareto-follow-") as directory:
-        makes = (_model, _report) if wanted else ()
-        yield [file for make in makes for file in _made(make, stub, run_id, Path(directory), tell)]
+        yield [file for make in (_model, _report) for file in _made(make, stub, run_id, Path(directory), tell)]
 
 
 def _made(
