@@ -31,7 +31,7 @@ from fedpareto.demo.demo_results import DemoResult, Ended, Served
 from fedpareto.demo.outsider import Verification
 from fedpareto.demo.private_act import PrivateResult
 from fedpareto.experiments.comparison_tables import Table
-from fedpareto.sinks.deliveries import Delivered
+from fedpareto.sinks.target_threads import Delivered
 from verification.counterfactual import Replayed
 from verification.own_replies import ReplyOutcome
 from worker.receipts import Receipt

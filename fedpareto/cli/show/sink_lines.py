@@ -10,8 +10,8 @@ from federation.text import counted, escaped
 from federation.v1.admin_pb2 import Run
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.missing_packages import PackagesMissing
-from fedpareto.sinks.deliveries import Delivered, Deliveries
 from fedpareto.sinks.sink import FollowedRun, SinkError
+from fedpareto.sinks.target_threads import Delivered, Deliveries
 from fedpareto.sinks.targets import SinkTarget, targets_of
 
 

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from fedpareto.sinks.deliveries import Delivered, Deliveries
 from fedpareto.sinks.sink import FollowedRun, RoundNumbers, RunEnd
+from fedpareto.sinks.target_threads import Delivered, Deliveries
 from fedpareto.sinks.targets import targets_of
 
 RUN = FollowedRun("3f2a91c05be7", "scans, ålder", "digits", "fedmgda+", datetime(2026, 5, 4, 12, tzinfo=UTC), 6)

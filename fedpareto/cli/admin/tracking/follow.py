@@ -22,9 +22,9 @@ with on_first_use():
     from fedpareto.cli.admin.watch import ended_rounds, messages
     from fedpareto.cli.document import dumps
     from fedpareto.cli.show import sink_lines
-    from fedpareto.sinks.deliveries import Deliveries
     from fedpareto.sinks.round_numbers import numbers_of
     from fedpareto.sinks.sink import RunEnd
+    from fedpareto.sinks.target_threads import Deliveries
 
 
 def follow_command(

@@ -10,9 +10,9 @@ import pytest
 from federation.errors import Error
 from federation.v1.admin_pb2 import RoundSummary
 from fedpareto.missing_packages import PackagesMissing
-from fedpareto.sinks.deliveries import Delivered, Deliveries
 from fedpareto.sinks.round_numbers import numbers_of
 from fedpareto.sinks.sink import FollowedRun, RoundNumbers, RunEnd, Sink, SinkError
+from fedpareto.sinks.target_threads import Delivered, Deliveries
 from fedpareto.sinks.targets import SinkTarget, target_of, targets_of
 from tests.fedpareto.sinks.scene import END, RUN, numbers
 
