@@ -120,7 +120,7 @@ ToOption = Annotated[
     typer.Option(
         "--to",
         metavar="NAME:ADDRESS",
-        help="Send each round's numbers there: tensorboard:DIR, or a sink of an installed package; repeat it for "
+        help="Send each round's numbers there: tensorboard:DIR, mlflow:URI, or a sink of an installed package; repeat it for "
         "several. Needs the extra tracking.",
         show_default=False,
     ),

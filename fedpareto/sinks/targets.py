@@ -14,7 +14,12 @@ from fedpareto.missing_packages import need
 from fedpareto.sinks.sink import Sink, SinkError
 
 GROUP = "fedpareto.sinks"  # of entry points
-BUILT_IN: Mapping[str, str] = MappingProxyType({"tensorboard": "fedpareto.sinks.tensorboard_sink:TensorBoardSink"})
+BUILT_IN: Mapping[str, str] = MappingProxyType(
+    {
+        "mlflow": "fedpareto.sinks.mlflow_sink:MlflowSink",
+        "tensorboard": "fedpareto.sinks.tensorboard_sink:TensorBoardSink",
+    }
+)
 _HIDDEN = "***"
 _SHORTEST = 4  # letters of a value in a query that can be a secret
 _LONGEST = 300  # characters of an error that are told

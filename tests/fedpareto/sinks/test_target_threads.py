@@ -197,7 +197,7 @@ def test_a_target_that_is_none_is_refused_with_its_value(text: str, problem: str
 def test_a_sink_of_an_installed_package_is_found_by_its_entry_point(installed: Path) -> None:
     (target,) = targets_of([f"own:{installed / 'a.jsonl'}"])
     assert target.kind.__name__ == "Lines"
-    with pytest.raises(SinkError, match="own, tensorboard"):
+    with pytest.raises(SinkError, match="mlflow, needing, own, tensorboard"):
         target_of("x:y")
     with pytest.raises(SinkError, match="named twice"):
         targets_of([f"own:{installed / 'a.jsonl'}"] * 2)
