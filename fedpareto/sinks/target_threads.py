@@ -131,7 +131,7 @@ class _Delivery:
             return last
         finally:
             if sink is not None:
-                with suppress(Exception):
+                with suppress(Exception, SystemExit):
                     sink.close()
         return True
 
