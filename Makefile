@@ -9,6 +9,7 @@ PEERS := .venv-peers
 MUTANTS := .venv-mutants
 MOTO := .venv-moto
 SITE := .venv-docs
+MLFLOW := .venv-mlflow
 VERSION := -c 'import sys; print(*sys.version_info[:2], sep=".")'
 # Only where PYTHON was named: whether .venv has another version.
 OTHER := $(if $(filter-out file,$(origin PYTHON)),$(shell test ! -x $(BIN)/python \
@@ -37,7 +38,7 @@ test: $(VENV)/.dev  ## the tests, lint and types among them: make test ARGS="tes
 test-changed: $(VENV)/.dev  ## tests marked `full` that concern what changed since BASE: make test-changed BASE=main
 	@$(BIN)/python tools/changed_tests.py --base "$(BASE)" -- $(PYTEST) $(ARGS)
 
-test-full: $(VENV)/.full $(MOTO)/.installed $(SITE)/.installed  ## all tests, those that take long included
+test-full: $(VENV)/.full $(MOTO)/.installed $(SITE)/.installed $(MLFLOW)/.installed  ## all tests, those that take long included
 	@$(BIN)/python $(PYTEST) -m "full or not full" $(ARGS)
 
 test-peers: $(PEERS)/.installed  ## our rules against other libraries, and all searches for what breaks their bounds
@@ -79,7 +80,7 @@ docs: $(SITE)/.installed  ## the documents as a site, to read without a server: 
 constraints:  ## write constraints.txt anew: the newest versions that pyproject.toml allows
 	@rm -rf build/constraints
 	@$(PYTHON) -m venv build/constraints
-	@tools/install.sh build/constraints '.[torch,dev,examples]'
+	@tools/install.sh build/constraints '.[torch,dev,examples,tracking]'
 	@{ sed -n '/^#/p' constraints.txt; \
 	   build/constraints/bin/python -m pip freeze --all --exclude fedpareto --exclude pip \
 	   | grep -Ev '^(cuda|nvidia|triton)'; } > build/constraints.txt
@@ -94,7 +95,7 @@ release-check: $(VENV)/.dev  ## the release checklist of CONTRIBUTING.md, withou
 	@$(BIN)/python tools/release_check.py $(ARGS)
 
 clean:  ## remove .venv and its siblings, caches and build output (./fedpareto-demo stays)
-	@rm -rf $(VENV) $(PEERS) $(MUTANTS) $(MOTO) $(SITE) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(PEERS) $(MUTANTS) $(MOTO) $(SITE) $(MLFLOW) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What running needs (.run), and on top of it what developing needs (.dev).
@@ -114,7 +115,7 @@ $(VENV)/.dev: $(VENV)/.run
 
 # What the long tests of examples need besides.
 $(VENV)/.full: $(VENV)/.dev
-	@tools/install.sh $(VENV) -c constraints.txt -e '.[torch,dev,examples]'
+	@tools/install.sh $(VENV) -c constraints.txt -e '.[torch,dev,examples,tracking]'
 	@touch $@
 
 # Libraries to compare ours with, whose pins may clash with constraints.txt.
@@ -133,6 +134,12 @@ $(MOTO)/.installed: pyproject.toml
 $(SITE)/.installed: pyproject.toml
 	@"$(PYTHON)" -m venv $(SITE)
 	@tools/install.sh $(SITE) -e '.[docs]'
+	@touch $@
+
+# A tracking server for the tests: the sink itself needs MLflow's client alone.
+$(MLFLOW)/.installed: pyproject.toml
+	@"$(PYTHON)" -m venv $(MLFLOW)
+	@tools/install.sh $(MLFLOW) -e '.[mlflow]'
 	@touch $@
 
 # What changes the code; .venv runs the tests.

@@ -53,6 +53,11 @@ if TYPE_CHECKING:
     from fedpareto.offline_aggregation import Aggregate as Aggregate
     from fedpareto.offline_aggregation import aggregate as aggregate
     from fedpareto.simulation.history import History as History
+    from fedpareto.sinks.sink import FollowedRun as FollowedRun
+    from fedpareto.sinks.sink import RoundNumbers as RoundNumbers
+    from fedpareto.sinks.sink import RunEnd as RunEnd
+    from fedpareto.sinks.sink import Sink as Sink
+    from fedpareto.sinks.sink import SinkError as SinkError
 
 # The module of each name.
 _PLACES = {
@@ -76,6 +81,7 @@ _PLACES = {
         "fedpareto.face.local_processes": "local",
         "fedpareto.face.simulated": "simulate",
         "fedpareto.simulation.history": "History",
+        "fedpareto.sinks.sink": "FollowedRun RoundNumbers RunEnd Sink SinkError",
     }.items()
     for name in names.split()
 }

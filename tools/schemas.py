@@ -31,6 +31,7 @@ from fedpareto.demo.demo_results import DemoResult, Ended, Served
 from fedpareto.demo.outsider import Verification
 from fedpareto.demo.private_act import PrivateResult
 from fedpareto.experiments.comparison_tables import Table
+from fedpareto.sinks.target_threads import Delivered
 from verification.counterfactual import Replayed
 from verification.own_replies import ReplyOutcome
 from worker.ledgers.left_ledger import LeftState
@@ -244,6 +245,7 @@ DOCUMENTS: dict[str, Any] = {
     "admin resume": v1.ResumeRunResponse,
     "admin stop": v1.StopRunResponse,
     "admin watch": v1.WatchRunResponse,
+    "admin follow": {**dict.fromkeys(("run_id", "name", "state", "reason"), str), "targets": [Delivered]},
     "admin rounds": v1.ListRoundsResponse,
     "admin compare": {"runs": [COMPARED]},
     "admin round": (

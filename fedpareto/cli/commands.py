@@ -124,6 +124,10 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "resume": ("admin.runs:resume", "Resume a paused run."),
         "stop": ("admin.runs:stop", "Stop a run for good."),
         "watch": ("admin.runs:watch", "Show the rounds of a run until it ends."),
+        "follow": (
+            "admin.tracking.follow:follow_command",
+            "Send the numbers of a run to tracking tools until it ends.",
+        ),
         "rounds": ("admin.runs:rounds", "List the rounds of a run."),
         "compare": ("admin.runs:compare", "Show runs beside each other."),
         "round": ("admin.runs:show_round", "Show a round."),
@@ -157,7 +161,7 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
             *("approve", "revoke", "forget"),
         ),
         "Runs": (
-            *("submit", "runs", "run", "watch", "rounds", "round", "replies", "compare"),
+            *("submit", "runs", "run", "watch", "follow", "rounds", "round", "replies", "compare"),
             *("pause", "resume", "stop"),
         ),
         "Officers and their requests": ("requests", "consent", "withdraw", "admins", "revoke-admin"),

@@ -26,7 +26,9 @@ from coordinator.rounds.runs.specification import (
     parse_run,
 )
 from coordinator.rounds.runs.submission import new_run
-from coordinator.rounds.transitions import INTERRUPTED, RUN_ENDED, SIMULATOR, move_run
+from coordinator.rounds.transitions import INTERRUPTED, ROUND_ENDED, RUN_ENDED, SIMULATOR, move_run
+from coordinator.services.views import overview
+from coordinator.services.views.summaries import rounds_from, summaries
 from coordinator.settings import SETTINGS_FILE, Settings
 from federation.attacks.probe import Probe
 from federation.digests import digest
@@ -41,6 +43,8 @@ from federation.training.own import run_model
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.training.trainers import trainer_kind
+from federation.v1.admin_pb2 import RoundSummary
+from federation.v1.admin_pb2 import Run as RunMessage
 from federation.vectors import to_bytes
 from fedpareto.simulation import SimulationError
 from fedpareto.simulation.backends import Backend, pick_backend
@@ -168,6 +172,13 @@ class Simulation(AbstractContextManager["Simulation"]):
     def done(self) -> int:
         """The number of rounds that are over."""
         return self._last_round()[0]
+
+    def ended_rounds(self, start: int = 0) -> tuple[RunMessage, list[RoundSummary]]:
+        """The run, and its rounds from `start` on that have ended, as the Admin service tells of them."""
+        with self._database.read() as session:
+            rounds = rounds_from(session, self.run_id, start)
+            ended = [item for item in rounds if item.state in ROUND_ENDED]
+            return overview.run(session, session.get_one(Run, self.run_id)), summaries(session, ended)
 
     def stop(self) -> None:
         """Ends `run` soon, from any thread or signal handler. Finished rounds are kept, and the run can be resumed."""

@@ -94,7 +94,7 @@ def export(
         saved = save(stub.ExportModel(ExportModelRequest(run=run, round=number, best=by)), out)
         if card is not None:
             with failing(SpecError, what="no card: the run's specification"):
-                facts = _card_facts(stub, run, saved)
+                facts = card_facts(stub, run, saved)
             write_card(facts, card, out, as_json=as_json)
     saved_document: dict[str, Any] = {"file": str(out), "digest": saved.digest, "size": saved.size}
     saved_document["initial"] = saved.initial
@@ -115,7 +115,7 @@ def export(
     show(as_json, saved_document, message)
 
 
-def _card_facts(stub: "AdminStub", name: str, saved: Saved) -> "CardFacts":
+def card_facts(stub: "AdminStub", name: str, saved: Saved) -> "CardFacts":
     """The facts of a card, from what administrators see of the run."""
     run = stub.GetRun(GetRunRequest(run=name, choice=admin_pb2.RUN_CHOICE_ONLY, brief=True)).run
     spec, origin, metrics, names, worst, step = RunSpec.parse(run.spec), saved.origin, dict[str, float](), [], "", ""

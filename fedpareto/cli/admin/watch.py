@@ -181,7 +181,7 @@ class _Screen:
         run, before = message.run, self._shown
         rounds = [message.ended] if message.HasField("ended") else []
         if not self._complete:  # listed once the stream has begun, so that no round is missed
-            missed = _ended_rounds(self._stub, run.run_id)
+            missed = ended_rounds(self._stub, run.run_id)
             if missed is None:
                 return False  # the coordinator has stopped again; listed at the next message
             rounds, self._complete = [*missed, *rounds], True
@@ -262,7 +262,7 @@ def _subject(message: WatchRunResponse) -> str:
     return _phase(message.phase, 0.0) if message.HasField("phase") else message.run.reason
 
 
-def _ended_rounds(stub: AdminStub, run_id: str) -> list[RoundSummary] | None:
+def ended_rounds(stub: AdminStub, run_id: str) -> list[RoundSummary] | None:
     """The rounds that have ended; None when the coordinator does not answer."""
     try:
         rounds = whole(stub.ListRounds, ListRoundsRequest(run=run_id)).rounds

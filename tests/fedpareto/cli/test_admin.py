@@ -28,8 +28,11 @@ from fedpareto.formatting import natural
 from fedpareto.run_names import RunNames
 from storage.blob_directory import DirectoryStore
 from tests.fedpareto.cli.scene import LAYOUT, SPEC, Finished, command, good_model, requests, shown, submit
+from tests.fedpareto.sinks.test_target_threads import installed, rounds_in
 from tests.harness import Federation, fedpareto, refused
 from tests.verification.scene import Edited
+
+__all__ = ["installed"]
 
 # --- what the commands show
 
@@ -328,3 +331,27 @@ def test_a_file_that_is_no_model_is_refused_before_anything_is_sent(centre: Fede
     path.write_bytes(b"nonsense")
     (centre.directory / "bad.toml").write_text('name = "bad"\n' + SPEC)
     assert "cannot be the initial model" in command(centre, "submit", "bad.toml", "--model", path, code=2).stderr
+
+
+# --- a run on its way to other tools
+
+
+def test_a_target_that_lacks_something_is_a_failure_and_the_same_command_goes_on(
+    centre: Federation, finished: Finished, installed: Path
+) -> None:
+    away, there = f"own:{installed / 'none' / 'a.jsonl'}", f"own:{installed / 'b.jsonl'}"
+    failed = command(centre, "follow", finished[0], "--to", away, "--to", there, code=1)
+    assert "1 of 2 targets lack something; the same command goes on where each target is" in failed.stderr
+    assert failed.stderr.count("cannot be reached") == 1
+    assert f"{there} has 2 rounds of finished" in failed.stdout
+    assert rounds_in(installed / "b.jsonl") == [0, 1]
+    (installed / "none").mkdir()
+    done = command(centre, "follow", finished[0], "--to", away, "--to", there, "--json")
+    found = json.loads(done.stdout)
+    assert (found["state"], found["targets"]) == (
+        "COMPLETED",
+        [{"target": target, "rounds": 2, "problem": ""} for target in (away, there)],
+    )
+    assert rounds_in(installed / "none" / "a.jsonl") == rounds_in(installed / "b.jsonl") == [0, 1]
+    assert "name a target" in command(centre, "follow", finished[0], code=2).stderr
+    assert "no sink 'x'" in command(centre, "follow", finished[0], "--to", "x:y", code=2).stderr

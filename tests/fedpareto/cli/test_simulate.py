@@ -29,15 +29,24 @@ from storage.database import DatabaseBusy
 from tests.command_lines import failure
 from tests.fedpareto.simulation import scene as simulations
 from tests.fedpareto.simulation.scene import OBJECTIVES, close, spec
+from tests.fedpareto.sinks.test_target_threads import installed, rounds_in
 from tests.harness import SECONDS, fedpareto
+from tests.paths import ROOT
+
+__all__ = ["installed"]
 
 one_thread = simulations.one_thread  # a fixture
 
 
-def test_the_command_simulates_shows_and_resumes(tmp_path: Path) -> None:
-    file, home = tmp_path / "run.toml", tmp_path / "home"
+def test_the_command_simulates_shows_sends_and_resumes(tmp_path: Path, installed: Path) -> None:
+    file, home, sent = tmp_path / "run.toml", tmp_path / "home", installed / "a.jsonl"
     file.write_text(spec())
-    document = json.loads(fedpareto("simulate", file, "--home", home, "--threads", "1", "--json").stdout)
+    path = f"{ROOT}{os.pathsep}{installed / 'packages'}"
+    words = (file, "--home", home, "--threads", "1", "--json", "--to", f"own:{sent}")
+    document = json.loads(fedpareto("simulate", *words, PYTHONPATH=path).stdout)
+    assert rounds_in(sent) == [0, 1, 2]
+    first = json.loads(sent.read_text().splitlines()[0])[1]
+    assert first["accuracy/mean"] == document["rounds"][0]["accuracy/mean"]
     assert (document["state"], len(document["rounds"])) == ("COMPLETED", 3)
     assert "--resume" in fedpareto("simulate", file, "--home", home, code=2).stderr
     rounds = fedpareto("admin", "--home", home / "admin", "rounds", document["run_id"], "--json")

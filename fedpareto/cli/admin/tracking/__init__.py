@@ -1,0 +1,1 @@
+"""`fedpareto admin follow`: a run's numbers for tracking tools, as a client of the coordinator."""
