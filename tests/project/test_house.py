@@ -142,15 +142,3 @@ def test_a_module_of_commands_imports_at_its_top() -> None:
                 if isinstance(node, ast.Import | ast.ImportFrom)
             ]
     assert {file: imports for file, imports in late.items() if imports} == {}
-
-
-<<<<<<< ours
-@pytest.mark.parametrize("room", ["fedpareto/sinks"])
-=======
-@pytest.mark.parametrize("room", ["worker/console"])
->>>>>>> theirs
-def test_a_planned_room_has_its_place_on_the_architecture_page(room: str) -> None:
-    page = (DOCS / "reference/architecture.md").read_text()
-    planned = page.split("### Rooms that are planned", 1)[1].split("\n## ", 1)[0]
-    assert f"`{room}/`" in planned
-    assert not (ROOT / room).exists(), "the room exists: move its row into the table of packages"

@@ -32,7 +32,7 @@ def pins() -> dict[str, Version]:
     return {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in lines)}
 
 
-APART = {"peers", "mutants", "moto", "docs", "mlflow"}  # extras with an environment of their own, without the constraints
+APART = {"peers", "mutants", "moto", "docs", "mlflow"}  # extras with environments of their own, without constraints
 
 
 def direct() -> list[Requirement]:
