@@ -7,8 +7,8 @@ from datetime import timedelta
 from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.transitions import RUN_ENDED
 from coordinator.rounds.runs.disclosure import parsed_spec
+from coordinator.rounds.transitions import RUN_ENDED
 from federation.record import log_entries
 from federation.record.log_entries import EPOCH, FIRST
 from federation.record.merkle import Tree
@@ -56,7 +56,8 @@ def marked(session: Session, run: Run, number: int | None) -> int | None:
     """The number of entries of the log up to and including the entry of a run's end.
 
     While the run goes on: up to the entry of the step of round `number`, or of its end if it only measures a model, or
-    of the run's submission where `number` is None. None where the log has no numbered entry of it, as for runs on simulated clients.
+    of the run's submission where `number` is None. None where the log has no numbered entry of it, as for runs on
+    simulated clients.
     """
     if run.state in RUN_ENDED:
         action, subject = f"run.{run.state.lower()}", run.run_id

@@ -68,8 +68,8 @@ class RunSpec(Section):
     )
     kind: Literal["train", "evaluate"] = Field(
         "train",
-        description='`"train"` trains a model. `"evaluate"` only [measures models](research/evaluation.md): it makes no '
-        "step, has one round for each model, and refuses `rounds`, `[algorithm]`, `[server]`, `[train]`, `[jacobian]` "
+        description='`"train"` trains a model. `"evaluate"` only [measures models](research/evaluation.md): it makes '
+        "no step, has one round for each model, and refuses `rounds`, `[algorithm]`, `[server]`, `[train]`, `[jacobian]` "
         "and `[stop]`.",
     )
     models: Annotated[tuple[Digest, ...], Field(strict=False, max_length=MAX_MODELS)] = Field(

@@ -57,14 +57,16 @@ def paths_of(model: object) -> list[Path]:
     Raises:
         ArgumentTypeError: it is something else.
     """
-    given = [] if model is None else list(model) if isinstance(model, list | tuple) else [model]
+    given: list[object] = [] if model is None else list(model) if isinstance(model, list | tuple) else [model]
+    paths = []
     for item in given:
         if not isinstance(item, str | Path):
             raise ArgumentTypeError(
                 f"model: the path of a safetensors file is needed, not {type(item).__name__}: "
                 "safetensors.torch.save_file(model.state_dict(), PATH) writes one"
             )
-    return [Path(item) for item in given]
+        paths.append(Path(item))
+    return paths
 
 
 def _text(spec: str | bytes | Path) -> bytes:

@@ -90,6 +90,14 @@ class RunRequest:
         return Verdict("accepted")
 
     @property
+    def evaluates(self) -> tuple[str, ...]:
+        """The digests of the models that it measures, one in each round; none of a run that trains."""
+        try:
+            return RunSpec.parse(self.document).models
+        except SpecError:
+            return ()
+
+    @property
     def discloses(self) -> frozenset[str] | None:
         """The numbers that its private rounds show in the clear; None if its rounds are open.
 

@@ -20,8 +20,8 @@ with on_first_use():
     from federation.v1.admin_pb2_grpc import AdminStub
     from fedpareto.cli import document
     from fedpareto.cli.admin import upload
-    from fedpareto.cli.admin.upload import InitialModel
     from fedpareto.cli.admin.runs import follow
+    from fedpareto.cli.admin.upload import InitialModel
     from fedpareto.cli.research import explain
     from fedpareto.cli.show import tables
 
@@ -71,9 +71,9 @@ def submit(
     The file of --model holds tensors under their names in the task's model, in any order: such as
     `save_file(model.state_dict(), FILE)` of PyTorch, or what `export` wrote. What the run does not share is left out.
 
-    A run of kind = "evaluate" measures models at every member and trains nothing: `submit eval.toml --model a.safetensors
-    --model b.safetensors`, or `submit eval.toml --model-of RUN --best accuracy`. The specification that is submitted
-    names their digests; with --model-of it also has the seed and the [parameters] of that run.
+    A run of kind = "evaluate" measures models at every member and trains nothing: `submit eval.toml --model FILE
+    --model FILE`, or `submit eval.toml --model-of RUN --best accuracy`. The specification that is submitted names their
+    digests; with --model-of it also has the seed and the [parameters] of that run.
 
     With --dry-run the exit code is 0 when the run could begin now; 1 when the coordinator would refuse it, when too few
     members could be asked or would take part, or when space on the disk is missing; 2 when the specification is wrong.
