@@ -42,7 +42,8 @@ from federation.text_files import decoded, unmarked
 # What a run of the kind "evaluate" does not do: it trains nothing, makes no step, and has a round for each model.
 _OF_TRAINING = ("rounds", "algorithm", "server", "train", "jacobian", "stop")
 _OF_UPDATES = ("clip", "sample_noise", "sample_clip", "client_noise", "client_epsilon", "client_delta")
-RUN_KINDS = ("evaluate",)  # besides "train"
+EVALUATE = "evaluate"  # the kind of a run that measures models
+RUN_KINDS = (EVALUATE,)  # besides "train"
 MAX_MODELS = 1000
 Digest = Annotated[str, Field(pattern=r"^(blake3|sha256):[0-9a-f]{64}$")]
 _KEYS = "see `fedpareto admin submit --explain` for the keys that exist"
@@ -68,9 +69,9 @@ class RunSpec(Section):
     )
     kind: Literal["train", "evaluate"] = Field(
         "train",
-        description='`"train"` trains a model. `"evaluate"` only [measures models](research/evaluation.md): it makes '
-        "no step, has one round for each model, and refuses `rounds`, `[algorithm]`, `[server]`, `[train]`, `[jacobian]` "
-        "and `[stop]`.",
+        description='`"train"` trains a model. `"evaluate"` only [measures models](research/evaluation.md): it has '
+        "one round for each model and makes no step. It refuses `rounds`, `[algorithm]`, `[server]`, `[train]`, "
+        "`[jacobian]` and `[stop]`.",
     )
     models: Annotated[tuple[Digest, ...], Field(strict=False, max_length=MAX_MODELS)] = Field(
         (),
@@ -110,7 +111,7 @@ class RunSpec(Section):
     @classmethod
     def _of_kind(cls, values: Any) -> Any:
         """Refuses the keys that another kind of run has, and counts the rounds of a run that evaluates."""
-        if not isinstance(values, dict) or values.get("kind", "train") != "evaluate":
+        if not isinstance(values, dict) or values.get("kind", "train") != EVALUATE:
             return values
         unsuitable = [key for key in _OF_TRAINING if key in values]
         for section, keys in (("privacy", _OF_UPDATES), ("evaluate", ("every",)), ("simulation", ("attack",))):

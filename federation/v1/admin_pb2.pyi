@@ -1905,7 +1905,7 @@ class Run(_message.Message):
     reason: _builtins.str
     """Why it failed or was stopped; what it waits for."""
     algorithm: _builtins.str
-    """The algorithm."""
+    """The algorithm; "evaluate" of a run that only measures models."""
     task: _builtins.str
     """The task."""
     rounds_done: _builtins.int

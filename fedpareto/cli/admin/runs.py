@@ -14,6 +14,7 @@ from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
 
 with on_first_use():
+    from federation.spec.run_spec import EVALUATE
     from federation.v1 import admin_pb2 as v1
     from federation.v1.admin_pb2_grpc import AdminStub
     from fedpareto import admin_messages
@@ -84,6 +85,8 @@ def stop(stub: "AdminStub", run: OpenRunName, reason: Reason = "", yes: Yes = Fa
     confirm(yes, question)
     response = stub.StopRun(v1.StopRunRequest(run=present.run_id, reason=reason))
     ended = admin_messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=response.run.run_id)).rounds
+    if response.run.algorithm == EVALUATE:
+        return response, "stopped; the models that it has measured stay in its record"
     if not any(summary.result_model for summary in ended):
         return response, "stopped; no round has made a step, so its model is still the initial one"
     return response, f"stopped; its model: fedpareto admin export {response.run.run_id} --out model.safetensors"

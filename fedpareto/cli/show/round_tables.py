@@ -10,6 +10,7 @@ from rich.text import Text
 
 from federation.record.metric_definitions import DEFINITIONS, EVALUATION, SCORED, definition, in_groups, pattern
 from federation.record.results import accepted
+from federation.spec.run_spec import EVALUATE
 from federation.text import escaped
 from federation.v1.admin_pb2 import GetRoundResponse, ObjectiveResult, PhaseProgress, RoundSummary
 from federation.v1.common_pb2 import StepManifest
@@ -96,8 +97,10 @@ def round_(item: GetRoundResponse) -> RenderableType:
     head.add_row("began", f"{when(summary, 'started')}, {took}")
     counts = ("asked", "accepted", "refused", "missing")
     head.add_row("replies", ", ".join(f"{getattr(summary, name)} {name}" for name in counts))
-    result = short(summary.result_model) or "(no step)"
-    head.add_row("model", f"{short(summary.base_model)} → {result}")
+    if item.run.algorithm == EVALUATE:
+        head.add_row("model", f"{short(summary.base_model)}, measured and not changed")
+    else:
+        head.add_row("model", f"{short(summary.base_model)} → {short(summary.result_model) or '(no step)'}")
     if item.HasField("step_check"):
         head.add_row("step", envelope_lines.step(item))
     if item.step_check.verified:

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from federation.record.metric_definitions import DEFINITIONS, OWN, of_objective
+from federation.spec.run_spec import EVALUATE
 from federation.text import counted
 from federation.v1.admin_pb2 import (
     AlertKind,
@@ -181,7 +182,7 @@ def run(item: Run, own: Sequence[RenderableType] = (), *, every: bool = False) -
     grid.add_row("run", item.run_id)
     grid.add_row("name", item.name)
     grid.add_row("state", state_of(item))
-    grid.add_row("algorithm", item.algorithm)
+    grid.add_row("kind" if item.algorithm == EVALUATE else "algorithm", item.algorithm)
     grid.add_row("task", item.task)
     grid.add_row("rounds", f"{item.rounds_done} of {item.rounds_total}")
     mean = ", the mean of the models of all rounds" if item.averaged else ""

@@ -39,9 +39,7 @@ def submit(stage: Stage, text: bytes, models: Sequence[bytes] = MODELS) -> str:
     return stage.submit(text, model=models[0], models=headers, further=models[1:])
 
 
-def test_a_run_that_evaluates_measures_each_model_once_makes_no_step_and_verifies(
-    stage: Stage, tmp_path: Path
-) -> None:
+def test_a_run_that_evaluates_measures_each_model_once_makes_no_step_and_verifies(stage: Stage, tmp_path: Path) -> None:
     run, players = begin(stage, "ada", "ben", "cleo")
     stage.complete(run, *players)
     rounds = stage.rounds(run)
