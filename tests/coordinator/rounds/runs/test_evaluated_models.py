@@ -13,10 +13,12 @@ from federation.record.bundle import SPECIFICATION
 from federation.spec.run_spec import RunSpec, SpecError, with_models
 from federation.v1.admin_pb2 import ExportModelRequest, MeasuredModel
 from federation.vectors import to_bytes
+from fedpareto.cli.admin import upload
+from fedpareto.cli.failure import CommandFailure
 from storage.states import RoundState, RunState
 from tests.harness import Attending, refusal_from_rpc_error
 from tests.stage import LAYOUT, Player, Stage, measurements
-from tests.verification.scene import Edited, exported, refusal, verified
+from tests.verification.scene import Edited, refusal, verified
 
 MODELS = [to_bytes(LAYOUT, np.full(LAYOUT.size, scale, np.float32)) for scale in (0.25, 0.5, 0.75)]
 DIGESTS = [digest(model) for model in MODELS]
@@ -39,7 +41,7 @@ def submit(stage: Stage, text: bytes, models: Sequence[bytes] = MODELS) -> str:
     return stage.submit(text, model=models[0], models=headers, further=models[1:])
 
 
-def test_a_run_that_evaluates_measures_each_model_once_makes_no_step_and_verifies(stage: Stage, tmp_path: Path) -> None:
+def test_a_run_that_evaluates_measures_each_model_once_and_makes_no_step(stage: Stage, tmp_path: Path) -> None:
     run, players = begin(stage, "ada", "ben", "cleo")
     stage.complete(run, *players)
     rounds = stage.rounds(run)
@@ -57,14 +59,19 @@ def test_a_run_that_evaluates_measures_each_model_once_makes_no_step_and_verifie
     assert [(one.number, one.words.split(";")[0]) for one in found] == [
         (number, f"3 members measured {name}") for number, name in enumerate(DIGESTS)
     ]
-
-
-def test_a_measured_model_is_exported_under_its_round_and_the_best_one_by_a_metric(stage: Stage) -> None:
-    run, players = begin(stage, "ada", "ben")
-    stage.complete(run, *players)
     pieces = [next(stage._admin.ExportModel(ExportModelRequest(run=run, round=number))) for number in range(3)]
     assert [piece.digest for piece in pieces] == DIGESTS
     assert [piece.chunk for piece in pieces] == MODELS
+    file = Edited.of(tmp_path / "run.fedpareto")
+    for change, words in (
+        (lambda record: record.metrics.update({"accuracy/mean": 0.99}), "accuracy/mean"),
+        (lambda record: setattr(record, "state", "SKIPPED"), "nothing that was signed gives"),
+        (lambda record: record.phases.pop(), "0 phases"),
+        (lambda record: record.phases[0].exchanges.pop(), "members"),
+    ):
+        assert re.search(words, said := refusal(file.with_round(1, change), tmp_path)), said
+    other = file.entries[SPECIFICATION].replace(DIGESTS[1].encode(), DIGESTS[1].replace("b", "c", 2).encode())
+    assert "spec" in refusal(file.having({SPECIFICATION: other}), tmp_path)
 
 
 def test_a_member_whose_worker_does_not_know_this_kind_of_run_is_not_asked(stage: Stage) -> None:
@@ -88,6 +95,7 @@ def test_a_run_without_any_measured_model_has_failed(stage: Stage) -> None:
     assert stage.rounds(run)[0].reason == "quorum: 1 of 2 members replied (evaluate), 2 are needed"
 
 
+@pytest.mark.full
 def test_a_restart_in_the_middle_asks_nobody_twice(stage: Stage) -> None:
     run, players = begin(stage, "ada", "ben")
     players[0].answer()
@@ -145,16 +153,32 @@ def test_a_specification_gets_the_seed_and_the_parameters_of_the_run_that_made_i
         with_models((head + 'kind = "evaluate"').encode(), DIGESTS, personal)
 
 
-def test_a_bundle_in_which_a_round_measured_another_model_is_refused(stage: Stage, tmp_path: Path) -> None:
-    run, players = begin(stage, "ada", "ben")
+def test_a_model_of_a_run_is_measured_where_it_is_with_the_seed_of_that_run(stage: Stage) -> None:
+    made, players = stage.begin("ada", "ben", rounds=2, seed=8, more='selection.minimum = 2\nresults = "admins"')
+    stage.complete(made, *players)
+    task = RunSpec.parse(stage.run(made).spec).task
+    text = f'name = "{task}-eval"\ntask = "{task}"\nkind = "evaluate"\nevaluate.splits = ["train", "test"]\n'.encode()
+    named, models = upload.model_of_run(stage._admin, text, made, "")
+    run = upload.submit(stage._admin, named, models).run.run_id
     stage.complete(run, *players)
-    file = Edited.of(exported(stage, run, tmp_path / "run"))
-    for change, words in (
-        (lambda record: record.metrics.update({"accuracy/mean": 0.99}), "accuracy/mean"),
-        (lambda record: setattr(record, "state", "SKIPPED"), "nothing that was signed gives"),
-        (lambda record: record.phases.pop(), "0 phases"),
-        (lambda record: record.phases[0].exchanges.pop(), "members"),
+    (row,) = stage.rounds(run)
+    assert (row.base_model, row.state) == (stage.rounds(made)[-1].deployed_model, RoundState.COMPLETED)
+    assert RunSpec.parse(stage.run(run).spec).seed == 8
+    with pytest.raises(grpc.RpcError, match="has no metric"):
+        upload.model_of_run(stage._admin, text, made, "auc")
+
+
+def test_the_sources_of_models_must_suit_the_kind_of_the_run(tmp_path: Path) -> None:
+    trains, measures = (
+        f'name = "x"\ntask = "digits"\n{line}\n'.encode() for line in ("rounds = 1", 'kind = "evaluate"')
+    )
+    one = tmp_path / "one.safetensors"
+    for text, files, run, best, words in (
+        (trains, [one, one], "", "", "begins with one model"),
+        (trains, [], "r", "", "begins with one model"),
+        (measures, [], "", "", "give the models to measure"),
+        (measures, [one], "r", "", "give the models to measure"),
+        (measures, [one], "", "loss", "give --model-of RUN, too"),
     ):
-        assert re.search(words, said := refusal(file.with_round(1, change), tmp_path)), said
-    other = file.entries[SPECIFICATION].replace(DIGESTS[1].encode(), DIGESTS[1].replace("b", "c", 2).encode())
-    assert "spec" in refusal(file.having({SPECIFICATION: other}), tmp_path)
+        with pytest.raises(CommandFailure, match=words):
+            upload.given_models(text, RunSpec.parse(text), files, run, best)
