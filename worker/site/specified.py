@@ -30,10 +30,10 @@ def problem(run: RunRequest, manifest: AssignmentManifest, work: Work, policy: S
     if models := run.evaluates:
         # Section 7: the owner accepted a run that measures these models: it trains nothing, and measures no others.
         if work.shows not in (Shows.METRICS, Shows.NOTHING):
-            return "run-evaluates", f"the run {run.run} only measures models, and {work.name!r} is no measurement"
+            return "evaluates-only", f"the run {run.run} only measures models, and {work.name!r} is no measurement"
         if manifest.round >= len(models) or manifest.base_model != models[manifest.round]:
             return (
-                "run-evaluates",
+                "evaluates-only",
                 f"the specification {run.spec} names the models to measure; {manifest.base_model} is not that of round "
                 f"{manifest.round}",
             )

@@ -245,7 +245,7 @@ def test_an_approved_run_that_evaluates_gets_measurements_of_the_models_that_it_
         five.work(document, round=1, **other),
         five.work(document, SearchWork(steps=[1.0]), round=1, **other),
     ):
-        assert five.told(asked) == "run-evaluates"
+        assert five.told(asked) == "evaluates-only"
     assert "other work than to measure the models" in running.wait_for("alert")[0]["message"]
     assert running.events("training") == []
 
