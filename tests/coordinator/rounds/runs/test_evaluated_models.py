@@ -7,16 +7,22 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
+from torch.utils.data import TensorDataset
 
 from federation.digests import digest
 from federation.record.bundle import SPECIFICATION
 from federation.spec.run_spec import RunSpec, SpecError, with_models
+from federation.tasks import task
 from federation.v1.admin_pb2 import ExportModelRequest, MeasuredModel
 from federation.vectors import to_bytes
 from fedpareto.cli.admin import upload
 from fedpareto.cli.failure import CommandFailure
+from fedpareto.simulation.simulate import Simulation
 from storage.states import RoundState, RunState
 from tests.harness import Attending, refusal_from_rpc_error
+from tests.paths import OWNERS_CODE
 from tests.stage import LAYOUT, Player, Stage, measurements
 from tests.verification.scene import Edited, refusal, verified
 
@@ -182,3 +188,26 @@ def test_the_sources_of_models_must_suit_the_kind_of_the_run(tmp_path: Path) -> 
     ):
         with pytest.raises(CommandFailure, match=words):
             upload.given_models(text, RunSpec.parse(text), files, run, best)
+
+
+def test_the_weighted_accuracy_of_a_model_with_buffers_is_that_on_the_data_of_all_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(OWNERS_CODE))
+    torch.manual_seed(5)
+    model = task("normed_task:Normed").model()
+    assert isinstance(model[1], torch.nn.BatchNorm1d)
+    with torch.no_grad():
+        for buffer in (model[1].running_mean, model[1].running_var):
+            buffer.copy_(torch.rand(8) + 0.5)
+    save_file(model.state_dict(), tmp_path / "model")
+    head = 'name = "x"\ntask = "normed_task:Normed"\nsimulation = {clients = 8, sizes = "lognormal:0.5"}\n'
+    text = head + 'kind = "evaluate"\nevaluate.splits = ["test"]\nparameters.buffers = "averaged"\n'
+    with Simulation(text.encode(), tmp_path / "home", given=[tmp_path / "model"]) as simulation:
+        (measured,) = simulation.run().round_records
+        tested = [own.test for own in simulation._population.splits.values() if own.test is not None]
+    assert len(tested) == 8
+    pooled = TensorDataset(torch.cat([own.x for own in tested]), torch.cat([own.y for own in tested]))
+    found = model.eval()(pooled.tensors[0].float()).argmax(1) == pooled.tensors[1]
+    assert measured["accuracy/weighted"] == pytest.approx(found.float().mean().item(), rel=1e-6)
+    assert measured["state"] == "COMPLETED"
