@@ -14,7 +14,6 @@ from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
 
 with on_first_use():
-    from federation.spec.run_spec import EVALUATE
     from federation.v1 import admin_pb2 as v1
     from federation.v1.admin_pb2_grpc import AdminStub
     from fedpareto import admin_messages
@@ -22,7 +21,7 @@ with on_first_use():
     from fedpareto.cli.admin import watch as watching
     from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_lines, round_tables, tables
     from fedpareto.formatting import when
-    from fedpareto.run_names import RunNames
+    from fedpareto.run_names import EVALUATE, RunNames
 
 
 @command

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from federation.record.metric_definitions import DEFINITIONS, EVALUATION, SCORED, definition, in_groups, pattern
 from federation.record.results import accepted
-from federation.spec.run_spec import EVALUATE
 from federation.text import escaped
 from federation.v1.admin_pb2 import GetRoundResponse, ObjectiveResult, PhaseProgress, RoundSummary
 from federation.v1.common_pb2 import StepManifest
@@ -37,6 +36,7 @@ from fedpareto.formatting import (
     size,
     when,
 )
+from fedpareto.run_names import EVALUATE
 from fedpareto.series import equals, metric, own_names
 
 _COLUMNS = ("accuracy/mean", "accuracy/worst5", "improved", "conflicts", "direction_norm", "bytes/up")  # of `rounds`

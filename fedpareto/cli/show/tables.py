@@ -7,7 +7,6 @@ from rich.table import Table
 from rich.text import Text
 
 from federation.record.metric_definitions import DEFINITIONS, OWN, of_objective
-from federation.spec.run_spec import EVALUATE
 from federation.text import counted
 from federation.v1.admin_pb2 import (
     AlertKind,
@@ -34,7 +33,7 @@ from fedpareto.formatting import (
     size,
     when,
 )
-from fedpareto.run_names import ENDED, RunNames
+from fedpareto.run_names import ENDED, EVALUATE, RunNames
 from fedpareto.series import metric
 from fedpareto.turnout import Turnout
 

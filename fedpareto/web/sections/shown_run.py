@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.spec.run_spec import EVALUATE, RunSpec, SpecError
+from federation.spec.run_spec import RunSpec, SpecError
 from federation.text import counted
 from federation.v1.admin_pb2 import (
     RUN_CHOICE_ONLY,
@@ -25,7 +25,7 @@ from federation.v1.admin_pb2 import (
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto import formatting
 from fedpareto.admin_messages import whole
-from fedpareto.run_names import ENDED
+from fedpareto.run_names import ENDED, EVALUATE
 from fedpareto.run_table import MemberNumber, RoundLine, RunTable
 from fedpareto.series import known, last, metric, own_names, own_values
 from fedpareto.turnout import Turnout

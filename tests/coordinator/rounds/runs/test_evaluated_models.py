@@ -15,13 +15,14 @@ from federation.digests import digest
 from federation.record.bundle import SPECIFICATION
 from federation.spec.run_spec import RunSpec, SpecError, with_models
 from federation.tasks import task
+from federation.transport.channels import refusal_from_rpc_error
 from federation.v1.admin_pb2 import ExportModelRequest, MeasuredModel
 from federation.vectors import to_bytes
 from fedpareto.cli.admin import upload
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.simulation.simulate import Simulation
 from storage.states import RoundState, RunState
-from tests.harness import Attending, refusal_from_rpc_error
+from tests.harness import Attending
 from tests.paths import OWNERS_CODE
 from tests.stage import LAYOUT, Player, Stage, measurements
 from tests.verification.scene import Edited, refusal, verified
