@@ -60,6 +60,8 @@ def run_bytes(spec: RunSpec, *, model: int, members: int, objectives: int, round
     The model has `model` bytes. `members` could be asked now; the minimum of the specification counts if it is more. An
     update has at most a row for each of the task's `objectives`. `rounds` is None for all rounds of the run.
     """
+    if not spec.trains:
+        return len(spec.models) * model  # as submitted; replies have no payload
     replies = spec.selection.wanted(max(members, spec.selection.minimum, 1))
     return (spec.rounds if rounds is None else rounds) * model * (1 + replies * objectives)
 
@@ -114,7 +116,7 @@ def _needed(session: Session, run: Run) -> int:
     spec, _ = parse_run(run.spec)
     ended = select(func.count()).select_from(Round).where(Round.run_id == run.run_id, Round.state.in_(ROUND_ENDED))
     done = session.scalar(ended) or 0
-    left = spec.rounds - done
+    left = spec.rounds - done if spec.trains else 0
     model = session.get_one(Model, run.model).size
     if not done:
         return run_bytes(spec, model=model, members=0, objectives=len(run.objectives), rounds=left)

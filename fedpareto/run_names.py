@@ -8,6 +8,7 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunState
 from fedpareto.formatting import when
 
+EVALUATE = "evaluate"  # in place of the algorithm of a run that only measures models
 ENDED = tuple(RunState.Value(f"RUN_STATE_{state}") for state in RUN_ENDED)
 
 

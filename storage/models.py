@@ -126,6 +126,8 @@ class Client(Base):
     tags: Mapped[list[str]] = mapped_column(default=list)  # given by an operator
     contact: Mapped[str] = mapped_column(Prose(200), default="")  # whom operators reach there, likewise
     consents: Mapped[bool] = mapped_column(default=False)  # True if it answers each run before it works for it
+    # The kinds of runs, besides "train", in which its worker takes part, from the last hello.
+    run_kinds: Mapped[list[str]] = mapped_column(default=list, server_default="[]")
     device: Mapped[str] = mapped_column(Prose(200), default="")
     software: Mapped[str] = mapped_column(Prose(200), default="")
     enrolled: Mapped[datetime]

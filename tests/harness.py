@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from federation.digests import digest
 from federation.plugins import CODE
 from federation.spec.computation import Ability
+from federation.spec.run_spec import RUN_KINDS
 from federation.text import escaped_lines
 from federation.transport.channels import RpcRefusal, refusal_from_rpc_error, server_verified_channel
 from federation.trust.admin_files import AdminFiles
@@ -235,6 +236,7 @@ class Attending:
         serves: Mapping[str, Sequence[str]] = MappingProxyType({}),
         *,
         consents: bool = False,
+        run_kinds: Sequence[str] = RUN_KINDS,
     ) -> None:
         self._out: queue.SimpleQueue[AttendRequest | None] = queue.SimpleQueue()
         self.inbox: queue.SimpleQueue[AttendResponse | grpc.RpcError | None] = queue.SimpleQueue()
@@ -243,7 +245,8 @@ class Attending:
             TaskOffer(task=task, samples=samples, objectives=serves.get(task, ()), abilities=able)
             for task, samples in tasks.items()
         ]
-        self.say(AttendRequest(hello=Hello(software="test", tasks=offers, device="cpu", consents=consents)))
+        hello = Hello(software="test", tasks=offers, device="cpu", consents=consents, run_kinds=run_kinds)
+        self.say(AttendRequest(hello=hello))
         self.call = member.stub.Attend(iter(self._out.get, None))
         threading.Thread(target=self._read, daemon=True).start()
 

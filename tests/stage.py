@@ -65,10 +65,12 @@ evaluate.deadline_seconds = 900
 """.encode()
 
 
-def submission(document: bytes, model: bytes, *, chunk: int = MAX_CHUNK_BYTES, **more: Any) -> list[SubmitRunRequest]:
-    """What submits a run; `more` are fields of the header."""
+def submission(
+    document: bytes, model: bytes, *, chunk: int = MAX_CHUNK_BYTES, further: Sequence[bytes] = (), **more: Any
+) -> list[SubmitRunRequest]:
+    """What submits a run with a model, and with further ones to measure; `more` are fields of the header."""
     header = admin.RunHeader(spec=document, model=digest(model), model_bytes=len(model), **more)
-    chunks = [model[start : start + chunk] for start in range(0, len(model), chunk)]
+    chunks = [file[start : start + chunk] for file in (model, *further) for start in range(0, len(file), chunk)]
     return [SubmitRunRequest(header=header), *(SubmitRunRequest(chunk=chunk) for chunk in chunks)]
 
 
@@ -307,8 +309,8 @@ class Stage:
 
     # --- operators
 
-    def submit(self, document: bytes, *, model: bytes = MODEL, paused: bool = False) -> str:
-        requests = submission(document, model, paused=paused)
+    def submit(self, document: bytes, *, model: bytes = MODEL, paused: bool = False, **more: Any) -> str:
+        requests = submission(document, model, paused=paused, **more)
         return str(self._admin.SubmitRun(iter(requests), timeout=SECONDS).run.run_id)
 
     def dry_run(self, document: bytes, *, size: int = len(MODEL)) -> admin.SubmitRunResponse:

@@ -6,6 +6,7 @@ from functools import partial
 
 from google.protobuf.message import DecodeError, Message
 
+from federation.aggregation.phase_kinds import EvaluationPhase
 from federation.aggregation.phases import AlgorithmPhase
 from federation.record.bundle import has_unknown_fields
 from federation.record.rounds import OpenedRound
@@ -42,7 +43,7 @@ class RunCourse:
         if self.skipped >= self.spec.limits.skipped_rounds:
             raise VerificationError(f"the run should have failed after {self.skipped} skipped rounds in a row")
         self.rounds, self.last = self.rounds + 1, record
-        self.skipped = 0 if record.HasField("step") else self.skipped + 1
+        self.skipped = self.skipped + 1 if record.state == "SKIPPED" else 0
 
     def check_ends(self, state: str, kind: MetricKind | None) -> None:
         """Checks that a run can have this state now; `kind` is that of the metric by which it may end.
@@ -76,6 +77,11 @@ def check_description(about: Bundle, spec: RunSpec) -> None:
     Raises VerificationError.
     """
     names = tuple(about.objectives)
+    if not spec.trains and about.initial_model != spec.models[0]:
+        raise VerificationError(
+            f"the bundle says that the run began with {about.initial_model[:80]!r}; its "
+            f"specification measures {spec.models[0]} first"
+        )
     if about.name != spec.name:
         raise VerificationError(
             f"the bundle says that the run is called {about.name[:80]!r}; the specification says {spec.name!r}"
@@ -100,8 +106,10 @@ def watched(about: Bundle, spec: RunSpec) -> MetricKind | None:
 
 def check_in_order(record: RoundRecord, spec: RunSpec) -> None:
     """Checks the facts of a round that stand beside its envelopes. Raises VerificationError."""
-    stepped = record.HasField("step")
-    if record.state != ("COMPLETED" if stepped else "SKIPPED"):
+    stepped, measured = record.HasField("step"), not spec.trains and record.state == "COMPLETED"
+    if stepped and not spec.trains:
+        raise VerificationError("it has a step, and the run only measures models")
+    if record.state != ("COMPLETED" if stepped or measured else "SKIPPED"):
         raise VerificationError(
             f"it is {record.state[:40] or 'without a state'}, and has {'a' if stepped else 'no'} step"
         )
@@ -119,7 +127,9 @@ def check_in_order(record: RoundRecord, spec: RunSpec) -> None:
         # it.
         if phase.decides and not deciding:
             raise VerificationError(f"phase {number} decides on the step, after a phase that evaluates the model")
-        if not phase.decides and not stepped:
+        if phase.decides and not spec.trains:
+            raise VerificationError(f"phase {number} decides on a step, and the run only measures models")
+        if not phase.decides and not stepped and spec.trains:
             raise VerificationError(f"phase {number} evaluates a model, and the round has no step")
         if spec.privacy.secure == "off" and phase.decides != _work(phase.kind).decides:
             raise VerificationError(
@@ -239,6 +249,28 @@ class Crowd:
             )
 
 
+def measured_in(spec: RunSpec, number: int, model: str) -> str:
+    """The digest of the model that members measure in a round; `model` is the one after the round's step, if any."""
+    if spec.trains:
+        return model
+    return spec.models[number] if number < len(spec.models) else ""
+
+
+def check_measures(spec: RunSpec, opened: OpenedRound, gone: int) -> None:
+    """Checks that a round that only measures a model has asked enough members, and has enough replies, each one once.
+
+    `gone` is as in `Crowd`. Raises VerificationError.
+    """
+    # Verify, 4: a member that replied twice would count twice in the means.
+    if len(opened.phases) != 1:
+        raise VerificationError(f"it has {len(opened.phases)} phases; a round that only measures a model has one")
+    (phase,), crowd = opened.phases, Crowd(spec, gone)
+    orders = [exchange.assignment.manifest for exchange in phase.exchanges]
+    crowd.check_orders(orders)
+    replied = [exchange.assignment.manifest.client_id for exchange in phase.exchanges if [*exchange.accepted]]
+    crowd.check_replied(EvaluationPhase(splits=spec.evaluated), len(orders), orders, replied)
+
+
 def check_asks_for_evaluation(run: RecordedRun, opened: OpenedRound, model: str) -> None:
     """Checks the assignments that evaluate the new model of a round; `model` is its digest.
 
@@ -255,8 +287,9 @@ def check_asks_for_evaluation(run: RecordedRun, opened: OpenedRound, model: str)
             name = f"the assignment of {order.client_id} in phase {order.phase}"
             # Verify, 4: metrics of another model would stand under this round.
             if order.base_model != model:
-                raise VerificationError(f"{name} evaluates another model than the round has made")
-            if opened.step is None or order.previous_step != opened.step.digest:
+                raise VerificationError(f"{name} evaluates another model than that of the round")
+            step = "" if opened.step is None else opened.step.digest
+            if (spec.trains and not step) or order.previous_step != step:
                 raise VerificationError(f"{name} does not name the step of the round")
             if size is not None and order.base_model_bytes != size:
                 raise VerificationError(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from federation import digests
 from federation.files.file_kinds import no_safetensors
-from federation.record.log_entries import STEPPED, SUBMITTED
+from federation.record.log_entries import MEASURED, STEPPED, SUBMITTED
 from federation.record.provenance import Provenance, read_exported
 from federation.refusals import Refusal
 from verification.errors import VerificationError
@@ -64,8 +64,9 @@ def _record(log: RunLog, origin: Provenance, name: str) -> str:
         )
     if last == log.end:
         return "this record"
-    if origin.round and (last.action, last.subject) == (STEPPED, f"{log.run_id}/{origin.round}"):
-        return "this record up to its step: the run had not ended when the model was exported"
+    if origin.round and last.action in (STEPPED, MEASURED) and last.subject == f"{log.run_id}/{origin.round}":
+        which = "step" if last.action == STEPPED else "measurement"
+        return f"this record up to its {which}: the run had not ended when the model was exported"
     if not origin.round and (last.action, last.subject) == (SUBMITTED, log.run_id):
         return "this record up to its submission: the run had made no model when it was exported"
     raise VerificationError(f"{name} carries the digest of the audit log up to {last.action} of {last.subject}")

@@ -21,6 +21,7 @@ from federation.record.log_entries import (
     EQUIVOCATED,
     FIRST,
     ISSUED,
+    MEASURED,
     REFUSED,
     SKIPPED,
     STEPPED,
@@ -131,7 +132,7 @@ class RunLog:
         # this evaluation.
         issued = max((entry.number for name in asked for entry in self._by.get((ISSUED, name), ())), default=-1)
         later = (entry for entry in self.entries if entry.number > issued)
-        goes_on = (ISSUED, STEPPED, SKIPPED)
+        goes_on = (ISSUED, STEPPED, MEASURED, SKIPPED)
         until = next((entry.number for entry in later if entry.action in goes_on or self._ends(entry)), math.inf)
         revoked: dict[int, str] = {}
         for name, assignment in accepted.items():
@@ -212,7 +213,8 @@ class RunLog:
 
         Such clients may have been selected and not asked.
         """
-        deciding = (exchange for phase in opened.phases if phase.decides for exchange in phase.exchanges)
+        phases = [phase for phase in opened.phases if phase.decides] or opened.phases  # the latter of no step
+        deciding = (exchange for phase in phases for exchange in phase.exchanges)
         facts = [exchange.assignment.fact for exchange in deciding]
         issued = [self._newest(fact) for fact in facts if fact is not None]
         first = min((entry.number for entry in issued if entry is not None), default=0)
@@ -229,16 +231,16 @@ class RunLog:
                 position.
         """
         began, stepped, named = self._ended, None, set[str]()
-        if opened.skipped is not None:
-            skipped = self._check_logged(opened.skipped, "the end of the round", COORDINATOR)
+        if opened.ended is not None:
+            end = self._check_logged(opened.ended, "the end of the round", COORDINATOR)
             # Verify, a verifier of your own, 4: a reason of 400 characters is the begin of a longer one, and no
             # contradiction.
-            cut = len(skipped.detail) >= _REASON and reason[:-1] == skipped.detail[: _REASON - 1]
-            if reason != skipped.detail and not cut:
+            cut = len(end.detail) >= _REASON and reason[:-1] == end.detail[: _REASON - 1]
+            if reason != end.detail and not cut:
                 raise VerificationError(
-                    f"the record says why it was skipped; entry {skipped.number} of the audit log says otherwise"
+                    f"the record says why it was skipped; entry {end.number} of the audit log says otherwise"
                 )
-            self._check_follows(skipped, began, "the end of the round")
+            self._check_follows(end, began, "the end of the round")
         if opened.step is not None:
             stepped, step = self._check_envelope_logged(opened.step, COORDINATOR), opened.step.manifest
             named = {*step.replies, *step.consulted}
@@ -297,7 +299,7 @@ class RunLog:
         """Checks that the record has the facts of all entries about rounds. Raises VerificationError."""
         for entry in self.entries:
             kept = entry.action in _OF_EXCHANGES or (
-                entry.action in (STEPPED, SKIPPED) and entry.subject.startswith(f"{self.run_id}/")
+                entry.action in (STEPPED, MEASURED, SKIPPED) and entry.subject.startswith(f"{self.run_id}/")
             )
             # Verify, 15: the log must tell of nothing that the record leaves out: a reply that was accepted, and then
             # hidden.

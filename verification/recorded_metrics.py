@@ -54,6 +54,7 @@ class MeasuredRound:
         after: the state after it.
         cut_short: True if the round has not ended, or the run has ended within it: the metrics are those of its step.
         left_out: gives the sets of members, revoked after they had measured the model, of which one was left out.
+        measures: True if the round has a model to measure: after its step, or because it does nothing else.
     """
 
     number: int
@@ -64,6 +65,7 @@ class MeasuredRound:
     after: ReplayState
     cut_short: bool
     left_out: LeftOut
+    measures: bool
 
 
 class RecordedMetrics:
@@ -82,7 +84,7 @@ class RecordedMetrics:
         """
         signed, recorded, computed, earlier = measured.signed, measured.recorded, self.computed, self._earlier
         self._check_asked(signed)
-        model = None if signed.step is None else measured.after.evaluated
+        model = measured.after.evaluated if measured.measures else None
         expected = RoundMetrics() if signed.step is None else self._of_step(measured, signed.step)
         possible, unmeasured = [expected], False
         if not measured.cut_short:
@@ -173,7 +175,7 @@ class RecordedMetrics:
             return self._of_means(measured, model)
         for reply in signed.evaluations.values():
             if reply.manifest.base_model != model:
-                raise VerificationError(f"{reply.manifest.client_id} evaluated another model than the round has made")
+                raise VerificationError(f"{reply.manifest.client_id} evaluated another model than that of the round")
         told = [recorded_reply(self.run, reply, reads=False) for reply in signed.evaluations.values()]
         before = [(reply.manifest.client_id, reply.manifest.metrics) for reply in signed.replies.values()]
         return [

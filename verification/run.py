@@ -29,6 +29,8 @@ from verification.assignments import (
     RunCourse,
     check_description,
     check_in_order,
+    check_measures,
+    measured_in,
     metrics_of,
     round_problems,
     watched,
@@ -109,7 +111,7 @@ class OpenedRun:
         about, log = self.facts.bundle.about, self.log
         at = ReplayState(model=about.initial_model)
         bundle, spec, metrics = self.facts.bundle, self.facts.spec, RecordedMetrics(self.facts)
-        course, named, grams = RunCourse(spec), {about.initial_model}, set[str]()
+        course, named, grams = RunCourse(spec), {about.initial_model, *spec.models}, set[str]()
         # Verify, 1: before the rounds: `check_logged` judges each envelope by the entries of keys that are found here.
         log.check_keys_logged(self.keys)
         for record in bundle.rounds():
@@ -117,10 +119,11 @@ class OpenedRun:
                 # Verify, a verifier of your own, in this order: form, signatures, arithmetic, log. Each relies on what
                 # the one before has refused.
                 check_in_order(record, spec)
-                opened = self.reader.read(record, at.model, at.previous_step)
+                begin = replace(at, model=measured_in(spec, record.number, at.model))
+                opened = self.reader.read(record, begin.model, begin.previous_step)
                 signed = SignedRound.of(opened, log.gone(opened))
-                verified, at = self._round(record, opened, signed, at, metrics)
-                model = at.evaluated
+                verified, after = self._round(record, opened, signed, begin, metrics)
+                model, at = after.evaluated, after if spec.trains else at
                 log.check_logged(opened, record.reason)
                 # Verify, 10 and 12: what no arithmetic depends on: it would pass although members were asked for
                 # something else.
@@ -179,6 +182,12 @@ class OpenedRun:
         # update.
         for problem in refusable_orders(run.spec, opened):
             raise VerificationError(problem)
+        if signed.step is None and record.state == "COMPLETED":
+            check_measures(run.spec, opened, signed.gone)
+            found = self._compared(metrics, record, signed, None, at, at)
+            counts = f"verified: {count}, {len(found.named.verified)} metrics"
+            words = f"{len(signed.evaluations)} members measured {at.model}; {counts}"
+            return Verified(number=record.number, words=words, measured=found.named.measured), at
         if signed.step is None:
             reason = f": {record.reason}" if record.reason else ""
             measured = self._compared(metrics, record, signed, None, at, at).named.measured
@@ -276,6 +285,7 @@ class OpenedRun:
                 after=after,
                 cut_short=record.state == "OPEN" or (last and "bytes/up" not in recorded),
                 left_out=partial(self.log.left_out, signed),
+                measures=signed.step is not None or record.state == "COMPLETED",
             )
         )
         if found.problem:

@@ -22,7 +22,7 @@ LEAVES: Mapping[str, tuple[str, ...]] = {
         *_of("KeyRotation", "statement", "possession", "receipt"),
     ),
     "Tasks": (
-        *_of("Hello", "software", "device", "tasks", "nonce"),
+        *_of("Hello", "software", "device", "tasks", "nonce", "run_kinds"),
         *_of("TaskOffer", "task", "samples", "objectives", "abilities", "layout"),
         *_of("TaskLayout", "digest", "tensors", "elements"),
     ),

@@ -30,7 +30,7 @@ ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", 
 """What the command gets of the worker's environment, which may hold secrets."""
 PRIVACY = frozenset({
     "policy:mode", "policy:disclose", "policy:required", "policy:approved", "policy:blur", "policy:evaluation-noise",
-    "dp-budget", "dp-work", "roster", "cohort", "cover", "coefficients", "initial-model",
+    "dp-budget", "dp-work", "roster", "cohort", "cover", "coefficients", "initial-model", "evaluates-only",
     "sessions", "model-sessions", "model-sums",
 })  # fmt: skip
 """The reasons of declines by the owner's rules about privacy."""

@@ -7,6 +7,7 @@ from datetime import timedelta
 from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
+from coordinator.rounds.runs.disclosure import parsed_spec
 from coordinator.rounds.transitions import RUN_ENDED
 from federation.record import log_entries
 from federation.record.log_entries import EPOCH, FIRST
@@ -54,15 +55,17 @@ def excerpt(session: Session, run_id: str, rounds: int, key: SignedEnvelope) -> 
 def marked(session: Session, run: Run, number: int | None) -> int | None:
     """The number of entries of the log up to and including the entry of a run's end.
 
-    While the run goes on: up to the entry of the step of round `number`, or of the run's submission where `number` is
-    None. None where the log has no numbered entry of it, as for runs on simulated clients.
+    While the run goes on: up to the entry of the step of round `number`, or of its end if it only measures a model, or
+    of the run's submission where `number` is None. None where the log has no numbered entry of it, as for runs on
+    simulated clients.
     """
     if run.state in RUN_ENDED:
         action, subject = f"run.{run.state.lower()}", run.run_id
     elif number is None:
         action, subject = log_entries.SUBMITTED, run.run_id
     else:
-        action, subject = log_entries.STEPPED, f"{run.run_id}/{number}"
+        action = log_entries.STEPPED if parsed_spec(run.spec).trains else log_entries.MEASURED
+        subject = f"{run.run_id}/{number}"
     entry_number = audit.newest_number(session, action, subject)
     return None if entry_number is None else entry_number + 1
 
@@ -99,12 +102,12 @@ def _later(subject: str, run_id: str, rounds: int) -> bool:
 
 
 def _covering(sizes: Sequence[int], entries: Iterable[ChainedEntry]) -> set[int]:
-    """The sizes of the first checkpoints that cover the steps and the end of a run."""
+    """The sizes of the first checkpoints that cover the steps, the measured models and the end of a run."""
     ends = {f"run.{state.lower()}" for state in RUN_ENDED}
     indices = (
         bisect_right(sizes, chained.entry.number)
         for chained in entries
-        if chained.entry.action in {log_entries.STEPPED, *ends}
+        if chained.entry.action in {log_entries.STEPPED, log_entries.MEASURED, *ends}
     )
     return {sizes[index] for index in indices if index < len(sizes)}
 

@@ -40,6 +40,7 @@ LOOK_SECONDS = 0.5
 SHOW_SECONDS = 60.0  # the longest time until a checkpoint is shown to members, and kept
 BATCH = 5000  # entries that one transaction chains
 _TOLD_AT_A_TIME = 500  # entries
+_SHOWN = (log_entries.STEPPED, log_entries.MEASURED)  # the checkpoints after these are kept
 
 
 class _Behind(Exception):
@@ -216,7 +217,7 @@ class Sequencer:
             session.execute(delete(Checkpoint).where(Checkpoint.size == before, ~Checkpoint.shown))
             envelope = self._key.sign(self._tree.size, self._tree.root(), self._clock())
             newest = envelope.SerializeToString(deterministic=True)
-            shows = show or self._due or any(entry.action == log_entries.STEPPED for entry in entries)
+            shows = show or self._due or any(entry.action in _SHOWN for entry in entries)
             session.add(Checkpoint(size=self._tree.size, envelope=newest, shown=shows))
         self._newest = newest
         self._listener(batch)

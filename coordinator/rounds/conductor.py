@@ -9,6 +9,8 @@ bytes.
         ask the fleet, send its replies to the generator
       make the step  (step.py: result model, Gram matrix; record.py: the signed step)     STEPPED
       evaluate       (finish.py: one more phase, on the new model)                        COMPLETED
+
+The rounds of a run that evaluates have no phases of an algorithm and no step.
 """
 
 import logging
@@ -18,7 +20,7 @@ from typing import NoReturn
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.conversation import run_phases
-from coordinator.rounds.finish import finish_round, skip_round
+from coordinator.rounds.finish import finish_round, measure_round, skip_round
 from coordinator.rounds.fleets.base import Fleet, Held, RevokedMeanwhile, Skipped
 from coordinator.rounds.opening import open_round
 from coordinator.rounds.runs.private import record_named, since_pause
@@ -64,9 +66,12 @@ class Conductor:
             if current is None:
                 return
             try:
-                if current.state is RoundState.OPEN:
-                    self._step(current)
-                finish_round(self._fleet, self._metrics, current.round_id)
+                if not self._run.spec.trains:
+                    measure_round(self._fleet, self._metrics, current)
+                else:
+                    if current.state is RoundState.OPEN:
+                        self._step(current)
+                    finish_round(self._fleet, self._metrics, current.round_id)
             except Skipped as skipped:
                 skip_round(self._fleet, self._metrics, current, skipped)
             self._context.changed()

@@ -14,6 +14,7 @@ from coordinator.rounds.step import recall
 from federation.aggregation.base import Algorithm
 from federation.aggregation.interface import TooFewUpdatesError
 from federation.aggregation.metrics.step_rate import scheduled_rate
+from federation.aggregation.phase_kinds import EvaluationPhase
 from federation.aggregation.phases import AlgorithmPhase, Replies, RoundContext, Selected, Step
 from federation.aggregation.qp import UnsolvedError
 from federation.aggregation.secure.evaluation import Means, evaluation
@@ -44,16 +45,32 @@ def run_phases(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step
         Skipped: there is no step: too few replies, or a rule that cannot use them.
         Voided: the algorithm gave up this attempt.
     """
-    if missing := [name for name in fleet.run.spec.selection.required if name not in current.selected]:
-        reasons = ", ".join(f"{name} {current.not_asked.get(name, '')}".rstrip() for name in missing)
-        raise Skipped(f"required: {reasons}", missing)
+    required = _required(fleet, current)
     before = (models.Phase.round_id == current.round_id, models.Phase.attempt < current.attempt)
     with fleet.context.database.read() as session:
         number = session.scalar(select(func.count()).select_from(models.Phase).where(*before)) or 0
     facts = _facts(fleet, current, number, current.selected)
     conversation = algorithm.round(_context(fleet, current, current.base_model, facts))
-    required = fleet.run.spec.selection.required
     return _converse(fleet, current, conversation, number, current.base_model, facts, required)
+
+
+def measure(fleet: Fleet, current: Round) -> Replies:
+    """The measurements of a round that makes no step, by the members that were selected for it.
+
+    Raises:
+        Held, Skipped: as `run_phases`.
+    """
+    phase = EvaluationPhase(splits=fleet.run.spec.evaluated, metrics=fleet.run.metrics)
+    return _ask(fleet, current, 0, phase, current.base_model, _required(fleet, current), None)
+
+
+def _required(fleet: Fleet, current: Round) -> tuple[str, ...]:
+    """The clients without whose replies a round is skipped. Raises Skipped if one of them was not selected."""
+    required = fleet.run.spec.selection.required
+    if missing := [name for name in required if name not in current.selected]:
+        reasons = ", ".join(f"{name} {current.not_asked.get(name, '')}".rstrip() for name in missing)
+        raise Skipped(f"required: {reasons}", missing)
+    return required
 
 
 def hold_evaluation(fleet: Fleet, current: Round, model: str, number: int, clients: Sequence[str]) -> Means:

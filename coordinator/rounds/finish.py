@@ -8,14 +8,14 @@ from typing import Any
 from sqlalchemy import insert
 
 from coordinator.rounds import signed_results
-from coordinator.rounds.conversation import hold_evaluation
+from coordinator.rounds.conversation import hold_evaluation, measure
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile, Skipped
 from coordinator.rounds.runs import scores
 from coordinator.rounds.transitions import ROUND_OVER, close_open_phases, move_round
 from federation.aggregation.metrics.round_metrics import RoundMetrics
 from federation.aggregation.metrics.run_metrics import RunMetrics
 from federation.aggregation.phase_kinds import EvaluationPhase
-from federation.aggregation.phases import Voided, Waiting
+from federation.aggregation.phases import Replies, Voided, Waiting
 from federation.record import log_entries
 from storage import audit, models
 from storage.states import RoundState
@@ -59,12 +59,29 @@ def finish_round(fleet: Fleet, metrics: RunMetrics, round_id: int) -> None:
     complete_round(fleet, current, findings)
 
 
+def measure_round(fleet: Fleet, metrics: RunMetrics, current: models.Round) -> None:
+    """Measures the model of a round that makes no step, and completes the round.
+
+    Raises:
+        Held: the run is not RUNNING.
+        Skipped: the model was not measured.
+    """
+    replies = measure(fleet, current)
+    complete_round(fleet, current, _measured(fleet, metrics, current, current.base_model, replies))
+
+
 def evaluate(
     fleet: Fleet, metrics: RunMetrics, current: models.Round, model: str, phase: int, pool: Sequence[str]
 ) -> EvaluationFindings:
     """Asks each member of the pool for its own measurements of the model."""
     evaluation = EvaluationPhase(splits=fleet.run.spec.evaluated, metrics=fleet.run.metrics)
     replies = fleet.ask(fleet.question(current, phase, evaluation, pool, len(pool), model))
+    return _measured(fleet, metrics, current, model, replies)
+
+
+def _measured(
+    fleet: Fleet, metrics: RunMetrics, current: models.Round, model: str, replies: Replies
+) -> EvaluationFindings:
     with fleet.context.database.read() as session:
         found = metrics.of_model(replies, scores.decided(session, current), scores.earlier(session, current))
     return EvaluationFindings(
@@ -105,7 +122,14 @@ def complete_round(fleet: Fleet, current: models.Round, findings: EvaluationFind
             session.connection().execute(insert(models.Evaluation), findings.evaluations)
         ended = findings.metrics | RunMetrics.of_traffic(*signed_results.traffic(session, current.round_id))
         round_.metrics = round_.metrics | ended.numbers
-        move_round(round_, RoundState.COMPLETED, fleet.context.clock(), findings.why_not)
+        now = fleet.context.clock()
+        move_round(round_, RoundState.COMPLETED, now, findings.why_not)
+        if not fleet.run.spec.trains:
+            round_.deployed_model = current.base_model
+            subject, action = f"{fleet.run.run_id}/{current.number}", log_entries.MEASURED
+            audit.record(
+                session, at=now, actor="coordinator", action=action, subject=subject, digest=current.base_model
+            )
     level = logging.WARNING if findings.why_not else logging.INFO
     log.log(level, "run %s round %d: completed %s", fleet.run.run_id, current.number, findings.why_not)
 

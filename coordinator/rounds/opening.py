@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -46,17 +47,19 @@ def open_round(fleet: Fleet) -> Round | None:
 def _ended(session: Session, fleet: Fleet, run: Run, number: int, recent: Sequence[Round], overspends: str) -> bool:
     """Ends the run if it is complete, too many rounds were skipped, or another one would overspend its budget.
 
-    A run without a step has failed, because its model is the initial one. A round whose model stayed as it was, since
-    no direction is good for every participant, has a step.
+    A run that trains and made no step has failed, because its model is the initial one. A round whose model stayed as
+    it was, since no direction is good for every participant, has a step. A run that evaluates has failed if no model
+    was measured.
     """
     now, spec = fleet.context.clock(), fleet.run.spec
     limit = spec.limits.skipped_rounds
     if len(recent) == limit and all(round_.state is RoundState.SKIPPED for round_ in recent):
         why = f"{limit} rounds in a row were skipped{_failed(session, run)}; the last one: {recent[0].reason}"
         move_run(run, RunState.FAILED, now, why)
-    elif number >= spec.rounds and not _has_stepped(session, run):
+    elif number >= spec.rounds and not _has_result(session, run):
         which = "its only round" if number == 1 else f"any of its {number} rounds"
-        why = f"no step was made in {which}{_failed(session, run)}; the last one: {recent[0].reason}"
+        what = "step was made" if spec.trains else "model was measured"
+        why = f"no {what} in {which}{_failed(session, run)}; the last one: {recent[0].reason}"
         move_run(run, RunState.FAILED, now, why)
     elif number >= spec.rounds or (enough := why_stopped(fleet.run, recent[0].metrics if recent else {})):
         move_run(run, RunState.COMPLETED, now, "" if number >= spec.rounds else enough)
@@ -87,9 +90,9 @@ def _failed(session: Session, run: Run) -> str:
     return f", with {reason} in {counts[reason]} of {counts.total()} failed answers"
 
 
-def _has_stepped(session: Session, run: Run) -> bool:
-    stepped = select(Round.round_id).where(Round.run_id == run.run_id, Round.stepped.is_not(None))
-    return session.scalar(stepped.limit(1)) is not None
+def _has_result(session: Session, run: Run) -> bool:
+    ended_well = select(Round.round_id).where(Round.run_id == run.run_id, Round.deployed_model.is_not(None))
+    return session.scalar(ended_well.limit(1)) is not None
 
 
 def _begin_round(fleet: Fleet, number: int) -> Round:
@@ -159,7 +162,7 @@ def _unselected(session: Session, fleet: Fleet, run: Run, number: int, absent: M
         run_id=run.run_id,
         number=number,
         state=RoundState.OPEN,
-        base_model=run.model,
+        **_begins(fleet, run, number),
         selected=[],
         not_asked={**fleet.absent(session), **absent},
         wanted=0,
@@ -170,14 +173,15 @@ def _unselected(session: Session, fleet: Fleet, run: Run, number: int, absent: M
 
 
 def _selected(session: Session, fleet: Fleet, run: Run, number: int, pool: Mapping[str, int]) -> Round:
-    fleet.memory(session, number, None)  # raises if the record differs from what was signed
+    if fleet.run.spec.trains:
+        fleet.memory(session, number, None)  # raises if the record differs from what was signed
     rule = fleet.run.spec.selection
     selected = selection.select(rule, pool, seed=fleet.run.spec.seed, round_number=number)
     begun = Round(
         run_id=run.run_id,
         number=number,
         state=RoundState.OPEN,
-        base_model=run.model,
+        **_begins(fleet, run, number),
         selected=selected,
         not_asked=fleet.absent(session),
         wanted=min(len(selected), rule.wanted(len(pool))),
@@ -185,3 +189,9 @@ def _selected(session: Session, fleet: Fleet, run: Run, number: int, pool: Mappi
     )
     session.add(begun)
     return begun
+
+
+def _begins(fleet: Fleet, run: Run, number: int) -> dict[str, Any]:
+    """The model that a round begins with; in a run that evaluates, all phases of the round measure it."""
+    spec = fleet.run.spec
+    return {"base_model": run.model} if spec.trains else {"base_model": spec.models[number], "evaluation_phase": 0}

@@ -18,6 +18,10 @@ EVALUATES = or_(~Phase.decides, Phase.number >= func.coalesce(Round.evaluation_p
 
 The phases of a private evaluation are of the same kinds as those before the step.
 """
+ONLY_EVALUATES = func.coalesce(Round.evaluation_phase, 1) == 0
+"""Selects the rounds that measure a model and make no step."""
+COUNTS = or_(~EVALUATES, ONLY_EVALUATES)
+"""Selects the phases, of joined rounds, whose replies the end of the round depends on."""
 CLIENT_TRANSITIONS: dict[ClientState, frozenset[ClientState]] = {
     ClientState.PENDING: frozenset({ClientState.ACTIVE, ClientState.REVOKED}),
     ClientState.ACTIVE: frozenset({ClientState.REVOKED}),
@@ -32,7 +36,7 @@ RUN_TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     RunState.STOPPED: frozenset(),
 }
 ROUND_TRANSITIONS: dict[RoundState, frozenset[RoundState]] = {
-    RoundState.OPEN: frozenset({RoundState.STEPPED, RoundState.SKIPPED}),
+    RoundState.OPEN: frozenset({RoundState.STEPPED, RoundState.COMPLETED, RoundState.SKIPPED}),
     RoundState.STEPPED: frozenset({RoundState.COMPLETED}),
     RoundState.COMPLETED: frozenset(),
     RoundState.SKIPPED: frozenset(),

@@ -1,10 +1,11 @@
 """The service for administrators: parses requests, calls the domain, and sends what `services.views` shows."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import closing, suppress
 from datetime import timedelta
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.audit.excerpt import marked
@@ -37,8 +38,8 @@ from federation.v1 import admin_pb2 as messages
 from federation.v1 import admin_pb2_grpc
 from federation.vectors import MAX_ELEMENTS, Layout
 from storage import audit
-from storage.blobs import BlobMissing
-from storage.models import Run, note_model
+from storage.blobs import BlobMissing, BlobStore
+from storage.models import Model, Round, Run, note_model
 
 MAX_SPEC_BYTES = 64 << 10
 SIGN_OF_LIFE_SECONDS = 5.0  # how often watchers of a run get the time and the attending members
@@ -81,7 +82,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         outlook = await self._read(self._outlook, header, submission)
         if header.dry_run:
             return outlook
-        await self._take_model(header, submission.spec.parameters, request_iterator)
+        await self._take_models(header, submission.spec.parameters, request_iterator)
         run_id = await self._begin_run(submission, header.model, by=by, paused=header.paused)
         outlook.run.CopyFrom(await self._run(run_id))
         return outlook
@@ -102,10 +103,14 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         submission.check_members_exist(session)
         submission.check_makes_cohort(session)
         submission.check_sharing(session)
-        if header.model_bytes > (limit := self._settings.max_model_bytes):
-            raise Refusal(
-                "limit:model", f"the model has {header.model_bytes} bytes; this federation accepts at most {limit}"
-            )
+        models = _models(header)
+        if submission.spec.models != (() if submission.spec.trains else tuple(model.digest for model in models)):
+            raise Refusal("argument", "the models of the header are not those that the specification names")
+        if (most := max(model.size for model in models)) > (limit := self._settings.max_model_bytes):
+            raise Refusal("limit:model", f"the model has {most} bytes; this federation accepts at most {limit}")
+        for model in models:
+            if model.stored:
+                _check_stored(session, self._blobs, model, header.model_bytes)
         found = prospects(submission, session, self._presence.attending(), _described(header))
         needed = run_bytes(
             submission.spec, model=header.model_bytes, members=len(found.members), objectives=len(submission.objectives)
@@ -137,35 +142,56 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
             obstacle=found.waits or found.skips,
         )
 
-    async def _take_model(
+    async def _take_models(
         self,
         header: messages.RunHeader,
         parameters: ParametersSpec,
         requests: AsyncIterator[messages.SubmitRunRequest],
     ) -> None:
-        """Stores the model that follows the header."""
+        """Stores the models that follow the header, one after the other."""
+        models = _models(header)
+        for model in models:
+            if model.stored:  # claimed, so that no collection removes it before the run refers to it
+                await self._in_thread(self._blobs.claim, model.digest)
+        given = [model for model in models if not model.stored]
+        for model in given:
+            await self._take_model(model, parameters, requests, last=model is given[-1])
+
+    async def _take_model(
+        self,
+        model: messages.MeasuredModel,
+        parameters: ParametersSpec,
+        requests: AsyncIterator[messages.SubmitRunRequest],
+        *,
+        last: bool,
+    ) -> None:
+        """Stores a model: the next chunks of as many bytes; for the `last` one, all chunks that come."""
         try:
-            digests.model_name(header.model)
+            digests.model_name(model.digest)
         except ValueError as error:
             raise Refusal("argument", f"model: {error}") from None
         check = PayloadCheck(None)
         writer = await self._in_thread(self._blobs.writer, hash=False)
-        upload = Upload(writer, check, header.model, header.model_bytes)
+        upload, taken = Upload(writer, check, model.digest, model.size), 0
         try:
-            while (request := await next_message(requests, NEXT_CHUNK_SECONDS)) is not None:
+            while last or taken < model.size:
+                request = await next_message(requests, NEXT_CHUNK_SECONDS)
+                if request is None:
+                    break
                 if request.WhichOneof("message") != "chunk" or len(request.chunk) > MAX_CHUNK_BYTES:
                     raise Refusal("argument", f"only chunks of at most {MAX_CHUNK_BYTES} bytes may follow the header")
+                taken += len(request.chunk)
                 await self._in_thread(upload.take, request.chunk)
             upload.finish()
             if check.problem is not None:
                 raise check.problem
             if check.layout is not None:
-                _check_suits(check.layout, header.model_bytes, parameters)
+                _check_suits(check.layout, model.size, parameters)
             await self._in_thread(upload.store)
         finally:
             await self._in_thread(upload.discard)
         count = check.layout.size if check.layout is not None else 0
-        await self._write(note_model, header.model, size=header.model_bytes, parameters=count, created=self._clock())
+        await self._write(note_model, model.digest, size=model.size, parameters=count, created=self._clock())
 
     async def PauseRun(self, request: messages.PauseRunRequest, context: Context) -> messages.PauseRunResponse:
         """Holds a run."""
@@ -301,6 +327,23 @@ def _check_suits(layout: Layout, size: int, parameters: ParametersSpec) -> None:
             f"the initial model has {size} bytes; its tensors, without metadata and in the form that `fedpareto admin "
             f"submit --model` sends, take {layout.file_bytes}",
         )
+
+
+def _models(header: messages.RunHeader) -> Sequence[messages.MeasuredModel]:
+    """The models that a submission brings, in the order of their chunks."""
+    return header.models or [messages.MeasuredModel(digest=header.model, size=header.model_bytes)]
+
+
+def _check_stored(session: Session, blobs: BlobStore, model: messages.MeasuredModel, size: int) -> None:
+    """Raises a Refusal unless a model of this size is kept here that an earlier run has deployed.
+
+    Only such a model was made by this federation; all models of a run have the layout of the first, and so its size.
+    """
+    made = select(Round.round_id).where(Round.deployed_model == model.digest).limit(1)
+    if session.scalar(made) is None or not blobs.exists(model.digest):
+        raise Refusal("model-missing", f"no run has made the model {model.digest[:80]}, or it was removed meanwhile")
+    if (known := session.get_one(Model, model.digest).size) != model.size or model.size != size:
+        raise Refusal("layout", f"the model {model.digest} has {known} bytes, and the first one of the run {size}")
 
 
 def _described(header: messages.RunHeader) -> DescribedModel:

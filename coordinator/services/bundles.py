@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from coordinator.audit.excerpt import excerpt
 from coordinator.cluster.registry import software
 from coordinator.rounds.export import recorded_phases, round_record
+from coordinator.rounds.runs.disclosure import parsed_spec
 from coordinator.rounds.transitions import ROUND_ENDED, RUN_ENDED
 from federation.record import bundle
 from federation.trust.certificates import der, serial_of
@@ -99,7 +100,8 @@ def write_bundle(
         for name, data in entries.items():
             with _entry(archive, name) as write:
                 write(data)
-        blob_digests = [about.initial_model] if payloads else []
+        models = parsed_spec(entries[bundle.SPECIFICATION]).models
+        blob_digests = [about.initial_model, *models] if payloads else []
         for round_id in rounds:
             with database.read() as session:
                 record = round_record(session.get_one(Round, round_id), recorded_phases(session, round_id))

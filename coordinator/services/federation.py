@@ -325,6 +325,7 @@ def _note_hello(session: Session, attendance: AttendanceStream, hello: ReceivedH
     client.tasks, client.objectives, client.abilities = hello.tasks, hello.objectives, hello.abilities
     client.layouts, client.private_only, client.limits = hello.layouts, hello.private_only, hello.limits
     client.sessions_left, client.consents = hello.sessions_left, hello.consents
+    client.run_kinds = hello.run_kinds
     client.noise_budgets = hello.noise_budgets
     client.software, client.device = hello.software, hello.device
     client.last_seen = attendance.last_seen

@@ -11,6 +11,7 @@ from federation.spec.accounting import Mechanism, NoiseBudget
 from federation.spec.computation import Ability
 from federation.spec.objective_names import OBJECTIVE
 from federation.spec.run_sections import TASK
+from federation.spec.run_spec import RUN_KINDS
 from federation.task_layout import TaskLayout
 from federation.text import escaped
 from federation.v1.federation_pb2 import Heartbeat, Hello, SessionsLeft, TaskOffer
@@ -37,6 +38,7 @@ class ReceivedHello:
     noise_budgets: dict[str, dict[str, Any]]  # as of `NoiseBudget`; of a task that is not here there is none
     limits: dict[str, Any]  # as of `WorkBounds`; empty if the worker has told none
     consents: bool
+    run_kinds: list[str]  # besides "train"
     closing: SiteClosing | None  # None while its site is open
     software: str
     device: str
@@ -71,6 +73,7 @@ def introduction(hello: Hello) -> ReceivedHello:
         noise_budgets={offer.task: _budget(offer) for offer in hello.tasks if offer.HasField("noise_budget")},
         limits=_limits(hello),
         consents=hello.consents,
+        run_kinds=[name for name in RUN_KINDS if name in hello.run_kinds],
         closing=closing_of(hello),
         software=escaped(hello.software, MAX_TEXT),
         device=escaped(hello.device, MAX_TEXT),

@@ -17,6 +17,7 @@ REFUSED = "reply.refused"
 EQUIVOCATED = "reply.equivocation"
 STEPPED = "round.stepped"
 SKIPPED = "round.skipped"
+MEASURED = "round.measured"  # the end of a round that only measures a model, whose digest is in the entry
 SUBMITTED = "run.submitted"
 
 

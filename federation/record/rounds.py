@@ -15,7 +15,7 @@ from federation.record.exchange import (
     open_assignment,
     opened,
 )
-from federation.record.log_entries import SKIPPED, STEPPED, Fact
+from federation.record.log_entries import MEASURED, SKIPPED, STEPPED, Fact
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.v1.record_pb2 import PhaseRecord, RoundRecord
@@ -45,12 +45,13 @@ class OpenedRound:
     Attributes:
         phases: those of all attempts, in their order.
         step: None if the round has none.
-        skipped: the fact that the log must have about a round that ended without a step; None for others.
+        ended: the fact that the log must have about the end of a round without a step: it was skipped, or measured a
+            model; None for others.
     """
 
     phases: tuple[OpenedPhase, ...]
     step: Opened[StepManifest] | None
-    skipped: Fact | None
+    ended: Fact | None
 
     @property
     def exchanges(self) -> Iterator[OpenedExchange]:
@@ -116,7 +117,7 @@ class RecordReader:
             expected = {**self.facts, "round": record.number}
             expected |= {"base_model": base_model, "previous_step": previous_step} if phase.decides else {}
             phases.append(self._phase(record, phase, expected, known.get(phase.number, ())))
-        step, skipped, subject = None, None, f"{self.facts['run_id']}/{record.number}"
+        step, ended, subject = None, None, f"{self.facts['run_id']}/{record.number}"
         if record.HasField("step"):
             step = opened("step", "the step", record.step, StepManifest, self.signers.of_coordinator)
             expected = {"federation_id": self.facts["federation_id"], "run_id": self.facts["run_id"]}
@@ -124,8 +125,10 @@ class RecordReader:
             problems = mismatch(step.manifest, expected), _leaves_out(step.manifest, phases)
             step = step.but(*problems, action=STEPPED, subject=subject)
         elif record.state == "SKIPPED":
-            skipped = Fact(SKIPPED, subject, "")
-        return OpenedRound(phases=tuple(phases), step=step, skipped=skipped)
+            ended = Fact(SKIPPED, subject, "")
+        elif record.state == "COMPLETED":
+            ended = Fact(MEASURED, subject, base_model)
+        return OpenedRound(phases=tuple(phases), step=step, ended=ended)
 
     def _phase(
         self,

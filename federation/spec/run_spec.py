@@ -11,10 +11,13 @@
 Every key is optional but `name`, `task` and `rounds`. An unknown or wrong key is refused with its path.
 """
 
+import codecs
+import json
 import tomllib
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from federation.errors import Error
 from federation.spec.client_sections import SelectionSpec, SimulationSpec
@@ -36,6 +39,13 @@ from federation.spec.run_sections import (
 from federation.spec.train_section import TrainSpec
 from federation.text_files import decoded, unmarked
 
+# What a run of the kind "evaluate" does not do: it trains nothing, makes no step, and has a round for each model.
+_OF_TRAINING = ("rounds", "algorithm", "server", "train", "jacobian", "stop")
+_OF_UPDATES = ("clip", "sample_noise", "sample_clip", "client_noise", "client_epsilon", "client_delta")
+EVALUATE = "evaluate"  # the kind of a run that measures models
+RUN_KINDS = (EVALUATE,)  # besides "train"
+MAX_MODELS = 1000
+Digest = Annotated[str, Field(pattern=r"^(blake3|sha256):[0-9a-f]{64}$")]
 _KEYS = "see `fedpareto admin submit --explain` for the keys that exist"
 MAX_LINE = 1000
 MAX_PROBLEMS = 20
@@ -57,7 +67,20 @@ class RunSpec(Section):
         pattern=f"^{TASK}$",
         description="The [task](research/tasks.md). A worker takes part if its owner has allowed a task of this name.",
     )
-    rounds: int = Field(ge=1, le=1_000_000, description="The number of rounds, 1 to 1 000 000.")
+    kind: Literal["train", "evaluate"] = Field(
+        "train",
+        description='`"train"` trains a model. `"evaluate"` only [measures models](research/evaluation.md): it has '
+        "one round for each model and makes no step. It refuses `rounds`, `[algorithm]`, `[server]`, `[train]`, "
+        "`[jacobian]` and `[stop]`.",
+    )
+    models: Annotated[tuple[Digest, ...], Field(strict=False, max_length=MAX_MODELS)] = Field(
+        (),
+        description='With `kind = "evaluate"`: the digests of the models, one for each round. `submit` writes them '
+        "from `--model` or `--model-of`.",
+    )
+    rounds: int = Field(
+        ge=1, le=1_000_000, description='The number of rounds, 1 to 1 000 000. Not with `kind = "evaluate"`.'
+    )
     seed: int = Field(
         0,
         ge=0,
@@ -83,6 +106,44 @@ class RunSpec(Section):
     selection: SelectionSpec = SelectionSpec()
     limits: LimitsSpec = LimitsSpec()
     simulation: SimulationSpec = SimulationSpec()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_kind(cls, values: Any) -> Any:
+        """Refuses the keys that another kind of run has, and counts the rounds of a run that evaluates."""
+        if not isinstance(values, dict) or values.get("kind", "train") != EVALUATE:
+            return values
+        unsuitable = [key for key in _OF_TRAINING if key in values]
+        for section, keys in (("privacy", _OF_UPDATES), ("evaluate", ("every",)), ("simulation", ("attack",))):
+            given = values.get(section)
+            unsuitable += [f"{section}.{key}" for key in keys if isinstance(given, dict) and key in given]
+        if unsuitable:
+            raise ValueError(f'{unsuitable[0]}: a run of kind = "evaluate" has no such key: it trains nothing')
+        models = values.get("models")
+        return {**values, "rounds": max(1, len(models)) if isinstance(models, list | tuple) else 1}
+
+    @model_validator(mode="after")
+    def _suits_kind(self) -> Self:
+        if self.kind == "train":
+            if self.models:
+                raise ValueError('models: only a run of kind = "evaluate" measures models of others')
+            return self
+        self.model_fields_set.discard("rounds")  # it follows from the models
+        if len(set(self.models)) < len(self.models):
+            raise ValueError("models: one model is there twice; a run measures each once")
+        if self.parameters.keeps:
+            raise ValueError(
+                "parameters: a run that evaluates measures models of files, which hold no personal parameters and no "
+                'local buffers: leave out `personal`, and use buffers = "averaged" or "frozen"'
+            )
+        if self.privacy.secure != "off":
+            raise ValueError('privacy.secure: a run of kind = "evaluate" is open')
+        return self
+
+    @property
+    def trains(self) -> bool:
+        """True if rounds end in a step; False if they only measure a model."""
+        return self.kind == "train"
 
     @property
     def evaluated(self) -> tuple[Split, ...]:
@@ -122,6 +183,38 @@ class RunSpec(Section):
             raise SpecError(
                 "\n".join([explain(problem, _KEYS, cls) for problem in problems[:MAX_PROBLEMS]] + more)
             ) from error
+
+
+def with_models(document: bytes, models: Sequence[str], source: RunSpec | None = None) -> bytes:
+    """A specification of the kind "evaluate" that names its models by their digests.
+
+    With a `source`, the specification of the run that has made them, it gets the seed and the parameters of that.
+
+    Raises:
+        SpecError: it names other models, another task, seed or parameters; or a model has personal parameters.
+    """
+    spec, given = RunSpec.parse(document), tomllib.loads(unmarked(decoded(document)))
+    lines = []
+    if spec.models not in ((), tuple(models)):
+        raise SpecError("models: they are other models than the given ones: leave the key out, and it is written")
+    if not spec.models:
+        lines += ["models = [", *(f"    {json.dumps(model)}," for model in models), "]"]
+    if source is not None and spec.task != source.task:
+        raise SpecError(f"task: the models are of {source.task}, and the specification is for {spec.task}")
+    for key in ("seed", "parameters") if source is not None else ():
+        if getattr(spec, key) == (wanted := getattr(source, key)):
+            continue
+        if key in given:
+            raise SpecError(f"{key}: it differs from that of the run that has made the models: leave it out")
+        if key == "seed":
+            lines.append(f"seed = {wanted}")
+            continue
+        for name, value in wanted.model_dump(exclude_defaults=True).items():
+            many = [f"    {json.dumps(item)}," for item in value] if isinstance(value, tuple) else []
+            lines += [f"parameters.{name} = [", *many, "]"] if many else [f"parameters.{name} = {json.dumps(value)}"]
+    named = "".join(f"{line}\n" for line in lines).encode() + document.removeprefix(codecs.BOM_UTF8)
+    RunSpec.parse(named)
+    return named
 
 
 def _check_line_lengths(text: str) -> None:

@@ -1464,6 +1464,7 @@ class RunHeader(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     BUFFERS_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     spec: _builtins.bytes
     """The run specification: the bytes of a TOML document."""
     model: _builtins.str
@@ -1492,6 +1493,12 @@ class RunHeader(_message.Message):
         the task and the run shares all parameters. Unset: the members' versions of the task are not compared with it.
         """
 
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredModel]:
+        """The models of a run that evaluates, in the order of its specification, where `model` and `model_bytes` are those of
+        the first; empty for other runs. The chunks of those that are not stored follow each other in this order.
+        """
+
     def __init__(
         self,
         *,
@@ -1505,14 +1512,45 @@ class RunHeader(_message.Message):
         layout: _common_pb2.TaskLayout | None = ...,
         parameters: _builtins.int = ...,
         buffers: _builtins.int = ...,
+        models: _abc.Iterable[Global___MeasuredModel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "dry_run", b"dry_run", "layout", b"layout", "metrics", b"metrics", "model", b"model", "model_bytes", b"model_bytes", "objectives", b"objectives", "parameters", b"parameters", "paused", b"paused", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "dry_run", b"dry_run", "layout", b"layout", "metrics", b"metrics", "model", b"model", "model_bytes", b"model_bytes", "models", b"models", "objectives", b"objectives", "parameters", b"parameters", "paused", b"paused", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunHeader: _TypeAlias = RunHeader  # noqa: Y015
+
+@_typing.final
+class MeasuredModel(_message.Message):
+    """A model that a run measures."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """The digest of the file."""
+    size: _builtins.int
+    """Its size in bytes."""
+    stored: _builtins.bool
+    """True for a model of an earlier run, which the coordinator has: no chunks of it follow."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        size: _builtins.int = ...,
+        stored: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "size", b"size", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredModel: _TypeAlias = MeasuredModel  # noqa: Y015
 
 @_typing.final
 class SubmitRunResponse(_message.Message):
@@ -1867,7 +1905,7 @@ class Run(_message.Message):
     reason: _builtins.str
     """Why it failed or was stopped; what it waits for."""
     algorithm: _builtins.str
-    """The algorithm."""
+    """The algorithm; "evaluate" of a run that only measures models."""
     task: _builtins.str
     """The task."""
     rounds_done: _builtins.int

@@ -272,6 +272,7 @@ class Hello(_message.Message):
     PAUSED_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     EARLIER_STARTS_FIELD_NUMBER: _builtins.int
+    RUN_KINDS_FIELD_NUMBER: _builtins.int
     software: _builtins.str
     """The worker software and its version."""
     device: _builtins.str
@@ -312,6 +313,12 @@ class Hello(_message.Message):
         it only if the one that it has on record for the client is among them; otherwise home-copied.
         """
 
+    @_builtins.property
+    def run_kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The kinds of runs, besides "train", in which this worker takes part, such as "evaluate". The coordinator does not ask
+        it for work of a run of another kind.
+        """
+
     def __init__(
         self,
         *,
@@ -327,10 +334,11 @@ class Hello(_message.Message):
         paused: _builtins.bool = ...,
         start: _builtins.bytes = ...,
         earlier_starts: _abc.Iterable[_builtins.bytes] | None = ...,
+        run_kinds: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until", "consents", b"consents", "device", b"device", "earlier_starts", b"earlier_starts", "limits", b"limits", "log_size", b"log_size", "nonce", b"nonce", "paused", b"paused", "sessions_left", b"sessions_left", "software", b"software", "start", b"start", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until", "consents", b"consents", "device", b"device", "earlier_starts", b"earlier_starts", "limits", b"limits", "log_size", b"log_size", "nonce", b"nonce", "paused", b"paused", "run_kinds", b"run_kinds", "sessions_left", b"sessions_left", "software", b"software", "start", b"start", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,7 +3,7 @@
 import os
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.admin_messages import name_of, whole
 from fedpareto.cli.admin import client, upload
 from fedpareto.face.federated_run import FederatedRun
-from fedpareto.face.given_spec import Spec, check_task, document, task_name
+from fedpareto.face.given_spec import Spec, check_task, document, paths_of, task_name
 from fedpareto.face.quiet import without_log_lines
 from fedpareto.missing_packages import need
 
@@ -119,7 +119,9 @@ class FederationCalls:
         spec: Spec,
         *,
         task: "type[Task] | None" = None,
-        model: str | Path | None = None,
+        model: str | Path | Sequence[str | Path] | None = None,
+        model_of: str = "",
+        best: str = "",
         paused: bool = False,
     ) -> FederatedRun:
         """Submits a run, as `fedpareto admin submit`.
@@ -128,7 +130,9 @@ class FederationCalls:
             spec: the run specification, as `fedpareto.simulate` takes it.
             task: the class that makes the initial model. Its code is never sent: members take part with the task that
                 they have under the name in the specification. Without that name, it is the class's, `module:Class`.
-            model: a safetensors file with the initial model.
+            model: a safetensors file with the initial model; of a run that evaluates, a file or several, to measure.
+            model_of: the name or id of a run: a run that evaluates measures its newest model.
+            best: a metric: with `model_of`, its best model by the mean on the validation split.
             paused: True lets the run wait for `resume`.
 
         Raises:
@@ -142,10 +146,12 @@ class FederationCalls:
             text = _with_task(spec, text, task)
         parsed = upload.checked_spec(text)
         own = None if kind is None else tasks.task_of(kind, parsed.task)
-        initial = upload.initial_model(parsed, None if model is None else Path(model), own)
+        text, models = upload.given_models(text, parsed, paths_of(model), model_of, best, own)
         with self._calls() as stub:
-            response = upload.submit(stub, text, initial, paused=paused)
-        remarks = (*initial.remarks, *response.warnings)
+            if model_of:
+                text, models = upload.model_of_run(stub, text, model_of, best)
+            response = upload.submit(stub, text, models, paused=paused)
+        remarks = (*(remark for given in models for remark in given.remarks), *response.warnings)
         return FederatedRun(self._calls, response.run, task=kind, warnings=remarks)
 
     @contextmanager

@@ -51,6 +51,24 @@ def document(spec: Spec, task: str = "") -> bytes:
     return tomli_w.dumps(values).encode()
 
 
+def paths_of(model: object) -> list[Path]:
+    """The paths of safetensors files: of one, of several, or of none.
+
+    Raises:
+        ArgumentTypeError: it is something else.
+    """
+    given: list[object] = [] if model is None else list(model) if isinstance(model, list | tuple) else [model]
+    paths = []
+    for item in given:
+        if not isinstance(item, str | Path):
+            raise ArgumentTypeError(
+                f"model: the path of a safetensors file is needed, not {type(item).__name__}: "
+                "safetensors.torch.save_file(model.state_dict(), PATH) writes one"
+            )
+        paths.append(Path(item))
+    return paths
+
+
 def _text(spec: str | bytes | Path) -> bytes:
     if isinstance(spec, str) and spec.endswith(".toml"):
         spec = Path(spec)

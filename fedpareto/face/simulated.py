@@ -1,14 +1,14 @@
 """`fedpareto.simulate`: a run on simulated clients, in this process."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from federation.errors import ArgumentError, ArgumentTypeError
-from fedpareto.face.given_spec import Spec, document, task_name
+from federation.errors import ArgumentError
+from fedpareto.face.given_spec import Spec, document, paths_of, task_name
 from fedpareto.face.quiet import without_log_lines
 from fedpareto.missing_packages import need
 from fedpareto.progress_line import shown
@@ -26,7 +26,7 @@ def simulate(
     data: str | Path | None = None,
     members: Mapping[str, str | Path] | None = None,
     home: str | Path | None = None,
-    model: str | Path | None = None,
+    model: str | Path | Sequence[str | Path] | None = None,
     device: str = "auto",
     backend: str = "auto",
     trainer: str = "",
@@ -49,7 +49,8 @@ def simulate(
         members: the directory of each client's own data, by name, in place of `data` and [simulation].clients.
         home: directory of the record; without it, the record is deleted at the end.
         model: a safetensors file with the initial model, as `fedpareto admin submit --model` takes it; without it, the
-            task makes one from the seed. `warnings` of the run say what was converted, added or left out.
+            task makes one from the seed. Of a run that evaluates: a file or several, whose models it measures.
+            `warnings` of the run say what was converted, added or left out.
         device: the device on which clients train: "auto", "cpu", "cuda" or "cuda:N".
         backend: the method of training them: "auto", "stacked", "loop", "compiled" or "ray".
         trainer: replaces the task's own: "torch", or "module:Class".
@@ -79,11 +80,6 @@ def simulate(
     from fedpareto.simulation.simulate import Simulation  # noqa: PLC0415 - it imports PyTorch
 
     text = document(spec, "" if task is None else task_name(task))
-    if not isinstance(model, (str, Path, type(None))):
-        raise ArgumentTypeError(
-            f"model: the path of a safetensors file is needed, not {type(model).__name__}: "
-            "safetensors.torch.save_file(model.state_dict(), PATH) writes one"
-        )
     if resume and home is None:
         raise ArgumentError("resume: which simulation? Give its home")
     if data is not None and members:
@@ -104,7 +100,7 @@ def simulate(
             threads=threads,
             resume=resume,
             download=download,
-            model=Path(model) if model is not None else None,
+            given=paths_of(model),
         )
         with simulation:
             history = simulation.run(progress if progress is not None else stack.enter_context(shown()))

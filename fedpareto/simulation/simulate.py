@@ -1,7 +1,7 @@
 """A whole simulation: a coordinator's home, a conductor, and clients in this process."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -36,6 +36,7 @@ from federation.owners_code import without_exit
 from federation.process.shared_state import ordinary, ordinary_numpy
 from federation.spec.client_sections import SelectionSpec
 from federation.spec.computation import CANNOT
+from federation.spec.run_spec import RunSpec, with_models
 from federation.tasks import Dataset, DataSource, Task, metrics_of, task
 from federation.training.determinism import pick_device
 from federation.training.given_model import given_model
@@ -77,7 +78,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         SimulationError: nothing to resume, another content of `home`, no Ray for the backend "ray", or a specification
             that names clients that do not exist.
         CoordinatorHomeError, IdentityError, OSError: `home` is damaged, or cannot be made.
-        GivenModelError: the file of the initial model cannot be used.
+        GivenModelError: the file of a model cannot be used.
         ValueError: no such device or backend.
         DatabaseBusy: another process uses the home.
     """
@@ -98,9 +99,13 @@ class Simulation(AbstractContextManager["Simulation"]):
         threads: int | None = None,
         resume: bool = False,
         trainer: str = "",
-        model: Path | None = None,
+        given: Sequence[Path] = (),
     ) -> None:
         self.spec, self._algorithm = parse_run(spec)
+        if len(given) > 1 and self.spec.trains:
+            raise SimulationError('a run that trains begins with one model; several are for kind = "evaluate"')
+        if not (given or self.spec.trains):
+            raise SimulationError('kind = "evaluate": give the models to measure, each a safetensors file')
         self.cautions = cautions(self.spec, self._algorithm)
         existing = _existing(home, resume)  # first, as all checks that need no data, which may take a while
         picked_device = pick_device(device)
@@ -113,11 +118,15 @@ class Simulation(AbstractContextManager["Simulation"]):
         if missing := sorted(needed - self._trainer.abilities):
             raise SimulationError(f"the run cannot be simulated: {self._trainer.__name__} {CANNOT[missing[0]]}")
         self.remarks: tuple[str, ...] = ()
-        if model is None:
-            self._initial = run_model(known_task, self.spec.seed, self.spec.parameters)
+        if self.spec.trains and not given:
+            self._models = [run_model(known_task, self.spec.seed, self.spec.parameters)]
         else:
-            given = given_model(model, known_task, self.spec.seed, self.spec.parameters)
-            self._initial, self.remarks = (given.layout, given.vector), given.remarks
+            read = [given_model(path, known_task, self.spec.seed, self.spec.parameters) for path in given]
+            self._models = [(model.layout, model.vector) for model in read]
+            self.remarks = tuple(dict.fromkeys(remark for model in read for remark in model.remarks))
+        if not self.spec.trains:
+            spec = with_models(spec, [digest(to_bytes(*one)) for one in self._models])
+            self.spec = RunSpec.parse(spec)
         self._population = populate(
             known_task, self.spec, DataSource(data, download=download), self._trainer, picked_device, members
         )
@@ -152,7 +161,7 @@ class Simulation(AbstractContextManager["Simulation"]):
                 wait=self._wait,
                 changed=lambda: None,
             )
-            self.run_id = self._resumed(spec, model) or self._submitted(spec)
+            self.run_id = self._resumed(spec, given) or self._submitted(spec)
             self._open = stack.pop_all()
 
     def __exit__(self, *_: object) -> None:
@@ -257,19 +266,19 @@ class Simulation(AbstractContextManager["Simulation"]):
         return (0, None) if last is None else (last.number + 1, last)
 
     def _submitted(self, document: bytes) -> str:
-        layout, vector = self._initial
-        content = to_bytes(layout, vector)
-        model = self._blobs.put(content)
-        now = utc_now()
+        now, digests = utc_now(), []
         run_id = digest(document).partition(":")[2][:12]  # the same each time: private rounds depend on it
         with self._database.begin() as session:
-            models.note_model(session, model, size=len(content), parameters=layout.size, created=now)
+            for layout, vector in self._models:
+                content = to_bytes(layout, vector)
+                digests.append(self._blobs.put(content))
+                models.note_model(session, digests[-1], size=len(content), parameters=layout.size, created=now)
             enroll(session, self._population, self.spec.task, self._context)
             facts = document, self.spec, self._objectives, self._metrics
-            session.add(new_run(*facts, run_id=run_id, model=model, by=SIMULATOR, created=now))
+            session.add(new_run(*facts, run_id=run_id, model=digests[0], by=SIMULATOR, created=now))
         return run_id
 
-    def _resumed(self, document: bytes, model: Path | None) -> str | None:
+    def _resumed(self, document: bytes, given: Sequence[Path]) -> str | None:
         """The run in the home; None if there is none yet, as after an early interruption.
 
         A given model must be the one with which it began.
@@ -283,10 +292,10 @@ class Simulation(AbstractContextManager["Simulation"]):
                     f"{self._home.directory} holds a simulation of another specification ({run.name}): "
                     "resume it with its own, or simulate this one in another directory"
                 )
-            if model is not None and run.initial_model != digest(to_bytes(*self._initial)):
+            if given and run.initial_model != digest(to_bytes(*self._models[0])):
                 raise SimulationError(
-                    f"{self._home.directory} holds a simulation that began with another model than {model}: resume it "
-                    "without a model, or simulate in another directory"
+                    f"{self._home.directory} holds a simulation that began with another model than {given[0]}: resume "
+                    "it without a model, or simulate in another directory"
                 )
             if run.state not in RUN_ENDED:
                 forget_interrupted(session, run.run_id)

@@ -10,9 +10,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import grimp
-import pytest
 
-from tests.paths import DOCS, ROOT
+from tests.paths import ROOT
 
 PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "fedpareto")
 WORKSHOP = ("research",)

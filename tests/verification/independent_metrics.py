@@ -298,7 +298,7 @@ def of_model(file: File, replies: Sequence[Reply], before: Sequence[Reply]) -> N
         found |= {"loss/worst": max(first), "loss/jain": jain(first)}
     for metric in file.about.metrics:
         found |= of_metric(replies, metric)
-    if file.run["algorithm"]["name"] != "afl":
+    if file.run.get("algorithm", {}).get("name") != "afl":
         found |= improved(replies, before)
     return found
 
@@ -381,11 +381,13 @@ def rounds(path: Path) -> Iterator[tuple[dict[str, float], list[Numbers], bool]]
         last = record.number == file.about.rounds - 1 and file.about.state in ("STOPPED", "FAILED")
         if last and "bytes/up" not in recorded:  # the run ended within the round
             found.sent, found.measuring = {}, []
-        if not record.HasField("step"):
+        if record.HasField("step"):
+            of_all = of_step(file, step_of(record), found.deciding, steps) | found.sent
+        elif file.run.get("kind") == "evaluate" and record.state == "COMPLETED":
+            of_all = found.sent
+        else:
             yield recorded, [found.sent], True
             continue
-        step = step_of(record)
-        of_all = of_step(file, step, found.deciding, steps) | found.sent
         if not found.measuring:
             yield recorded, [of_all], True
         elif hidden:

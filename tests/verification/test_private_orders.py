@@ -210,7 +210,7 @@ def test_a_field_that_nobody_knows_is_found_in_what_signed_messages_hold_as_byte
         phase = OpenedPhase(number=0, decides=True, evaluates=False, exchanges=(exchange,))
         with BundleReader(vector("open")) as bundle:
             run = replace(OpenedRun.of(bundle).facts, spec=spec)
-            check_answered(run, OpenedRound(phases=(phase,), step=None, skipped=None))
+            check_answered(run, OpenedRound(phases=(phase,), step=None, ended=None))
 
     answered()
     terms = SecureReadyWork.FromString(order.work).terms

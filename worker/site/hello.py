@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from federation.spec.accounting import NoiseBudget
+from federation.spec.run_spec import RUN_KINDS
 from federation.task_layout import TaskLayout
 from federation.training.trainer import Trainer
 from federation.v1 import common_pb2, federation_pb2
@@ -48,6 +49,7 @@ class Introduction:
             tasks=map(self._offer, self.offers),
             sessions_left=map(self._left, self.offers),
             consents=self.policy.decides,
+            run_kinds=RUN_KINDS,
             limits=WorkLimits(**asdict(self.policy.limits.bounds)),
         )
 

@@ -247,7 +247,8 @@ class Policy(Section):
     )
     algorithms: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         (),
-        description="The [algorithms](research/algorithms.md) of runs in which the site takes part. Empty: any. In "
+        description="The [algorithms](research/algorithms.md) of runs in which the site takes part. Empty: any. "
+        'Name `"evaluate"` for runs that only [measure models](research/evaluation.md). In '
         "a private round, a plug-in that is named here may also ask for gradients, for other targets than the mean "
         "of the objectives, and for negative coefficients.",
     )

@@ -81,8 +81,9 @@ class RunRequest:
             return Verdict("refused", "spec", f"this worker cannot read the specification: {error}")
         if spec.task != self.task:
             return Verdict("refused", "spec", f"the specification is for the task {spec.task}, the run for {self.task}")
-        if policy.algorithms and spec.algorithm.name not in policy.algorithms:
-            return Verdict("refused", "policy:algorithm", f"the owner does not allow {spec.algorithm.name}")
+        work = spec.algorithm.name if spec.trains else spec.kind
+        if policy.algorithms and work not in policy.algorithms:
+            return Verdict("refused", "policy:algorithm", f"the owner does not allow {work}")
         if policy.submitters and self.submitted_by not in policy.submitters:
             submitter = self.submitted_by or "nobody"
             return Verdict("refused", "policy:submitter", f"the owner does not allow runs that {submitter} submitted")
@@ -91,6 +92,14 @@ class RunRequest:
         if policy.approve == "each-run" and self.owner != APPROVED:
             return Verdict("waiting", "owner", "the owner approves each run, and has not decided about this one")
         return Verdict("accepted")
+
+    @property
+    def evaluates(self) -> tuple[str, ...]:
+        """The digests of the models that it measures, one in each round; none of a run that trains."""
+        try:
+            return RunSpec.parse(self.document).models
+        except SpecError:
+            return ()
 
     @property
     def discloses(self) -> frozenset[str] | None:

@@ -27,6 +27,16 @@ def problem(run: RunRequest, manifest: AssignmentManifest, work: Work, policy: S
             f"the run asked this site with the initial model {run.initial_model}; {work.name!r} in round 0 is to start "
             f"from {manifest.base_model}",
         )
+    if models := run.evaluates:
+        # Section 7: the owner accepted a run that measures these models: it trains nothing, and measures no others.
+        if work.shows not in (Shows.METRICS, Shows.NOTHING):
+            return "evaluates-only", f"the run {run.run} only measures models, and {work.name!r} is no measurement"
+        if manifest.round >= len(models) or manifest.base_model != models[manifest.round]:
+            return (
+                "evaluates-only",
+                f"the specification {run.spec} names the models to measure; {manifest.base_model} is not that of round "
+                f"{manifest.round}",
+            )
     discloses = run.discloses
     # Section 3, rule 4: an open run, or work that shows nothing, as the phases of private rounds.
     if discloses is None or work.shows is Shows.NOTHING:

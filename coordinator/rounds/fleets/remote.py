@@ -73,9 +73,13 @@ _PROGRESS = (
 _UNANSWERED = select(Assignment.client_id).where(
     Assignment.phase_id == bindparam("phase"), Assignment.state == AssignmentState.OPEN
 )
-_OFFERS = select(models.Client.client_id, models.Client.tasks, models.Client.objectives, models.Client.tags).where(
-    models.Client.state == ClientState.ACTIVE
-)
+_OFFERS = select(
+    models.Client.client_id,
+    models.Client.tasks,
+    models.Client.objectives,
+    models.Client.tags,
+    models.Client.run_kinds,
+).where(models.Client.state == ClientState.ACTIVE)
 
 
 @dataclass(frozen=True)
@@ -404,14 +408,19 @@ def _record(session: Session, phase_id: int, issued: Sequence[_Issued], now: dat
 
 
 def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) -> dict[str, Selected]:
-    """Active clients that a run may ask, that offer its task and serve at least one of its objectives."""
+    """Active clients that a run may ask, that offer its task and serve at least one of its objectives.
+
+    Their workers know the kind of the run.
+    """
     # The samples of an offer are an unsigned claim: bounded as those of a reply are.
     offering = {
         client_id: Selected(
             min(int(tasks[spec.task]), spec.limits.samples), serves(client_id, declared, spec, objectives)
         )
-        for client_id, tasks, declared, tags in session.connection().execute(_OFFERS)
-        if tasks.get(spec.task, 0) > 0 and spec.selection.admits(client_id, tags)
+        for client_id, tasks, declared, tags, kinds in session.connection().execute(_OFFERS)
+        if tasks.get(spec.task, 0) > 0
+        and spec.selection.admits(client_id, tags)
+        and (spec.trains or spec.kind in kinds)
     }
     return {name: client for name, client in offering.items() if client.objectives}
 

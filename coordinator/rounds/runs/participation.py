@@ -16,7 +16,7 @@ from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.runs.disclosure import concealed, parsed_spec
-from coordinator.rounds.transitions import EVALUATES
+from coordinator.rounds.transitions import COUNTS
 from federation.spec.objective_names import JOINT
 from federation.work.train.work import Train
 from storage.models import Assignment, Phase, Reply, Round, Run
@@ -54,7 +54,10 @@ _OUTCOMES: Mapping[AssignmentState, RoundOutcome] = MappingProxyType(
 
 @dataclass(frozen=True)
 class MemberRound:
-    """One member in one round that has ended; it was asked for training, for an evaluation, or for both."""
+    """One member in one round that has ended; it was asked for training, for an evaluation, or for both.
+
+    The measurement of a model in a round that does nothing else counts as its training.
+    """
 
     client_id: str
     training: RoundOutcome | None = None  # or the phase before it in which the member stopped
@@ -179,7 +182,7 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
         select(
             Round.number,
             Phase.kind,
-            EVALUATES,
+            COUNTS,
             Assignment.client_id,
             Assignment.state,
             Assignment.reason,
@@ -202,13 +205,13 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
     hidden = concealed(run) or spec.privacy.secure != "off"
     members: dict[int, dict[str, MemberRound]] = {}
     norms: dict[int, list[float]] = {}
-    for number, kind, evaluates, client, state, reason, message, cosine, norm, weight, losses, samples, privacy in rows:
+    for number, kind, counts, client, state, reason, message, cosine, norm, weight, losses, samples, privacy in rows:
         if norm is not None:
             norms.setdefault(number, []).append(norm)
         parts = members.setdefault(number, {})
         before, outcome = parts.get(client, MemberRound(client)), _outcome(state, reason)
         why = ": ".join(text for text in ("" if kind == Train.name else kind, reason, message) if text)
-        if not evaluates:  # a later phase than those before
+        if counts:  # a later phase than those before
             parts[client] = replace(
                 before,
                 training=outcome,

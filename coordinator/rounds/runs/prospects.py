@@ -17,7 +17,7 @@ from coordinator.rounds.fleets.remote import known_clients
 from coordinator.rounds.runs.specification import needed_abilities
 from coordinator.rounds.runs.submission import Submission
 from federation.aggregation.base import Rule
-from federation.aggregation.phase_kinds import GradientsPhase, TrainingPhase
+from federation.aggregation.phase_kinds import EvaluationPhase, GradientsPhase, TrainingPhase
 from federation.aggregation.phases import Asked
 from federation.aggregation.registry import ALGORITHMS
 from federation.aggregation.rules.fedcmoo import Conversation
@@ -267,10 +267,14 @@ class _Question:
 
     def _works(self, serves: tuple[str, ...]) -> Iterator[Work]:
         """The work of the first round that bounds count for; none of an algorithm that may ask for anything."""
-        spec, rule = self.submission.spec, self.submission.rule
+        run = self.submission
+        spec, rule = run.spec, run.rule
         if not self.known:
             return
         asked = Asked("", serves, spec, 0)
+        if not spec.trains:
+            yield EvaluationPhase(splits=spec.evaluated, metrics=run.metrics).work(asked)
+            return
         if isinstance(rule, Conversation):
             yield GradientsPhase(sketch=rule.sketch, budget=rule.budget).work(asked)
         yield TrainingPhase(separate=isinstance(rule, FSMGDA)).work(asked)

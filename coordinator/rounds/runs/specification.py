@@ -33,6 +33,8 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
         _check_attack(spec.simulation.attack)
     with _named():
         rule = algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
+    if not spec.trains:
+        return spec, rule  # the default one, which nothing asks
     if (rule.reads_losses or rule.reads_accuracies) and not spec.train.measure:
         raise SpecError(f"train.measure: {rule.name} needs what clients measure before they train; leave it out")
     if spec.privacy.sample_noise and rule.measures_samples:
@@ -226,19 +228,23 @@ def _check_client_noise(spec: RunSpec, rule: Algorithm) -> None:
 
 def needed_abilities(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]) -> frozenset[Ability]:
     """The abilities that trainers need, besides training on one loss and evaluating."""
+    frozen = frozenset({Ability.FROZEN} if spec.parameters.frozen or spec.parameters.buffers == "frozen" else ())
+    if not spec.trains:
+        return frozen
     with _named(), rule_code(rule, "asking it for the abilities that it needs"):
         needed = rule.needs(objectives)
     conditions = {
         Ability.NOISE: spec.privacy.sample_noise > 0,
         Ability.OPTIMIZERS: not spec.train.bare,
         Ability.PROXIMAL: spec.train.proximal_mu > 0,
-        Ability.FROZEN: bool(spec.parameters.frozen) or spec.parameters.buffers == "frozen",
     }
-    return needed | {name for name, needed_here in conditions.items() if needed_here}
+    return needed | frozen | {name for name, needed_here in conditions.items() if needed_here}
 
 
 def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
     """Warnings for the operator of a run, such as claims of members that steer it, or a decay without effect."""
+    if not spec.trains:
+        return ()
     with _named(), rule_code(rule, "asking it for cautions"):
         given = rule.cautions()
         warnings = (given,) if isinstance(given, str) else tuple(map(str, given))  # a plug-in may return one

@@ -36,6 +36,7 @@ from federation.spec.task_metrics import MetricKind
 from federation.text import counted
 from federation.work.secure.allowed import least_cover, run_bounds
 from storage.models import Client, Run
+from storage.records import RunMemory
 from storage.states import ClientState, RunState
 
 
@@ -59,6 +60,10 @@ class Submission:
         """
         try:
             spec, rule = parse_run(document)
+            if not (spec.trains or spec.models):
+                raise SpecError(
+                    "models: missing; `fedpareto admin submit --model FILE` or `--model-of RUN` writes the digests"
+                )
             fitting = fitting_objectives(spec, rule, objectives), fitting_metrics(spec, metrics)
             return cls(document, spec, rule, *fitting, cautions(spec, rule))
         except SpecError as error:
@@ -205,7 +210,7 @@ def new_run(
         model=model,
         objectives=list(objectives),
         metrics=metrics,
-        state_data={},
+        state_data=RunMemory(blobs=spec.models).encode() if spec.models else {},
         submitted_by=by,
         created=created,
     )

@@ -41,6 +41,7 @@ _RUNS_AT_A_TIME = 50
 _OF_ROUNDS = {
     log_entries.STEPPED: "step of round",
     log_entries.SKIPPED: "end of round",
+    log_entries.MEASURED: "measurement of round",
     log_entries.ISSUED: "assignment",
     log_entries.DECLINED: "decline of assignment",
     log_entries.ACCEPTED: "accepted reply to assignment",
@@ -85,8 +86,8 @@ class _LoggedRounds:
             self._named.add((log_entries.STEPPED, round_name))
             yield f"round {round_name}: the log tells of its step, and it has none"
         facts = [(item.name, item.fact) for item in opened.envelopes if item.fact is not None]
-        if opened.skipped is not None:
-            facts.append(("its end", opened.skipped))
+        if opened.ended is not None:
+            facts.append(("its end", opened.ended))
         for exchange in opened.exchanges:
             if exchange.assignment.fact is not None and any(item.reply.fact is None for item in exchange.answers):
                 subject = exchange.assignment.fact.subject  # its receipt was reported

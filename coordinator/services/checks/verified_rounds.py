@@ -25,7 +25,7 @@ from federation.vectors import File, Layout, RowFile, model_layout, update_rows
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
 from storage.models import Assignment, Client, Phase, Round, Run
 from storage.states import ClientState, RoundState, RunState
-from verification.assignments import check_in_order, round_problems
+from verification.assignments import check_in_order, measured_in, round_problems
 from verification.errors import VerificationError
 from verification.model import ReplayState, check_begins
 from verification.private import refusable_orders
@@ -140,7 +140,7 @@ class RoundsCheck:
                 check_in_order(checked.record, of.spec)
             except VerificationError as error:
                 yield str(error)
-        yield from round_problems(of.run, opened, _after(row).evaluated)
+        yield from round_problems(of.run, opened, measured_in(of.spec, row.number, _after(row).evaluated))
         if metrics is None:
             return
         try:
@@ -174,6 +174,7 @@ class RoundsCheck:
                 after=_after(row),
                 cut_short=row.state not in _ENDED or self._cut_short(row),
                 left_out=lambda: self._left_out(row, signed, private=metrics.computed.evaluates_privately),
+                measures=signed.step is not None or row.state is RoundState.COMPLETED,
             )
         )
         if signed.step is not None:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, contains_eager, defer, selectinload
 
 from coordinator.rounds.export import parsed
 from coordinator.rounds.runs.disclosure import concealed
-from coordinator.rounds.transitions import EVALUATES
+from coordinator.rounds.transitions import COUNTS
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.views import overview
 from coordinator.services.views.conversion import like
@@ -139,13 +139,13 @@ def _objectives(item: models.Round) -> messages.Objectives | None:
 
 
 def _participations(session: Session, round_ids: list[int], scores: _Scores) -> dict[int, list[messages.Participation]]:
-    """Every client's part in each round: in its training, or in the phase where it stopped before that."""
+    """Every client's part in each round: in its training or measurement, or in the phase where it stopped before."""
     evaluated: dict[tuple[int, str], list[int]] = {}
     answers = (
         select(models.Phase.round_id, models.Assignment.client_id, models.Phase.number)
         .join(models.Phase)
         .join(models.Round)
-        .where(models.Phase.round_id.in_(round_ids), EVALUATES, models.Assignment.state.in_(ANSWERED))
+        .where(models.Phase.round_id.in_(round_ids), ~COUNTS, models.Assignment.state.in_(ANSWERED))
     )
     for round_id, client, number in session.execute(answers):
         evaluated.setdefault((round_id, client), []).append(number)
@@ -153,7 +153,7 @@ def _participations(session: Session, round_ids: list[int], scores: _Scores) -> 
         select(models.Assignment)
         .join(models.Assignment.phase)
         .join(models.Phase.round)
-        .where(models.Phase.round_id.in_(round_ids), ~EVALUATES)
+        .where(models.Phase.round_id.in_(round_ids), COUNTS)
         .order_by(models.Phase.number)
         .options(
             contains_eager(models.Assignment.phase),

@@ -52,6 +52,8 @@ def member_model(session: Session, client_id: str, wanted: GetModelRequest) -> M
         raise Refusal(
             "not-contributed", f"run {run.run_id} has no accepted reply of {client_id}; its models are for contributors"
         )
+    if not spec.trains:
+        raise Refusal("model-missing", f"run {run.run_id} only measures models, and makes none")
     if spec.results == "admins":
         raise Refusal(
             "results",

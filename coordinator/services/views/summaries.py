@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.runs.disclosure import concealed, parsed_spec, undisclosed
-from coordinator.rounds.transitions import EVALUATES, ROUND_ENDED
+from coordinator.rounds.transitions import COUNTS, EVALUATES, ROUND_ENDED
 from coordinator.services.views.conversion import like
 from federation.record.metric_definitions import SCORED
 from federation.v1 import admin_pb2 as messages
@@ -62,14 +62,14 @@ def ended_rounds(session: Session, run_id: str) -> int:
 
 
 def _tallies(session: Session, round_ids: list[int]) -> list[Counter[AssignmentState]]:
-    """The clients of each round by state: in the last phase that the step depends on, or where they failed before."""
+    """The clients of each round by state: in the last phase that its end depends on, or where they failed before."""
     last: dict[tuple[int, str], tuple[int, AssignmentState]] = {}
     final: dict[int, int] = {}
     rows = (
         select(models.Phase.round_id, models.Phase.number, models.Assignment.client_id, models.Assignment.state)
         .join(models.Phase)
         .join(models.Round)
-        .where(models.Phase.round_id.in_(round_ids), ~EVALUATES)
+        .where(models.Phase.round_id.in_(round_ids), COUNTS)
         .order_by(models.Phase.number)
     )
     for round_id, number, client, state in session.execute(rows):

@@ -31,7 +31,7 @@ class Evaluate(Work):
 
     @classmethod
     def terms(cls, spec: "RunSpec") -> Terms:
-        return Terms(spec.evaluate.deadline_seconds, None)
+        return Terms(spec.evaluate.deadline_seconds, None if spec.trains else spec.selection.quorum)
 
     @property
     def from_round_model(self) -> bool:

@@ -21,7 +21,7 @@ with on_first_use():
     from fedpareto.cli.admin import watch as watching
     from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_lines, round_tables, tables
     from fedpareto.formatting import when
-    from fedpareto.run_names import RunNames
+    from fedpareto.run_names import EVALUATE, RunNames
 
 
 @command
@@ -84,6 +84,8 @@ def stop(stub: "AdminStub", run: OpenRunName, reason: Reason = "", yes: Yes = Fa
     confirm(yes, question)
     response = stub.StopRun(v1.StopRunRequest(run=present.run_id, reason=reason))
     ended = admin_messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=response.run.run_id)).rounds
+    if response.run.algorithm == EVALUATE:
+        return response, "stopped; the models that it has measured stay in its record"
     if not any(summary.result_model for summary in ended):
         return response, "stopped; no round has made a step, so its model is still the initial one"
     return response, f"stopped; its model: fedpareto admin export {response.run.run_id} --out model.safetensors"

@@ -1,5 +1,6 @@
 """`fedpareto admin submit`: a run specification, its checks and its upload."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ with on_first_use():
     from fedpareto.cli import document
     from fedpareto.cli.admin import upload
     from fedpareto.cli.admin.runs import follow
+    from fedpareto.cli.admin.upload import InitialModel
     from fedpareto.cli.research import explain
     from fedpareto.cli.show import tables
 
@@ -30,11 +32,23 @@ def submit(
         Path | None, typer.Argument(metavar="SPEC.toml", help="The run specification; see --explain.")
     ] = None,
     model: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
-            metavar="FILE", help="The initial model, a safetensors file; see below. Default: the task makes it."
+            metavar="FILE",
+            help="The initial model, a safetensors file; see below. Default: the task makes it. Of a run that "
+            "evaluates: a model to measure; give it once for each.",
         ),
     ] = None,
+    model_of: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN", help='With kind = "evaluate": measure the newest model of this run, or see --best.'
+        ),
+    ] = "",
+    best: Annotated[
+        str,
+        typer.Option(metavar="METRIC", help="With --model-of: its best model by the mean of this validation metric."),
+    ] = "",
     code: CodeOption = None,
     paused: Annotated[bool, typer.Option("--paused", help="Wait for `resume` before the first round.")] = False,
     dry_run: Annotated[
@@ -57,6 +71,10 @@ def submit(
     The file of --model holds tensors under their names in the task's model, in any order: such as
     `save_file(model.state_dict(), FILE)` of PyTorch, or what `export` wrote. What the run does not share is left out.
 
+    A run of kind = "evaluate" measures models at every member and trains nothing: `submit eval.toml --model FILE
+    --model FILE`, or `submit eval.toml --model-of RUN --best accuracy`. The specification that is submitted names their
+    digests; with --model-of it also has the seed and the [parameters] of that run.
+
     With --dry-run the exit code is 0 when the run could begin now; 1 when the coordinator would refuse it, when too few
     members could be asked or would take part, or when space on the disk is missing; 2 when the specification is wrong.
 
@@ -75,14 +93,16 @@ def submit(
             "name the run specification: fedpareto admin submit SPEC.toml, or see --explain", code=USAGE
         )
     text, parsed = upload.read_spec(spec)
-    initial = upload.initial_model(parsed, model)
-    for remark in initial.remarks:
+    text, models = upload.given_models(text, parsed, model or (), model_of, best)
+    for remark in dict.fromkeys(remark for given in models for remark in given.remarks):
         typer.echo(remark, err=True)
     with connected(context, home) as stub:
+        if model_of:
+            text, models = upload.model_of_run(stub, text, model_of, best)
         if dry_run:
-            upload.show_prospects(upload.submit(stub, text, initial, dry_run=True), as_json)
+            upload.show_prospects(upload.submit(stub, text, models, dry_run=True), as_json)
             return
-        response = _submit(stub, text, initial, paused)
+        response = _submit(stub, text, models, paused)
         run = response.run
         if as_json:
             print_document(document.line(response) if watch_it else document.dumps(response))
@@ -98,12 +118,18 @@ def submit(
             follow(stub, run.run_id, as_json)
 
 
-def _submit(stub: "AdminStub", text: bytes, initial: Any, paused: bool) -> Any:
-    columns = ("uploading the initial model", BarColumn(), DownloadColumn(), TransferSpeedColumn())
+def _submit(stub: "AdminStub", text: bytes, models: Sequence["InitialModel"], paused: bool) -> Any:
+    columns = (
+        "uploading the model" + ("s" if len(models) > 1 else ""),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
     with Progress(*columns, console=tables.console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("upload", total=initial.size)
+        total = sum(given.size for given in models if not given.stored)
+        bar = progress.add_task("upload", total=total)
         return upload.submit(
-            stub, text, initial, paused=paused, progress=lambda count: progress.update(bar, advance=count)
+            stub, text, models, paused=paused, progress=lambda count: progress.update(bar, advance=count)
         )
 
 

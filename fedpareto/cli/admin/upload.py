@@ -1,6 +1,6 @@
-"""Submits a run: its specification, which is checked here first, and its initial model, in chunks."""
+"""Submits a run: its specification, which is checked here first, and its models, in chunks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from coordinator.rounds.runs.specification import parse_run
 from federation import tasks
 from federation.plugins import PluginError
 from federation.spec.run_sections import ParametersSpec
-from federation.spec.run_spec import RunSpec, SpecError
+from federation.spec.run_spec import RunSpec, SpecError, with_models
 from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
 from federation.task_layout import TaskLayout
@@ -24,7 +24,16 @@ from federation.training.own import run_sharing, shared_model
 from federation.transport.channels import CHUNK_BYTES
 from federation.transport.payload_check import PayloadCheck
 from federation.v1 import common_pb2
-from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
+from federation.v1.admin_pb2 import (
+    BestBy,
+    ExportModelRequest,
+    GetRunRequest,
+    MeasuredModel,
+    RunChoice,
+    RunHeader,
+    SubmitRunRequest,
+    SubmitRunResponse,
+)
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import Metric
 from federation.vectors import Layout, Vector
@@ -48,6 +57,7 @@ class InitialModel:
         objectives: those of the task, in its order; empty if the task is not installed here.
         metrics: those of the task, likewise.
         remarks: what was converted, added or left out of the file that the administrator gave.
+        stored: True for a model of an earlier run, which the coordinator has: nothing is sent.
     """
 
     pieces: Callable[[], Iterator[bytes]]
@@ -59,6 +69,7 @@ class InitialModel:
     objectives: tuple[str, ...] = ()
     metrics: tuple[MetricKind, ...] = ()
     remarks: tuple[str, ...] = ()
+    stored: bool = False
 
     @classmethod
     def of(
@@ -166,16 +177,90 @@ def initial_model(spec: RunSpec, path: Path | None, own: Task | None = None) -> 
         return InitialModel.of((layout, vector), spec.parameters, learned, told)
 
 
+def given_models(
+    text: bytes, spec: RunSpec, files: Sequence[Path], run: str, best: str, own: Task | None = None
+) -> tuple[bytes, list[InitialModel]]:
+    """The specification to submit and the models of files; none if the model is that of a `run`, see `model_of_run`.
+
+    Raises:
+        CommandFailure: as of `initial_model`; or the sources do not suit each other or the kind of the run.
+    """
+    _check_sources(spec.trains, files, run, best)
+    if spec.trains:
+        return text, [initial_model(spec, files[0] if files else None, own)]
+    return models_of_files(text, files, own) if files else (text, [])
+
+
+def _check_sources(trains: bool, files: Sequence[Path], run: str, best: str) -> None:
+    """Raises CommandFailure for options that do not suit each other or the kind of the run."""
+    problem = ""
+    if trains and (len(files) > 1 or run or best):
+        problem = 'a run that trains begins with one model: several, --model-of and --best are for kind = "evaluate"'
+    elif not trains and bool(files) == bool(run):
+        problem = 'kind = "evaluate": give the models to measure, each with --model FILE, or --model-of RUN'
+    elif best and not run:
+        problem = "--best METRIC chooses a model of a run: give --model-of RUN, too"
+    if problem:
+        raise CommandFailure(problem, code=USAGE)
+
+
+def models_of_files(text: bytes, files: Sequence[Path], own: Task | None = None) -> tuple[bytes, list[InitialModel]]:
+    """The specification of a run that evaluates the models of some files, and these models; errors as `initial_model`.
+
+    The files hold the buffers of the task's model, unless the specification says what becomes of them.
+    """
+    spec = RunSpec.parse(text)
+    with suppress(TaskError, ModuleNotFoundError):
+        if spec.parameters.shares_all and buffers_of(own or tasks.task(spec.task)):
+            averaged = spec.parameters.model_copy(update={"buffers": "averaged"})
+            spec = spec.model_copy(update={"parameters": averaged})
+    models = [initial_model(spec, file, own) for file in files]
+    with failing(SpecError, code=USAGE):
+        return with_models(text, [model.digest for model in models], spec), models
+
+
+def model_of_run(stub: AdminStub, text: bytes, name: str, best: str) -> tuple[bytes, list[InitialModel]]:
+    """The specification of a run that evaluates a model of another run, and this model, which stays where it is.
+
+    Args:
+        stub: the coordinator.
+        text: the specification.
+        name: of the other run.
+        best: a metric, for its best model by the mean on the validation split; empty for its newest model.
+
+    Raises:
+        CommandFailure: the specification does not suit this run.
+    """
+    run = stub.GetRun(GetRunRequest(run=name, choice=RunChoice.RUN_CHOICE_ONLY, brief=True)).run
+    by = BestBy(metric=best, of="mean", split="validation") if best else None
+    pieces = stub.ExportModel(ExportModelRequest(run=run.run_id, best=by))
+    first = next(pieces)
+    pieces.cancel()  # its digest is enough
+    if not first.origin.HasField("round"):
+        raise CommandFailure(f"run {run.run_id} has made no model yet", code=USAGE)
+    with failing(SpecError, code=USAGE):
+        named = with_models(text, [first.digest], RunSpec.parse(run.spec))
+    metrics = tuple(MetricKind(metric.name, metric.better, metric.largest) for metric in run.metrics)
+    stored = InitialModel(
+        lambda: iter(()), first.size, first.digest, 0, 0, None, tuple(run.objectives), metrics, stored=True
+    )
+    return named, [stored]
+
+
 def submit(
     stub: AdminStub,
     spec: bytes,
-    model: InitialModel,
+    models: Sequence[InitialModel],
     *,
     paused: bool = False,
     dry_run: bool = False,
     progress: Callable[[int], object] = lambda count: None,
 ) -> SubmitRunResponse:
-    """Submits a run, or with `dry_run` only checks it; `progress` is called with the bytes of each piece sent."""
+    """Submits a run, or with `dry_run` only checks it; `progress` is called with the bytes of each piece sent.
+
+    `models` are the one that a run begins with, or those that it evaluates.
+    """
+    model, trains = models[0], RunSpec.parse(spec).trains
 
     def requests() -> Iterator[SubmitRunRequest]:
         header = RunHeader(
@@ -189,11 +274,13 @@ def submit(
             layout=None if model.layout is None else common_pb2.TaskLayout(**asdict(model.layout)),
             parameters=model.parameters,
             buffers=model.buffers,
+            models=[] if trains else [MeasuredModel(digest=m.digest, size=m.size, stored=m.stored) for m in models],
         )
         yield SubmitRunRequest(header=header)
-        for piece in () if dry_run else model.pieces():
-            yield SubmitRunRequest(chunk=piece)
-            progress(len(piece))
+        for sent in () if dry_run else models:
+            for piece in () if sent.stored else sent.pieces():
+                yield SubmitRunRequest(chunk=piece)
+                progress(len(piece))
 
     return stub.SubmitRun(requests())
 

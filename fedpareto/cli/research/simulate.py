@@ -60,10 +60,11 @@ def simulate_command(
         Path, typer.Argument(metavar="SPEC.toml", help="A run specification (docs/reference/run-spec.md).")
     ],
     model: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="The initial model, a safetensors file, as `admin submit` takes it. Default: the task makes it.",
+            help="The initial model, a safetensors file, as `admin submit` takes it. Default: the task makes it. Of a "
+            "run that evaluates: a model to measure; give it once for each.",
         ),
     ] = None,
     data: DataOption = None,
@@ -146,7 +147,7 @@ def simulate_command(
                 ray_address=ray_address,
                 threads=threads,
                 resume=resume,
-                model=model,
+                given=model or (),
             )
         except (OSError, exc.SQLAlchemyError) as error:
             raise CommandFailure(f"{directory} cannot hold a simulation: {_first_line(error)}") from error

@@ -112,8 +112,8 @@ def document(facts: CardFacts, model: Path) -> dict[str, Any]:
             "record": facts.record,
         },
         "task": spec.task,
-        "trained_by": {"members": facts.members or None, "names": list(facts.names)},
-        "rule": {"name": spec.algorithm.name, **spec.algorithm.hyperparameters},
+        "trained_by" if spec.trains else "measured_by": {"members": facts.members or None, "names": list(facts.names)},
+        "rule": {"name": spec.algorithm.name, **spec.algorithm.hyperparameters} if spec.trains else None,
         "rounds": spec.rounds,
         "seed": spec.seed,
         "metrics": [
@@ -131,6 +131,8 @@ def document(facts: CardFacts, model: Path) -> dict[str, Any]:
 def markdown(facts: CardFacts, model: Path) -> str:
     """The card as a page in Markdown."""
     spec, end = facts.spec, "the model that the run began with" if facts.round is None else f"after round {facts.round}"
+    if not spec.trains:
+        end = f"measured in round {facts.round}"
     rule = ", ".join(f"{name} = {value}" for name, value in spec.algorithm.hyperparameters.items())
     who = "not told"
     if facts.members:
@@ -140,10 +142,11 @@ def markdown(facts: CardFacts, model: Path) -> str:
         "Run": f"{facts.name} ({facts.run}), {facts.state.lower()}",
         "Model": f"{end}, {size(facts.size)}, {facts.model}",
         "Task": spec.task,
-        "Trained by": who,
-        "Rule": spec.algorithm.name + (f" ({rule})" if rule else ""),
-        "Rounds": f"{spec.rounds} at most, seed {spec.seed}",
+        "Trained by" if spec.trains else "Measured by": who,
     }
+    if spec.trains:
+        about["Rule"] = spec.algorithm.name + (f" ({rule})" if rule else "")
+        about["Rounds"] = f"{spec.rounds} at most, seed {spec.seed}"
     parts = [
         f"# {_safe(facts.name)}, {end}",
         "\n".join(["| | |", "|---|---|", *(f"| {name} | {_safe(value)} |" for name, value in about.items())]),
@@ -161,6 +164,9 @@ def markdown(facts: CardFacts, model: Path) -> str:
 def privacy_words(facts: CardFacts) -> Iterator[str]:
     """Who saw what of the members' updates, and the noise, in sentences."""
     privacy = facts.spec.privacy
+    if not facts.spec.trains:
+        yield "This run measured the model and did not train it. Each member told the coordinator its own measurements."
+        return
     yield {
         "off": "The coordinator saw the update of every member; its operators can read and export them.",
         "sum": "The coordinator saw one weighted sum of the updates of each round, and no member's own.",

@@ -36,6 +36,7 @@ from fedpareto.formatting import (
     size,
     when,
 )
+from fedpareto.run_names import EVALUATE
 from fedpareto.series import equals, metric, own_names
 
 _COLUMNS = ("accuracy/mean", "accuracy/worst5", "improved", "conflicts", "direction_norm", "bytes/up")  # of `rounds`
@@ -96,8 +97,10 @@ def round_(item: GetRoundResponse) -> RenderableType:
     head.add_row("began", f"{when(summary, 'started')}, {took}")
     counts = ("asked", "accepted", "refused", "missing")
     head.add_row("replies", ", ".join(f"{getattr(summary, name)} {name}" for name in counts))
-    result = short(summary.result_model) or "(no step)"
-    head.add_row("model", f"{short(summary.base_model)} → {result}")
+    if item.run.algorithm == EVALUATE:
+        head.add_row("model", f"{short(summary.base_model)}, measured and not changed")
+    else:
+        head.add_row("model", f"{short(summary.base_model)} → {short(summary.result_model) or '(no step)'}")
     if item.HasField("step_check"):
         head.add_row("step", envelope_lines.step(item))
     if item.step_check.verified:

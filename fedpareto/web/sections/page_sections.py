@@ -8,6 +8,7 @@ from fedpareto.web.pages.html import Html, join, tag
 from fedpareto.web.sections import (
     figures,
     heat_maps,
+    measured_models,
     member_results,
     metric_figures,
     objective_figures,
@@ -57,9 +58,19 @@ def _with_rounds(content: Content) -> Content:
     return lambda data, beside: content(data, beside) if data.lines else Html("")
 
 
+def _with_steps(content: Content) -> Content:
+    """A content that a run that only measures models has not, either."""
+    return lambda data, beside: content(data, beside) if data.lines and not data.evaluates else Html("")
+
+
 def _members(data: ShownRun) -> Html:
     results = tag("div", member_results.results(data), class_="figures one")
     return join([results, _card(member_results.members_table(data))])
+
+
+def _models(data: ShownRun) -> Html:
+    content = measured_models.models(data)
+    return _card(content) if content else content
 
 
 def _objectives(data: ShownRun, beside: Sequence[ShownRun]) -> Html:
@@ -72,18 +83,19 @@ def _metrics(data: ShownRun, beside: Sequence[ShownRun]) -> Html:
 
 SECTIONS = (
     PageSection("alerts", "Alerts", Pace.ALWAYS, lambda data, _: run_words.alerts(data)),
+    PageSection("models", "The models", Pace.ALWAYS, _with_rounds(lambda data, _: _models(data))),
     PageSection("course", "How each member fares", Pace.OWN, _with_rounds(lambda data, _: figures.course(data))),
     PageSection("members", "Members", Pace.ALWAYS, _with_rounds(lambda data, _: _members(data))),
     PageSection("heat", "Members and rounds", Pace.OWN, _with_rounds(lambda data, _: heat_maps.maps(data))),
     PageSection("objectives", "The objectives", Pace.SELDOM, _with_rounds(_objectives)),
     PageSection("rounds", "Round by round", Pace.SELDOM, _with_rounds(lambda data, _: _figures(figures.rounds(data)))),
     PageSection("metrics", "The task's own metrics", Pace.SELDOM, _with_rounds(_metrics)),
-    PageSection("weights", "Who decided", Pace.SELDOM, _with_rounds(lambda data, _: _figures([figures.entropy(data)]))),
+    PageSection("weights", "Who decided", Pace.SELDOM, _with_steps(lambda data, _: _figures([figures.entropy(data)]))),
     PageSection(
         "conflicts",
         "Whether a step served everybody",
         Pace.SELDOM,
-        _with_rounds(lambda data, _: _figures(figures.conflicts(data))),
+        _with_steps(lambda data, _: _figures(figures.conflicts(data))),
     ),
     PageSection(
         "traffic",

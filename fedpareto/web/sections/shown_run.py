@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.spec.run_spec import RunSpec, SpecError
+from federation.text import counted
 from federation.v1.admin_pb2 import (
     RUN_CHOICE_ONLY,
     Client,
@@ -24,7 +25,7 @@ from federation.v1.admin_pb2 import (
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto import formatting
 from fedpareto.admin_messages import whole
-from fedpareto.run_names import ENDED
+from fedpareto.run_names import ENDED, EVALUATE
 from fedpareto.run_table import MemberNumber, RoundLine, RunTable
 from fedpareto.series import known, last, metric, own_names, own_values
 from fedpareto.turnout import Turnout
@@ -151,6 +152,11 @@ class ShownRun:
         return self.run.state in ENDED
 
     @property
+    def evaluates(self) -> bool:
+        """True if its rounds measure one model each, and make no step."""
+        return self.run.algorithm == EVALUATE
+
+    @property
     def has_step(self) -> bool:
         """True if a round has made a step; otherwise the run's model is the initial one."""
         return any(line.summary.result_model for line in self.lines)
@@ -246,8 +252,21 @@ class ShownRun:
         first, last = self.table.first_and_last()
         if not last:
             return None
-        kind, rounds = self.scored, self.table.evaluated
+        kind, rounds = self.scored, 1 if self.evaluates else self.table.evaluated  # of other models: no progress
         return Standing(measure=kind.measure, first=first, last=last, higher=kind.higher, rounds=rounds)
+
+    @property
+    def _measured(self) -> str:
+        """How many models were measured, and the one with the best mean, in one sentence."""
+        means = {line.number: line.mean for line in self.lines if math.isfinite(line.mean)}
+        if not means:
+            return "No model was measured." if self.over else "No model has been measured yet."
+        kind = self.scored
+        best = (max if kind.higher else min)(means, key=lambda number: means[number])
+        model = next(formatting.short(line.summary.base_model) for line in self.lines if line.number == best)
+        most = "the best mean" if len(means) > 1 else "the mean"
+        said = f"{most} {kind.title} is {kind.text(means[best])}, of {model} (round {best})"
+        return f"{counted(len(means), 'model')} measured; {said}."
 
     @property
     def verdict(self) -> str:
@@ -256,6 +275,8 @@ class ShownRun:
             return f"It ended without a round. {self.run.reason}" if self.over else "The first round has not ended yet."
         if not self.lines:
             return "Its rounds are being read."
+        if self.evaluates:
+            return self._measured
         mean = last(self.metric("accuracy/mean"))
         sentence = verdict(self.standing, over=self.over, accuracy=mean, turnout=self.turnout)
         return sentence if sentence.endswith(".") else f"{sentence}."

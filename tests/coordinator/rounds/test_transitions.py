@@ -18,7 +18,7 @@ RUNS = {
     RunState.PAUSED: {RunState.RUNNING, RunState.STOPPED},
 }
 ROUNDS = {
-    RoundState.OPEN: {RoundState.STEPPED, RoundState.SKIPPED},
+    RoundState.OPEN: {RoundState.STEPPED, RoundState.COMPLETED, RoundState.SKIPPED},
     RoundState.STEPPED: {RoundState.COMPLETED},
 }
 CLIENTS = {

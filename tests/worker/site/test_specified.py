@@ -18,7 +18,7 @@ from google.protobuf.wrappers_pb2 import UInt64Value
 
 from federation.digests import digest
 from federation.spec.run_sections import Scalar
-from federation.spec.run_spec import RunSpec
+from federation.spec.run_spec import RunSpec, with_models
 from federation.tasks import task
 from federation.training.own import run_model
 from federation.v1.common_pb2 import (
@@ -228,6 +228,34 @@ def test_round_0_of_an_approved_run_starts_from_the_model_with_which_it_asked(fi
     evaluation = five.work(OPEN, EvaluateWork(splits=["test"]), attempt=1, **other)
     assert five.told(evaluation) == "", "of the model after the round"
     assert five.told(five.work(OPEN, round=1, **other)) == "", "no later model is compared"
+
+
+def test_an_approved_run_that_evaluates_gets_measurements_of_the_models_that_it_names_and_nothing_else(
+    five: Hospital,
+) -> None:
+    other, measure = five.other_model(), EvaluateWork(splits=["test"])
+    models = [digest(five.model[1]), other["base_model"]]
+    document = with_models(b'name = "run"\ntask = "digits"\nkind = "evaluate"\n', models)
+    running = five.approved(document)
+    assert five.told(five.work(document, measure)) == ""
+    assert five.told(five.work(document, measure, round=1, **other)) == ""
+    for asked in (
+        five.work(document, measure, round=1),
+        five.work(document, measure, round=2),
+        five.work(document, round=1, **other),
+        five.work(document, SearchWork(steps=[1.0]), round=1, **other),
+    ):
+        assert five.told(asked) == "evaluates-only"
+    assert "other work than to measure the models" in running.wait_for("alert")[0]["message"]
+    assert running.events("training") == []
+
+
+def test_an_owner_that_names_algorithms_allows_runs_that_evaluate_by_the_name_of_their_kind() -> None:
+    document = b'name = "run"\ntask = "digits"\nkind = "evaluate"\n'
+    fields = dict.fromkeys(("run", "spec", "initial_model", "submitted_by", "asked", "owner", "words", "decided"), "")
+    run = RunRequest(**fields, name="run", task="digits", document=document)
+    assert run.verdict(LOYAL).reason == "policy:algorithm"
+    assert run.verdict(Policy(algorithms=("fedavg-n", "evaluate"))).answer == "accepted"
 
 
 def test_a_private_round_0_starts_from_the_model_with_which_the_run_asked(five: Hospital) -> None:
