@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from federation.spec.computation import SPLITS
 from federation.tasks import DataError, Dataset, DataSource, PartError, Splits, Task, TaskError
 from federation.tasks.parameters import build
-from federation.training import TrainingStopped
+from federation.training import TrainingStopped, precision
 from federation.training.contract import refused
 from federation.training.determinism import describe_device, pick_device
 from federation.training.plans import EvaluationPlan, TrainingPlan
@@ -37,10 +37,11 @@ _LOADERS = dict(zip(SPLITS, ("train_dataloader", "val_dataloader", "test_dataloa
 _RATE, _BATCH = ("learning_rate", "lr"), ("batch_size",)  # where Lightning's tuner sets them, too
 _PRECISION = {"float32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 # What the adapter gives to Lightning's Trainer, so that `options` cannot.
-_GIVEN = frozenset(
-    "accelerator devices num_nodes strategy plugins precision max_epochs max_steps logger enable_checkpointing "
-    "enable_progress_bar enable_model_summary num_sanity_val_steps limit_val_batches".split()
-)
+_GIVEN = {
+    *("accelerator", "devices", "num_nodes", "strategy", "plugins", "precision", "max_epochs", "max_steps", "logger"),
+    *("enable_checkpointing", "enable_progress_bar", "enable_model_summary"),
+    *("num_sanity_val_steps", "limit_val_batches"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ class ModuleSplits(Splits):
 
 
 class LightningTrainer(Trainer):
-    """Trains and measures a LightningModule. Each call makes the module, its optimiser and Lightning's Trainer afresh."""
+    """Trains and measures a LightningModule. Each call makes it, its optimiser and Lightning's Trainer afresh."""
 
     task: "LightningTask"
     data: Splits
@@ -71,12 +72,9 @@ class LightningTrainer(Trainer):
             raise TaskError(f"task {name!r}: options has {taken[0]!r}, which the adapter sets: leave it out")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        picked = torch.device(pick_device(self.device))
-        self.device = describe_device(str(picked))
-        self._place = {"accelerator": "cpu", "devices": 1}
-        if picked.type == "cuda":
-            self._place = {"accelerator": "gpu", "devices": [picked.index or 0]}
-        module = build(self.task)
+        self._device = torch.device(pick_device(self.device))
+        self.device = describe_device(str(self._device))
+        module: Any = build(self.task)
         self._lightning = _package(module, name)
         if type(module).validation_step is self._lightning.LightningModule.validation_step:
             raise TaskError(f"task {name!r}: {type(module).__name__} has no validation_step, which measures a model")
@@ -88,7 +86,10 @@ class LightningTrainer(Trainer):
             self._warn_of_unused(self.data.module, "batch_size", _BATCH)
 
     def train(self, model: Vector, plan: TrainingPlan) -> Vector:
-        """Lightning's fit, with the epochs or steps, the batch size, the rate and the precision of the run."""
+        """Lightning's fit, with the epochs or steps, the batch size, the rate and the precision of the run.
+
+        Raises WorkError, besides what `Trainer.train` raises, for a precision that the device lacks.
+        """
         sgd = plan.sgd
         length = {"max_epochs": sgd.epochs} if sgd.epochs else {"max_steps": sgd.steps}
 
@@ -96,6 +97,7 @@ class LightningTrainer(Trainer):
             passes = trainer.current_epoch + (index + 1) / trainer.num_training_batches
             plan.progress(min(1.0, passes / sgd.epochs if sgd.epochs else trainer.global_step / sgd.steps))
 
+        precision.check_suits(sgd.precision, self._device)
         plan.progress(0.0)
         with seeded(plan.seed), _interrupts_kept():
             module = self._module(model)
@@ -122,7 +124,7 @@ class LightningTrainer(Trainer):
             raise refused("evaluate()", f"needs {needed!r} as the loss; validation_step logs {names}: see `scores`")
         return {name: logged[key] for name, key in self.task.scores.items() if key in logged}
 
-    def _module(self, model: Vector) -> nn.Module:
+    def _module(self, model: Vector) -> Any:
         """A new module with the values of a model (d,), without callbacks that write files or end a training."""
         module: Any = build(self.task)
         self.load_module(module, model)
@@ -141,8 +143,10 @@ class LightningTrainer(Trainer):
         options = dict(self.task.options)
         own = self._kept(options.pop("callbacks", None) or [])
         environments = import_module(f"{self._lightning.__name__}.plugins.environments")
+        gpu = self._device.type == "cuda"
         return self._lightning.Trainer(
-            **self._place,
+            accelerator="gpu" if gpu else "cpu",
+            devices=[self._device.index or 0] if gpu else 1,
             plugins=[environments.LightningEnvironment()],  # one process, also inside of a job of Slurm
             logger=False,
             enable_checkpointing=False,
@@ -219,14 +223,15 @@ class LightningTask(Task):
             return super().load(source)
         if source.part is not None:
             raise PartError(
-                f"task {self.name!r}: a LightningDataModule is the data of one member and is not dealt to several: give "
-                "each member its own directory, or define pool in place of data"
+                f"task {self.name!r}: a LightningDataModule is the data of one member, and is not dealt to several: "
+                "give each member its own directory, or define pool in place of data"
             )
         module = self.data(source)
         module.prepare_data()
         for stage in ("fit", "test"):
             module.setup(stage)
-        return ModuleSplits(*(_data_set(module, name) for name in _LOADERS.values()), module=module)
+        train, validation, test = (_data_set(module, name) for name in _LOADERS.values())
+        return ModuleSplits(train, validation, test, module)
 
 
 def _package(module: nn.Module, task: str) -> Any:
