@@ -1,1 +1,1 @@
-"""Clients that exist already as tasks of a federation: a LightningModule, a Hugging Face Trainer, a Flower app."""
+"""Clients that exist already as tasks of a federation: a LightningModule, a Flower app."""

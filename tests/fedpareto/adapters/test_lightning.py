@@ -204,7 +204,7 @@ def test_a_pool_is_dealt_and_a_data_module_is_not(digits: Any) -> None:
 def test_modules_of_the_package_pytorch_lightning_are_taken_too(digits: Any) -> None:
     base: Any = pytest.importorskip("pytorch_lightning").LightningModule
 
-    class Module(base):
+    class Module(base):  # type: ignore[misc]
         def __init__(self, lr: float = 0.1) -> None:
             super().__init__()
             self.save_hyperparameters()
