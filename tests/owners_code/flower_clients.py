@@ -17,9 +17,9 @@ class Halving(NumPyClient):  # type: ignore[misc]
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
         context = self.context
         told = {
-            "config": config,
-            "run_config": context.run_config,
-            "node_config": context.node_config,
+            "config": dict(config),
+            "run_config": dict(context.run_config),
+            "node_config": dict(context.node_config),
             "state": len(context.state),
             "telemetry": flower_telemetry.FLWR_TELEMETRY_ENABLED,
             "types": [str(array.dtype) for array in parameters],

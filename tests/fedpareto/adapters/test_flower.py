@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -19,12 +18,12 @@ from federation.training import TrainingStopped
 from federation.training.external import ExternalTrainer
 from federation.training.plans import TrainingPlan
 from federation.work.base import WorkError
+from fedpareto.adapters.flower import FlowerTask
 from fedpareto.adapters.order import exchanged
 from fedpareto.cli.admin.upload import initial_model as submitted
-from tests.harness import federation
-from tests.paths import EXAMPLES, ROOT
+from tests.paths import DOCS, EXAMPLES, ROOT
 
-SGD = LocalSgd(epochs=3, batch_size=4, learning_rate=0.5)
+SGD = LocalSgd(epochs=3, batch_size=4, learning_rate=0.125)
 TASKS = "tests.owners_code.flower_tasks"
 
 
@@ -37,6 +36,21 @@ def test_what_a_flower_app_cannot_do_is_told_when_a_run_is_submitted() -> None:
     assert "members with privacy.sample_noise decline" in noise
     silent = RunSpec.parse(f"{text}\n[train]\nmeasure = false".encode())
     assert submitted(silent, None).remarks == (stopped, noise)
+
+
+def test_the_run_of_the_page_asks_only_for_what_a_flower_app_can_do() -> None:
+    text = (DOCS / "start/existing-clients.md").read_text().partition("\n## Flower\n")[2]
+    run = RunSpec.parse(text.partition("```toml\n")[2].partition("```")[0].encode())
+    assert [caution for caution in FlowerTask().cautions(run) if "cannot be stopped" not in caution] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "first"), [("lightning_digits.py", "class Digits"), ("flower_digits.py", "class Digits")]
+)
+def test_what_a_user_adds_has_at_most_ten_lines(file: str, first: str) -> None:
+    added = first + (EXAMPLES / file).read_text().partition(f"\n{first}")[2]
+    imports = 2  # of the source of data, and of the adapter
+    assert len([line for line in added.splitlines() if line.strip()]) + imports <= 10
 
 
 def test_samples_of_no_split_and_an_environment_without_flower_are_refused() -> None:
@@ -112,7 +126,7 @@ def test_the_app_of_the_example_trains_by_names_and_measures_one_split(start: St
         "validation/accuracy",
         "test/samples",
     }
-    assert after["validation/loss"] < before["validation/loss"] / 3
+    assert after["validation/loss"] < before["validation/loss"] / 2
 
 
 @pytest.mark.full
@@ -167,26 +181,3 @@ def test_tensors_in_a_wrong_order_or_number_and_an_absent_app_are_refused(
 
     with pytest.raises(WorkError, match=says):
         trained()
-
-
-@pytest.mark.full
-def test_two_members_train_with_their_flower_apps_in_a_federation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = f"{command()} --code {EXAMPLES}"
-    monkeypatch.setenv("FEDPARETO_CODE", str(EXAMPLES))
-    with federation(tmp_path) as running:
-        running.serve()
-        for place, name in enumerate(("ann", "ben"), start=1):
-            running.join(name)
-            options = ["--set", f"part={place}/2", "--set", f"trainer_command={trainer}", "--code", str(EXAMPLES)]
-            running.work(name, "--task", "flower_digits:Digits", *options)
-        running.attending("ann", "ben")
-        parts = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-        (text,) = (part for part in parts if "flower_digits" in part)
-        run = running.completed("flower", text.partition("\n")[2].replace("rounds = 20", "rounds = 4"))
-        item = running.admin("rounds", run)["rounds"][-1]
-    assert item["metrics"]["accuracy/mean"] > 0.7, item
-
-
-PAGE = (ROOT / "docs/start/existing-clients.md").read_text()
