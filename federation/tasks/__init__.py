@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from federation.spec.run_spec import RunSpec
     from federation.spec.task_metrics import Metric, MetricKind
     from federation.vectors import Layout
 
@@ -38,6 +39,7 @@ __all__ = [
     "TaskError",
     "available",
     "buffers_of",
+    "cautions_of",
     "initial_model",
     "metrics_of",
     "pool_of",
@@ -163,6 +165,10 @@ class Task:
         """
         return {}
 
+    def cautions(self, spec: "RunSpec") -> tuple[str, ...]:
+        """What the author of a run should know before it begins; told when it is submitted or simulated."""
+        return ()
+
 
 def available() -> tuple[Offer, ...]:
     """The built-in tasks and those of installed packages, by name. Imports none of them."""
@@ -229,6 +235,12 @@ def metrics_of(task: Task) -> "tuple[MetricKind, ...]":
 
     with task_code(task.name, "making its metrics"):
         return kinds(task.metrics())
+
+
+def cautions_of(task: Task, spec: "RunSpec") -> tuple[str, ...]:
+    """The task's warnings about a run. Raises TaskError: its code raised an exception."""
+    with task_code(task.name, "asking it for cautions"):
+        return tuple(task.cautions(spec))
 
 
 def buffers_of(task: Task) -> tuple[str, ...]:

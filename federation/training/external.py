@@ -148,6 +148,11 @@ class ExternalTrainer(Trainer):
         """The number of samples of each split, as the process reports them."""
         return self._sizes
 
+    @property
+    def measured(self) -> frozenset[str]:
+        """The splits that the process can measure."""
+        return self._measured
+
     def train(self, model: Vector, plan: TrainingPlan) -> Vector:
         """Trains in the process."""
         order = training_order(plan)
@@ -205,6 +210,11 @@ class ExternalTrainer(Trainer):
         if not counts or not isinstance(abilities, list) or not all(ability in [*Ability] for ability in abilities):
             unready = f"said it is ready without samples by split, or with abilities other than {', '.join(Ability)}"
             self._fail("trainer:protocol", f"{unready}: {shortened(header)}", wire=unready)
+        measures = header.get("measures", [*SPLITS])
+        if not isinstance(measures, list) or not all(split in SPLITS for split in measures):
+            unready = f"said it measures other splits than {', '.join(SPLITS)}"
+            self._fail("trainer:protocol", f"{unready}: {shortened(header)}", wire=unready)
+        self._measured = frozenset(measures)
         self._sizes = {name: (samples or {}).get(name, 0) for name in SPLITS}
         self.abilities = frozenset(abilities)
         self.device = escaped(_text(header, "device"), 80) or "external"

@@ -138,6 +138,11 @@ class Trainer(ABC):
         """The number of samples of each split."""
         return {name: len(getattr(self.data, name)) for name in SPLITS}
 
+    @property
+    def measured(self) -> frozenset[str]:
+        """The splits that `evaluate` can measure. Of others, only the number of samples is told."""
+        return frozenset(SPLITS)
+
     def check_can_be_made(self) -> None:
         """Raises TaskError unless `__init__` of this class was called, which a subclass with its own may forget."""
         if "_named_device" not in vars(self):
@@ -407,8 +412,8 @@ class Trainer(ABC):
         return rows
 
     def _scores(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
-        """The requested metrics of `evaluate`, and the mean loss; empty for an empty split."""
-        if not self.sizes[plan.split]:
+        """The requested metrics of `evaluate`, and the mean loss; empty for an empty split, and one not `measured`."""
+        if not self.sizes[plan.split] or plan.split not in self.measured:
             return {}
         scores, losses = self.scored(model, plan), self._needed_losses
         return scores if "loss" in scores else {"loss": sum(scores[name] for name in losses) / len(losses), **scores}

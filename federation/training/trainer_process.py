@@ -95,6 +95,7 @@ class _Served:
                 "id": 0,
                 "samples": dict(trainer.sizes),
                 "abilities": sorted(trainer.abilities),
+                "measures": sorted(trainer.measured),
                 "device": trainer.device,
             }
         )

@@ -37,7 +37,7 @@ from federation.process.shared_state import ordinary, ordinary_numpy
 from federation.spec.client_sections import SelectionSpec
 from federation.spec.computation import CANNOT
 from federation.spec.run_spec import RunSpec, with_models
-from federation.tasks import Dataset, DataSource, Task, metrics_of, task
+from federation.tasks import Dataset, DataSource, Task, cautions_of, metrics_of, task
 from federation.training.determinism import pick_device
 from federation.training.given_model import given_model
 from federation.training.own import run_model
@@ -111,6 +111,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         picked_device = pick_device(device)
         self._threads = threads
         self._task = known_task = task(self.spec.task)
+        self.cautions += cautions_of(known_task, self.spec)
         self._trainer = trainer_kind(known_task, trainer)
         self._objectives = fitting_objectives(self.spec, self._algorithm, known_task.objectives)
         self._metrics = fitting_metrics(self.spec, metrics_of(known_task))

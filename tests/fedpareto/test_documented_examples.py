@@ -24,6 +24,8 @@ SHOWN = {
     "backwards.py": "research/plugins.md",
     "clinic.py": "start/your-own-task.md",
     "equal_length.py": "research/plugins.md",
+    "flower_digits.py": "start/existing-clients.md",
+    "lightning_digits.py": "start/existing-clients.md",
     "my-experiment.toml": "research/experiments.md",
     "own_loop.py": "start/your-own-trainer.md",
     "progression.py": "start/your-own-task.md",

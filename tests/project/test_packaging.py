@@ -32,7 +32,7 @@ def pins() -> dict[str, Version]:
     return {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in lines)}
 
 
-APART = {"peers", "mutants", "moto", "docs", "mlflow"}  # extras with environments of their own, without constraints
+APART = {"peers", "mutants", "moto", "docs", "mlflow", "flower"}  # extras with an environment of their own
 
 
 def direct() -> list[Requirement]:
@@ -101,7 +101,6 @@ def test_what_is_imported_is_declared() -> None:
         assert sorted(imported(package) - shipped) == [], package
     everything = {canonicalize_name(requirement.name) for requirement in direct()}
     apart = {canonicalize_name(Requirement(text).name) for extra in APART for text in extras[extra]}
-    apart |= {canonicalize_name("flwr")}  # what a benchmark measures us against runs in an environment of its own
     for folder in ("tests", "benchmarks", "docs", "proto", "docker", "tools", "research"):
         assert sorted(imported(folder) - everything - apart) == [], folder
 

@@ -10,12 +10,11 @@ import typer
 from coordinator.rounds.runs.specification import parse_run
 from federation import tasks
 from federation.plugins import PluginError
-from federation.spec.run_sections import ParametersSpec
 from federation.spec.run_spec import RunSpec, SpecError, with_models
 from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
 from federation.task_layout import TaskLayout
-from federation.tasks import Task, TaskAbsent, TaskError, buffers_of, metrics_of
+from federation.tasks import Task, TaskAbsent, TaskError, buffers_of, cautions_of, metrics_of
 from federation.text import counted
 from federation.text_files import EncodingError, read_text
 from federation.training.given_model import given_model, model_in_order
@@ -56,7 +55,7 @@ class InitialModel:
         layout: of the task's whole model; None if it is not known here.
         objectives: those of the task, in its order; empty if the task is not installed here.
         metrics: those of the task, likewise.
-        remarks: what was converted, added or left out of the file that the administrator gave.
+        remarks: what was converted, added or left out of the file that the administrator gave, and the task's cautions.
         stored: True for a model of an earlier run, which the coordinator has: nothing is sent.
     """
 
@@ -75,14 +74,14 @@ class InitialModel:
     def of(
         cls,
         model: tuple[Layout, Vector],
-        parameters: ParametersSpec,
+        spec: RunSpec,
         task: Task | None,
         whole: TaskLayout | None,
         remarks: tuple[str, ...] = (),
     ) -> "InitialModel":
         """The file of a model. Without a task here, there are no objectives and metrics.
 
-        `parameters` names those that the run does not share, and `whole` is the layout of the task's whole model.
+        `spec` is that of the run, and `whole` is the layout of the task's whole model.
 
         Raises:
             CommandFailure: the coordinator would refuse this model.
@@ -102,11 +101,12 @@ class InitialModel:
         digest = check.finish()
         if check.problem is not None:
             raise CommandFailure(f"the initial model: {check.problem.message} [{check.problem.reason}]", code=USAGE)
-        count = parameters.parameters_of(layout).size
+        count = spec.parameters.parameters_of(layout).size
         metrics: tuple[MetricKind, ...] = ()
         with suppress(ModuleNotFoundError):  # of PyTorch; the specification may name the metrics
             metrics = metrics_of(task) if task is not None else ()
         objectives = task.objectives if task is not None else ()
+        remarks += cautions_of(task, spec) if task is not None else ()
         counts = count, layout.size - count
         return cls(pieces, layout.file_bytes, digest, *counts, whole, objectives, metrics, remarks)
 
@@ -159,9 +159,9 @@ def initial_model(spec: RunSpec, path: Path | None, own: Task | None = None) -> 
                 whole, values = tasks.initial_model(learned, spec.seed)
                 buffers = buffers_of(learned)
                 shared = shared_model(whole, values, run_sharing(whole, buffers, spec.parameters))
-                return InitialModel.of(shared, spec.parameters, learned, TaskLayout.of(whole, buffers))
+                return InitialModel.of(shared, spec, learned, TaskLayout.of(whole, buffers))
             given = given_model(path, learned, spec.seed, spec.parameters)
-            return InitialModel.of((given.layout, given.vector), spec.parameters, learned, given.whole, given.remarks)
+            return InitialModel.of((given.layout, given.vector), spec, learned, given.whole, given.remarks)
         except ModuleNotFoundError as error:
             absent = f"the initial model of {spec.task} is made with {error.name}, which is not installed here"
             if path is None:
@@ -174,7 +174,7 @@ def initial_model(spec: RunSpec, path: Path | None, own: Task | None = None) -> 
             absent = str(error)
         layout, vector = model_in_order(path, absent, spec.parameters)
         told = TaskLayout.of(layout) if spec.parameters.shares_all else None
-        return InitialModel.of((layout, vector), spec.parameters, learned, told)
+        return InitialModel.of((layout, vector), spec, learned, told)
 
 
 def given_models(

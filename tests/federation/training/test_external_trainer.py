@@ -77,6 +77,21 @@ def test_the_process_trains_and_evaluates_and_tells_its_progress(start: Start) -
     assert trainer.abilities == {"repeatable"}
 
 
+def test_of_a_split_that_the_process_does_not_measure_only_the_samples_are_told(start: Start) -> None:
+    ready = "say(type='ready', id=0, samples=samples, measures=['test'])"
+    trainer = start(ready=ready)
+    assert trainer.measure(BASE) == {
+        "train/samples": 10.0,
+        "validation/samples": 0.0,
+        "test/samples": 3.0,
+        "test/loss": 1.0,
+        "test/accuracy": 0.5,
+    }
+    assert train(trainer, BASE, SGD).losses == {}
+    with pytest.raises(WorkError, match=r"said it measures other splits than train, validation, test: .*'val'"):
+        start(ready=ready.replace("test", "val"))
+
+
 def test_a_rehearsal_tells_the_memory_of_the_process(start: Start) -> None:
     found = try_round(start())
     assert (found.task, found.samples, found.steps) == ("three", 10, 1)

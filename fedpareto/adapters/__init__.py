@@ -1,0 +1,1 @@
+"""Clients that exist already as tasks of a federation: a LightningModule, a Flower app."""
