@@ -68,6 +68,8 @@ class WorkerHome:
         self.progress = directory / "progress.json"  # the coordinator's newest signed time and rounds
         self.begun = directory / "begun.json"  # the work that has begun and not ended
         self.pause = directory / "pause.json"  # there while the owner has paused the site
+        self.leave = directory / "leave.json"  # there once the owner wants to leave the federation
+        self.withdrawal = directory / "withdrawal.json"  # the signed withdrawal, kept after it was acknowledged
         self.status = directory / "status.json"  # what the worker does now; there while it runs
         self.log = directory / "log.json"  # the newest checkpoints of the coordinator's audit log
         self.forked_log = directory / "log-forked.json"  # evidence of an audit log that does not continue them

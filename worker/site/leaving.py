@@ -1,0 +1,90 @@
+"""An owner's wish that a site leaves its federation, and the signed withdrawal, in two files of the site's home.
+
+`fedpareto worker leave` writes the wish and takes no lock. Whoever holds the home's lock signs the withdrawal, and keeps
+it until a coordinator has acknowledged it.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from federation.trust.envelope import from_text, to_text
+from federation.trust.keys import replace_private
+from federation.v1.common_pb2 import SignedEnvelope
+from worker.home import WorkerHomeError
+from worker.state_file import read_state, state_bytes
+
+_ADVICE = "until then, the site begins no work; `fedpareto worker leave` writes the wish again"
+_KEPT = "`fedpareto worker leave` signs another withdrawal"
+
+
+@dataclass(frozen=True)
+class Leave:
+    """The wish to leave.
+
+    Attributes:
+        since: when the owner said so, aware.
+        now: whether begun work is dropped; otherwise the site ends it first, private rounds included.
+        forget: whether the owner wants officers to remove the payloads that the site has sent.
+    """
+
+    since: datetime
+    now: bool = False
+    forget: bool = False
+
+    def __post_init__(self) -> None:
+        if self.since.tzinfo is None:
+            raise ValueError(f"the time {self.since} has no zone")
+
+
+@dataclass(frozen=True)
+class Withdrawal:
+    """A signed withdrawal, and when a coordinator acknowledged it, aware and by this machine's clock."""
+
+    envelope: SignedEnvelope
+    left: datetime | None = None
+
+
+def read_leave(path: Path) -> tuple[Leave | None, str]:
+    """The wish in a file, None if there is none; and what is wrong with the file.
+
+    With a file that is damaged, of another version, or cannot be read, the site begins no work and does not leave.
+    """
+    try:
+        return read_state(path, _wish, _ADVICE), ""
+    except WorkerHomeError as error:
+        return None, str(error)
+
+
+def write_leave(path: Path, leave: Leave) -> None:
+    """Replaces the wish of a site. Raises OSError."""
+    since = leave.since.astimezone(UTC).isoformat()
+    replace_private(path, state_bytes({"since": since, "now": leave.now, "forget": leave.forget}))
+
+
+def read_withdrawal(path: Path) -> Withdrawal | None:
+    """The withdrawal in a file; None if there is none.
+
+    Raises:
+        WorkerHomeError: the file is damaged, of another version, or cannot be read.
+    """
+    return read_state(path, _signed, _KEPT)
+
+
+def write_withdrawal(path: Path, withdrawal: Withdrawal) -> None:
+    """Replaces the withdrawal of a site. Raises OSError."""
+    left = None if withdrawal.left is None else withdrawal.left.astimezone(UTC).isoformat()
+    replace_private(path, state_bytes({"withdrawal": to_text(withdrawal.envelope), "left": left}))
+
+
+def _wish(document: dict[str, Any]) -> Leave:
+    now, forget = document["now"], document["forget"]
+    if not isinstance(now, bool) or not isinstance(forget, bool):
+        raise TypeError("now and forget are true or false")
+    return Leave(datetime.fromisoformat(document["since"]), now, forget)
+
+
+def _signed(document: dict[str, Any]) -> Withdrawal:
+    left = document["left"]
+    return Withdrawal(from_text(document["withdrawal"]), None if left is None else datetime.fromisoformat(left))
