@@ -1,7 +1,7 @@
 """An owner's wish that a site leaves its federation, and the signed withdrawal, in two files of the site's home.
 
-`fedpareto worker leave` writes the wish and takes no lock. Whoever holds the home's lock signs the withdrawal, and keeps
-it until a coordinator has acknowledged it.
+`fedpareto worker leave` writes the wish and takes no lock. Whoever holds the lock of the home signs the withdrawal, and
+keeps it until a coordinator has acknowledged it.
 """
 
 from dataclasses import dataclass
