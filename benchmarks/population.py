@@ -15,7 +15,7 @@ from measuring import Document, cpu_seconds, in_a_process, peak_memory, progress
 from torch import nn
 
 from federation.tasks import DataSource, Pool, Task
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from fedpareto.processes.forked import completed
 
 PER_CLIENT = 12  # samples

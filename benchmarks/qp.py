@@ -60,7 +60,7 @@ def measure(sizes: str, repeats: int, simulated: int) -> Document:
 
 def collected(m: int, rounds: int) -> Matrix:
     """K, shape (m, m), of the last round of a run with m clients."""
-    from fedpareto.notebook import simulate
+    from fedpareto.face.simulated import simulate
 
     with TemporaryDirectory() as parent:
         directory = Path(parent, "home")

@@ -29,7 +29,7 @@ from measuring import Document, cases, in_a_process, progress
 from federation.spec.run_spec import RunSpec
 from federation.tasks import DataSource, initial_model, task
 from federation.training.trainer import training_seed
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from fedpareto.simulation.population import populate
 
 CORES = len(os.sched_getaffinity(0))

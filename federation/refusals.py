@@ -44,6 +44,7 @@ REASONS: dict[str, Status] = {
     # attendance and blobs
     "hello": "INVALID_ARGUMENT",
     "superseded": "ABORTED",
+    "home-copied": "FAILED_PRECONDITION",
     "blob-not-offered": "PERMISSION_DENIED",
     "blob-removed": "NOT_FOUND",
     "offset": "OUT_OF_RANGE",
@@ -55,6 +56,7 @@ REASONS: dict[str, Status] = {
     "header": "INVALID_ARGUMENT",
     "assignment-unknown": "NOT_FOUND",
     "assignment-client": "PERMISSION_DENIED",
+    "start-ended": "FAILED_PRECONDITION",
     "assignment-fulfilled": "ALREADY_EXISTS",
     "assignment-closed": "FAILED_PRECONDITION",
     "deadline": "FAILED_PRECONDITION",

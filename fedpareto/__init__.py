@@ -2,7 +2,8 @@
 
 >>> import fedpareto
 >>> history = fedpareto.simulate("run.toml", data="data")  # doctest: +SKIP
->>> history.rounds["accuracy/mean"].plot()  # doctest: +SKIP
+>>> history.plot()  # doctest: +SKIP
+>>> run = fedpareto.connect("admin").submit("run.toml")  # doctest: +SKIP
 
 Names are loaded when they are first used: `import fedpareto` imports neither PyTorch nor NumPy. It raises ImportError
 where a `worker.py` or a package `storage/` of yours, say, comes before ours on Python's path.
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
     from federation.training.plans import EvaluationPlan as EvaluationPlan
     from federation.training.plans import TrainingPlan as TrainingPlan
     from federation.training.trainer import Trainer as Trainer
-    from fedpareto.notebook import simulate as simulate
+    from fedpareto.face.connection import connect as connect
+    from fedpareto.face.local_processes import local as local
+    from fedpareto.face.simulated import simulate as simulate
     from fedpareto.offline_aggregation import Aggregate as Aggregate
     from fedpareto.offline_aggregation import aggregate as aggregate
     from fedpareto.simulation.history import History as History
@@ -69,7 +72,9 @@ _PLACES = {
         "federation.training": "TrainingDiverged TrainingStopped",
         "federation.training.plans": "EvaluationPlan TrainingPlan",
         "federation.training.trainer": "Trainer",
-        "fedpareto.notebook": "simulate",
+        "fedpareto.face.connection": "connect",
+        "fedpareto.face.local_processes": "local",
+        "fedpareto.face.simulated": "simulate",
         "fedpareto.simulation.history": "History",
     }.items()
     for name in names.split()

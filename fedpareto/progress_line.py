@@ -14,7 +14,7 @@ from fedpareto.formatting import percent
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedpareto.simulation.simulate import SimulationProgress
+    from fedpareto.simulation.simulation_progress import SimulationProgress
 
 _SECONDS = 0.2  # between two changes of a line in a notebook
 

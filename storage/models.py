@@ -133,6 +133,9 @@ class Client(Base):
     revoked: Mapped[datetime | None]
     revoked_reason: Mapped[str] = mapped_column(Prose(400), default="")
     forgotten: Mapped[datetime | None]  # payloads received up to then are not kept after their round
+    # The id of the last start of its worker, hexadecimal; empty if none is known. See coordinator.members.home_starts.
+    start: Mapped[str] = mapped_column(sa.String(32), default="", server_default="")
+    copied: Mapped[datetime | None]  # when another home with its identity was refused last
 
 
 class Administrator(Base):

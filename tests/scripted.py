@@ -131,6 +131,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     give_model: Callable[[wire.GetModelRequest], wire.GetModelResponse] | None = None
     # A list of refusals to give before the honest answer.
     attend_refusals: list[Refusal] = field(default_factory=list)
+    started: bytes = b""  # the start on record of another home; empty for none
+    submitted_starts: list[bytes] = field(default_factory=list)  # beside the replies
     submit_refusals: list[Refusal | HungUp] = field(default_factory=list)
     serve_blob: Callable[[bytes, int], Iterator[bytes]] | None = None
     receipt: Callable[[Submission, common.ReceiptManifest], common.SignedEnvelope] | None = None
@@ -287,6 +289,9 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         self.hellos.append(next(request_iterator).hello)
         if self.attend_refusals:
             _abort(context, self.attend_refusals.pop(0))
+        if self.started and self.started not in (self.hellos[-1].start, *self.hellos[-1].earlier_starts):
+            yield wire.AttendResponse(home_copied=wire.HomeCopied(start=self.started))
+            _abort(context, Refusal("home-copied", "another home has started"))
         outbox: queue.SimpleQueue[wire.AttendResponse | Refusal] = queue.SimpleQueue()
         for envelope in self.open:
             outbox.put(wire.AttendResponse(assignment=envelope))
@@ -340,6 +345,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     def Submit(self, request_iterator: Any, context: grpc.ServicerContext) -> Iterator[wire.SubmitResponse]:  # noqa: N802
         first = next(request_iterator)
         envelope = first.reply
+        self.submitted_starts.append(first.start)
         size, payload = common.ReplyManifest.FromString(envelope.manifest).payload_bytes, self.held
         limit = len(payload) + self.window_bytes
         if self.newer:

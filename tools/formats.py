@@ -110,6 +110,13 @@ def formats() -> tuple[Format, ...]:
         Format(
             "`pause.json`", one, "`worker pause`", "worker, `worker status`", f"{_STATE}. The site counts as paused"
         ),
+        Format(
+            "`starts.json`",
+            one,
+            "worker",
+            "worker, `worker copied`",
+            f"{_STATE}. Moved away, the coordinator refuses the home until `worker copied --this-one`",
+        ),
         Format("`status.json`", one, "worker", "`worker status`", _REFUSED),
         Format("`rotating.json`", one, "`worker rotate-key`", "`worker rotate-key`", _REFUSED),
         Format(
@@ -135,7 +142,8 @@ def formats() -> tuple[Format, ...]:
             f"{_TEXT}: PEM, and one signed message in each line of the rotations",
         ),
         Format(
-            "`ports.json`, `kept-ports.json`, `log-forked.json`, `pending.txt`, `joining.key`, `restore-accepted`",
+            "`ports.json`, `kept-ports.json`, `log-forked.json`, `pending.txt`, `joining.key`, `restore-accepted`, "
+            "`start-decided`",
             "",
             "coordinator, worker",
             "the same program, people",

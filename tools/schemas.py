@@ -171,6 +171,7 @@ DOCUMENTS: dict[str, Any] = {
     },
     "worker pause": {"closing": CLOSING},
     "worker resume": {"was_paused": bool},
+    "worker copied": {"refused_since": str | None, "set_aside": bool, "goes_on": bool},
     "worker approve": ASKED,
     "worker refuse": ASKED,
     "worker receipts": Either(([Receipt], {"compared": int, "disagreements": [{"ours": Receipt, "theirs": Receipt}]})),

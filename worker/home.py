@@ -70,6 +70,8 @@ class WorkerHome:
         self.pause = directory / "pause.json"  # there while the owner has paused the site
         self.leave = directory / "leave.json"  # there once the owner wants to leave the federation
         self.withdrawal = directory / "withdrawal.json"  # the signed withdrawal, kept after it was acknowledged
+        self.starts = directory / "starts.json"  # the ids of its worker's starts, by which a copy of it is found
+        self.start_decided = directory / "start-decided"  # the owner's decision which of two copies goes on
         self.status = directory / "status.json"  # what the worker does now; there while it runs
         self.log = directory / "log.json"  # the newest checkpoints of the coordinator's audit log
         self.forked_log = directory / "log-forked.json"  # evidence of an audit log that does not continue them

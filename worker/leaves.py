@@ -37,7 +37,7 @@ LEAVES: Mapping[str, tuple[str, ...]] = {
         *_of("SpentNoise", "noise", "rate", "steps"),
     ),
     "Presence": (
-        *_of("Hello", "closed_until", "paused", "sessions_left", "log_size"),
+        *_of("Hello", "closed_until", "paused", "sessions_left", "log_size", "start", "earlier_starts"),
         *_of("Heartbeat", "assignment_id", "progress", "log_size", "closed_until", "paused"),
         *_of("SessionsLeft", "task", "training", "evaluation"),
         *_of("AttendRequest", "hello", "heartbeat", "sessions_left"),
@@ -58,7 +58,7 @@ LEAVES: Mapping[str, tuple[str, ...]] = {
         *_of("SamplePrivacy", "noise", "clip", "rate", "steps", "epsilon", "bound", "delta"),
     ),
     "Reply": (
-        *_of("SubmitRequest", "reply", "log_size"),
+        *_of("SubmitRequest", "reply", "log_size", "start"),
         *_of("ReplyManifest", "federation_id", "client_id", *_REPLY_TO),
         *_of("ReplyManifest", "payload", "payload_bytes", "software", "unrepeatable"),
         *_of("SignedEnvelope", "manifest", "key_id", "signature"),

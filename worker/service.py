@@ -1,5 +1,6 @@
 """The worker as a whole: threads that attend, that work in each lane, and that submit the replies in the spool."""
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -23,6 +24,7 @@ from worker.connection.attendance import Attendance, Handlers
 from worker.connection.backoff import Backoff
 from worker.connection.clock import CoordinatorClock
 from worker.connection.renewal import Renewer
+from worker.connection.starts import Starts
 from worker.connection.witness import Witness
 from worker.events import Events
 from worker.home import DiskUse, WorkerHome
@@ -182,11 +184,13 @@ class Worker:
             progress = Progress(
                 home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
             )
+            self._starts = Starts(home, secrets.token_bytes)
             self._attendance = Attendance(
                 member=member,
                 rotations=home.coordinator_rotations,
                 note=lambda addresses: note_addresses(home.directory, MemberFiles.name_key, addresses=addresses),
                 hello=self._introduction.hello,
+                starts=self._starts,
                 clock=CoordinatorClock(member, progress),
                 progress=progress,
                 witness=Witness(home.log, home.forked_log, member=member, events=events),
@@ -311,7 +315,9 @@ class Worker:
         self._manager.feed()
 
     def _look_open(self) -> None:
-        """Looks whether the site is open, closed or paused, and shows what the worker does."""
+        """Looks whether the site is open, closed, paused or set aside, and shows what the worker does."""
+        if self._starts.decided():
+            self._attendance.try_again()
         self._pause.look()
         self._runner.look()
         self._status.show(WorkerStatus(self._attendance.connection, self._runner.work_now()))

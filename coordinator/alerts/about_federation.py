@@ -17,6 +17,7 @@ BACKUP_MADE = "backup.made"
 MEMBER_CERTIFICATE = timedelta(days=14)  # workers renew theirs 30 days before the end
 SERVER_CERTIFICATE = timedelta(days=30)
 CA_CERTIFICATE = timedelta(days=180)
+COPIED_SHOWN = timedelta(days=1)  # after the last refusal; a worker that runs is refused every ten minutes
 
 
 def silent(
@@ -60,6 +61,27 @@ def pending(session: Session) -> list[AlertFact]:
         )
         for client in session.scalars(
             select(Client).where(Client.state == ClientState.PENDING).order_by(Client.client_id)
+        )
+    ]
+
+
+def copied(session: Session, now: datetime) -> list[AlertFact]:
+    """The members of which a home was refused not long ago, since another one with their identity has started."""
+    since = now - COPIED_SHOWN
+    return [
+        AlertFact(
+            kind=AlertKind.HOME_COPIED,
+            severity=AlertSeverity.WARNING,
+            client_id=client.client_id,
+            message=f"two homes with the identity of {client.client_id} have started: the worker that started last is "
+            "served, the other one is refused (home-copied)",
+            remedy=f"{f'reach {client.contact}: ' if client.contact else ''}its owner stops both workers and decides "
+            "with `fedpareto worker copied`; if nobody there has copied the home, revoke the member: `fedpareto admin "
+            f"revoke {client.client_id}`",
+            began=now if client.copied is None else client.copied,
+        )
+        for client in session.scalars(
+            select(Client).where(Client.state != ClientState.REVOKED, Client.copied >= since).order_by(Client.client_id)
         )
     ]
 

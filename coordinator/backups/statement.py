@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import newest_signed, note
 from coordinator.home import CoordinatorHome
+from coordinator.members.home_starts import forget_starts
 from coordinator.rounds.transitions import RUN_ENDED
 from federation.trust.envelope import envelope_digest, sign
 from federation.trust.keys import replace_private
@@ -56,6 +57,7 @@ def state_restore(
         for gone in (CoordinatorProcess, AttendanceRow, BlobClaim):  # of the time of the backup
             session.execute(delete(gone))
         session.execute(update(Run).values(conductor="", epoch=0, lease_until=None))
+        forget_starts(session)
         audit.record(
             session,
             at=now,

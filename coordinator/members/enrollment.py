@@ -142,6 +142,7 @@ def _join_again(
     session: Session, member: Client, key: EllipticCurvePublicKey, *, authority: Authority, peer: str, now: datetime
 ) -> x509.Certificate:
     certificate = certify(session, member.client_id, key, member.signing_key, authority=authority, now=now)
+    member.start = ""  # its new directory knows none of the old one
     session.flush()
     actor, serial = f"peer {peer}", serial_of(certificate)
     end_surplus(session, member.client_id, keep={serial}, by=actor, now=now)

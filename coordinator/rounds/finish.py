@@ -50,7 +50,7 @@ def finish_round(fleet: Fleet, metrics: RunMetrics, round_id: int) -> None:
     if model is None or phase is None:  # no mutant: a step sets both
         raise RuntimeError(f"round {current.number} of run {fleet.run.run_id} is STEPPED without a model")
     findings = EvaluationFindings()
-    if fleet.run.spec.evaluates_after(current.number):
+    if fleet.run.spec.evaluates_after(current.number, conceals=fleet.conceals):
         pool = sorted(fleet.settled_pool())
         evaluates = evaluate_privately if metrics.evaluates_privately else evaluate
         findings = evaluates(fleet, metrics, current, model, phase, pool)

@@ -15,6 +15,7 @@ from coordinator.backups.statement import newest_restore
 from coordinator.lookup import removed_model, removed_offer
 from coordinator.members.access.call_limits import CONSENT, DECLINE, MESSAGE
 from coordinator.members.access.rpc_messages import REQUEST_SECONDS, Context, next_message
+from coordinator.members.home_starts import HomeCopied, check_starts, note_copied, take_start
 from coordinator.members.renewal import retire_older
 from coordinator.members.requests import LEAST
 from coordinator.rounds.fleets.consents import offered_specification, record_consent
@@ -66,6 +67,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             raise Refusal("hello", "the stream must begin with a Hello")
         if len(first.hello.nonce) > MAX_NONCE_BYTES:
             raise Refusal("hello", f"a nonce of {len(first.hello.nonce)} bytes; at most {MAX_NONCE_BYTES}")
+        check_starts(first.hello)
         hello = introduction(first.hello)
         attendance = AttendanceStream(
             client_id=client_id,
@@ -77,7 +79,13 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             closing=hello.closing,
             log_size=first.hello.log_size,
         )
-        await self._enter(attendance, hello, caller)
+        try:
+            await self._enter(attendance, first.hello, hello, caller)
+        except HomeCopied as refusal:
+            # Not noted if the call has ended meanwhile: the late Hello of a worker that has started again is no copy.
+            await self._write(note_copied, client_id, self._clock())
+            yield messages.AttendResponse(home_copied=messages.HomeCopied(start=bytes.fromhex(refusal.start)))
+            raise
         # The client joins before its open assignments are read: one that is made in between is sent twice, not lost.
         self._presence.join(attendance)
         log.info("%s attends with %s", client_id, ", ".join(attendance.tasks)[:200] or "no task")
@@ -100,10 +108,14 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             self._presence.leave(attendance, self._clock())
             log.info("%s left", client_id)
 
-    async def _enter(self, attendance: AttendanceStream, hello: ReceivedHello, caller: PeerIdentity) -> None:
+    async def _enter(
+        self, attendance: AttendanceStream, said: messages.Hello, hello: ReceivedHello, caller: PeerIdentity
+    ) -> None:
         """Records the hello of a stream; if its call ends meanwhile, the stream has left."""
 
         def note(session: Session) -> None:
+            # First: a copy changes nothing, and ends no certificate.
+            take_start(session.get_one(Client, attendance.client_id, with_for_update=True), said)
             _note_hello(session, attendance, hello, caller)
             self._attendances.enter(session, attendance)
 

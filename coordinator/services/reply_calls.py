@@ -50,7 +50,7 @@ class ReplyCalls(Service):
         first = await next_message(request_iterator, REQUEST_SECONDS)
         if not isinstance(first, messages.SubmitRequest) or not first.HasField("reply"):
             raise Refusal("header", "a submission must begin with the signed reply; the payload follows in chunks")
-        admitted, broke_off = await self._in_thread(self._admit, caller.name, first.reply)
+        admitted, broke_off = await self._in_thread(self._admit, caller.name, first)
         if isinstance(admitted, SignedEnvelope):
             receipt = admitted
         elif admitted.layout is None:
@@ -71,9 +71,9 @@ class ReplyCalls(Service):
                 receipt = await payload.record(self._intake.record)
         yield messages.SubmitResponse(receipt=receipt, log=await self._newer_log(first.log_size))
 
-    def _admit(self, client_id: str, reply: SignedEnvelope) -> tuple[Admission | SignedEnvelope, bool]:
+    def _admit(self, client_id: str, first: messages.SubmitRequest) -> tuple[Admission | SignedEnvelope, bool]:
         """The intake's admission or receipt of a reply, and True if an upload of its payload broke off before."""
-        admitted = self._intake.admit(client_id, reply)
+        admitted = self._intake.admit(client_id, first.reply, first.start)
         return admitted, isinstance(admitted, Admission) and self._uploads.broke_off(admitted)
 
     @asynccontextmanager

@@ -90,14 +90,15 @@ class RunSpec(Section):
         private = self.privacy.sample_noise > 0
         return tuple(split for split in self.evaluate.splits if not (private and split == "train"))
 
-    def evaluates_after(self, number: int) -> bool:
+    def evaluates_after(self, number: int, *, conceals: bool) -> bool:
         """True if clients evaluate the model of the round with this number, from 0, if it has a step.
 
-        If noise protects clients they are asked for no evaluation: their scores would have no noise.
+        If noise conceals their replies they are asked for no evaluation: their scores would have no noise. A simulation
+        conceals nothing.
         """
         over, every = number + 1, self.evaluate.every
         due = over == self.rounds or (every > 0 and over % every == 0)
-        return bool(self.evaluated) and due and not self.privacy.client_noise
+        return bool(self.evaluated) and due and not conceals
 
     @classmethod
     def parse(cls, text: str | bytes) -> "RunSpec":

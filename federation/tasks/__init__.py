@@ -43,6 +43,7 @@ __all__ = [
     "pool_of",
     "task",
     "task_code",
+    "task_of",
 ]
 
 _BUILT_IN = {
@@ -184,6 +185,15 @@ def task(name: str) -> Task:
             raise error.__cause__ from None
         absent = isinstance(error, PluginAbsent) or isinstance(error.__cause__, ModuleNotFoundError)
         raise (TaskAbsent if absent else TaskError)(str(error)) from error.__cause__
+    return task_of(kind, name)
+
+
+def task_of(kind: type[Task], name: str) -> Task:
+    """The task that a class makes, under a name in the federation.
+
+    Raises:
+        TaskError: its code raises an exception, or it makes no model.
+    """
     if kind.model is Task.model and kind.initial is Task.initial:
         raise TaskError(f"task {name!r}: {kind.__module__}:{kind.__name__} defines neither model nor initial")
     with task_code(name, f"making {kind.__module__}:{kind.__name__} without arguments"):

@@ -195,6 +195,8 @@ class _AlertKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AlertKind.V
     """The clock of the coordinator's machine was set."""
     ALERT_KIND_MEMBER_PENDING: _AlertKind.ValueType  # 16
     """A member waits for its approval."""
+    ALERT_KIND_HOME_COPIED: _AlertKind.ValueType  # 17
+    """A worker of a member was refused, since another home with the member's identity has started."""
 
 class AlertKind(_AlertKind, metaclass=_AlertKindEnumTypeWrapper):
     """The kinds of alerts. docs/operate/alerts.md says when each begins and ends."""
@@ -233,6 +235,8 @@ ALERT_KIND_CLOCK_WRONG: AlertKind.ValueType  # 15
 """The clock of the coordinator's machine was set."""
 ALERT_KIND_MEMBER_PENDING: AlertKind.ValueType  # 16
 """A member waits for its approval."""
+ALERT_KIND_HOME_COPIED: AlertKind.ValueType  # 17
+"""A worker of a member was refused, since another home with the member's identity has started."""
 Global___AlertKind: _TypeAlias = AlertKind  # noqa: Y015
 
 class _RunChoice:

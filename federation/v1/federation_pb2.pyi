@@ -270,6 +270,8 @@ class Hello(_message.Message):
     CLOSED_UNTIL_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    EARLIER_STARTS_FIELD_NUMBER: _builtins.int
     software: _builtins.str
     """The worker software and its version."""
     device: _builtins.str
@@ -283,6 +285,10 @@ class Hello(_message.Message):
     paused: _builtins.bool
     """True while the owner has paused the site, so that it begins no work: until `closed_until` if that is set, and
     otherwise until the owner resumes.
+    """
+    start: _builtins.bytes
+    """16 random bytes, made when this process started and on its disk before they are sent: two homes with one identity
+    have different ones. Empty: the client is not compared.
     """
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskOffer]:
@@ -300,6 +306,12 @@ class Hello(_message.Message):
     def limits(self) -> Global___WorkLimits:
         """The owner's bounds on an assignment. A client that does not set them counts as one without bounds."""
 
+    @_builtins.property
+    def earlier_starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The starts of this home before that one, the newest first, at most 32. The coordinator takes a start that is new to
+        it only if the one that it has on record for the client is among them; otherwise home-copied.
+        """
+
     def __init__(
         self,
         *,
@@ -313,10 +325,12 @@ class Hello(_message.Message):
         closed_until: _timestamp_pb2.Timestamp | None = ...,
         limits: Global___WorkLimits | None = ...,
         paused: _builtins.bool = ...,
+        start: _builtins.bytes = ...,
+        earlier_starts: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until", "consents", b"consents", "device", b"device", "limits", b"limits", "log_size", b"log_size", "nonce", b"nonce", "paused", b"paused", "sessions_left", b"sessions_left", "software", b"software", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until", "consents", b"consents", "device", b"device", "earlier_starts", b"earlier_starts", "limits", b"limits", "log_size", b"log_size", "nonce", b"nonce", "paused", b"paused", "sessions_left", b"sessions_left", "software", b"software", "start", b"start", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -571,6 +585,7 @@ class AttendResponse(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     APPROVED_FIELD_NUMBER: _builtins.int
+    HOME_COPIED_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -594,6 +609,10 @@ class AttendResponse(_message.Message):
         """The client was approved while it attends: it no longer waits."""
 
     @_builtins.property
+    def home_copied(self) -> Global___HomeCopied:
+        """Instead of a welcome, before the stream ends with home-copied."""
+
+    @_builtins.property
     def log(self) -> _common_pb2.LogHead:
         """Beside an assignment: the newest checkpoint of the audit log, where it is newer than what the worker has told of."""
 
@@ -609,14 +628,15 @@ class AttendResponse(_message.Message):
         cancel: _common_pb2.SignedEnvelope | None = ...,
         run: _common_pb2.SignedEnvelope | None = ...,
         approved: Global___Approved | None = ...,
+        home_copied: Global___HomeCopied | None = ...,
         log: _common_pb2.LogHead | None = ...,
         inputs: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["approved", b"approved", "assignment", b"assignment", "cancel", b"cancel", "log", b"log", "message", b"message", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["approved", b"approved", "assignment", b"assignment", "cancel", b"cancel", "home_copied", b"home_copied", "log", b"log", "message", b"message", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approved", b"approved", "assignment", b"assignment", "cancel", b"cancel", "inputs", b"inputs", "log", b"log", "message", b"message", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approved", b"approved", "assignment", b"assignment", "cancel", b"cancel", "home_copied", b"home_copied", "inputs", b"inputs", "log", b"log", "message", b"message", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "assignment", "cancel", "run", "approved"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "assignment", "cancel", "run", "approved", "home_copied"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -738,6 +758,28 @@ class Approved(_message.Message):
 Global___Approved: _TypeAlias = Approved  # noqa: Y015
 
 @_typing.final
+class HomeCopied(_message.Message):
+    """Another home with this client's identity has started since the last start of this one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    start: _builtins.bytes
+    """The start on record. A home whose owner decides that it goes on names it among its earlier starts."""
+    def __init__(
+        self,
+        *,
+        start: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HomeCopied: _TypeAlias = HomeCopied  # noqa: Y015
+
+@_typing.final
 class FetchBlobRequest(_message.Message):
     """Which blob, and from where."""
 
@@ -845,12 +887,15 @@ class SubmitRequest(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     LOG_SIZE_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
     chunk: _builtins.bytes
     """A piece of the payload, at most 1 MiB."""
     offset: _builtins.int
     """Of a chunk: the place of its first byte in the payload."""
     log_size: _builtins.int
     """Beside the reply: as in Hello."""
+    start: _builtins.bytes
+    """Beside the reply: as in Hello. A reply of a start that is not the one on record is refused: start-ended."""
     @_builtins.property
     def reply(self) -> _common_pb2.SignedEnvelope:
         """A signed ReplyManifest."""
@@ -862,10 +907,11 @@ class SubmitRequest(_message.Message):
         chunk: _builtins.bytes = ...,
         offset: _builtins.int = ...,
         log_size: _builtins.int = ...,
+        start: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "message", b"message", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "log_size", b"log_size", "message", b"message", "offset", b"offset", "reply", b"reply"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "log_size", b"log_size", "message", b"message", "offset", b"offset", "reply", b"reply", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["reply", "chunk"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015

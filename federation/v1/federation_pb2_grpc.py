@@ -80,6 +80,7 @@ class FederationServicer:
         """One stream per worker, held for as long as the worker is up. The worker says hello, then sends heartbeats; the
         coordinator sends assignments as soon as they exist, and again after a reconnection while they are open.
         A second stream of the same client ends the first.
+        Errors: FAILED_PRECONDITION home-copied; ABORTED superseded; INVALID_ARGUMENT hello; see docs/reference/reasons.md.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

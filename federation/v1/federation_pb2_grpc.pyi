@@ -37,6 +37,7 @@ class FederationStub:
     """One stream per worker, held for as long as the worker is up. The worker says hello, then sends heartbeats; the
     coordinator sends assignments as soon as they exist, and again after a reconnection while they are open.
     A second stream of the same client ends the first.
+    Errors: FAILED_PRECONDITION home-copied; ABORTED superseded; INVALID_ARGUMENT hello; see docs/reference/reasons.md.
     """
     FetchBlob: _grpc.UnaryStreamMultiCallable[_federation_pb2.FetchBlobRequest, _federation_pb2.FetchBlobResponse]
     """Streams a blob that an assignment offered to this client, the specification of a run that asks it to take part, or a
@@ -81,6 +82,7 @@ class FederationAsyncStub(FederationStub):
     """One stream per worker, held for as long as the worker is up. The worker says hello, then sends heartbeats; the
     coordinator sends assignments as soon as they exist, and again after a reconnection while they are open.
     A second stream of the same client ends the first.
+    Errors: FAILED_PRECONDITION home-copied; ABORTED superseded; INVALID_ARGUMENT hello; see docs/reference/reasons.md.
     """
     FetchBlob: _aio.UnaryStreamMultiCallable[_federation_pb2.FetchBlobRequest, _federation_pb2.FetchBlobResponse]  # type: ignore[assignment]
     """Streams a blob that an assignment offered to this client, the specification of a run that asks it to take part, or a
@@ -128,6 +130,7 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         """One stream per worker, held for as long as the worker is up. The worker says hello, then sends heartbeats; the
         coordinator sends assignments as soon as they exist, and again after a reconnection while they are open.
         A second stream of the same client ends the first.
+        Errors: FAILED_PRECONDITION home-copied; ABORTED superseded; INVALID_ARGUMENT hello; see docs/reference/reasons.md.
         """
 
     @_abc_1.abstractmethod

@@ -67,6 +67,10 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("member.site.site_now:status_command", "Say what the worker does now: connected, paused, at work."),
         "pause": ("member.site.site_now:pause_command", "Begin no new work, until you resume or until a time."),
         "resume": ("member.site.site_now:resume_command", "End a pause."),
+        "copied": (
+            "member.site.copied:copied_command",
+            "Show that a copy of this directory has started; decide which one goes on.",
+        ),
         "approve": ("member.site.run_requests:approve_command", "Approve a run, with its present specification."),
         "refuse": ("member.site.run_requests:refuse_command", "Refuse a run, also one that was approved before."),
         "receipts": (

@@ -115,3 +115,5 @@ AskOption = Annotated[bool, typer.Option(help="Ask for a passphrase for the priv
 DataOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the task's data.")]
 DownloadOption = Annotated[bool, typer.Option("--download", help="Let the task fetch a public data set into --data.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
+LogLevelOption = Annotated[str, typer.Option(help="debug, info, warning or error; to standard error.")]
+LogFormatOption = Annotated[str, typer.Option(help="text, or json: one JSON object a line.")]

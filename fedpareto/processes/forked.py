@@ -6,6 +6,7 @@ gRPC call and starts no thread, so that forking it is safe.
 """
 
 import atexit
+import gc
 import multiprocessing
 import os
 import runpy
@@ -14,16 +15,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, parent_process
 from pathlib import Path
+from types import ModuleType
 
 from federation.process.sockets import short_enough
 from federation.transport.tls import require_tls13
 
 # The imports of coordinators, workers and commands. None of them may start a thread or make a gRPC call.
 PRELOADED = [
+    "fedpareto.processes.imported_once",  # the first one
     "alembic.command",
     "coordinator.services.stopped",
     "cryptography.hazmat.backends.openssl.backend",
@@ -90,7 +93,8 @@ class Forked:
         files = (str(text or os.devnull), str(output), str(errors or output))
         context = multiprocessing.get_context("forkserver")
         self._process = context.Process(target=run, args=([*arguments], files, str(cwd), dict(env)))
-        self._process.start()
+        with _without_program():
+            self._process.start()
         self.pid = self._process.pid or 0  # it has one, since it was started
 
     @property
@@ -123,6 +127,17 @@ class Forked:
                     os.kill(self.pid, number)
 
 
+@contextmanager
+def _without_program() -> Iterator[None]:
+    """Hides the program of this process, which multiprocessing would run once more in the new one, such as a script."""
+    program = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
+
+
 def completed(
     arguments: Sequence[str],
     *,
@@ -150,6 +165,7 @@ def completed(
 
 def run(arguments: list[str], files: tuple[str, str, str], cwd: str, env: dict[str, str]) -> None:
     """Runs the module, program or file of the arguments in the new process, as the interpreter does."""
+    gc.enable()  # the server has disabled it
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for number, file in enumerate(files):

@@ -1,9 +1,9 @@
 """A whole simulation: a coordinator's home, a conductor, and clients in this process."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ from fedpareto.simulation.fleet import SimulatedFleet, enroll, forget_interrupte
 from fedpareto.simulation.history import History, read_history
 from fedpareto.simulation.local_state import PopulationState
 from fedpareto.simulation.population import Population, populate, try_smallest
+from fedpareto.simulation.simulation_progress import SimulationProgress
 from storage import models
 from storage.models import Round, Run
 from storage.retention import collect
@@ -56,17 +57,6 @@ from storage.states import RoundState, RunState
 _FEDERATION = "simulation"  # the federation id in its home
 _KEEP_ROUNDS = 2  # the last rounds that keep their models, beside the first and the best one
 _COLLECT_EVERY = 20  # rounds
-
-
-@dataclass(frozen=True)
-class SimulationProgress:
-    """The progress of a simulation."""
-
-    done: int  # rounds that are over
-    total: int  # rounds of the run
-    metrics: Mapping[str, float]  # of the last round
-    rate: float  # rounds per second of this call
-    undisclosed: Sequence[str] = ()  # the numbers of the last round that privacy hides
 
 
 class Simulation(AbstractContextManager["Simulation"]):

@@ -7,7 +7,7 @@ from federation.text import counted
 from fedpareto.admin_messages import name_of
 from fedpareto.formatting import when
 from fedpareto.run_names import RunNames
-from fedpareto.web.pages.html import Html
+from fedpareto.web.pages.html import Html, tag
 from fedpareto.web.pages.rendering import rendered
 from fedpareto.web.pages.skeleton import Link, WebPage, in_one_file
 from fedpareto.web.sections import run_words
@@ -19,21 +19,48 @@ def page(data: ShownRun, beside: Sequence[ShownRun] = ()) -> Html:
     """A run as one HTML document that needs nothing else; other runs of its task are drawn beside it."""
     names = RunNames([data.run, *(other.run for other in beside)])
     data, *beside = (replace(one, origin=names.origin(one.run.run_id, one.run.name)) for one in (data, *beside))
+    shown = _sections(data, beside)
+    links = [Link(anchor.capitalize(), f"#{anchor}") for anchor in shown]
+    body = _body(data, shown, _words(data, beside), run_words.cards(data))
+    return in_one_file(WebPage(title=f"{data.run.name}: federated run", body=[body], nav=links))
+
+
+def _sections(data: ShownRun, beside: Sequence[ShownRun] = ()) -> dict[str, Html]:
+    """The sections of a run that have something to show."""
     made = {section.anchor: section.html(data, beside) for section in SECTIONS}
-    shown = {anchor: html for anchor, html in made.items() if html}
+    return {anchor: html for anchor, html in made.items() if html}
+
+
+def _body(data: ShownRun, shown: dict[str, Html], words: str, cards: str = "") -> Html:
     run = data.run
-    body = rendered(
+    return rendered(
         "report.html",
         data=data,
         run=run,
         state=name_of(run, "state").lower(),
         look=run_words.state_look(run),
-        words=_words(data, beside),
-        cards=run_words.cards(data),
+        words=words,
+        cards=cards,
         sections=shown,
     )
-    links = [Link(anchor.capitalize(), f"#{anchor}") for anchor in shown]
-    return in_one_file(WebPage(title=f"{run.name}: federated run", body=[body], nav=links))
+
+
+_SUMMARY = ("course", "members")  # the sections of `summary`
+_SUMMARY_HEIGHT = 720  # pixels; the frame scrolls
+
+
+def summary(data: ShownRun) -> Html:
+    """A run as a part of a notebook: the verdict, the members' curves, and each member at the end."""
+    shown = {anchor: html for anchor, html in _sections(data).items() if anchor in _SUMMARY}
+    return framed(
+        in_one_file(WebPage(title=f"{data.run.name}: federated run", body=[_body(data, shown, _words(data, ()))]))
+    )
+
+
+def framed(document: Html) -> Html:
+    """A page as a part of another one: in a frame without rights, since the styles of both would mix."""
+    style = f"width: 100%; height: {_SUMMARY_HEIGHT}px; border: 0; background: white"
+    return tag("iframe", sandbox="", srcdoc=document, style=style)
 
 
 def _words(data: ShownRun, beside: Sequence[ShownRun]) -> str:

@@ -15,7 +15,7 @@ from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Result
 from fedpareto.experiments.loading import load
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from fedpareto.simulation import SimulationError
 from fedpareto.simulation.history import History
 from tests.fedpareto.experiments import scene as experiment_cases

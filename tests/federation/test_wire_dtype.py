@@ -22,8 +22,9 @@ from federation.vectors import narrow, payload_bytes, read_vector, update_layout
 from federation.work.base import Result, RowSchema, Shape, WorkError, WorkingClient
 from federation.work.registry import decode, encode
 from federation.work.train.work import Train
-from fedpareto.notebook import simulate
-from fedpareto.simulation.simulate import Simulation, SimulationProgress
+from fedpareto.face.simulated import simulate
+from fedpareto.simulation.simulate import Simulation
+from fedpareto.simulation.simulation_progress import SimulationProgress
 from tests.harness import federation
 from tests.running import refused
 from tests.stage import LAYOUT, Stage, spec

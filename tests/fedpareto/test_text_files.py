@@ -16,7 +16,7 @@ from fedpareto.cli.admin.upload import read_spec
 from fedpareto.cli.secret_input import proxies_for, read_join_string, read_passphrase
 from fedpareto.experiments.loading import load
 from fedpareto.experiments.published_numbers import PublishedTable
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from tests.command_lines import failure
 from tests.federation.scene import MEMBER
 from worker.config import WorkerConfig

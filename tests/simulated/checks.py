@@ -70,6 +70,7 @@ def problems(schedule: Schedule, calm: Result) -> list[str]:
             record.of_pauses,
             record.of_log,
             record.of_sessions,
+            record.of_starts,
         ):
             found += [f"{check.__name__}: {problem}" for problem in check()]
     return [*found, *_of_blobs(schedule)]
@@ -123,6 +124,12 @@ class _Record:
             yield f"the run failed: {self._run.reason}"
         elif self._run.reason.startswith(("record:", "storage:", "error:")):
             yield f"the run was paused: {self._run.reason}"
+
+    def of_starts(self) -> Iterator[str]:
+        """No worker was taken for a copy: each home is the only one."""
+        yield from (
+            f"{member.name} was refused as a copy" for member in self._schedule.members if member.taken_for_copy
+        )
 
     # --- receipts and assignments
 

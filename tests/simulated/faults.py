@@ -47,6 +47,8 @@ HARSH: Mapping[str, float] = MappingProxyType(
 """Likewise, of the faults after which a run may have another result, and must say why."""
 AWAY = "member away"
 """A fault of plans whose rounds begin without some members; it must not change the result either."""
+KILLED_AT_WELCOME = "worker killed at its welcome"
+"""A fault of plans that say so: the coordinator has taken a start, and its home has not noted the welcome."""
 AWAY_AFTER_KILL = "member away after a kill"
 """A fault of plans that find another pool after a restart."""
 MOST = 4  # faults of one kind in a schedule

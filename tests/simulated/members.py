@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from random import Random
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.exc import SQLAlchemyError
@@ -24,6 +25,7 @@ from federation.spec.computation import Computation
 from federation.trust.envelope import envelope_digest, sign, verify
 from federation.trust.key_chain import KeyChain
 from federation.v1 import common_pb2 as common
+from federation.v1.federation_pb2 import Hello
 from federation.vectors import payload_bytes
 from federation.work.base import Memory, Result, Shape, Work, WorkError, WorkingClient, payload_layout
 from federation.work.registry import decode
@@ -31,11 +33,13 @@ from federation.work.replies import reply_manifest
 from federation.work.secure.ready import Ready
 from federation.work.site import Site
 from storage.blobs import BlobCorrupt, BlobMissing
-from tests.simulated.faults import Faults
+from tests.simulated.faults import KILLED_AT_WELCOME, Faults
 from tests.simulated.plans import TASK, Plan
 from tests.simulated.process import Process
 from tests.simulated.world import BEGINNING, World
 from worker.connection.clock import TOLERANCE, TimeRefused
+from worker.connection.starts import Starts
+from worker.home import WorkerHome
 from worker.work.computing import origin_of
 from worker.work.memory import question_digest
 from worker.work.submitter import _CLOSED, _WRONG
@@ -104,11 +108,13 @@ class Member:
     world: World
     faults: Faults
     coordinator: Callable[[], Process | None]
+    home: WorkerHome
     spool: dict[str, SpoolEntry] = field(default_factory=dict)
     receipts: list[tuple[common.SignedEnvelope, common.SignedEnvelope]] = field(default_factory=list)
     answered: dict[str, str] = field(default_factory=dict)
     nonces: dict[bytes, set[tuple[int, int]]] = field(default_factory=dict)
     gone: bool = False
+    taken_for_copy: bool = False  # it was refused as a copy, and is none
     _stream: _Stream | None = None
     _served: Process | None = None  # the process at the other end of the stream
     _newest: datetime = BEGINNING  # the newest time that it has seen signed
@@ -121,6 +127,11 @@ class Member:
     _memories: dict[tuple[int, int], _Memory] = field(default_factory=dict)
     _back: float = 0.0  # when it attends again, in the world's seconds
     _born: int = 0  # restarts so far: what an earlier life has begun does not go on
+
+    def __post_init__(self) -> None:
+        self.home.directory.mkdir(parents=True)
+        self._random = Random(f"starts/{self.name}")
+        self._starts = Starts(self.home, self._random.randbytes)
 
     @property
     def busy(self) -> bool:
@@ -148,17 +159,24 @@ class Member:
             )
             self._take_time(process.clock())
             self._stream, self._served, self._arrives = stream, process, self.world.seconds
-            waiting = process.attends(stream, self.plan.samples[self.name], list(self.plan.objectives))
+            hello = Hello()
+            self._starts.tell(hello)
+            waiting = process.attends(stream, hello, self.plan.samples[self.name], list(self.plan.objectives))
         except TimeRefused:
             self.world.note("time refused", self.name)
             self.world.after(self.faults.seconds(1, 10), self.attend)
             return
         except _FAILURES as error:
             self._stream = None
-            if process is not None and process.refusal(error).reason == "certificate-revoked":
-                self.gone = True
+            reason = "" if process is None else process.refusal(error).reason
+            self.gone |= reason == "certificate-revoked"
+            self.taken_for_copy |= reason == "home-copied"
             self.world.after(self.faults.seconds(1, 10), self.attend)
             return
+        if self.faults.strikes(KILLED_AT_WELCOME, self.name):
+            self.restart()
+            return
+        self._starts.welcomed()
         self.world.note("attends", self.name)
         for assigned in waiting:
             self._carry(stream, assigned)
@@ -196,6 +214,7 @@ class Member:
     def restart(self) -> None:
         """Is killed, and starts again: what it has not stored is lost."""
         self._born += 1
+        self._starts = Starts(self.home, self._random.randbytes)
         self._orders.clear()
         for memory in self._memories.values():
             memory.restart()
@@ -366,15 +385,15 @@ class Member:
         late = self.faults.strikes("request late", self.name)
         for _ in range(2 if self.faults.strikes("request doubled", self.name) else 1):
             delay = self.faults.seconds(20, 120) if late else self.faults.seconds(0.01, 2.0)
-            self.world.after(delay, lambda: self._arrive(entry))
+            self.world.after(delay, partial(self._arrive, entry, self._starts.start))
 
-    def _arrive(self, entry: SpoolEntry) -> None:
+    def _arrive(self, entry: SpoolEntry, start: bytes) -> None:
         """A call of the member arrives at the coordinator."""
         process = self.coordinator()
         if process is None:
             return
         try:
-            admitted = process.admit(self.name, entry.envelope)
+            admitted = process.admit(self.name, entry.envelope, start)
         except _FAILURES as error:
             self._answer(entry, process.refusal(error))
             return

@@ -11,7 +11,7 @@ from federation.spec.computation import Computation, Descend, Differentiate, Mea
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import Layout, Tensor, to_bytes
 from federation.work.base import Result
-from tests.simulated.faults import AWAY
+from tests.simulated.faults import AWAY, KILLED_AT_WELCOME
 
 TASK = "made-up"
 FEDERATION = "simulated"
@@ -147,7 +147,7 @@ def plans() -> Mapping[str, Plan]:
             _THREE,
             asking=_NAMED,
             alike=True,
-            faults={AWAY: 0.03},
+            faults={AWAY: 0.03, KILLED_AT_WELCOME: 0.2},
         ),
         Plan("private", 1, _PRIVATE, _FIVE),
         Plan("measured", 1, _PRIVATE.replace('disclose = ["evaluation"], ', ""), {**_FIVE, "finn": 10}),

@@ -31,6 +31,7 @@ from storage.models import Reply, Round, Run
 from storage.records import ConversationFacts, RunMemory
 from storage.states import RoundState
 from tests.simulated import process
+from worker.connection.starts import KnownStarts, Starts
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -217,6 +218,19 @@ def a_clock_that_is_followed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SteadyClock, "__call__", lambda self: self.machine())
 
 
+def a_start_that_is_told_before_it_is_kept(patch: pytest.MonkeyPatch) -> None:
+    """A worker writes its start to the disk only when it was welcomed."""
+    write, welcomed = Starts._write, Starts.welcomed
+    patch.setattr(Starts, "_write", lambda self, known: setattr(self, "_known", known))
+
+    def late(self: Starts) -> None:
+        known, self._known = self._known, KnownStarts()
+        write(self, known)
+        welcomed(self)
+
+    patch.setattr(Starts, "welcomed", late)
+
+
 def _at_a_stepped_round(patch: pytest.MonkeyPatch, instead: Callable[[Fleet, Round], Round | None]) -> None:
     """Where a conductor begins with a round that has made its step, something else happens."""
 
@@ -264,6 +278,7 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = MappingProxyType(
             (a_choice_from_nobody, ("named",)),
             (facts_of_the_present, ("measured",)),
             (a_clock_that_is_followed, ("average",)),
+            (a_start_that_is_told_before_it_is_kept, ("named",)),
         )
     }
 )

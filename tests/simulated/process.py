@@ -25,6 +25,7 @@ from coordinator.cluster.registry import CoordinatorFacts, Registry
 from coordinator.fault_state import FaultState
 from coordinator.lease_keeper import LOOKS, LeaseKeeper
 from coordinator.members import membership
+from coordinator.members.home_starts import take_start
 from coordinator.monitor import ClockWatch
 from coordinator.rounds.bell import Bell
 from coordinator.rounds.changes import RunChanges
@@ -44,6 +45,7 @@ from coordinator.signing_keys import Signing
 from federation.refusals import Refusal
 from federation.transport.payload_check import PayloadCheck
 from federation.v1.common_pb2 import SignedEnvelope
+from federation.v1.federation_pb2 import Hello
 from storage import audit
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
@@ -275,12 +277,13 @@ class Process:
 
     # --- calls of members
 
-    def attends(self, stream: AttendanceStream, samples: int, objectives: list[str]) -> list[Assigned]:
-        """A member attends. Returns its open assignments."""
+    def attends(self, stream: AttendanceStream, hello: Hello, samples: int, objectives: list[str]) -> list[Assigned]:
+        """A member attends; `hello` has its starts. Returns its open assignments."""
         self.fault_state.check_serving("Attend")
         self._check_member(stream.client_id)
         with self.database.begin() as session:
             client = session.get_one(Client, stream.client_id)
+            take_start(client, hello)
             client.tasks, client.objectives = {TASK: samples}, {TASK: objectives}
             client.last_seen = stream.last_seen
         self.presence.join(stream)
@@ -294,11 +297,11 @@ class Process:
             _offering(session, client_id, digest)
         return self.blobs.read(digest)
 
-    def admit(self, client_id: str, reply: SignedEnvelope) -> Admission | SignedEnvelope:
+    def admit(self, client_id: str, reply: SignedEnvelope, start: bytes) -> Admission | SignedEnvelope:
         """The admission of a reply, or its receipt if it had been given."""
         self.fault_state.check_serving("Submit")
         self._check_member(client_id)
-        return self.intake.admit(client_id, reply)
+        return self.intake.admit(client_id, reply, start)
 
     def upload(self, admission: Admission) -> ReplyUpload:
         """Begins or goes on with an upload, which ends with `end`."""

@@ -37,6 +37,7 @@ from tests.simulated.members import Member
 from tests.simulated.plans import DEADLINE_SECONDS, FEDERATION, TASK, Plan
 from tests.simulated.process import SLEPT, Killed, Machine, Process
 from tests.simulated.world import BEGINNING, World
+from worker.home import WorkerHome
 
 RUN = "simulated-run"[:12]
 OPERATOR_SECONDS = 5.0  # between two chances of an operator, or of a clock
@@ -164,6 +165,7 @@ class Schedule:
                 self.world,
                 self.faults,
                 lambda: self.process,
+                WorkerHome(directory / "homes" / name),
             )
             for name, key in stage.keys.items()
         ]

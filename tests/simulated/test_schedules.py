@@ -35,6 +35,12 @@ def test_the_same_seed_gives_the_same_trace(runner: Runner, seed: int) -> None:
     assert first.counts["receipt"]
 
 
+def test_a_worker_that_is_killed_at_its_welcome_is_not_taken_for_a_copy(runner: Runner) -> None:
+    outcome = runner.run(18)
+    assert outcome.counts["worker killed at its welcome"]
+    assert outcome.problems == []
+
+
 def test_the_program_goes_on_where_it_stopped_and_writes_its_record(tmp_path: Path) -> None:
     progress, page = tmp_path / "faults.jsonl", tmp_path / "faults.md"
     page.write_text("What is played.\n\n## The record\n\nAn older one.\n")

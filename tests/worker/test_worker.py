@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.attacks import AttackError, parse_attack
 from federation.digests import digest
+from federation.process.assignment_log import AssignmentFilter
 from federation.process.service_manager import ServiceManager
 from federation.task_layout import TaskLayout
 from federation.tasks import task
@@ -142,11 +143,13 @@ def test_an_error_that_nobody_expects_costs_its_assignment_and_not_the_worker(
 
     monkeypatch.setattr(Execution, "_reply", once)
     running = scene.attending()
-    scene.assign(0)
-    declined = running.wait_for("declined")[0]
+    with caplog.filtering(AssignmentFilter()):
+        scene.assign(0)
+        declined = running.wait_for("declined")[0]
     assert (declined["reason"], declined["assignment_id"]) == ("failed", "assignment-0")
     assert "ValueError: cannot mmap an empty file" in declined["message"]
-    assert [record.message for record in caplog.records if record.exc_info] == ["assignment assignment-0"]
+    (line,) = (record for record in caplog.records if record.exc_info)
+    assert (line.message, vars(line)["assignment_id"]) == ("assignment assignment-0", "assignment-0")
     scene.receipts(1, 1)
 
 

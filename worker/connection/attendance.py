@@ -39,18 +39,22 @@ from worker.connection.address_turn import AddressTurn
 from worker.connection.approval import Approval
 from worker.connection.backoff import Backoff
 from worker.connection.clock import CoordinatorClock, TimeRefused
+from worker.connection.closing_words import tell_closing
 from worker.connection.coordinator_key import follow_coordinator
 from worker.connection.file_calls import CHANNEL_OPTIONS, FileCalls
 from worker.connection.revocation import revocation
+from worker.connection.starts import Starts
 from worker.connection.witness import Witness
 from worker.events import Events
+from worker.home import with_remedy
 from worker.progress import Progress, StatementError, open_restore
 from worker.status import CoordinatorConnection
 
 # Refusals that end the worker, as a signed revocation does: its owner has to act.
 FINAL_REASONS = {
     "certificate-expired": "join again, with a new join string and this directory",
-    "superseded": "another worker with this client's identity attends now: run one, or join a second client",
+    "superseded": "another worker with this client's identity attends now: run one, or join a second client. If it "
+    "runs with a copy of this directory, remove one of the two",
 }
 # Refusals after which the worker keeps trying: they may end by themselves, or the coordinator's operator ends them.
 ADVICE = {
@@ -58,6 +62,8 @@ ADVICE = {
     "than this membership, or this directory belongs to another federation: ask its operator",
     "certificate-revoked": "the coordinator sent no signed statement of a revocation, and only that ends a worker: "
     "ask the federation's security officer",
+    "home-copied": "stop both workers, then run `fedpareto worker copied` with the directory that goes on; the other "
+    "directory's ledgers may have entries that this one lacks",
     "role": "this certificate may not work for the federation: use the directory that `fedpareto worker join` made",
     "hello": "the coordinator did not understand this worker: compare the versions of both",
     "limit:tasks": "offer fewer tasks or objectives, with names of letters, digits and hyphens",
@@ -109,9 +115,9 @@ class Attendance:
     """Holds the stream to the coordinator, and lends its channel to the code that fetches and submits.
 
     `rotations` is the file with the rotations of the coordinator's keys; `note` keeps the coordinators' addresses, in
-    the order in which the next start tries them; `hello` makes the first message, without its nonce; `closing` returns
-    why the site begins no work now, None while it is open; `patience` gives the delays after a refusal, which grow
-    longer than the delays of `backoff` after a broken connection.
+    the order in which the next start tries them; `hello` makes the first message, without its nonce and the `starts`;
+    `closing` returns why the site begins no work now, None while it is open; `patience` gives the delays after a
+    refusal, which grow longer than the delays of `backoff` after a broken connection.
 
     Attributes:
         connection: as it is now; None before the first try has ended.
@@ -124,6 +130,7 @@ class Attendance:
         rotations: Path,
         note: Callable[[tuple[str, ...]], None],
         hello: Callable[[], Hello],
+        starts: Starts,
         clock: CoordinatorClock,
         progress: Progress,
         witness: Witness,
@@ -140,6 +147,7 @@ class Attendance:
         self._rotations = rotations
         self._note = note
         self._hello = hello
+        self._starts = starts
         self._clock = clock
         self._progress = progress
         self._witness = witness
@@ -154,6 +162,7 @@ class Attendance:
         self._close: Callable[[], None] | None = None
         self._heartbeat_seconds = WELCOME_SECONDS
         self._calls = 0  # of the worker on the channel that is lent, besides the stream
+        self._again = False  # it tries again at once
         self._renewed = False  # the stream ends because the worker has a new certificate, or other abilities
         self._turn = AddressTurn()
         self._noted = member.addresses
@@ -218,7 +227,8 @@ class Attendance:
                 retry_seconds=delay,
             )
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping, timeout=delay)
+                self._changed.wait_for(lambda: self._stopping or self._again, timeout=delay)
+                self._again = False
 
     def _lost(self, problem: str) -> None:
         since = self.connection.since if self.connection and not self.connection.connected else datetime.now(UTC)
@@ -252,6 +262,17 @@ class Attendance:
             self._renewed = close is not None
         if close is not None:
             close()
+
+    def try_again(self) -> None:
+        """Tries to attend at once, instead of after the delay that a refusal has."""
+        with self._changed:
+            self._again = True
+            self._changed.notify_all()
+
+    @property
+    def start(self) -> bytes:
+        """The id of this start of the worker, as the coordinator knows it."""
+        return self._starts.start
 
     def introduce_again(self) -> None:
         """Says hello again, on a new stream, unless another call is under way."""
@@ -297,7 +318,7 @@ class Attendance:
 
     def _beat(self, assignment_id: str, progress: float) -> Heartbeat:
         beat = Heartbeat(assignment_id=assignment_id, progress=progress, log_size=self.log_size)
-        _tell_closing(beat, self._closing())
+        tell_closing(beat, self._closing())
         return beat
 
     def consent(self, envelope: SignedEnvelope) -> None:
@@ -358,12 +379,19 @@ class Attendance:
         welcomed = False
         hello = self._hello()
         hello.nonce, hello.log_size = secrets.token_bytes(NONCE_BYTES), self.log_size
-        _tell_closing(hello, self._closing())
+        tell_closing(hello, self._closing())
         try:
+            try:
+                self._starts.tell(hello)
+            except OSError as error:
+                raise WelcomeRefused(f"the starts of this worker cannot be written: {with_remedy(error)}") from None
             call = stub.Attend(self._requests(hello, outbox, handlers))
             for response in call:
-                if not welcomed:
+                if response.WhichOneof("message") == "home_copied":
+                    self._starts.refused(response.home_copied.start)
+                elif not welcomed:
                     self._welcome(response, hello.nonce)
+                    self._starts.welcomed()
                     welcomed = True
                     self.connection = CoordinatorConnection(True, datetime.now(UTC))
                     self._learn(address, response.welcome.addresses)
@@ -466,11 +494,3 @@ class Attendance:
                 "certificates and records go by them, so set the wrong one right",
                 offset_seconds=offset,
             )
-
-
-def _tell_closing(message: Hello | Heartbeat, closing: SiteClosing | None) -> None:
-    """Says in a message why the site begins no work now; nothing while it is open."""
-    if closing is not None:
-        message.paused = closing.paused
-        if closing.until is not None:
-            message.closed_until.FromDatetime(closing.until)

@@ -14,6 +14,7 @@ from functools import partial
 
 from federation.directories import DirectoryGone
 from federation.owners_code import TwoTexts, owners_frame, passes
+from federation.process.assignment_log import about_assignment
 from federation.refusals import Refusal
 from federation.training import TrainingStopped
 from federation.training.reasons import NOT_ASKED, texts_of
@@ -277,33 +278,37 @@ class Runner:
     def run(self, lane: Lane) -> None:
         """Executes the assignments of a lane, in order of arrival, until `stop`."""
         while (job := self._next(lane)) is not None:
-            try:
-                job.began = self.attendance.now()
-                control = self._control(job)
-                if control.stopped():
-                    raise TrainingStopped
-                self.execution.do(job.order, control)
-                self.finished()
-            except Declined as declined:
-                self.decline(declined, job.order.envelope)
-            except OSError as error:  # exceptions of the owner's own code do not get here
-                self.decline(Declined("disk", disk_texts(error)), job.order.envelope)
-            except TrainingStopped:
-                if not (self._stopping or job.unwanted):
-                    self.decline(self._late(job) or Declined("failed", NOT_ASKED), job.order.envelope)
-            except (WorkerHomeError, DirectoryGone):  # without these files, nothing can be done
+            with about_assignment(job.name):
+                self._do(job, lane)
+
+    def _do(self, job: _Job, lane: Lane) -> None:
+        try:
+            job.began = self.attendance.now()
+            control = self._control(job)
+            if control.stopped():
+                raise TrainingStopped
+            self.execution.do(job.order, control)
+            self.finished()
+        except Declined as declined:
+            self.decline(declined, job.order.envelope)
+        except OSError as error:  # exceptions of the owner's own code do not get here
+            self.decline(Declined("disk", disk_texts(error)), job.order.envelope)
+        except TrainingStopped:
+            if not (self._stopping or job.unwanted):
+                self.decline(self._late(job) or Declined("failed", NOT_ASKED), job.order.envelope)
+        except (WorkerHomeError, DirectoryGone):  # without these files, nothing can be done
+            raise
+        except BaseException as error:  # sys.exit() in the owner's code shall not end the worker
+            if passes(error):
                 raise
-            except BaseException as error:  # sys.exit() in the owner's code shall not end the worker
-                if passes(error):
-                    raise
-                LOGGER.exception("assignment %s", job.name)
-                texts = TwoTexts.same(SILENT) if job.order.work.conceals else texts_of(error)
-                self.decline(Declined("failed", texts), job.order.envelope)
-            finally:
-                with self._changed:
-                    del self._current[lane]
-                if job.unwanted:  # the work may have kept something since the cancel
-                    self.execution.forget(job.order.envelope)
+            LOGGER.exception("assignment %s", job.name)
+            texts = TwoTexts.same(SILENT) if job.order.work.conceals else texts_of(error)
+            self.decline(Declined("failed", texts), job.order.envelope)
+        finally:
+            with self._changed:
+                del self._current[lane]
+            if job.unwanted:  # the work may have kept something since the cancel
+                self.execution.forget(job.order.envelope)
 
     def _next(self, lane: Lane) -> _Job | None:
         """The next job of a lane, as soon as there is one; None when the worker stops."""

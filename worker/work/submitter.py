@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 
 from federation.owners_code import TwoTexts
+from federation.process.assignment_log import about_assignment
 from federation.record import bound_fields
 from federation.record.bound_fields import difference
 from federation.refusals import Refusal
@@ -124,7 +125,7 @@ class Submitter:
             seen = self._wakes
             failed = False
             for entry in self.spool.entries():
-                with self.attendance.calling() as files:
+                with self.attendance.calling() as files, about_assignment(entry.assignment_id):
                     if files is None or self._stopping:
                         return
                     size = entry.manifest.payload_bytes
@@ -140,7 +141,9 @@ class Submitter:
     def _submit(self, files: FileCalls, entry: SpoolEntry) -> bool:
         """Makes one attempt and acts on its outcome. False if it has to be repeated."""
         attendance, arrived = self.attendance, partial(self._note_progress, entry)
-        outcome = exchange(files, entry, attendance.member, attendance.log_size, arrived, attendance.saw_log)
+        outcome = exchange(
+            files, entry, attendance.member, attendance.log_size, arrived, attendance.saw_log, attendance.start
+        )
         name, events = entry.assignment_id, self.events
         if self._stopping and not isinstance(outcome, Acknowledged):
             return False
@@ -198,15 +201,16 @@ def exchange(
     log_size: int,
     arrived: Callable[[int, bool], None],
     saw_log: Callable[[LogHead], None],
+    start: bytes = b"",
 ) -> Outcome:
     """Hands in a reply once, as far as the coordinator's windows allow, and returns the outcome.
 
     `log_size` is the number of entries of the coordinator's log that this worker knows. `arrived` gets the number of
     bytes that the coordinator has, and True for its first message in this attempt; `saw_log` gets the checkpoint that
-    came with a receipt.
+    came with a receipt. `start` is that of this worker.
     """
     try:
-        receipt = _send(files, entry, log_size, arrived, saw_log)
+        receipt = _send(files, entry, log_size, arrived, saw_log, start)
     except ValueError:  # the channel was closed a moment ago
         return Unanswered()
     except grpc.RpcError as error:
@@ -227,13 +231,14 @@ def _send(
     log_size: int,
     arrived: Callable[[int, bool], None],
     saw_log: Callable[[LogHead], None],
+    start: bytes,
 ) -> SignedEnvelope | None:
     """Returns the receipt; None if the coordinator sent none."""
     windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
     timeout = ANSWER_SECONDS + slowest_seconds(entry.manifest.payload_bytes)
     try:
         first = True
-        for answer in files.submit(_requests(entry, windows, log_size), timeout=timeout):
+        for answer in files.submit(_requests(entry, windows, log_size, start), timeout=timeout):
             kind = answer.WhichOneof("message")
             if kind == "receipt":
                 if answer.HasField("log"):
@@ -274,9 +279,11 @@ def verify_receipt(receipt: SignedEnvelope, entry: SpoolEntry, member: MemberFil
     return manifest
 
 
-def _requests(entry: SpoolEntry, windows: "queue.SimpleQueue[Window | None]", log_size: int) -> Iterator[bytes]:
+def _requests(
+    entry: SpoolEntry, windows: "queue.SimpleQueue[Window | None]", log_size: int, start: bytes
+) -> Iterator[bytes]:
     """The envelope, then the payload from the first window's offset on, each piece once a window allows it."""
-    yield SubmitRequest(reply=entry.envelope, log_size=log_size).SerializeToString()
+    yield SubmitRequest(reply=entry.envelope, log_size=log_size, start=start).SerializeToString()
     if entry.payload is None:
         return
     with entry.payload.open("rb") if isinstance(entry.payload, Path) else io.BytesIO(entry.payload) as file:

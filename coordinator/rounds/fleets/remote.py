@@ -29,6 +29,7 @@ from coordinator.rounds.replies import signed_columns
 from coordinator.rounds.replies.revoked import REVOKED, count_fulfilled, fulfilled, of_revoked, revoked_before
 from coordinator.rounds.transitions import close_phase, end_assignment, open_assignments
 from federation.aggregation.phases import Asked, Replies, Selected
+from federation.process.assignment_log import about_assignment
 from federation.record import log_entries
 from federation.spec.run_facts import unshared_parameters
 from federation.spec.run_spec import RunSpec
@@ -309,7 +310,9 @@ class RemoteFleet(Fleet):
 
     def tell_cancelled(self, assignments: Sequence[Assignment]) -> None:
         for assignment in assignments:
-            log.info("assignment %s of %s: %s", assignment.assignment_id, assignment.client_id, assignment.reason)
+            name = assignment.assignment_id
+            with about_assignment(name):
+                log.info("assignment %s of %s: %s", name, assignment.client_id, assignment.reason)
         self._presence.say_cancelled(self.run.run_id, assignments)
 
     def _leave_out_revoked(self, question: Question, phase_id: int) -> None:

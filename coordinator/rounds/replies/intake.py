@@ -22,6 +22,7 @@ from coordinator.rounds.replies.evidence import SignatureMemory
 from coordinator.rounds.replies.recorder import FULFILLED, Signed, ending, record_equivocation, reply_row
 from coordinator.rounds.transitions import end_assignment, end_open_assignment
 from coordinator.signing_keys import Signing
+from federation.process.assignment_log import about_assignment
 from federation.record import bound_fields, log_entries
 from federation.record.bound_fields import repeated
 from federation.refusals import Refusal
@@ -57,6 +58,7 @@ _STANDING = (
         Phase.deadline,
         Run.spec,
         Client.signing_key,
+        Client.start,
         Reply.accepted,
         Reply.reason.label("refused"),
         Reply.receipt,
@@ -72,9 +74,10 @@ _STANDING = (
     .where(Assignment.assignment_id == bindparam("assignment"))
 )
 _LOCKED = (  # no mutant: SQLite has one writer
-    select(Assignment.state, Assignment.reason, Assignment.message)
+    select(Assignment.state, Assignment.reason, Assignment.message, Client.start)
+    .join(Client, Client.client_id == Assignment.client_id)
     .where(Assignment.assignment_id == bindparam("assignment"))
-    .with_for_update()
+    .with_for_update(of=Assignment)
 )
 _INSERT = insert(Reply)
 
@@ -87,6 +90,7 @@ class Admission(Signed):
     kind: type[Work]  # of the work that the assignment asks for
     limits: LimitsSpec  # of the run
     deadline: datetime  # until when the reply counts
+    start: bytes = b""  # of the worker that hands it in; empty if it tells none
 
     def check_in_time(self, now: datetime) -> None:
         """Raises the Refusal `deadline` once the reply comes too late."""
@@ -123,8 +127,10 @@ class Intake:
         self._replied = replied
         self._clock = clock
 
-    def admit(self, client_id: str, envelope: SignedEnvelope) -> Admission | SignedEnvelope:
+    def admit(self, client_id: str, envelope: SignedEnvelope, start: bytes = b"") -> Admission | SignedEnvelope:
         """Checks a reply before any byte of its payload: the envelope of a ReplyManifest, sent by `client_id`.
+
+        `start` is that of its worker, empty if it tells none.
 
         Returns the admission, or the stored receipt if the same envelope was accepted before.
 
@@ -161,6 +167,7 @@ class Intake:
             return _given(
                 standing.receipt, accepted=standing.accepted, reason=standing.refused, message=standing.message
             )
+        _check_start(standing.start, start)
         spec = _spec(standing.spec)
         closed = self._closed(claimed.assignment_id, standing.state, standing.reason, standing.deadline)
         # Protocol, order of checks, 6: a fulfilled assignment goes on to 7 and 8: a second signed reply is evidence,
@@ -177,7 +184,7 @@ class Intake:
             raise closed or refusal from None
         layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows]) if order.rows else None
         work = kind(order.kind).work
-        admission = Admission(envelope, name, manifest, layout, work, spec.limits, standing.deadline)
+        admission = Admission(envelope, name, manifest, layout, work, spec.limits, standing.deadline, start)
         # Protocol, order of checks, 9: from here on the client is the author, so the refusal is recorded and gets a
         # signed receipt.
         problem = content_problem(manifest, work, spec.limits) or privacy_problem(manifest, order)
@@ -204,6 +211,7 @@ class Intake:
                 stored = _stored_receipt(session, locked.message, admission.digest)
                 if stored is not None:
                     return stored
+            _check_start(locked.start, admission.start)
             now = self._clock()
             closed = self._closed(name, locked.state, locked.reason, admission.deadline)
             if closed is None:
@@ -245,7 +253,8 @@ class Intake:
             reason, message = reason_and_message(decline)
             if assignment.state is not AssignmentState.OPEN:
                 return
-            log.warning("%s declines %r: %s: %s", client_id, name, reason, message)
+            with about_assignment(name):
+                log.warning("%s declines %r: %s: %s", client_id, name, reason, message)
             now, run_id = self._clock(), assignment.phase.round.run_id
             end_assignment(assignment, AssignmentState.DECLINED, now, reason, message)
             assignment.decline = envelope.SerializeToString(deterministic=True)
@@ -291,6 +300,16 @@ class Intake:
         if state is not AssignmentState.OPEN:
             return Refusal("assignment-closed", f"assignment {name} is {state}: {reason}")
         return None
+
+
+def _check_start(on_record: str, start: bytes) -> None:
+    """Raises the Refusal `start-ended` for a reply that another start hands in than the one on record."""
+    if start and on_record and start.hex() != on_record:
+        raise Refusal(
+            "start-ended",
+            "another start of this client's worker has taken the place of the one that hands in this reply; the reply "
+            "stays in the spool, for a start of this home that is taken",
+        )
 
 
 def _late(assignment_id: str, deadline: datetime) -> Refusal:

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.replies import signed_columns
+from federation.process.assignment_log import about_assignment
 from federation.record import log_entries
 from federation.refusals import Refusal
 from federation.trust.identity import client_uri
@@ -73,7 +74,8 @@ def record_equivocation(session: Session, assignment: Assignment, reply: Signed,
         detail=f"run {manifest.run_id} round {manifest.round}: accepted was {first}; signed too is {reply.digest}",
         digest=reply.digest,
     )
-    log.warning("%s signed two different replies to assignment %s", manifest.client_id, name)
+    with about_assignment(name):
+        log.warning("%s signed two different replies to assignment %s", manifest.client_id, name)
 
 
 def _row(reply: Signed, now: datetime, *, accepted: bool, reason: str, receipt: bytes) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def run_with_members(session: Session, item: models.Run, *, spec: bool = False) 
     for round_ in read_rounds(session, item.run_id):
         participation.add(round_)
     run = overview.run(session, item, spec=spec)
-    _add_members(run, participation)
+    add_members(run, participation)
     run.alerts.extend(alerts.of_run(session, item))
     return run
 
@@ -78,7 +78,7 @@ class Watching:
         run = overview.run(session, item)
         run.alerts.extend(alerts.of_run(session, item))
         if first or ended or self.over:
-            _add_members(run, self._participation)
+            add_members(run, self._participation)
         responses = [messages.WatchRunResponse(run=run, ended=summary) for summary in summaries(session, ended)]
         if self._parts:
             for response, parts in zip(responses, details.rounds_with_parts(session, ended), strict=True):
@@ -119,7 +119,8 @@ def _open_phase(session: Session, run_id: str, attending: Mapping[str, Attending
     return progress
 
 
-def _add_members(run: messages.Run, participation: Participation) -> None:
+def add_members(run: messages.Run, participation: Participation) -> None:
+    """Adds what each member did in a run."""
     for member in participation.members:
         outcomes = {outcome.lower(): count for outcome, count in member.outcomes.items()}
         run.members.append(like(messages.MemberSummary, member, **outcomes))

@@ -196,7 +196,9 @@ class RunMetrics:
 
         In a private run they measure a model once.
         """
-        return self.spec.evaluates_after(number) and not (self.evaluates_privately and model in earlier.measured)
+        return self.spec.evaluates_after(number, conceals=self.conceals) and not (
+            self.evaluates_privately and model in earlier.measured
+        )
 
     def of_model(self, replies: Replies, before: Iterable[tuple[str, Measurements]], earlier: Earlier) -> RoundMetrics:
         """The metrics of a model that members have measured in the clear.
@@ -221,7 +223,11 @@ class RunMetrics:
     def of_same_model(self, number: int, model: str, earlier: Earlier) -> RoundMetrics:
         """The metrics of a model that members have measured privately before: the value that stops the run stands."""
         known, stop = earlier.measured.get(model), self.spec.stop
-        if known is None or known.stop is None or not (self.evaluates_privately and self.spec.evaluates_after(number)):
+        if (
+            known is None
+            or known.stop is None
+            or not (self.evaluates_privately and self.spec.evaluates_after(number, conceals=self.conceals))
+        ):
             return RoundMetrics()
         return RoundMetrics.exact(self._stop([{f"{stop.split}/{stop.metric}": known.stop}], earlier))
 

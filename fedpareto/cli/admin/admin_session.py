@@ -161,8 +161,15 @@ class AdminSession:
     directory could do so as well.
     """
 
-    def __init__(self, route: Route, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(
+        self,
+        route: Route,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        warn: Callable[[str], object] | None = None,
+    ) -> None:
         self._route = route
+        self._warn = warn or (lambda text: typer.echo(f"warning: {text}", err=True))
         self._clock = clock
         self._lock = threading.Lock()
         self._stack = ExitStack()
@@ -216,7 +223,7 @@ class AdminSession:
             key = self._signing_key(f"the certificate of the last login ends at {ends:%Y-%m-%d %H:%M} UTC")
             files = self._route.log_in(key, now)
         except CommandFailure as failure:
-            typer.echo(f"warning: {failure.message}", err=True)
+            self._warn(failure.message)
         else:
             self._tried = False
         return files

@@ -3,7 +3,7 @@
 import json
 import socket
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,7 +36,13 @@ def find_home(given: Path) -> Path:
 
 
 @contextmanager
-def connect(given: Path, *, passphrase_file: Path | None = None, proxy: str | None = None) -> Iterator[AdminStub]:
+def connect(
+    given: Path,
+    *,
+    passphrase_file: Path | None = None,
+    proxy: str | None = None,
+    warn: Callable[[str], object] | None = None,
+) -> Iterator[AdminStub]:
     """The Admin service, as the administrator whose directory is given. Logs in if the last login has ended.
 
     If the directory is part of the home of a coordinator that does not run, calls that only show the record read it
@@ -46,6 +52,7 @@ def connect(given: Path, *, passphrase_file: Path | None = None, proxy: str | No
         given: see `find_home`.
         passphrase_file: its first line is the passphrase of the signing key.
         proxy: the user's setting; None takes the environment's.
+        warn: is told why a certificate that still holds was not renewed. Default: a line on standard error.
 
     Raises:
         CommandFailure: the directory cannot be used, or a call fails inside.
@@ -55,7 +62,7 @@ def connect(given: Path, *, passphrase_file: Path | None = None, proxy: str | No
         with load("admin.stopped:reading")(route.home.parent) as call:  # with SQLAlchemy, which no other route needs
             yield escaping_stub(call)
         return
-    session = AdminSession(route)
+    session = AdminSession(route, warn=warn)
     try:
         session.open()
         yield escaping_stub(session.call)

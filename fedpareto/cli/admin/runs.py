@@ -16,7 +16,6 @@ from fedpareto.standard_streams import print_document
 with on_first_use():
     from federation.v1 import admin_pb2 as v1
     from federation.v1.admin_pb2_grpc import AdminStub
-    from federation.v1.common_pb2 import RunState
     from fedpareto import admin_messages
     from fedpareto.cli import document
     from fedpareto.cli.admin import watch as watching
@@ -116,9 +115,8 @@ def follow(stub: "AdminStub", run: str, as_json: bool) -> None:
     except KeyboardInterrupt:
         typer.echo(f"\nThe run goes on. Follow it again: fedpareto admin watch {run}", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    if run_state.state != RunState.RUN_STATE_COMPLETED:
-        state = f"{admin_messages.name_of(run_state, 'state')} {run_state.reason}".strip()
-        raise CommandFailure(f"run {run_state.run_id} did not complete: {state}")
+    if problem := watching.not_completed(run_state):
+        raise CommandFailure(problem)
     if not as_json:
         typer.echo(f"completed; its model: fedpareto admin export {run_state.run_id} --out model.safetensors", err=True)
     if silent := participation_table.silent(run_state):

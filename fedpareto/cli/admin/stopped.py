@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,9 +34,9 @@ def reading(centre: Path) -> Iterator[Callable[..., Any]]:
         with (
             failing(CoordinatorHomeError, IdentityError, DatabaseIncompatible),
             stopped_record(centre, clock=lambda: datetime.now(UTC)) as record,
-            asyncio.Runner() as runner,
+            _loop_of_its_own() as run,
         ):
-            calls = _Calls(centre, record, runner)
+            calls = _Calls(centre, record, run)
             try:
                 yield calls.call
             finally:
@@ -48,13 +49,24 @@ def reading(centre: Path) -> Iterator[Callable[..., Any]]:
         raise CommandFailure(f"the record in {centre} cannot be read: {explain_fault(error)}") from error
 
 
+@contextmanager
+def _loop_of_its_own() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
+    """Runs coroutines on a thread of its own: the caller's may have an event loop that runs, as in a notebook."""
+    with ThreadPoolExecutor(1) as thread:
+        runner = asyncio.Runner()
+        try:
+            yield lambda answer: thread.submit(runner.run, answer).result()
+        finally:
+            thread.submit(runner.close).result()
+
+
 class _Calls:
     """The calls of a record, from any thread. All other calls need a coordinator that serves."""
 
-    def __init__(self, centre: Path, record: RecordCalls, runner: asyncio.Runner) -> None:
+    def __init__(self, centre: Path, record: RecordCalls, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
         self._centre = centre
         self._record = record
-        self._runner = runner
+        self._in_loop = run
         self._lock = threading.Lock()
         self._closed = False
 
@@ -68,7 +80,7 @@ class _Calls:
             if self._closed:
                 answer.close()
                 raise RuntimeError("the record is not read any more")
-            return self._runner.run(answer)
+            return self._in_loop(answer)
 
     def call(self, kind: str, method: str, *, response_deserializer: Callable[[bytes], Any], **_: Any) -> Any:
         """A function that makes a call; arguments as of `AdminSession.call`."""

@@ -101,38 +101,49 @@ class InitialModel:
 
 
 def read_spec(path: Path) -> tuple[bytes, RunSpec]:
-    """A run specification from a file, as bytes and parsed; the algorithm and its hyper-parameters are checked too.
-
-    An algorithm, stage or sketch that is not built in may be missing here; the coordinator checks it.
+    """A run specification from a file, as bytes and parsed; see `checked_spec`.
 
     Raises:
         CommandFailure: it cannot be used; the message names file and key.
     """
     with failing(OSError, EncodingError, code=USAGE, what=f"cannot read {path}"):
         text = read_text(path).encode()
+    with failing(SpecError, code=USAGE, what=str(path)):
+        return text, checked_spec(text)
+
+
+def checked_spec(text: bytes) -> RunSpec:
+    """A run specification; the algorithm and its hyper-parameters are checked too.
+
+    An algorithm, stage or sketch that is not built in may be missing here; the coordinator checks it.
+
+    Raises:
+        SpecError: it cannot be used; the message names the key.
+    """
     try:
-        return text, parse_run(text)[0]
+        return parse_run(text)[0]
     except SpecError as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, PluginError):
             cause = cause.__cause__
         if cause is None:
-            raise CommandFailure(f"{path}: {error}", code=USAGE) from None
-        return text, RunSpec.parse(text)
+            raise
+        return RunSpec.parse(text)
 
 
-def initial_model(spec: RunSpec, path: Path | None) -> InitialModel:
+def initial_model(spec: RunSpec, path: Path | None, own: Task | None = None) -> InitialModel:
     """The initial model of a run: that of the file, if one is given, else the one that the task makes from the seed.
 
-    Where the task cannot be used on this machine, the tensors of a file are sent in the order that they have.
+    Where the task cannot be used on this machine, the tensors of a file are sent in the order that they have. `own` is
+    the task; None loads the one that the specification names.
 
     Raises:
         CommandFailure: no such task, a task or file that does not suit `spec.parameters`, or PyTorch is missing.
     """
-    learned = None
+    learned = own
     with failing(TaskError, SharingError, GivenModelError, code=USAGE):
         try:
-            learned = tasks.task(spec.task)
+            learned = own or tasks.task(spec.task)
             if path is None:
                 whole, values = tasks.initial_model(learned, spec.seed)
                 buffers = buffers_of(learned)

@@ -24,7 +24,7 @@ from federation.v1.admin_pb2 import (
     WatchRunResponse,
 )
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import RoundState
+from federation.v1.common_pb2 import RoundState, RunState
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of, whole
 from fedpareto.cli.show import alert_lines, participation_table, round_lines, tables
@@ -130,6 +130,13 @@ def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator
             lost = True
         time.sleep(pause)  # the coordinator may be restarting; longer each time, so as not to load it
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def not_completed(run: Run) -> str:
+    """How a run ended that was not completed, in words; empty if it was."""
+    if run.state == RunState.RUN_STATE_COMPLETED:
+        return ""
+    return f"run {run.run_id} did not complete: {name_of(run, 'state')} {run.reason}".rstrip()
 
 
 def changes(messages: Iterable[WatchRunResponse]) -> Iterator[WatchRunResponse]:

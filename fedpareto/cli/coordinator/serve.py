@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from fedpareto.cli.coordinator.daemon import DEFAULT_HOME, HomeOption, explained, settled
-from fedpareto.cli.failure import USAGE, CommandFailure, failing
-from fedpareto.cli.shared_options import CodeOption, PassphraseOption, json_option
+from fedpareto.cli.failure import failing
+from fedpareto.cli.shared_options import CodeOption, LogFormatOption, LogLevelOption, PassphraseOption, json_option
 from fedpareto.code_path import leave_current_directory
 from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
@@ -38,15 +38,14 @@ def serve(
         typer.Option(help="Also write the ports to this file, as JSON, once it serves. ports.json always has them."),
     ] = None,
     code: CodeOption = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error; to standard error.")] = "info",
+    log_level: LogLevelOption = "info",
+    log_format: LogFormatOption = "text",
     passphrase_file: PassphraseOption = None,
     hold: Annotated[bool, typer.Option("--hold", help="Serve the record only: no run advances.")] = False,
     as_json: Annotated[bool, json_option("Print ports and process id as JSON once the coordinator serves.")] = False,
 ) -> None:
     """Run the daemon until it is stopped (SIGTERM or Ctrl-C)."""
-    if log_level not in ("debug", "info", "warning", "error"):
-        raise CommandFailure(f"--log-level {log_level}: expected debug, info, warning or error", code=USAGE)
-    logs.to_standard_error(log_level.upper(), "%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    logs.to_standard_error(log_level, "%(asctime)s %(levelname)-7s %(name)s: %(message)s", log_format)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     leave_current_directory()  # a run may name `module:Class`: that is imported from what was installed, or from --code
     with explained(), failing(DirectoryGone, LockLost, LogError, PortTaken):

@@ -14,7 +14,7 @@ from fedpareto.cli.failure import USAGE, CommandFailure, failing
 from fedpareto.cli.member.member_command import DEFAULT_HOME, ConfigOption, HomeOption, connecting, site_config
 from fedpareto.cli.member.trainer_choices import trainers_of
 from fedpareto.cli.member.worker_settings import DeviceOption, SetOption, TaskOption, chosen
-from fedpareto.cli.shared_options import CodeOption, DataOption, json_option
+from fedpareto.cli.shared_options import CodeOption, DataOption, LogFormatOption, LogLevelOption, json_option
 from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import event_stream
 
@@ -53,6 +53,8 @@ def run(
         typer.Option("--rehearse", help="Train one round, send nothing, print time, memory and bytes, and end."),
     ] = False,
     settings: SetOption = None,
+    log_level: LogLevelOption = "info",
+    log_format: LogFormatOption = "text",
     as_json: Annotated[bool, json_option("Print one JSON object per event.")] = False,
 ) -> None:
     """Attend, and do the assigned work.
@@ -62,7 +64,7 @@ def run(
     Settings stand in worker.toml, which `fedpareto worker join` writes into the worker's directory; an option wins over
     the file.
     """
-    to_standard_error("INFO", "%(asctime)s %(levelname)s %(message)s")
+    to_standard_error(log_level, "%(asctime)s %(levelname)s %(message)s", log_format)
     manager = ServiceManager.of(os.environ)
     site = chosen(site_config(home, config), settings, task=task, data=data, code=code, device=device)
     if not site.tasks:

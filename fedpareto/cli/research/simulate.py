@@ -39,7 +39,8 @@ with on_first_use():
     from fedpareto.cli.show.tables import console as make_console
     from fedpareto.progress_line import bar
     from fedpareto.simulation.history import History
-    from fedpareto.simulation.simulate import Simulation, SimulationProgress
+    from fedpareto.simulation.simulate import Simulation
+    from fedpareto.simulation.simulation_progress import SimulationProgress
     from storage import blobs
     from storage.database import DatabaseBusy
 

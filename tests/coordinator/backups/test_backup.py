@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select, text, update
 
 from coordinator.backups.inventory import CONTENT_FILE, LOCK_FILE, Content, locked
 from coordinator.backups.making import back_up
@@ -19,7 +19,7 @@ from fedpareto.processes.forked import completed
 from storage import audit
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
-from storage.models import Alert, AuditEntry, BlobClaim
+from storage.models import Alert, AuditEntry, BlobClaim, Client
 from storage.states import AlertKind, AlertSeverity, RoundState
 from tests.conftest import Postgres, postgresql_database
 from tests.coordinator.backups.scene import (
@@ -213,15 +213,17 @@ def test_each_restore_is_in_the_statement_of_the_next_one_also_on_a_new_disk(
     assert len(RestoreManifest.FromString(envelope.manifest).logs) == 2
 
 
-def test_ids_go_on_after_those_that_were_copied_to_postgresql_and_claims_of_the_time_of_the_backup_end(
+def test_ids_go_on_after_those_that_were_copied_to_postgresql_and_claims_and_starts_of_the_time_of_the_backup_end(
     home: CoordinatorHome, postgresql: str, backup: Path
 ) -> None:
     with closing(home.open_database()) as database, database.begin() as session:
         session.add(BlobClaim(digest="of the time of the backup", claimed=LATER))
+        session.execute(update(Client).values(start="ab" * 16))
     answer("backup", backup, "--home", home.directory)
     answer("restore", backup, "--home", move(home, postgresql).directory)
     with closing(Database.open(postgresql)) as database, database.begin() as session:
         assert session.scalar(select(func.count()).select_from(BlobClaim)) == 0
+        assert set(session.scalars(select(Client.start))) == {""}
         largest = session.scalar(select(func.max(AuditEntry.entry_id))) or 0
         audit.record(session, at=LATER, actor="test", action="test")
         assert session.scalar(select(func.max(AuditEntry.entry_id))) == largest + 1

@@ -42,7 +42,8 @@ def test_a_member_joins_again_with_its_signing_key_and_stays_who_it_was(
     name = f"late-{len(lost)}"
     old = served.joined(tmp_path / "h", name, ago=LONG_AGO, passphrase=b"correct horse")
     with served.database.begin() as session:
-        session.get_one(Client, name).state = ClientState.PENDING
+        member = session.get_one(Client, name)
+        member.state, member.start = ClientState.PENDING, "ab" * 16
     before = client(served, name)
     with refused("UNAVAILABLE", "unreachable"):  # the TLS handshake fails
         knocks(old)
@@ -54,6 +55,7 @@ def test_a_member_joins_again_with_its_signing_key_and_stays_who_it_was(
     new = MemberFiles.load(tmp_path / "h", b"correct horse")
     assert new.signing_key.public_key() == old.signing_key.public_key()
     assert b"ENCRYPTED" in (tmp_path / "h" / "tls.key").read_bytes()
+    assert client(served, name).start == "", "the new directory knows no start of the lost one"
     attends(new)
     first, second = certificates(served, name)
     assert (first.revoked is None, second.revoked) == (False, None)

@@ -14,7 +14,7 @@ from federation.sketches.base import clip_to_psd
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.tasks.parameters import build
 from federation.tasks.partition import deal_all
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from tests.federation.aggregation.objective_clients import ALL, SOME, TWO, Clients, context
 from tests.federation.aggregation.scene import last, objectives_of
 

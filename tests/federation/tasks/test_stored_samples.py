@@ -28,7 +28,7 @@ from federation.training.stored import SampleReader, with_stored
 from federation.training.torch_trainer import TorchTrainer
 from federation.vectors import Vector
 from federation.work.base import WorkError
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from fedpareto.simulation.population import populate
 from tests.command_lines import failure
 from tests.few import few

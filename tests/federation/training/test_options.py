@@ -29,7 +29,7 @@ from federation.vectors import Vector
 from federation.work.base import Shape, WorkError
 from federation.work.train import wire
 from federation.work.train.work import Train
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from fedpareto.simulation.simulate import Simulation
 from tests.federation.training.scene import DEVICES
 from tests.few import few

@@ -27,7 +27,7 @@ from federation.vectors import Vector
 from federation.work.base import WorkError
 from federation.work.train import wire
 from federation.work.train.work import Train
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from tests.few import few
 from tests.interrupted import interrupted_after_each_phase
 from tests.trained import train

@@ -22,7 +22,7 @@ from federation.digests import digest
 from federation.tasks import initial_model, task
 from federation.trust.keys import IdentityError
 from federation.vectors import Layout, to_bytes, write_vectors
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from fedpareto.simulation import SimulationError
 from fedpareto.simulation.simulate import Simulation
 from storage.database import DatabaseBusy
@@ -115,7 +115,7 @@ def test_a_directory_with_other_things_in_it_is_left_alone(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"spec": {"name": "x"}}, TypeError, "a TOML text or the path of one is needed, not dict"),
+        ({"spec": ["x"]}, TypeError, "a TOML text or the path of one is needed, or a dict or RunSpec, not list"),
         ({"resume": True}, ValueError, "which simulation"),
         ({"threads": 0}, ValueError, "at least 1; got 0"),
         ({"model": {}}, TypeError, "the path of a safetensors file is needed, not dict"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from tests.fedpareto.simulation.scene import spec
 from tests.paths import OWNERS_CODE
 

@@ -25,9 +25,9 @@ from federation.spec.run_spec import RunSpec
 from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.torch_trainer import TorchTrainer
 from federation.vectors import Vector
-from fedpareto import notebook, progress_line
+from fedpareto import missing_packages, progress_line
 from fedpareto.simulation.history import History
-from fedpareto.simulation.simulate import SimulationProgress
+from fedpareto.simulation.simulation_progress import SimulationProgress
 
 SPEC = 'name = "shards"\ntask = "digits"\nrounds = 5\n[algorithm]\nname = "fedmgda+"\n'
 
@@ -53,7 +53,7 @@ def test_importing_fedpareto_imports_nothing_heavy_and_completion_offers_its_nam
 def test_a_simulation_without_its_packages_says_which_to_install(
     monkeypatch: pytest.MonkeyPatch, absent: list[str]
 ) -> None:
-    monkeypatch.setattr(notebook, "find_spec", lambda name: None if name in absent else find_spec(name))
+    monkeypatch.setattr(missing_packages, "find_spec", lambda name: None if name in absent else find_spec(name))
     words = rf"needs {' and '.join(absent)}, not installed here: install fedpareto\[torch,experiments\]"
     with pytest.raises(ModuleNotFoundError, match=words) as caught:
         fedpareto.simulate(SPEC)

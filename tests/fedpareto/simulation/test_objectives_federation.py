@@ -11,7 +11,7 @@ import torch
 
 from federation.tasks import initial_model, task
 from federation.vectors import model_row, write_vectors
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from storage.blob_directory import DirectoryStore
 from tests.fedpareto.simulation.scene import close
 from tests.few import few

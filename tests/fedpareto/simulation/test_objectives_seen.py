@@ -15,7 +15,7 @@ from coordinator.services.views import details, overview
 from federation.record.results import accepted
 from federation.v1.admin_pb2 import GetRoundResponse
 from federation.v1.common_pb2 import AssignmentState
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from fedpareto.simulation.history import History
 from fedpareto.web.report import page
 from fedpareto.web.sections.shown_run import ShownRun

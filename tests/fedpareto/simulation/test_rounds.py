@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from federation.spec.run_spec import SpecError
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from fedpareto.simulation.simulate import Simulation
 from tests.fedpareto.simulation import scene as simulations
 from tests.fedpareto.simulation.scene import OBJECTIVES, close, spec

@@ -13,11 +13,12 @@ from federation.spec.train_section import LocalSgd
 from federation.tasks import task
 from federation.v1.admin_pb2 import Reply
 from federation.vectors import read_vector
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from fedpareto.processes.forked import completed
 from fedpareto.simulation import SimulationError
 from fedpareto.simulation.compiled import check_compiler, why_not_compiled
-from fedpareto.simulation.simulate import Simulation, SimulationProgress
+from fedpareto.simulation.simulate import Simulation
+from fedpareto.simulation.simulation_progress import SimulationProgress
 from storage.models import Run
 from storage.states import RunState
 from tests.fedpareto.simulation import scene as simulations

@@ -57,6 +57,11 @@ def federation(tmp_path_factory: pytest.TempPathFactory, _line: Proxy) -> Iterat
 
 
 @pytest.fixture(scope="module")
+def starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("starts") / "starts.json"
+
+
+@pytest.fixture(scope="module")
 def member(tmp_path_factory: pytest.TempPathFactory, federation: Stage) -> MemberFiles:
     return federation.served.joined(tmp_path_factory.mktemp("member") / "home", "ann", ago=timedelta())
 
@@ -64,8 +69,11 @@ def member(tmp_path_factory: pytest.TempPathFactory, federation: Stage) -> Membe
 class Site:
     """A worker with an empty cache, and runs in which it works alone."""
 
-    def __init__(self, federation: Stage, member: MemberFiles, offers: dict[str, Trainer], home: Path) -> None:
+    def __init__(
+        self, federation: Stage, member: MemberFiles, offers: dict[str, Trainer], home: Path, starts: Path
+    ) -> None:
         self.federation, self.member, self.offers, self.home = federation, member, offers, WorkerHome(home)
+        self.home.starts = starts  # one worker after another starts here, so no home is a copy
         self.running: Running | None = None
         self.run = ""
 
@@ -96,11 +104,12 @@ def site(
     member: MemberFiles,
     offers: dict[str, Trainer],
     tmp_path: Path,
+    starts: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Site]:
     monkeypatch.setattr(fetching, "LEAST_BYTES", 1)
     monkeypatch.setattr(downloads, "SILENCE_SECONDS", 0.3)
-    made = Site(federation, member, offers, tmp_path / "home")
+    made = Site(federation, member, offers, tmp_path / "home", starts)
     yield made
     if made.running is not None:
         made.running.stop()

@@ -71,7 +71,7 @@ def unpinned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
         made = Members(fed, CLIENTS, task="digits")
         # Runs in different modes are compared, so each model is trained on several times. The owners decide about runs,
         # so their workers keep the specifications and hold the coordinator to them.
-        made.enrol('submitters = ["admin"]\n[secure]\nsums_per_model = 1000\n')
+        made.enrol('submitters = ["admin"]\n[secure]\nsums_per_model = 1000\nblur = 0.0\n')
         (fed.directory / LATE / "roster.toml").rename(fed.directory / "roster.toml")
         for client in CLIENTS:
             made.work(client)
@@ -207,10 +207,11 @@ MODES = {"sum": STAGES, "private": WITH_GRAM, "verified": WITH_GRAM}
 def in_mode(mode: str, seed: int) -> str:
     """The specification of a run in this mode, from a model of its own: owners limit the sessions from one model.
 
-    Members train on all their samples: which samples they would choose is a secret of the session.
+    Members train on all their samples and add no blur: the samples that they would choose, and the blur, follow from a
+    secret of the session.
     """
     spec = SPEC.replace('secure = "sum"', f'secure = "{mode}"').replace("batch_size = 20", "batch_size = 0")
-    return f"seed = {seed}\n{spec}"
+    return f"seed = {seed}\n{spec}privacy.blur = 0.0\n"
 
 
 def replies_of(scene: Members, run: str) -> list[Any]:
@@ -473,7 +474,7 @@ def test_a_run_over_objectives_is_verified_round_by_round(scene: Members) -> Non
     models = record.verify()
     assert len(set(models)) == 2
     step = StepManifest.FromString(record.bundle.round(1).step.manifest)
-    assert [session.purpose for session in step.secure] == ["jacobian", "step"]
+    assert [session.purpose for session in step.secure] == ["jacobian", "train"]
     with pytest.raises(VerificationError, match=r"round 0: .*weights"):
         record.step(lambda step: setattr(step.weights[0], "weight", 0.5)).verify()
 

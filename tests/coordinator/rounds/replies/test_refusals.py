@@ -6,6 +6,7 @@ updates and hostile payloads are in `coordinator/services/test_abuse.py`.
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +26,7 @@ from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, SignedEnvelope
 from federation.v1.federation_pb2 import AttendRequest, Heartbeat, Hello, SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes
-from storage.models import Assignment, AuditEntry, Reply
+from storage.models import Assignment, AuditEntry, Client, Reply
 from storage.states import AssignmentState
 from tests.coordinator.rounds.replies.scene import Scene, set_scene
 from tests.few import few
@@ -142,6 +143,23 @@ def test_a_second_stream_of_the_same_client_ends_the_first(scene: Scene) -> None
     second.next()
     assert ended(scene.mallory) == ("ABORTED", "superseded")
     second.close()
+
+
+def set_start(stage: Stage, name: str, start: bytes) -> None:
+    with stage.served.database.begin() as session:
+        session.get_one(Client, name).start = start.hex()
+
+
+def test_a_reply_of_an_older_start_is_refused_and_recorded_and_the_newer_one_hands_in_its_own(scene: Scene) -> None:
+    older, newer, envelope = b"a" * 16, b"b" * 16, scene.sign()
+    set_start(scene.stage, "mallory", newer)
+    with refused("FAILED_PRECONDITION", "start-ended"):
+        list(scene.mallory.member.stub.Submit(iter([SubmitRequest(reply=envelope, start=older)]), timeout=SECONDS))
+    assert scene.refusals("start-ended") == 1
+    assert scene.outcome == ("OPEN", "")
+    set_start(scene.stage, "honest", newer)  # of another member: no matter
+    assert scene.hand_in(envelope).accepted  # of a worker that tells no start, as of version 0.1.0
+    set_start(scene.stage, "mallory", b"")
 
 
 def test_declining_closes_the_assignment_and_only_ones_own(stage: Stage) -> None:
@@ -262,6 +280,16 @@ def test_what_the_client_has_not_signed_is_no_evidence_against_it(stage: Stage) 
 
 
 # --- replies that are admitted at the same time; the intake is called without gRPC
+
+
+def test_a_reply_whose_upload_a_newer_start_overtakes_does_not_count(stage: Stage) -> None:
+    _, order, intake, (first,) = admitted(stage, 0)
+    set_start(stage, "ann", b"b" * 16)
+    with pytest.raises(Refusal, match="start-ended"):
+        intake.record(replace(first, start=b"a" * 16), None)
+    assert intake.record(replace(first, start=b"b" * 16), None)
+    assert order.assignment_id == first.manifest.assignment_id
+    set_start(stage, "ann", b"")
 
 
 def intake_of(stage: Stage, changed: Callable[[str], None] = lambda _: None) -> Intake:

@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from federation.trust.envelope import sign, verify
 from federation.v1.common_pb2 import ConsentManifest, RunManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse
-from fedpareto.simulation.simulate import Simulation, SimulationProgress
+from fedpareto.simulation.simulate import Simulation
+from fedpareto.simulation.simulation_progress import SimulationProgress
 from tests.harness import Attending, Federation, Process, federation
 from tests.stage import Player
 

@@ -26,7 +26,7 @@ from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes, update_layout, update_rows
 from federation.work.base import Result
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from fedpareto.simulation.simulate import Simulation
 from storage.states import RunState
 from tests.coordinator.rounds.runs.scene import Scene, halted, kept_file, serving

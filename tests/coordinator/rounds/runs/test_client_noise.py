@@ -17,7 +17,7 @@ from federation.v1 import admin_pb2 as messages
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from federation.vectors import model_row, read_vector, update_rows
 from fedpareto.cli.show import round_tables, tables
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from fedpareto.offline_aggregation import aggregate
 from fedpareto.web.report import page
 from fedpareto.web.sections.shown_run import ShownRun

@@ -22,7 +22,7 @@ from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes
 from federation.work.base import WorkError
-from fedpareto.notebook import simulate
+from fedpareto.face.simulated import simulate
 from fedpareto.processes.forked import completed
 from fedpareto.simulation import SimulationError
 from fedpareto.simulation.simulate import Simulation

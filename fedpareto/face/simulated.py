@@ -1,28 +1,28 @@
-"""Calls for notebooks and scripts."""
+"""`fedpareto.simulate`: a run on simulated clients, in this process."""
 
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from federation.errors import ArgumentError, ArgumentTypeError, Error
-from federation.text_files import read_text
+from federation.errors import ArgumentError, ArgumentTypeError
+from fedpareto.face.given_spec import Spec, document, task_name
+from fedpareto.face.quiet import without_log_lines
+from fedpareto.missing_packages import need
 from fedpareto.progress_line import shown
 
 if TYPE_CHECKING:
+    from federation.tasks import Task
     from fedpareto.simulation.history import History
-    from fedpareto.simulation.simulate import SimulationProgress
-
-
-class PackagesMissing(Error, ModuleNotFoundError):
-    """Packages of an extra are not installed; the message names them, and the extra."""
+    from fedpareto.simulation.simulation_progress import SimulationProgress
 
 
 def simulate(
-    spec: str | bytes | Path,
+    spec: Spec,
     *,
+    task: "type[Task] | None" = None,
     data: str | Path | None = None,
     members: Mapping[str, str | Path] | None = None,
     home: str | Path | None = None,
@@ -42,7 +42,9 @@ def simulate(
     NumPy (no_grad, autocast, default types and devices, ...) has no effect on it, and is the same afterwards.
 
     Args:
-        spec: a run specification: a TOML document, or the path of one (a `Path`, or a text that ends in ".toml").
+        spec: a run specification: a TOML document, the path of one (a `Path`, or a text that ends in ".toml"), a dict
+            with the same keys, or a `RunSpec`.
+        task: the class of the task, such as one of a notebook's cell, in place of the specification's `task`.
         data: the directory of the task's data.
         members: the directory of each client's own data, by name, in place of `data` and [simulation].clients.
         home: directory of the record; without it, the record is deleted at the end.
@@ -68,19 +70,15 @@ def simulate(
         SimulationError: there is nothing to resume, `home` holds something else, or own code raised an exception in a
             round: the message names the client, the round, and the line.
         ValueError: `resume` without `home`, both `data` and `members`, or `threads` below 1.
-        TypeError: `spec` is neither text nor a path, or `model` is no path.
+        TypeError: `spec` is none of these, `task` is no class of a task, or `model` is no path.
         PluginError: in a round, code of a rule or stage raised an exception, or its answer cannot be used. After this
             or a SimulationError in a round the simulation is paused: with a `home` it can be resumed.
     """
-    if missing := [name for name in ("torch", "pandas") if find_spec(name) is None]:
-        raise PackagesMissing(
-            f"fedpareto.simulate needs {' and '.join(missing)}, not installed here: "
-            "install fedpareto[torch,experiments]"
-        )
+    need("fedpareto.simulate needs", "torch", "pandas", extra="torch,experiments")
+    without_log_lines()
     from fedpareto.simulation.simulate import Simulation  # noqa: PLC0415 - it imports PyTorch
 
-    if not isinstance(spec, (str, bytes, Path)):
-        raise ArgumentTypeError(f"spec: a TOML text or the path of one is needed, not {type(spec).__name__}")
+    text = document(spec, "" if task is None else task_name(task))
     if not isinstance(model, (str, Path, type(None))):
         raise ArgumentTypeError(
             f"model: the path of a safetensors file is needed, not {type(model).__name__}: "
@@ -92,11 +90,6 @@ def simulate(
         raise ArgumentError("data or members: the data of all clients, or of each; not both")
     if threads is not None and threads < 1:
         raise ArgumentError(f"threads: at least 1; got {threads}")
-    if isinstance(spec, str) and spec.endswith(".toml"):
-        spec = Path(spec)
-    if isinstance(spec, Path):
-        spec = read_text(spec)
-    text = spec.encode() if isinstance(spec, str) else spec
     with ExitStack() as stack:
         directory = Path(home or Path(stack.enter_context(tempfile.TemporaryDirectory()), "home"))
         simulation = Simulation(
@@ -114,4 +107,5 @@ def simulate(
             model=Path(model) if model is not None else None,
         )
         with simulation:
-            return simulation.run(progress if progress is not None else stack.enter_context(shown()))
+            history = simulation.run(progress if progress is not None else stack.enter_context(shown()))
+            return replace(history, task=task)

@@ -1,0 +1,1 @@
+"""The calls for notebooks and scripts: simulations, and federations whose coordinator serves or that start here."""
