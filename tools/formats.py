@@ -10,7 +10,7 @@ from federation.trust.envelope import CONTEXTS
 from federation.trust.join_string import PREFIX
 from federation.v1 import federation_pb2
 from storage.revisions import known_revisions
-from worker.ledgers import privacy_ledger, round_ledger
+from worker.ledgers import left_ledger, privacy_ledger, round_ledger
 from worker.site import run_requests
 from worker.work import memory
 
@@ -105,6 +105,7 @@ def formats() -> tuple[Format, ...]:
         _ledger("privacy.db", privacy_ledger.MIGRATIONS, "the privacy that was spent"),
         _ledger("private-rounds.db", round_ledger.MIGRATIONS, "the private rounds that count"),
         _ledger("memory.db", memory.MIGRATIONS, "the private rounds under way"),
+        _ledger("left.db", left_ledger.MIGRATIONS, "what left the site"),
         _ledger("runs.db", run_requests.MIGRATIONS, "the runs that asked, and the owner's decisions"),
         Format("`progress.json`, `log.json`, `begun.json`", one, "worker", "worker", _STATE),
         Format(

@@ -33,6 +33,8 @@ from fedpareto.demo.private_act import PrivateResult
 from fedpareto.experiments.comparison_tables import Table
 from verification.counterfactual import Replayed
 from verification.own_replies import ReplyOutcome
+from worker.ledgers.left_ledger import LeftState
+from worker.ledgers.left_reading import LeftReply
 from worker.receipts import Receipt
 from worker.site.model_origin import ModelOrigin
 from worker.site.privacy import PrivacyAccount
@@ -164,6 +166,7 @@ DOCUMENTS: dict[str, Any] = {
         "numbers": Mapping[str, float], "personal": Either((None, PERSONAL)), "card": str | None,
     },
     "worker runs": [{**ASKED, "origin": ModelOrigin | None}],
+    "worker console": {"url": str, "address": str, "home": str},
     "worker status": {
         "sentence": str, "runs": bool, "last_sign": str | None, "closing": CLOSING, "approval": str,
         "connection": Either((None, {"connected": bool, "since": str, "problem": str})),
@@ -175,6 +178,13 @@ DOCUMENTS: dict[str, Any] = {
     "worker approve": ASKED,
     "worker refuse": ASKED,
     "worker receipts": Either(([Receipt], {"compared": int, "disagreements": [{"ours": Receipt, "theirs": Receipt}]})),
+    "worker left": {
+        "rows": [{
+            "number": int, "private": bool, "work": str, "bytes": int, "numbers": int, "state": LeftState,
+            "reason": str, "coefficient": float | None, "replies": [LeftReply],
+        }],
+        "before": int | None, "earlier": bool,
+    },
     "worker log": [
         {"run": str, "task": str, "kind": str, "rounds": int, "accepted": int, "refused": int, "bytes": int}
     ],

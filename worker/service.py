@@ -28,6 +28,7 @@ from worker.connection.starts import Starts
 from worker.connection.witness import Witness
 from worker.events import Events
 from worker.home import DiskUse, WorkerHome
+from worker.ledgers.left_ledger import LeftLedger
 from worker.ledgers.privacy_ledger import Ledger
 from worker.ledgers.round_ledger import RoundLedger
 from worker.progress import Progress
@@ -206,6 +207,7 @@ class Worker:
             memory = scope.enter_context(closing(WorkerMemory(home.memory, member.signing_key)))
             begun = BegunWork(home.begun, events)
             scope.callback(begun.stop)
+            left = scope.enter_context(closing(LeftLedger(home.left)))
             spool = Spool(home, member.signing_key, events)
             local_state = LocalState(home.kept, spool, events)
             privacy.check_suits(offers)
@@ -233,6 +235,7 @@ class Worker:
                 self._attendance,
                 spool,
                 local_state,
+                left,
                 Backoff(uniform),
                 events,
                 partial(execution.forget, acknowledged=True),
@@ -243,6 +246,7 @@ class Worker:
             self._runner = Runner(
                 execution=execution,
                 spool=spool,
+                left=left,
                 attendance=self._attendance,
                 progress=progress,
                 limits=policy.limits,

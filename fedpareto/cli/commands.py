@@ -65,6 +65,10 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "trainer": ("member.trainer_choices:trainer_command", "Train for a worker, over standard input and output."),
         "runs": ("member.site.run_requests:runs_command", "List the runs that asked this site to take part."),
         "status": ("member.site.site_now:status_command", "Say what the worker does now: connected, paused, at work."),
+        "console": (
+            "member.site.site_console:console_command",
+            "Show your site in a browser: what it does, was asked, has sent and spent.",
+        ),
         "pause": ("member.site.site_now:pause_command", "Begin no new work, until you resume or until a time."),
         "resume": ("member.site.site_now:resume_command", "End a pause."),
         "copied": (
@@ -77,6 +81,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
             "member.site.site_record:receipts_command",
             "List, verify and compare receipts of assignments and replies.",
         ),
+        "left": ("member.site.left:left_command", "Show what left this site: each reply, its numbers and its outcome."),
         "log": ("member.site.site_record:log_command", "Show what this site has contributed."),
         "verify": (
             "member.site.site_record:verify_command",

@@ -15,6 +15,8 @@ import pytest
 from tests.coordinator.scene import CLIENTS, SPEC, Scene, attended, front_of, under_way, with_constants
 from tests.federation.transport.slow_line import slow_line
 from tests.harness import SECONDS, Process, wait_for
+from worker.ledgers.left_ledger import LeftState
+from worker.ledgers.left_reading import LeftRow, read_left
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,10 @@ def test_the_updates_of_earlier_rounds_survive(scene: Scene) -> None:
     assert {entry["payload"] for entry in history.values()} <= set(json.loads(state)["blobs"])
 
 
-@points("uploading", full=("training", "before-receipt", "trained", "spooled", "after-receipt"))
+REPLYING = "training trained spooled recording recorded before-receipt after-receipt"
+
+
+@points("uploading", full=tuple(REPLYING.split()))
 def test_a_killed_worker_does_its_work_once_it_is_back(scene: Scene, undisturbed: str, point: str) -> None:
     victim = CLIENTS[1]
     scene.fed.workers[victim].kill()
@@ -88,6 +93,18 @@ def test_a_killed_worker_does_its_work_once_it_is_back(scene: Scene, undisturbed
     crashing.wait_killed()
     scene.work(victim)
     scene.completes(run, undisturbed)
+    check_left(scene.fed.directory / victim / "left.db", run)
+
+
+def check_left(ledger: Path, run: str) -> None:
+    """By its own ledger, each reply of a member has left once and is accepted, however often it was sent."""
+
+    def settled() -> list[LeftRow]:
+        rows = read_left(ledger, run=run).rows
+        return [*rows] if {row.telling.state for row in rows} == {LeftState.ACCEPTED} else []
+
+    places = [(row.first.round, row.first.phase) for row in wait_for(settled, "the last receipt")]
+    assert len(places) == len({*places}) > 1
 
 
 def test_a_connection_cut_in_the_middle_of_an_upload_is_made_again(scene: Scene, undisturbed: str) -> None:

@@ -22,7 +22,7 @@ def migrate(home: str) -> None:
 
 
 def open_ledgers(home: str) -> None:
-    from worker.ledgers import privacy_ledger, round_ledger
+    from worker.ledgers import left_ledger, privacy_ledger, round_ledger
     from worker.ledgers.ledger_file import LedgerFile
     from worker.site import run_requests
     from worker.work import memory
@@ -30,6 +30,7 @@ def open_ledgers(home: str) -> None:
     for module, name in (
         (privacy_ledger, "privacy.db"),
         (round_ledger, "private-rounds.db"),
+        (left_ledger, "left.db"),
         (memory, "memory.db"),
         (run_requests, "runs.db"),
     ):

@@ -92,6 +92,7 @@ def worker(point: str) -> None:
     from worker import rotation
     from worker.connection import renewal
     from worker.connection.attendance import Attendance
+    from worker.ledgers.left_ledger import LeftLedger
     from worker.work import submitter
     from worker.work.spool import Spool
 
@@ -127,6 +128,10 @@ def worker(point: str) -> None:
         "training": during_training,
         "trained": lambda: before(Spool, "add"),
         "spooled": lambda: after(Spool, "add"),
+        # the reply is signed, and not in the ledger of what left
+        "recording": lambda: before(LeftLedger, "keep"),
+        # it is in the ledger, and no byte of it has left
+        "recorded": lambda: after(LeftLedger, "keep"),
         "uploading": while_uploading,
         # the coordinator has counted the update, the worker does not know
         "before-receipt": lambda: after(submitter, "exchange"),

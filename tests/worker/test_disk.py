@@ -20,6 +20,8 @@ from tests.worker.scene import Scene, files_of_at_most
 from tests.works import ask_bf16
 from worker.events import Events
 from worker.home import DiskFull, WorkerHome
+from worker.ledgers.left_ledger import LeftState
+from worker.ledgers.left_reading import read_left
 from worker.receipts import append, read_receipts
 from worker.work.local_state import kept_state
 from worker.work.spool import Spool
@@ -28,7 +30,7 @@ from worker.work.spool import Spool
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A directory on a small file system of its own."""
-    with small_disk(tmp_path / "small", "128k") as mounted:
+    with small_disk(tmp_path / "small", "256k") as mounted:
         if not mounted:
             pytest.skip("a small file system can be mounted by root only; the limit on file sizes stands in for it")
         yield tmp_path / "small"
@@ -50,21 +52,38 @@ def test_a_model_that_the_disk_does_not_take_is_declined(scene: Scene) -> None:
     scene.receipts(1, 1)
 
 
-def test_an_update_that_the_disk_does_not_take_is_handed_in_from_memory_and_its_receipt_is_written_later(
-    scene: Scene, tmp_path: Path
+def test_an_update_that_the_disk_does_not_take_is_kept_in_memory_and_leaves_once_it_can_be_recorded(
+    scene: Scene,
 ) -> None:
     running = scene.attending()
     scene.receipts(1, 0)
-    with files_of_at_most(running.home.receipts.stat().st_size + 100):
-        scene.receipts(2, 1)
-        told = " ".join(event["message"] for event in running.events("disk"))
+    with files_of_at_most(5000):
+        scene.assign(1)
+        told = " ".join(event["message"] for event in running.wait_for("disk", 2))
         assert "the update for assignment assignment-1 is kept in memory" in told
-        assert "the receipt for assignment assignment-1 is kept in memory" in told
-        assert len(running.home.receipts.read_text().splitlines()) == 1
+        assert "assignment assignment-1: it is not sent before it is on record here: make room on this" in told
+        assert len(scene.coordinator.submissions) == 1
+        assert len(running.events("submitting")) == 1
+    running.wait_for("receipt", 2)
+    assert len(running.events("disk")) == 2, "told once"
     submission = scene.coordinator.submissions[1]
     assert opened(submission, running.member).payload == digest(submission.payload)
+    assert [row.first.state for row in read_left(running.home.left).rows] == [LeftState.ACCEPTED] * 2
+
+
+def test_a_receipt_that_the_disk_does_not_take_is_kept_in_memory_and_written_later(scene: Scene) -> None:
+    running = scene.attending()
+    scene.receipts(1, 0)
+    path = running.home.receipts
+    path.write_bytes(path.read_bytes() * 50)  # longer than each other file; a receipt that stands there twice is one
+    size = path.stat().st_size
+    with files_of_at_most(size + 100):
+        scene.receipts(2, 1)
+        told = " ".join(event["message"] for event in running.events("disk"))
+        assert "the receipt for assignment assignment-1 is kept in memory" in told
+        assert path.stat().st_size == size
     scene.receipts(3, 2)
-    receipts = read_receipts(running.home.receipts, running.member.coordinator.chain)
+    receipts = read_receipts(path, running.member.coordinator.chain)
     assert [receipt.assignment_id for receipt in receipts] == [f"assignment-{number}" for number in range(3)]
 
 
@@ -101,7 +120,7 @@ def test_what_is_kept_of_a_run_waits_in_memory_with_its_reply_and_is_written_lat
     kept = kept_state(running.home.kept, "run-1")
     with files_of_at_most(15_000):  # the update fits, and what its rounding left, twice as many bytes, does not
         scene.coordinator.assign(ask_bf16(scene.order(1)))
-        wait_for(lambda: len(scene.coordinator.submissions) > 1, "the upload")
+        running.wait_for("disk", 2)  # the state is in memory, and the reply waits until it can be recorded
         scene.coordinator.assign(ask_bf16(scene.order(2)))  # it needs what the reply before has left
         assert running.wait_for("declined")[0]["reason"] == "disk"
         assert kept.rounds() == [0]
@@ -155,9 +174,10 @@ def test_a_worker_goes_on_with_a_disk_that_is_really_full(scene: Scene, disk: Pa
     running = scene.attending(home=WorkerHome(disk / "home"))
     scene.receipts(1, 0)
     fill(disk)
-    scene.receipts(2, 1)
-    assert any("kept in memory" in event["message"] for event in running.events("disk"))
+    scene.assign(1)
+    wait_for(lambda: any("not sent" in event["message"] for event in running.events("disk")), "the full disk", 60)
     (disk / "ballast").unlink()
+    running.wait_for("receipt", 2)
     scene.receipts(3, 2)
     assert len(read_receipts(running.home.receipts, running.member.coordinator.chain)) == 3
 

@@ -6,7 +6,7 @@ import signal
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from federation.v1.common_pb2 import AssignmentManifest
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.work.site import SessionEntry
 from tests.command_lines import failure
 from tests.paths import ROOT
@@ -24,6 +24,7 @@ from worker.events import Events
 from worker.home import MEMBER_FILE, DiskFull, FileLocked, WorkerHome, WorkerHomeError, with_remedy
 from worker.ledgers import ledger_file
 from worker.ledgers.ledger_file import LedgerFile, Migrations
+from worker.ledgers.left_ledger import LeftLedger
 from worker.ledgers.privacy_ledger import Ledger, PrivacyEntry
 from worker.ledgers.round_ledger import RoundLedger
 from worker.site.assignment_checks import Declined
@@ -32,6 +33,7 @@ from worker.site.policy_file import Policy
 from worker.site.run_requests import RunsFile
 from worker.work.memory import WorkerMemory
 
+NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 SPENT = PrivacyEntry("2026", "digits", "digits", "run-1", 0, "a", 1.0, 1.0, 0.1, 5)
 
@@ -43,6 +45,7 @@ def remember(file: WorkerMemory) -> None:
 # Each file of a home: what opens it, a change of it, and what the owner is told of a damaged one.
 FILES: dict[str, tuple[Callable[[Path], Any], Callable[[Any], None], str]] = {
     "memory.db": (lambda path: WorkerMemory(path, KEY), remember, "only between rounds"),
+    "left.db": (LeftLedger, lambda file: file.keep(SignedEnvelope(), SignedEnvelope(), NOW), "move it away; what left"),
     "runs.db": (RunsFile, lambda file: file.add(run_request()), "runs then ask again"),
     "privacy.db": (Ledger, lambda file: file.add(SPENT), "put back a copy of the file"),
     "private-rounds.db": (
@@ -105,7 +108,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
 
 def test_these_are_the_sqlite_files_of_a_home(tmp_path: Path) -> None:
     home = WorkerHome(tmp_path)
-    assert {home.memory.name, home.runs.name, home.privacy.name, home.rounds.name} == set(FILES)
+    assert {home.memory.name, home.left.name, home.runs.name, home.privacy.name, home.rounds.name} == set(FILES)
 
 
 def test_nothing_else_in_the_worker_opens_sqlite() -> None:
@@ -269,7 +272,7 @@ def test_a_file_is_not_migrated_under_a_worker_that_runs_with_the_older_version(
         ledger(old, NEW).close()
 
 
-FOR_OWNERS = [("privacy", "privacy.db"), ("runs", "runs.db"), ("failures", "private-rounds.db")]
+FOR_OWNERS = [("privacy", "privacy.db"), ("left", "left.db"), ("runs", "runs.db"), ("failures", "private-rounds.db")]
 
 
 @pytest.mark.parametrize(("command", "name"), FOR_OWNERS)

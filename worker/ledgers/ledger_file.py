@@ -76,6 +76,36 @@ class LedgerFile:
             self._connection.close()
             raise
 
+    @classmethod
+    @contextmanager
+    def reading(cls, path: Path, migrations: Migrations, advice: str) -> Iterator[sqlite3.Connection | None]:
+        """A connection that cannot write, None if there is no file: it makes and migrates nothing.
+
+        Raises:
+            WorkerHomeError: the file is damaged, or another version of fedpareto made it.
+            OSError: the file cannot be read now.
+        """
+        if not path.exists():
+            yield None
+            return
+        file = cls.__new__(cls)
+        file._path, file._advice, file._lock = path, advice, threading.RLock()
+        try:
+            file._connection = sqlite3.connect(
+                # Not mode=ro: it could not roll back what a worker that was killed has begun, and so not read the file.
+                f"{path.absolute().as_uri()}?mode=rw",
+                uri=True,
+                timeout=BUSY_SECONDS,
+                isolation_level=None,
+            )
+        except sqlite3.OperationalError as error:
+            raise OSError(f"{path} cannot be read: {error}") from error
+        with closing(file._connection), file.using() as connection:
+            connection.execute("PRAGMA query_only = ON")
+            if (version := file._checked_version(connection, migrations)) != len(migrations):
+                raise WorkerHomeError(f"{path} has tables of version {version}: start the worker, which brings them up")
+            yield connection
+
     @contextmanager
     def using(self) -> Iterator[sqlite3.Connection]:
         """The connection, for one thread at a time; each statement is a transaction of its own.
@@ -92,6 +122,12 @@ class LedgerFile:
                 raise
             except sqlite3.DatabaseError as error:
                 raise self._explained(error) from error
+
+    @contextmanager
+    def together(self) -> Iterator[sqlite3.Connection]:
+        """As `using`, with all statements in one transaction: nothing of it stays if one fails."""
+        with self.using() as connection, _transaction(connection, "IMMEDIATE"):
+            yield connection
 
     def damaged(self, error: object) -> WorkerHomeError:
         """The error of a file whose content cannot be right."""

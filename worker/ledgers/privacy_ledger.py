@@ -1,6 +1,5 @@
 """The ledger of a site's privacy: the trainings with noise, from which the epsilon that is spent follows."""
 
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -90,7 +89,8 @@ def read_ledger(path: Path) -> list[PrivacyEntry]:
     Raises:
         WorkerHomeError, OSError: see `LedgerFile`.
     """
-    if not path.exists():
-        return []
-    with closing(Ledger(path)) as ledger:
-        return ledger.entries()
+    with LedgerFile.reading(path, MIGRATIONS, _ADVICE) as connection:
+        if connection is None:
+            return []
+        rows = connection.execute(f"SELECT {_COLUMNS} FROM spent ORDER BY entry").fetchall()  # noqa: S608 - our own
+    return [PrivacyEntry(*row) for row in rows]

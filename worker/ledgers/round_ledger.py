@@ -34,6 +34,22 @@ _ADVICE = (
 _COLUMNS = "session, run, task, base_model, work, masked, unmasked"
 
 
+def read_sessions(path: Path) -> dict[str, tuple[int, int]]:
+    """By task, the sessions of training and the evaluations that count; it changes nothing, also while a worker runs.
+
+    Raises:
+        WorkerHomeError, OSError: see `LedgerFile`.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    with LedgerFile.reading(path, MIGRATIONS, _ADVICE) as connection:
+        for row in connection.execute(f"SELECT {_COLUMNS} FROM sessions") if connection else ():  # noqa: S608 - our own
+            session, run, task, base, work, masked, unmasked = row
+            entry = SessionEntry(session, run, task, base, work, bool(masked), bool(unmasked))
+            training, evaluations = found.get(entry.task, (0, 0))
+            found[entry.task] = (training + (not entry.evaluation), evaluations + entry.evaluation)
+    return found
+
+
 class RoundLedger(SessionLedger):
     """The ledger of a worker, which is made when it is missing. Any thread may call, other processes may read.
 

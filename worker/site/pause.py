@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from federation.durable_files import sync_directory
 from federation.trust.keys import replace_private
 from federation.work.closing import SiteClosing
 from worker.events import Events
@@ -51,6 +52,12 @@ def write_pause(path: Path, pause: Pause) -> None:
     """Replaces the pause of a site. Raises OSError."""
     until = None if pause.until is None else pause.until.astimezone(UTC).isoformat()
     replace_private(path, state_bytes({"until": until}))
+
+
+def end_pause(path: Path) -> None:
+    """Removes the pause of a site, if there is one. Raises OSError."""
+    path.unlink(missing_ok=True)
+    sync_directory(path.parent)
 
 
 def _parsed(document: dict[str, Any]) -> Pause:

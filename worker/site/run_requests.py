@@ -4,11 +4,13 @@ The worker and the owner's commands share the file: `fedpareto worker runs`, `ap
 for the digest of a specification: the same run with another specification needs another decision.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from federation.errors import Error
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.v1.common_pb2 import SignedEnvelope
 from worker.ledgers.ledger_file import LedgerFile
@@ -29,6 +31,7 @@ MIGRATIONS = (
         """,
     ),
 )
+_ADVICE = "move it away; runs then ask again"
 _COLUMNS = "run, spec, initial_model, name, task, submitted_by, document, asked, owner, words, decided"
 
 
@@ -102,6 +105,72 @@ class RunRequest:
         return None if privacy.secure == "off" else frozenset(privacy.disclose)
 
 
+@dataclass(frozen=True)
+class AskedPage:
+    """Some runs that asked, the newest first, and how many more there are."""
+
+    runs: list[RunRequest]
+    total: int
+
+
+def read_requests(path: Path, owner: str | None, *, limit: int, offset: int = 0) -> AskedPage:
+    """Reads a bounded part of a `runs.db`: the newest runs, or those with this decision of the owner.
+
+    It changes nothing, also while a worker uses the file.
+
+    Raises:
+        WorkerHomeError, OSError: see `LedgerFile`.
+    """
+    clause, values = ("", ()) if owner is None else ("WHERE owner = ?", (owner,))
+    with LedgerFile.reading(path, MIGRATIONS, _ADVICE) as connection:
+        if connection is None:
+            return AskedPage([], 0)
+        total = connection.execute(f"SELECT count(*) FROM runs {clause}", values).fetchone()[0]  # noqa: S608 - our own
+        order = "ORDER BY asked DESC, run, spec LIMIT ? OFFSET ?"
+        rows = connection.execute(f"SELECT {_COLUMNS} FROM runs {clause} {order}", (*values, limit, offset))  # noqa: S608 - our own
+        return AskedPage([_request(row) for row in rows], total)
+
+
+def read_request(path: Path, run: str, spec: str) -> tuple[RunRequest | None, RunRequest | None]:
+    """The run with this specification, and the newest other one that the owner has approved; None for none.
+
+    Raises:
+        WorkerHomeError, OSError: see `LedgerFile`.
+    """
+    with LedgerFile.reading(path, MIGRATIONS, _ADVICE) as connection:
+        if connection is None:
+            return None, None
+        found = connection.execute(f"SELECT {_COLUMNS} FROM runs WHERE run = ? AND spec = ?", (run, spec)).fetchone()  # noqa: S608 - our own
+        before = connection.execute(
+            f"SELECT {_COLUMNS} FROM runs WHERE owner = ? AND NOT (run = ? AND spec = ?) ORDER BY decided DESC LIMIT 1",  # noqa: S608 - our own
+            (APPROVED, run, spec),
+        ).fetchone()
+    return _request(found) if found else None, _request(before) if before else None
+
+
+def _request(row: Sequence[Any]) -> RunRequest:
+    return RunRequest(**dict(zip(_COLUMNS.split(", "), row, strict=True)))
+
+
+class DecisionRefused(Error):
+    """A decision that cannot be taken; the message says why."""
+
+
+def decided(file: "RunsFile", policy: Policy, run: RunRequest, owner: str, words: str, now: datetime) -> RunRequest:
+    """Records the owner's decision, "approved" or "refused", about a run with the specification that it asked with.
+
+    Raises:
+        DecisionRefused: the owner approves a run that the policy refuses.
+        WorkerHomeError, OSError: see `LedgerFile`.
+    """
+    after = replace(run, owner=owner, words=words[:400], decided=now.isoformat())
+    verdict = after.verdict(policy)
+    if owner == APPROVED and verdict.answer != "accepted":
+        raise DecisionRefused(f"policy.toml refuses this run: {verdict.message}")
+    file.decide(run, owner, words[:400], now)
+    return after
+
+
 class RunsFile:
     """The file `runs.db` of a home, made when it is missing. Any thread and any process may use it.
 
@@ -110,7 +179,7 @@ class RunsFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = LedgerFile(path, MIGRATIONS, "move it away; runs then ask again")
+        self._file = LedgerFile(path, MIGRATIONS, _ADVICE)
 
     def close(self) -> None:
         """Closes the file."""
@@ -137,7 +206,7 @@ class RunsFile:
     def _select(self, clause: str, *values: str) -> list[RunRequest]:
         with self._file.using() as connection:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM runs {clause}", values).fetchall()  # noqa: S608
-        return [RunRequest(**dict(zip(_COLUMNS.split(", "), row, strict=True))) for row in rows]
+        return [_request(row) for row in rows]
 
     def add(self, run: RunRequest) -> None:
         """Adds a run that asked; a run that is in the file already stays as it is."""

@@ -100,6 +100,13 @@ class LocalState:
             raise
         self._full.pop(run_id, None)
 
+    def delayed(self, run_id: str, error: OSError | None) -> None:
+        """Notes whether the disk delays the replies of a run, so that work which needs their states does not wait."""
+        if error is not None:
+            self._full[run_id] = error
+        else:
+            self._full.pop(run_id, None)
+
     def _settled(self, order: CheckedAssignment, pause: Callable[[float], None]) -> KeptState:
         """The state of a run, once the coordinator has answered all its replies."""
         run_id = order.manifest.run_id

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -24,6 +25,7 @@ from federation.work.closing import SiteClosing
 from worker.connection.attendance import Attendance
 from worker.events import Events
 from worker.home import WorkerHomeError, disk_texts
+from worker.ledgers.left_ledger import LeftLedger, LeftState
 from worker.progress import Progress
 from worker.site.assignment_checks import (
     CheckedAssignment,
@@ -70,6 +72,7 @@ class Runner:
 
     execution: Execution
     spool: Spool
+    left: LeftLedger
     attendance: Attendance
     progress: Progress
     limits: WorkLimits
@@ -202,6 +205,9 @@ class Runner:
                     dropped.append(job.order.envelope)
             self._waiting = deque(job for job in self._waiting if not job.unwanted)
         self.spool.remove(assignment_id)
+        if dropped:
+            with suppress(OSError):  # its entry then says that it may have left, which is right
+                self.left.end(assignment_id, LeftState.CANCELLED, reason, self.attendance.now())
         for envelope in dropped:
             self.execution.forget(envelope)
         if dropped:

@@ -7,6 +7,7 @@ import io
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,8 @@ from worker.connection.attendance import ANSWER_SECONDS, Attendance
 from worker.connection.backoff import Backoff
 from worker.connection.file_calls import FileCalls
 from worker.events import Events
+from worker.home import with_remedy
+from worker.ledgers.left_ledger import LeftLedger, LeftState
 from worker.work.local_state import LocalState
 from worker.work.spool import Spool, SpoolEntry
 
@@ -91,12 +94,14 @@ Outcome = Acknowledged | Refused | Unanswered
 class Submitter:
     """Empties the spool over the channel of the attendance.
 
+    No reply leaves that is not in the ledger of `left`, on the disk.
     `acknowledged` is called with the signed assignment of a reply before it leaves the spool.
     """
 
     attendance: Attendance
     spool: Spool
     local_state: LocalState
+    left: LeftLedger
     backoff: Backoff
     events: Events
     acknowledged: Callable[[SignedEnvelope], None]
@@ -106,6 +111,8 @@ class Submitter:
     _stopping: bool = field(default=False, init=False)
     # For each reply, the most bytes that the coordinator has confirmed.
     _arrived: dict[str, int] = field(default_factory=dict, init=False)
+    # Replies whose entry could not be written, of which the owner was told.
+    _told: set[str] = field(default_factory=set, init=False)
 
     def wake(self) -> None:
         """Wakes `run`: the spool has a new reply."""
@@ -128,8 +135,6 @@ class Submitter:
                 with self.attendance.calling() as files, about_assignment(entry.assignment_id):
                     if files is None or self._stopping:
                         return
-                    size = entry.manifest.payload_bytes
-                    self.events.tell_of(entry.manifest, "submitting", f"submitting {size} bytes", payload_bytes=size)
                     failed |= not self._submit(files, entry)
             delay = max(self.backoff.delay(), self._retry_seconds) if failed else None
             self._retry_seconds = 0.0
@@ -141,16 +146,27 @@ class Submitter:
     def _submit(self, files: FileCalls, entry: SpoolEntry) -> bool:
         """Makes one attempt and acts on its outcome. False if it has to be repeated."""
         attendance, arrived = self.attendance, partial(self._note_progress, entry)
+        try:
+            # On the disk before the first byte leaves: afterwards, a crash would leave no trace of what was sent.
+            self.left.keep(entry.envelope, entry.assignment, attendance.now())
+        except OSError as error:
+            self._not_recorded(entry, "it is not sent before it is on record here", error)
+            self.local_state.delayed(entry.manifest.run_id, error)
+            return False
+        self.local_state.delayed(entry.manifest.run_id, None)
+        size = entry.manifest.payload_bytes
+        self.events.tell_of(entry.manifest, "submitting", f"submitting {size} bytes", payload_bytes=size)
         outcome = exchange(
             files, entry, attendance.member, attendance.log_size, arrived, attendance.saw_log, attendance.start
         )
-        name, events = entry.assignment_id, self.events
+        name, reply, events = entry.assignment_id, envelope_digest(entry.envelope), self.events
         if self._stopping and not isinstance(outcome, Acknowledged):
             return False
         match outcome:
             case Unanswered(event, message):
                 if message:
                     events.warn(event, f"assignment {name}: {message}", assignment_id=name)
+                self._note_sent(entry, reply, event == "receipt-invalid")
                 return False
             case Refused(refusal, final, closed):
                 event, message = ("dropped", _DROPPED) if final else ("submit-failed", "not handed in, trying again")
@@ -158,12 +174,21 @@ class Submitter:
                 events.warn(event, message, assignment_id=name, reason=refusal.reason, status=refusal.status)
                 if not final:
                     self._retry_seconds = max(self._retry_seconds, refusal.retry_seconds)
+                    self._note_sent(entry, reply, bool(refusal.reason))
                     return False
+                with self._recording(entry):
+                    state = LeftState.DROPPED if closed else LeftState.DECLINED
+                    self.left.end(name, state, refusal.reason, attendance.now())
                 if not closed:
                     told = TwoTexts.same(refusal.message)  # the coordinator's own words
                     attendance.decline(name, refusal.reason, told.wire, entry.assignment)
                 leave = partial(self.spool.remove, name)
             case Acknowledged(receipt, manifest):
+                try:
+                    self.left.acknowledge(receipt, manifest)
+                except OSError as error:
+                    self._not_recorded(entry, "its receipt is not on record here", error)
+                    return False
                 try:
                     if manifest.accepted:
                         self.local_state.commit(entry)
@@ -179,9 +204,30 @@ class Submitter:
                 )
                 leave = partial(self.spool.settle, entry)
         self._arrived.pop(name, None)
+        self._told.discard(name)
         self.acknowledged(entry.assignment)
         leave()
         return True
+
+    def _note_sent(self, entry: SpoolEntry, reply: str, answered: bool) -> None:
+        """Records that the coordinator has got a reply, if it has answered."""
+        if answered or entry.assignment_id in self._arrived:
+            with self._recording(entry):
+                self.left.answered(reply)
+
+    @contextmanager
+    def _recording(self, entry: SpoolEntry) -> Iterator[None]:
+        """Completes an entry of what left, or tells that it stays as it is: it then says less, and nothing wrong."""
+        try:
+            yield
+        except OSError as error:
+            self._not_recorded(entry, "its outcome is not on record here", error)
+
+    def _not_recorded(self, entry: SpoolEntry, what: str, error: OSError) -> None:
+        name = entry.assignment_id
+        if name not in self._told:  # it is tried again until there is room
+            self._told.add(name)
+            self.events.disk(f"assignment {name}: {what}: {with_remedy(error)}", assignment_id=name)
 
     def _note_progress(self, entry: SpoolEntry, arrived: int, begins: bool) -> None:
         """Records the bytes that have arrived. If they are more than ever, the next attempt waits only briefly."""

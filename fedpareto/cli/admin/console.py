@@ -1,9 +1,6 @@
 """`fedpareto console`: the operators' console, in a browser on this machine."""
 
-import sys
-import threading
 import time
-import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,22 +20,21 @@ from fedpareto.cli.shared_options import (
     ProxyOption,
 )
 from fedpareto.on_first_use import on_first_use
-from fedpareto.standard_streams import print_document
-from fedpareto.web.console import DEFAULT_PORT
+from fedpareto.web.serving import DEFAULT_PORT
 
 with on_first_use():
     from federation.trust.admin_files import Account
     from federation.trust.keys import IdentityError
     from fedpareto.cli.admin.client import connect, find_home, route_to
-    from fedpareto.cli.document import dumps
-    from fedpareto.web.console import web_server
+    from fedpareto.cli.show.served_pages import serve_pages
     from fedpareto.web.console.application import Console
     from fedpareto.web.console.federation_reader import Reader
     from fedpareto.web.console.page_events import ChangeBell
     from fedpareto.web.console.render import ConsoleSite
     from fedpareto.web.console.screens import compare_page
-    from fedpareto.web.console.security import EntranceKeys
     from fedpareto.web.console.source import CoordinatorAway, OpenedCalls
+    from fedpareto.web.serving import web_server
+    from fedpareto.web.serving.security import EntranceKeys
 
 
 def console_command(
@@ -82,24 +78,14 @@ def console_command(
     bell, keys = ChangeBell(), EntranceKeys(time.monotonic)
     reader = Reader(_source(home, passphrase_file, proxy), bell.ring, keys.root)
     console = Console(_site(account, home), reader, bell, keys)
-    base, page = web_server.address(listening), _page(names)
     with ExitStack() as stack:
         stack.callback(listening.close)
         stack.callback(reader.stop)
         reader.start()
-        url = web_server.entrance(base, keys, page)
-        if as_json:
-            print_document(dumps({"url": url, "address": base + keys.root, "federation": account.federation_id}))
-        else:
-            typer.echo(f"The console of {account.federation_id} is at {base}{keys.root}.")
-            typer.echo("This address works once, within a minute:")
-            typer.echo(f"    {url}")
-            typer.echo("Enter prints another one; Ctrl-C ends the console.")
-        sys.stdout.flush()
-        if not no_browser and not as_json and sys.stdout.isatty():
-            stack.enter_context(web_server.browsing(url, webbrowser.open))
-        _offer_keys(lambda: web_server.entrance(base, keys, page))
-        web_server.run(console.guarded(listening.getsockname()[1]), listening, bell.stop)
+        serve_pages(
+            console.guarded(listening.getsockname()[1]), listening, keys, _page(names), account.federation_id,
+            {"federation": account.federation_id}, as_json=as_json, browser=not no_browser, stopping=bell.stop,
+        )  # fmt: skip
 
 
 def _page(names: list[str]) -> str:
@@ -113,18 +99,6 @@ def _site(account: "Account", home: Path) -> "ConsoleSite":
         return ConsoleSite(account.federation_id, account.name)
     where = f" --home {quote(str(home))}"
     return ConsoleSite(account.federation_id, account.name, f"fedpareto admin{where}", where)
-
-
-def _offer_keys(new_url: Callable[[], str]) -> None:
-    """Prints another address for each line on a terminal's standard input."""
-    if not sys.stdin.isatty():
-        return
-
-    def read() -> None:
-        for _ in sys.stdin:
-            typer.echo(f"    {new_url()}")
-
-    threading.Thread(target=read, name="console-keys", daemon=True).start()
 
 
 def _source(home: Path, passphrase_file: Path | None, proxy: str | None) -> Callable[[], Any]:

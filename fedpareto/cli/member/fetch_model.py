@@ -4,7 +4,8 @@ import json
 import math
 import random
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from shutil import copyfileobj
 from typing import Annotated, Any
@@ -23,12 +24,13 @@ with on_first_use():
     from federation.record.provenance import Provenance, with_provenance
     from federation.transport.proxies import RouteError
     from federation.trust.keys import replace_private
-    from federation.v1.common_pb2 import RunState
+    from federation.v1.common_pb2 import OwnShare, RunState
     from federation.v1.federation_pb2 import GetModelRequest
     from fedpareto.cli.show.model_card import CardFacts, CardScore, write_card
     from fedpareto.cli.whole_file import whole_file
     from fedpareto.formatting import number
     from worker.connection.backoff import Backoff
+    from worker.ledgers.left_ledger import LeftLedger, ReplyShare
     from worker.progress import StatementError, last_restore
     from worker.receipts import ReceiptsError, receipt_lines, verified_receipts
     from worker.results.comparison import Compared, compared
@@ -95,7 +97,16 @@ def model_command(
     document = {**_document(asked, found), "file": str(target), "personal": kept, "card": str(card) if card else None}
     with failing(OSError, what=f"cannot write {site.home.models}"):
         replace_private(site.home.models / f"{given.run_id}.json", json.dumps(document).encode() + b"\n")
+    _note_shares(site.home.left, given.shares)
     answer(as_json, document, *_lines(asked, found, target, kept, card))
+
+
+def _note_shares(ledger: Path, shares: "Iterable[OwnShare]") -> None:
+    """Fills the weights and coefficients of this member's replies into its record of what left."""
+    if not ledger.exists():  # no worker of this version has run here
+        return
+    with closing(LeftLedger(ledger)) as left:
+        left.learn(ReplyShare(share.reply, share.weight, share.coefficient) for share in shares)
 
 
 def _check_free(force: bool, *files: Path) -> None:

@@ -1,3 +1,1 @@
 """The operators' console: pages of a federation for a browser on the operator's machine, read-only."""
-
-DEFAULT_PORT = 8446

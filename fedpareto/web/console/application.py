@@ -19,7 +19,7 @@ from starlette.routing import Match, Route
 from federation.text import escaped
 from fedpareto.web.console import page_events
 from fedpareto.web.console.federation_reader import PageError, Reader
-from fedpareto.web.console.render import SCRIPTS, STYLES, ConsoleSite, Renderer
+from fedpareto.web.console.render import SCRIPTS, ConsoleSite, Renderer
 from fedpareto.web.console.screens import (
     compare_page,
     federation_page,
@@ -29,9 +29,9 @@ from fedpareto.web.console.screens import (
     run_page,
     system_page,
 )
-from fedpareto.web.console.security import EntranceKeys, Guard, RefusedRequest, fields_of
 from fedpareto.web.console.view import PageRequest, PageView, Screen
-from fedpareto.web.pages.skeleton import STYLE
+from fedpareto.web.serving.security import EntranceKeys, Guard, RefusedRequest, fields_of
+from fedpareto.web.serving.shared_files import shared_files
 
 SCREENS: Mapping[str, Screen] = {
     "/": federation_page.SCREEN,
@@ -197,7 +197,5 @@ def _static_files() -> dict[str, tuple[bytes, str]]:
     """The scripts and style sheets, by name, with their media types."""
     place = files("fedpareto.web.console").joinpath("static")
     found = {name: (place.joinpath(name).read_bytes(), "text/javascript; charset=utf-8") for name in SCRIPTS}
-    found["icon.svg"] = place.joinpath("icon.svg").read_bytes(), "image/svg+xml"
-    sheets = {name: place.joinpath(name).read_bytes() for name in STYLES if name != "style.css"}
-    sheets["style.css"] = STYLE.encode()
-    return found | {name: (body, "text/css; charset=utf-8") for name, body in sheets.items()}
+    found["uPlot.min.css"] = place.joinpath("uPlot.min.css").read_bytes(), "text/css; charset=utf-8"
+    return found | shared_files()

@@ -10,11 +10,11 @@ from google.protobuf.message import Message
 from fedpareto import formatting
 from fedpareto.admin_messages import name_of
 from fedpareto.web.console.federation_reader import Reader
-from fedpareto.web.console.security import ICON
 from fedpareto.web.console.view import PageView
 from fedpareto.web.pages.html import Html
 from fedpareto.web.pages.rendering import environment
 from fedpareto.web.pages.skeleton import Link, WebPage, served
+from fedpareto.web.serving.security import ICON
 
 SCRIPTS = ("htmx.min.js", "sse.min.js", "uPlot.iife.min.js", "console.js")
 STYLES = ("style.css", "uPlot.min.css", "console.css")

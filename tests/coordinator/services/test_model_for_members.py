@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from storage.states import RoundState
 from tests.coordinator.members.scene import rated
 from tests.running import SECONDS, command, refused
 from tests.stage import Player, Stage, measurements, spec
+from worker.ledgers.left_ledger import LeftLedger
+from worker.ledgers.left_reading import read_left
 from worker.receipts import append, receipt_line
 
 NONCE = bytes(range(16))
@@ -80,12 +82,16 @@ def test_a_members_file_is_that_of_administrators_and_its_receipts_confirm_it(
 ) -> None:
     home, files = tmp_path / "home", stage.player("ann").member.files
     files.save(home)
+    left = LeftLedger(home / "left.db")
     for number in (0, 1):
         for phase in (0, 1):
             reply, asked = stage.replies(run, number, phase)["ann"], stage.assignments(run, number, phase)["ann"]
             answer, order, receipt = map(SignedEnvelope.FromString, (reply.envelope, asked.envelope, reply.receipt))
             said = ReceiptManifest.FromString(receipt.manifest)
             append(home / "receipts.jsonl", receipt_line(answer, order, receipt, said))
+            left.keep(answer, order, datetime.now(UTC))
+            left.acknowledge(receipt, said)
+    left.close()
     ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
     card = tmp_path / "card.md"
     told = command("worker", "model", run, "--home", home, "--out", ours).stdout
@@ -93,6 +99,14 @@ def test_a_members_file_is_that_of_administrators_and_its_receipts_confirm_it(
     stage.served.command("export", run, "--out", theirs, "--card", card)
     assert ours.read_bytes() == theirs.read_bytes()
     assert "5 members: ann, ben, cid, dan, eve" in card.read_text()
+    shares = [
+        (row.first.round, row.work, row.first.weight, row.coefficient) for row in read_left(home / "left.db").rows
+    ]
+    trained = {number: stage.replies(run, number)["ann"] for number in (0, 1)}
+    for number, work, weight, coefficient in shares:
+        known = (trained[number].weight, trained[number].coefficient) if work == "train" else (None, None)
+        assert (weight, coefficient) == known
+    assert len(shares) == 4
 
 
 def test_a_member_is_told_its_own_part_and_the_mean_and_worst_of_five(stage: Stage, run: str) -> None:

@@ -38,6 +38,7 @@ from tests.verification.scene import Edited, signed_again
 from tests.worker.work.scene import STAGES, Members
 from verification.errors import VerificationError
 from verification.run import verify
+from worker.ledgers.left_reading import read_left
 from worker.ledgers.round_ledger import RoundLedger
 from worker.site.assignment_checks import CheckedAssignment
 from worker.work.memory import WorkerMemory
@@ -177,6 +178,12 @@ def test_a_private_round_shows_one_sum_and_leaves_no_secret(scene: Members, tmp_
     assert {(phase["asked"], phase["replied"]) for phase in phases} == {(5, 5)}
 
     assert secrets_left_nowhere(scene, watch, tmp_path / "copy.db") == 2, "of an update and of an evaluation"
+
+    # Each session is one row of what left, with its phases. The order for the masked vector named the coefficient.
+    sessions = read_left(fed.directory / LATE / "left.db", run=run).rows
+    assert [(row.work, row.telling.state) for row in sessions] == [("evaluate", "accepted"), ("train", "accepted")]
+    assert [[reply.kind for reply in row.replies] for row in sessions] == [STAGES] * 2
+    assert all(row.coefficient and row.numbers > 0 for row in sessions)
 
     # Beside its worker, the member gets the model: its receipts confirm it, and nobody's own result is told.
     options = ("--home", str(fed.directory / LATE), "--out", str(tmp_path / "model.safetensors"), "--json")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,16 +11,17 @@ import typer
 
 from federation.text import escaped
 from fedpareto.cli import completion
-from fedpareto.cli.failure import CommandFailure, answer
+from fedpareto.cli.failure import CommandFailure, answer, failing
 from fedpareto.cli.member.member_command import member_command, site_config
 from fedpareto.cli.shared_options import CodeOption, use_code
 from fedpareto.on_first_use import on_first_use
 
 with on_first_use():
+    from fedpareto.web.site.asked import asked_words
     from worker.home import WorkerHome
     from worker.site.model_origin import model_origin
     from worker.site.policy_file import Policy, PolicyError
-    from worker.site.run_requests import RunRequest, RunsFile
+    from worker.site.run_requests import DecisionRefused, RunRequest, RunsFile, decided
 
 
 RunArgument = Annotated[
@@ -75,6 +76,7 @@ def runs_command(
         if origin is not None:
             warning = "" if origin.source == "task" else "warning: "
             lines.append(escaped(f"{warning}initial model {request.initial_model}: {origin.message}"))
+            lines += [f"{name}: {value}" for name, value in asked_words(request, policy)]
             lines += [escaped(line) for line in request.document.decode(errors="replace").splitlines()]
     answer(as_json, documents, *lines or ["no run has asked this site"])
 
@@ -104,14 +106,9 @@ def refuse_command(
 
 
 def _decide(home: "WorkerHome", name: str, owner: str, reason: str, *, as_json: bool) -> None:
-    with _opened(home) as (file, policy):
+    with _opened(home) as (file, policy), failing(DecisionRefused):
         run = _named_run(file, name)
-        decided = datetime.now(UTC)
-        after = replace(run, owner=owner, words=reason[:400], decided=decided.isoformat())
-        verdict = after.verdict(policy)
-        if owner == "approved" and verdict.answer != "accepted":
-            raise CommandFailure(f"policy.toml refuses this run: {verdict.message}")
-        file.decide(run, owner, reason[:400], decided)
+        after = decided(file, policy, run, owner, reason, datetime.now(UTC))
         document = _document(after, policy)
     answer(as_json, document, escaped(f"{owner}: run {run.run} ({run.name}) with the specification {run.spec}"))
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fedpareto.cli.admin.console import _source
-from fedpareto.web.console import web_server
 from fedpareto.web.console.application import Console
 from fedpareto.web.console.federation_reader import Reader
 from fedpareto.web.console.page_events import PAUSE_SECONDS, ChangeBell
 from fedpareto.web.console.render import ConsoleSite
-from fedpareto.web.console.security import EntranceKeys
+from fedpareto.web.serving import web_server
+from fedpareto.web.serving.security import EntranceKeys
 from tests.running import SECONDS, wait_for
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fedpareto.web.console import web_server
+from fedpareto.web.serving import web_server
 from storage.states import RunState
 from tests.browsers import NARROW, SCHEMES, WIDE, Scheme, chromium, fits, smallest_text, violations
 from tests.fedpareto.web.console.scene import Served, served

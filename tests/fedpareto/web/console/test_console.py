@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import select
 
 from fedpareto.cli.failure import CommandFailure
-from fedpareto.web.console import security, web_server
 from fedpareto.web.console.application import SCREENS
+from fedpareto.web.serving import security, web_server
 from storage.models import AuditEntry
 from tests.fedpareto.scene import troubled_run
 from tests.fedpareto.web.console.scene import Served, event, served

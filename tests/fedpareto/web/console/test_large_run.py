@@ -21,10 +21,10 @@ from fedpareto.web.console.application import Console
 from fedpareto.web.console.federation_reader import HeldRun, Lists, Reader
 from fedpareto.web.console.render import ConsoleSite
 from fedpareto.web.console.screens import run_page
-from fedpareto.web.console.security import EntranceKeys
 from fedpareto.web.console.view import PageRequest
 from fedpareto.web.sections.bins import POINTS
 from fedpareto.web.sections.heat_maps import HEATS
+from fedpareto.web.serving.security import EntranceKeys
 from storage import audit
 from tests.few import few
 from tests.running import refused, wait_for

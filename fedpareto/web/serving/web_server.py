@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 import uvicorn
 
-from fedpareto.web.console import DEFAULT_PORT
-from fedpareto.web.console.security import ENTER, KEY_SECONDS, App, EntranceKeys, check_loopback
+from fedpareto.web.serving import DEFAULT_PORT
+from fedpareto.web.serving.security import ENTER, KEY_SECONDS, App, EntranceKeys, check_loopback
 
 _GRACE_SECONDS = 1
 _LARGEST_HEADER = 16 << 10

@@ -1,0 +1,341 @@
+"""The member's console: six screens of what a worker's files say, and forms that write the owner's decisions.
+
+It holds no key, takes no lock of the home, and opens no ledger for writing. So it works while coordinator or worker are
+down. A decision is written as the commands of `fedpareto worker` write it.
+"""
+
+import csv
+import io
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from shlex import quote
+from typing import Any
+from urllib.parse import quote as quoted
+
+from jinja2 import Environment
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from federation.errors import Error
+from federation.spec.accounting import AccountingError
+from federation.text import escaped
+from fedpareto.formatting import number, size
+from fedpareto.web.pages.html import Html
+from fedpareto.web.pages.rendering import environment
+from fedpareto.web.pages.skeleton import Link, WebPage, served
+from fedpareto.web.serving.security import ICON, EntranceKeys, Guard, RefusedRequest, fields_of
+from fedpareto.web.serving.shared_files import shared_files
+from fedpareto.web.site.asked import asked_words, changed_words
+from fedpareto.web.site.now import closing_words, site_now
+from fedpareto.web.site.record import COLUMNS, all_rows, left_page
+from worker.config import WorkerConfig, WorkerConfigError
+from worker.home import WorkerHome
+from worker.ledgers.round_ledger import read_sessions
+from worker.site.pause import Pause, end_pause, write_pause
+from worker.site.policy_file import Policy
+from worker.site.privacy import spent
+from worker.site.run_requests import (
+    APPROVED,
+    REFUSED,
+    DecisionRefused,
+    RunsFile,
+    decided,
+    read_request,
+    read_requests,
+)
+
+PAGE = 100
+_LARGEST_RESULT = 1 << 20  # bytes of a file of `worker model`
+_LONGEST_WORDS = 400
+_MENU = {
+    "/": "Now", "/runs": "Asked", "/left": "What left", "/budgets": "Budgets", "/policy": "Policy",
+    "/results": "Results",
+}  # fmt: skip
+_OWNER = {"all": None, "undecided": "", "approved": APPROVED, "refused": REFUSED}
+
+
+class SiteConsole:
+    """The pages of the worker's directory `home`."""
+
+    def __init__(self, home: WorkerHome, keys: EntranceKeys) -> None:
+        self.home = home
+        self.keys = keys
+        self._files = shared_files()
+        self._environment: Environment = environment("fedpareto.web.site")
+        self._environment.finalize = _plain
+        options = {"root": keys.root, "home": quote(str(home.directory)), "size": size, "number": number}
+        self._environment.globals |= options
+        screens: Mapping[str, Callable[[Request], Response]] = {
+            "/": self._now,
+            "/runs": self._runs,
+            "/run": self._run,
+            "/left": self._left,
+            "/left.csv": self._csv,
+            "/budgets": self._budgets,
+            "/policy": self._policy,
+            "/results": self._results,
+            "/static/{name}": self._file,
+        }
+        posts: Mapping[str, Callable[[Request], Any]] = {
+            "/pause": self._pause,
+            "/resume": self._resume,
+            "/decide": self._decide,
+            "/leave": self._sign_out,
+        }
+        routes = [Route(path, screen, methods=["GET"]) for path, screen in screens.items()]
+        routes += [Route(path, form, methods=["POST"]) for path, form in posts.items()]
+        kinds = (RefusedRequest, HTTPException, Error, OSError, Exception)
+        self._app = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, self._problem))
+
+    def guarded(self, port: int) -> Guard:
+        """The application inside its guard, for a server on a port."""
+        return Guard(
+            self._app, self.keys, port, lambda status, text: self._problem_page(status, text).encode(), ("/static/",)
+        )
+
+    # --- screens
+
+    def _now(self, request: Request) -> Response:
+        now = site_now(self.home, datetime.now(UTC))
+        free = shutil.disk_usage(self.home.directory)
+        waiting = read_requests(self.home.runs, "", limit=1).total
+        values = {
+            "now": now,
+            "sentence": f"{now.sentence[:1].upper()}{now.sentence[1:]}.",
+            "closing": "" if now.closing is None else closing_words(now.closing),
+            "disk": f"{size(free.free)} free of {size(free.total)}",
+            "device": self._device(),
+            "waiting": waiting if Policy.load(self.home.policy).approve == "each-run" else 0,
+        }
+        return self._shown(request, "/", "now", values)
+
+    def _device(self) -> str:
+        try:
+            return WorkerConfig.load(self.home.config).device
+        except FileNotFoundError:
+            return WorkerConfig.default().device
+        except WorkerConfigError as error:
+            return str(error)
+
+    def _runs(self, request: Request) -> Response:
+        show, page = request.query_params.get("show", "all"), _number(request, "page")
+        if show not in _OWNER:
+            raise RefusedRequest(400, f"show must be one of {', '.join(_OWNER)}.")
+        policy = Policy.load(self.home.policy)
+        found = read_requests(self.home.runs, _OWNER[show], limit=PAGE, offset=page * PAGE)
+        rows = [(run, run.verdict(policy), _address(run.run, run.spec)) for run in found.runs]
+        more = (page + 1) * PAGE < found.total
+        values = {"rows": rows, "total": found.total, "show": show, "kinds": list(_OWNER), "page": page, "more": more}
+        return self._shown(request, "/runs", "runs", values)
+
+    def _run(self, request: Request) -> Response:
+        name, spec = request.query_params.get("run", ""), request.query_params.get("spec", "")
+        run, before = read_request(self.home.runs, name, spec)
+        if run is None:
+            raise RefusedRequest(404, "No run with this specification has asked this site.")
+        policy = Policy.load(self.home.policy)
+        values = {
+            "run": run,
+            "verdict": run.verdict(policy),
+            "words": list(asked_words(run, policy)),
+            "before": before,
+            "changes": [] if before is None else changed_words(run, before),
+            "document": [escaped(line) for line in run.document.decode(errors="replace").splitlines()],
+        }
+        return self._shown(request, "/runs", "run", values)
+
+    def _left(self, request: Request) -> Response:
+        before = _number(request, "before") if "before" in request.query_params else None
+        return self._shown(
+            request, "/left", "left", {"page": left_page(self.home.receipts, before), "columns": COLUMNS}
+        )
+
+    def _csv(self, request: Request) -> Response:
+        headers = {"Content-Disposition": 'attachment; filename="what-left.csv"'}
+        return StreamingResponse(_csv_lines(self.home.receipts), media_type="text/csv; charset=utf-8", headers=headers)
+
+    def _budgets(self, request: Request) -> Response:
+        policy, problem = Policy.load(self.home.policy), ""
+        try:
+            accounts = spent(self.home.privacy, policy.privacy)
+        except AccountingError as error:
+            accounts, problem = [], str(error)
+        used, shared = read_sessions(self.home.rounds), policy.data_sets
+        rounds = []
+        for task in sorted({*used, *policy.secure.tasks}):
+            of_set = [used.get(name, (0, 0)) for name in shared.get(task, {task})]
+            allowed = policy.secure.of(task)
+            training, evaluations = (sum(counts[at] for counts in of_set) for at in (0, 1))
+            rounds.append((task, training, allowed.sessions, evaluations, allowed.evaluations))
+        values = {"accounts": accounts, "problem": problem, "rounds": rounds}
+        return self._shown(request, "/budgets", "budgets", values)
+
+    def _policy(self, request: Request) -> Response:
+        policy = Policy.load(self.home.policy)
+        newest = read_requests(self.home.runs, None, limit=500).runs
+        verdicts = [run.verdict(policy) for run in newest]
+        refused = Counter(verdict.reason for verdict in verdicts if verdict.answer == "refused")
+        kept = sum(1 for _ in self.home.evidence.glob("*.order")) if self.home.evidence.is_dir() else 0
+        values = {"rules": list(_rules(policy)), "refused": refused.most_common(), "runs": len(newest), "kept": kept}
+        return self._shown(request, "/policy", "policy", values)
+
+    def _results(self, request: Request) -> Response:
+        page = _number(request, "page")
+        files = sorted(self.home.models.glob("*.json"), key=_modified, reverse=True)
+        shown = [(path.stem, _result(path), _time(path)) for path in files[page * PAGE : (page + 1) * PAGE]]
+        values = {"results": shown, "page": page, "more": (page + 1) * PAGE < len(files)}
+        return self._shown(request, "/results", "results", values)
+
+    # --- decisions
+
+    async def _pause(self, request: Request) -> Response:
+        write_pause(self.home.pause, Pause(None))
+        return self._go("/")
+
+    async def _resume(self, request: Request) -> Response:
+        end_pause(self.home.pause)
+        return self._go("/")
+
+    async def _decide(self, request: Request) -> Response:
+        form = dict(fields_of((await request.body()).decode("utf-8", errors="replace")))
+        owner, words = form.get("owner", ""), form.get("words", "").strip()
+        if owner not in (APPROVED, REFUSED):
+            raise RefusedRequest(400, f"owner must be {APPROVED} or {REFUSED}.")
+        if owner == REFUSED and not words:
+            raise RefusedRequest(400, "A refusal needs a reason: go back, and write one.")
+        if len(words) > _LONGEST_WORDS:
+            raise RefusedRequest(400, f"The reason has {len(words)} characters; at most {_LONGEST_WORDS}.")
+        name, spec = form.get("run", ""), form.get("spec", "")
+        if not self.home.runs.exists():
+            raise RefusedRequest(404, "No run has asked this site.")
+        with closing(RunsFile(self.home.runs)) as file:
+            asked = file.of(name)
+            run = next((each for each in asked if each.spec == spec), None)
+            if run is None:
+                raise RefusedRequest(404, "No run with this specification has asked this site.")
+            if asked[-1].spec != spec:
+                raise RefusedRequest(
+                    409,
+                    "The run has asked with another specification since this page was made, and nothing was decided: "
+                    "open the run again.",
+                )
+            try:
+                decided(file, Policy.load(self.home.policy), run, owner, words, datetime.now(UTC))
+            except DecisionRefused as error:
+                raise RefusedRequest(409, str(error)) from None
+        return self._go(_address(name, spec))
+
+    async def _sign_out(self, request: Request) -> Response:
+        self.keys.end(request.scope["session"])
+        return HTMLResponse(self._problem_page(200, "You have signed out. You can close this page."))
+
+    # --- the rest
+
+    def _go(self, to: str) -> Response:
+        return RedirectResponse(self.keys.root + to, 303)
+
+    def _file(self, request: Request) -> Response:
+        body, kind = self._files.get(request.path_params["name"], (b"", ""))
+        if not kind:
+            raise RefusedRequest(404, "There is no such file.")
+        return Response(body, media_type=kind)
+
+    def _shown(self, request: Request, nav: str, template: str, values: Mapping[str, Any]) -> Response:
+        token = request.scope["token"]
+        made = self._environment.get_template(f"{template}.html").render({**values, "token": token})
+        header = self._environment.get_template("sign-out.html").render(token=token)
+        links = tuple(Link(title, self.keys.root + href, current=href == nav) for href, title in _MENU.items())
+        page = WebPage(
+            title=f"{_MENU[nav]} · fedpareto worker", body=[Html(made)], nav=links, nav_label="Console",
+            header=[Html(header)],
+        )  # fmt: skip
+        return HTMLResponse(served(page, icon=self.keys.root + ICON, styles=self._styles()))
+
+    def _styles(self) -> list[str]:
+        return [f"{self.keys.root}/static/{name}" for name in ("style.css", "console.css")]
+
+    def _problem_page(self, status: int, text: str) -> str:
+        made = self._environment.get_template("problem.html").render(status=status, text=text)
+        page = WebPage(title="fedpareto worker", body=[Html(made)])
+        return served(page, icon=self.keys.root + ICON, styles=self._styles())
+
+    async def _problem(self, request: Request, error: Exception) -> Response:
+        status, text = 500, "The console failed; its terminal says more."
+        if isinstance(error, RefusedRequest):
+            status, text = error.status, error.message
+        elif isinstance(error, HTTPException):
+            status, text = error.status_code, "There is no such page, or it does not take such a request."
+        elif isinstance(error, Error | OSError):
+            status, text = 503, f"A file of this worker cannot be used: {error}"
+        return HTMLResponse(self._problem_page(status, text), status)
+
+
+def _plain(value: object) -> object:
+    """A text without control characters, for a template, which escapes HTML."""
+    return escaped(value, 2000) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _address(run: str, spec: str) -> str:
+    return f"/run?run={quoted(run, safe='')}&spec={quoted(spec, safe='')}"
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "") or "0"
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise RefusedRequest(400, f"{name} must be a whole number.")
+    return int(text)
+
+
+def _csv_lines(path: Path) -> Iterator[str]:
+    yield _csv_line(COLUMNS)
+    for row in all_rows(path):
+        yield _csv_line(row)
+
+
+def _csv_line(row: tuple[str, ...]) -> str:
+    text = io.StringIO()
+    # A spreadsheet would compute what begins so.
+    csv.writer(text).writerow([f"'{cell}" if cell[:1] in ("=", "+", "-", "@") else cell for cell in row])
+    return text.getvalue()
+
+
+def _rules(policy: Policy) -> Iterator[tuple[str, str]]:
+    for name, value in policy.model_dump(mode="json").items():
+        if not isinstance(value, dict):
+            yield name, _told(value)
+            continue
+        for key, inner in value.items():
+            yield f"{name}.{key}", _told(inner)
+
+
+def _told(value: object) -> str:
+    return "any" if value in ([], {}, None) else json.dumps(value, ensure_ascii=False)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _time(path: Path) -> str:
+    return datetime.fromtimestamp(_modified(path), UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _result(path: Path) -> dict[str, Any] | None:
+    """What `worker model` kept of a run; None if the file cannot be used."""
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(_LARGEST_RESULT))
+        return {key: found[key] for key in ("name", "state", "round", "size", "compared", "scores", "members")}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
