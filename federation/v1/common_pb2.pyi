@@ -34,6 +34,8 @@ class _ClientStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ClientSta
     """May work."""
     CLIENT_STATE_REVOKED: _ClientState.ValueType  # 3
     """Shut out."""
+    CLIENT_STATE_LEFT: _ClientState.ValueType  # 4
+    """It has left, by its own will; with a join string for its name, it can come back."""
 
 class ClientState(_ClientState, metaclass=_ClientStateEnumTypeWrapper):
     """The life of a client: PENDING until approved (where the federation asks for approval), then ACTIVE until revoked."""
@@ -46,6 +48,8 @@ CLIENT_STATE_ACTIVE: ClientState.ValueType  # 2
 """May work."""
 CLIENT_STATE_REVOKED: ClientState.ValueType  # 3
 """Shut out."""
+CLIENT_STATE_LEFT: ClientState.ValueType  # 4
+"""It has left, by its own will; with a join string for its name, it can come back."""
 Global___ClientState: _TypeAlias = ClientState  # noqa: Y015
 
 class _RunState:
