@@ -28,6 +28,8 @@ REASONS: dict[str, Status] = {
     "certificate-expired": "UNAUTHENTICATED",
     "role": "PERMISSION_DENIED",
     "unlogged": "PERMISSION_DENIED",
+    "client-left": "FAILED_PRECONDITION",
+    "withdrawal": "INVALID_ARGUMENT",
     # enrollment
     "join-string-invalid": "UNAUTHENTICATED",
     "join-string-expired": "UNAUTHENTICATED",

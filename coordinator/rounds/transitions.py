@@ -19,9 +19,10 @@ EVALUATES = or_(~Phase.decides, Phase.number >= func.coalesce(Round.evaluation_p
 The phases of a private evaluation are of the same kinds as those before the step.
 """
 CLIENT_TRANSITIONS: dict[ClientState, frozenset[ClientState]] = {
-    ClientState.PENDING: frozenset({ClientState.ACTIVE, ClientState.REVOKED}),
-    ClientState.ACTIVE: frozenset({ClientState.REVOKED}),
+    ClientState.PENDING: frozenset({ClientState.ACTIVE, ClientState.REVOKED, ClientState.LEFT}),
+    ClientState.ACTIVE: frozenset({ClientState.REVOKED, ClientState.LEFT}),
     ClientState.REVOKED: frozenset(),
+    ClientState.LEFT: frozenset({ClientState.REVOKED}),  # it comes back when it joins again
 }
 RUN_TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     RunState.PENDING: frozenset({RunState.RUNNING, RunState.PAUSED, RunState.STOPPED}),
