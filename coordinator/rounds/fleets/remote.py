@@ -75,6 +75,7 @@ class _Issued:
     order: AssignmentManifest
     digest: str  # of the envelope
     message: Assigned
+    left: bool  # its client has left since the conversation began: the assignment has ended, and is not sent
 
 
 class _RemainingWait(NamedTuple):
@@ -171,7 +172,8 @@ class RemoteFleet(Fleet):
             )
             if before is not None:
                 return before
-            active = _lock_active(session, question.clients)
+            active, left = _lock_members(session, question.clients)
+            asked = sorted([*active, *left & self._counted_on(session, question)])
             phase = question.row(self._spec, now)
             if question.phase.kind.decides and revoked_before(session, question.current, question.number):
                 raise RevokedMeanwhile
@@ -179,16 +181,16 @@ class RemoteFleet(Fleet):
             session.add(phase)
             session.flush()
             issued = []
-            for client_id in active:
+            for client_id in asked:
                 serves = clients[client_id].objectives if client_id in clients else self.run.objectives
                 needed = inputs[client_id]
                 order = self._order(question, client_id, serves, needed.rows)
-                order.previous_step, order.members = previous_step, len(active)
+                order.previous_step, order.members = previous_step, len(asked)
                 order.created.FromDatetime(now)
                 order.deadline.FromDatetime(phase.deadline)
                 signed = self.context.sign(order)
                 message = Assigned(order.assignment_id, signed.SerializeToString(), needed.sent)
-                issued.append(_Issued(order, envelope_digest(signed), message))
+                issued.append(_Issued(order, envelope_digest(signed), message, client_id in left))
             _record(session, phase.phase_id, issued, now)
         where = f"run {self.run.run_id} round {question.current.number} phase {question.number}"
         log.info("%s: %s for %d clients", where, phase.kind, len(active))
