@@ -10,6 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.members.membership import REVOKED
+from coordinator.rounds.replies.revoked import LEFT as LEFT_REASON
 from coordinator.rounds.transitions import end_assignment, move_client, open_assignments
 from coordinator.signing_keys import Signing
 from federation.record.joinings import LEFT, WITH_CERTIFICATES, is_of_newest_joining
@@ -20,7 +21,6 @@ from storage import audit
 from storage.models import Assignment, AuditEntry, Client, Withdrawal
 from storage.states import AssignmentState, ClientState
 
-CLIENT_LEFT = "client-left"  # the reason of refusals, and of assignments that end
 MAX_BYTES = 4096  # of a withdrawal
 
 
@@ -56,7 +56,7 @@ def leave(
     session.flush()
     ended = open_assignments(session, Assignment.client_id == client_id)
     for assignment in ended:
-        end_assignment(assignment, AssignmentState.CANCELLED, now, CLIENT_LEFT)
+        end_assignment(assignment, AssignmentState.CANCELLED, now, LEFT_REASON)
     name = envelope_digest(envelope)
     # Replaced if it is there: a backup that was restored can have the withdrawal and not the state.
     session.merge(
@@ -110,7 +110,7 @@ def withdrawn(session: Session, client: Client) -> Refusal:
     )
     since = "" if client.left is None else f" on {client.left:%Y-%m-%d %H:%M} UTC"
     return Refusal(
-        CLIENT_LEFT,
+        LEFT_REASON,
         f"{client.client_id} has left the federation{since}: it comes back with a join string for its name "
         f"(`fedpareto admin join-string {client.client_id} --again`) and its signing key",
         signed=session.scalar(newest) or b"",

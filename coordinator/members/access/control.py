@@ -42,9 +42,10 @@ from coordinator.members.access.rpc_messages import (
 )
 from coordinator.members.access.strangers import Strangers
 from coordinator.members.administrators import note_seen, revoked_among
-from coordinator.members.leaving import CLIENT_LEFT, withdrawn
+from coordinator.members.leaving import withdrawn
 from coordinator.members.logged_rights import LoggedRights, unlogged_caller
 from coordinator.members.membership import REVOKED, gone_clients_among, revoked
+from coordinator.rounds.replies.revoked import LEFT
 from coordinator.thread_pool import ThreadPool
 from federation.refusals import Refusal
 from federation.trust.certificates import der, load_certificate
@@ -185,7 +186,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
 
     def _end_calls(self, client_id: str, refusal: Refusal) -> None:
         for call in list(self._calls.get(client_uri(self._federation_id, client_id), ())):
-            if refusal.reason != CLIENT_LEFT or call.action != LEAVE:
+            if refusal.reason != LEFT or call.action != LEAVE:
                 call.end(refusal)
 
     def revoke_live_administrator(self, name: str) -> None:
