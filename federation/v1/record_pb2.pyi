@@ -455,7 +455,7 @@ class Withdrawals(_message.Message):
     WITHDRAWALS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def withdrawals(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.SignedEnvelope]:
-        """The signed WithdrawalManifests, each once, in the order of the log."""
+        """The signed WithdrawalManifests, each once."""
 
     def __init__(
         self,
