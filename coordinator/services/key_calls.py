@@ -4,7 +4,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from coordinator.members.access.rpc_messages import Context
-from coordinator.members.leaving import leave, withdrawn
+from coordinator.members.departures import leave, withdrawn
 from coordinator.members.renewal import renew
 from coordinator.members.rotation import rotate_key
 from coordinator.services.base import Service

@@ -42,7 +42,7 @@ from coordinator.members.access.rpc_messages import (
 )
 from coordinator.members.access.strangers import Strangers
 from coordinator.members.administrators import note_seen, revoked_among
-from coordinator.members.leaving import withdrawn
+from coordinator.members.departures import withdrawn
 from coordinator.members.logged_rights import LoggedRights, unlogged_caller
 from coordinator.members.membership import REVOKED, gone_clients_among, revoked
 from coordinator.rounds.replies.revoked import LEFT
