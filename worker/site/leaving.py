@@ -12,6 +12,7 @@ from typing import Any
 from federation.trust.envelope import from_text, to_text
 from federation.trust.keys import replace_private
 from federation.v1.common_pb2 import SignedEnvelope
+from worker.events import Events
 from worker.home import WorkerHomeError
 from worker.state_file import read_state, state_bytes
 
@@ -76,6 +77,32 @@ def write_withdrawal(path: Path, withdrawal: Withdrawal) -> None:
     """Replaces the withdrawal of a site. Raises OSError."""
     left = None if withdrawal.left is None else withdrawal.left.astimezone(UTC).isoformat()
     replace_private(path, state_bytes({"withdrawal": to_text(withdrawal.envelope), "left": left}))
+
+
+class WatchedLeave:
+    """The wish of a site whose worker runs, as of the last `look`. Any thread may read it.
+
+    Attributes:
+        leave: None without a wish, and with a file that cannot be read.
+    """
+
+    def __init__(self, path: Path, events: Events) -> None:
+        self._path = path
+        self._events = events
+        self._problem = ""  # that the owner was warned of
+        self.leave: Leave | None = None
+        self.look()
+
+    def look(self) -> None:
+        """Reads the owner's wish, and warns of a file that cannot be read."""
+        self.leave, problem = read_leave(self._path)
+        if problem not in ("", self._problem):
+            self._events.warn("leaving", problem)
+        self._problem = problem
+
+    def closes(self) -> bool:
+        """True if the site begins no work, because its owner wants to leave, or may want to."""
+        return self.leave is not None or self._problem != ""
 
 
 def _wish(document: dict[str, Any]) -> Leave:

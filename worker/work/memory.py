@@ -221,6 +221,11 @@ class WorkerMemory:
             with closing(LedgerFile(path, MIGRATIONS, _ADVICE)) as file, file.using() as connection:
                 connection.execute("DELETE FROM kept")
 
+    def keeps(self) -> bool:
+        """True if values of a private round are kept, which is not over."""
+        with self._lock, self._file.using() as connection:
+            return connection.execute("SELECT 1 FROM kept LIMIT 1").fetchone() is not None
+
     def close(self) -> None:
         """Closes the database."""
         self._file.close()
