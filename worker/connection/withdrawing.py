@@ -24,7 +24,7 @@ from worker.connection.attendance import Attendance
 from worker.connection.backoff import Backoff
 from worker.events import Events
 from worker.home import WorkerHome
-from worker.site.leaving import Leave, WatchedLeave, Withdrawal, read_withdrawal, write_withdrawal
+from worker.site.leaving import Leave, WatchedLeave, Withdrawal, read_leave, read_withdrawal, write_withdrawal
 
 LEAVE_SECONDS = 60.0
 LOOK_SECONDS = 1.0
@@ -71,6 +71,21 @@ def withdraw(home: WorkerHome, member: MemberFiles, leave: Leave) -> datetime:
             raise _refused(member, address, error) from error
     write_withdrawal(home.withdrawal, Withdrawal(envelope, datetime.now(UTC)))
     return answer.left.ToDatetime(UTC)
+
+
+def withdraw_again(home: WorkerHome, member: MemberFiles) -> bool:
+    """True if the site has left; its withdrawal is then sent once more, since a backup can have been restored.
+
+    Raises:
+        LeavingError, WorkerHomeError, OSError: as of `withdraw`.
+    """
+    kept = read_withdrawal(home.withdrawal)
+    if kept is None or kept.left is None:
+        return False
+    wanted, _ = read_leave(home.leave)
+    forget = WithdrawalManifest.FromString(kept.envelope.manifest).forget
+    withdraw(home, member, wanted or Leave(kept.left, forget=forget))
+    return True
 
 
 def _fits(envelope: SignedEnvelope, member: MemberFiles, leave: Leave) -> bool:

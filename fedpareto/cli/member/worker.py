@@ -29,6 +29,7 @@ with on_first_use():
     from fedpareto.cli.logs import to_standard_error
     from fedpareto.cli.member.trial import rehearse_round, run_of
     from worker.connection.attendance import AttendanceError
+    from worker.connection.withdrawing import LeavingError, withdraw_again
     from worker.events import Events
     from worker.notifier import Notifier
     from worker.rotation import RotationError, end_rotation
@@ -101,6 +102,12 @@ def run(
     with failing(PolicyError), opened as (worker_home, stored_member, passphrase):
         policy = Policy.load(worker_home.policy)
         policy.check_allows(site.tasks)
+        with failing(LeavingError):
+            if withdraw_again(worker_home, stored_member):
+                logging.getLogger("fedpareto.worker").info(
+                    "this site has left the federation; to come back: fedpareto worker join, with a new join string"
+                )
+                return
         with failing(RotationError, RosterError):
             member = end_rotation(worker_home, stored_member, passphrase=passphrase)
         events = Events(event_stream() if as_json else None, worker_home.directories)

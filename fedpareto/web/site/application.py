@@ -39,6 +39,7 @@ from fedpareto.web.site.record import COLUMNS, all_rows, left_page
 from worker.config import WorkerConfig, WorkerConfigError
 from worker.home import WorkerHome
 from worker.ledgers.round_ledger import read_sessions
+from worker.site.leaving import Leave, write_leave
 from worker.site.pause import Pause, end_pause, write_pause
 from worker.site.policy_file import Policy
 from worker.site.privacy import spent
@@ -87,6 +88,7 @@ class SiteConsole:
         posts: Mapping[str, Callable[[Request], Any]] = {
             "/pause": self._pause,
             "/resume": self._resume,
+            "/withdraw": self._withdraw,
             "/decide": self._decide,
             "/leave": self._sign_out,
         }
@@ -202,6 +204,12 @@ class SiteConsole:
 
     async def _resume(self, request: Request) -> Response:
         end_pause(self.home.pause)
+        return self._go("/")
+
+    async def _withdraw(self, request: Request) -> Response:
+        form = dict(fields_of((await request.body()).decode("utf-8", errors="replace")))
+        leave = Leave(datetime.now(UTC), now="now" in form, forget="forget" in form)
+        write_leave(self.home.leave, leave)
         return self._go("/")
 
     async def _decide(self, request: Request) -> Response:
