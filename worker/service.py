@@ -26,7 +26,6 @@ from worker.connection.clock import CoordinatorClock
 from worker.connection.renewal import Renewer
 from worker.connection.revocation import LEFT
 from worker.connection.starts import Starts
-from worker.connection.withdrawing import Leaver
 from worker.connection.witness import Witness
 from worker.events import Events
 from worker.home import DiskUse, WorkerHome
@@ -45,6 +44,7 @@ from worker.site.privacy import SitePrivacy
 from worker.site.refused_orders import RefusedOrders
 from worker.site.roster import Roster, pinned_roster
 from worker.site.run_requests import Verdict
+from worker.site.withdrawing import Leaver
 from worker.status import StatusFile, WorkerStatus
 from worker.threads import LOOK_SECONDS, WorkerThreads
 from worker.work.attacker import Attacker

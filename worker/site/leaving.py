@@ -40,7 +40,7 @@ class Leave:
 
 
 @dataclass(frozen=True)
-class Withdrawal:
+class SignedWithdrawal:
     """A signed withdrawal, and when a coordinator acknowledged it, aware and by this machine's clock."""
 
     envelope: SignedEnvelope
@@ -64,7 +64,7 @@ def write_leave(path: Path, leave: Leave) -> None:
     replace_private(path, state_bytes({"since": since, "now": leave.now, "forget": leave.forget}))
 
 
-def read_withdrawal(path: Path) -> Withdrawal | None:
+def read_withdrawal(path: Path) -> SignedWithdrawal | None:
     """The withdrawal in a file; None if there is none.
 
     Raises:
@@ -73,7 +73,7 @@ def read_withdrawal(path: Path) -> Withdrawal | None:
     return read_state(path, _signed, _KEPT)
 
 
-def write_withdrawal(path: Path, withdrawal: Withdrawal) -> None:
+def write_withdrawal(path: Path, withdrawal: SignedWithdrawal) -> None:
     """Replaces the withdrawal of a site. Raises OSError."""
     left = None if withdrawal.left is None else withdrawal.left.astimezone(UTC).isoformat()
     replace_private(path, state_bytes({"withdrawal": to_text(withdrawal.envelope), "left": left}))
@@ -112,6 +112,6 @@ def _wish(document: dict[str, Any]) -> Leave:
     return Leave(datetime.fromisoformat(document["since"]), now, forget)
 
 
-def _signed(document: dict[str, Any]) -> Withdrawal:
+def _signed(document: dict[str, Any]) -> SignedWithdrawal:
     left = document["left"]
-    return Withdrawal(from_text(document["withdrawal"]), None if left is None else datetime.fromisoformat(left))
+    return SignedWithdrawal(from_text(document["withdrawal"]), None if left is None else datetime.fromisoformat(left))

@@ -29,13 +29,13 @@ with on_first_use():
     from fedpareto.cli.logs import to_standard_error
     from fedpareto.cli.member.trial import rehearse_round, run_of
     from worker.connection.attendance import AttendanceError
-    from worker.connection.withdrawing import LeavingError, withdraw_again
     from worker.events import Events
     from worker.notifier import Notifier
     from worker.rotation import RotationError, end_rotation
     from worker.service import Worker, prepare_offers
     from worker.site.policy_file import Policy, PolicyError
     from worker.site.roster import RosterError
+    from worker.site.withdrawing import LeavingError, withdraw_again
     from worker.threads import WorkerEndedError
     from worker.work.accomplices import Accomplices
     from worker.work.attacker import Attacker

@@ -30,7 +30,6 @@ from federation.v1.record_pb2 import Withdrawals
 from storage.models import Client, Withdrawal
 from storage.states import ClientState, RoundState
 from tests.coordinator.members.scene import Change
-from tests.coordinator.members.test_rotation import problems
 from tests.few import few
 from tests.harness import Member
 from tests.running import SECONDS, refused
@@ -90,6 +89,11 @@ def edited(stage: Stage, statement: str) -> list[str]:
         found += problems_in(stage, session)
         session.rollback()
     return found
+
+
+def problems(stage: Stage) -> list[str]:
+    """What `admin audit verify` says of the record."""
+    return stage.look(lambda session: problems_in(stage, session))
 
 
 def problems_in(stage: Stage, session: Session) -> list[str]:

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from federation.trust.envelope import sign
 from federation.v1.common_pb2 import WithdrawalManifest
 from worker.home import WorkerHomeError
-from worker.site.leaving import Leave, Withdrawal, read_leave, read_withdrawal, write_leave, write_withdrawal
+from worker.site.leaving import Leave, SignedWithdrawal, read_leave, read_withdrawal, write_leave, write_withdrawal
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 
@@ -45,7 +45,7 @@ def test_a_withdrawal_is_kept_as_it_was_signed_and_a_damaged_one_is_refused(tmp_
     path, manifest = tmp_path / "withdrawal.json", WithdrawalManifest(client_id="ann", certificate="a1")
     envelope = sign(manifest, Ed25519PrivateKey.generate())
     assert read_withdrawal(path) is None
-    for withdrawal in (Withdrawal(envelope), Withdrawal(envelope, NOW)):
+    for withdrawal in (SignedWithdrawal(envelope), SignedWithdrawal(envelope, NOW)):
         write_withdrawal(path, withdrawal)
         assert read_withdrawal(path) == withdrawal
     path.write_text('{"format": 1, "withdrawal": "!", "left": null}')

@@ -11,9 +11,9 @@ from fedpareto.on_first_use import on_first_use
 
 with on_first_use():
     from fedpareto.formatting import moment
-    from worker.connection.withdrawing import LeavingError, withdraw
     from worker.home import WorkerHome
     from worker.site.leaving import Leave, write_leave
+    from worker.site.withdrawing import LeavingError, withdraw
     from worker.work.memory import keeps_values
     from worker.work.spool import holds_replies
 

@@ -24,7 +24,7 @@ from worker.connection.attendance import Attendance
 from worker.connection.backoff import Backoff
 from worker.events import Events
 from worker.home import WorkerHome
-from worker.site.leaving import Leave, WatchedLeave, Withdrawal, read_leave, read_withdrawal, write_withdrawal
+from worker.site.leaving import Leave, SignedWithdrawal, WatchedLeave, read_leave, read_withdrawal, write_withdrawal
 
 LEAVE_SECONDS = 60.0
 LOOK_SECONDS = 1.0
@@ -59,7 +59,7 @@ def withdraw(home: WorkerHome, member: MemberFiles, leave: Leave) -> datetime:
     fits = kept is not None and _fits(kept.envelope, member, leave)
     envelope = kept.envelope if kept is not None and fits else _signed(member, leave)
     if kept is None or not fits:
-        write_withdrawal(home.withdrawal, Withdrawal(envelope))
+        write_withdrawal(home.withdrawal, SignedWithdrawal(envelope))
     try:
         address, channel = member.serving_channel()
     except RouteError as error:
@@ -69,7 +69,7 @@ def withdraw(home: WorkerHome, member: MemberFiles, leave: Leave) -> datetime:
             answer = FederationStub(channel).Leave(LeaveRequest(withdrawal=envelope), timeout=LEAVE_SECONDS)
         except grpc.RpcError as error:
             raise _refused(member, address, error) from error
-    write_withdrawal(home.withdrawal, Withdrawal(envelope, datetime.now(UTC)))
+    write_withdrawal(home.withdrawal, SignedWithdrawal(envelope, datetime.now(UTC)))
     return answer.left.ToDatetime(UTC)
 
 
