@@ -38,6 +38,7 @@ from worker.connection.approval import noted, waits
 from worker.connection.attendance import NONCE_BYTES, WRONG_CLOCK_SECONDS
 from worker.connection.clock import TimeRefused, signed_time
 from worker.connection.downloads import handshake
+from worker.connection.starts import known_starts, set_aside
 from worker.home import WorkerHome, WorkerHomeError
 from worker.ledgers.round_ledger import RoundLedger
 from worker.site.pause import closing_now, read_pause
@@ -265,6 +266,26 @@ def check_pause(home: WorkerHome, now: datetime) -> Iterator[Finding]:
     elif (paused := closing_now(pause, OpenHours(), now)) is not None:
         yield Finding.warning(
             "pause", f"the site is {paused}, and begins no new work: `fedpareto worker resume` ends the pause"
+        )
+
+
+def check_copy(home: WorkerHome) -> Iterator[Finding]:
+    """Checks that this home is not one of two copies, of which the owner has to choose one; nothing if it is not."""
+    try:
+        known = known_starts(home.starts)
+    except WorkerHomeError as error:
+        yield Finding.failed("copy", str(error))
+        return
+    if set_aside(home):
+        yield Finding.failed(
+            "copy",
+            "this directory was set aside for another copy: remove it, or run `fedpareto worker copied --this-one`",
+        )
+    elif known.refused and known.since is not None:
+        yield Finding.failed(
+            "copy",
+            f"a copy of this directory runs elsewhere, and the coordinator refuses this one since {_day(known.since)}: "
+            "stop both workers, then run `fedpareto worker copied` with the directory that goes on",
         )
 
 

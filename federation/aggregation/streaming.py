@@ -116,7 +116,7 @@ class Space:
 def widened(panel: NDArray[Any], space: Space) -> Iterator[tuple[slice, Matrix]]:
     """Sub-blocks of a panel and their columns, in float64; each is valid until the next."""
     m, columns = panel.shape
-    width = min(BLOCK, max(256, _BLOCK_ELEMENTS // m))
+    width = min(BLOCK, max(256, _BLOCK_ELEMENTS // m, m))  # of m columns: adding m x m products costs less than one
     for start in range(0, columns, width):
         piece = panel[:, start : start + width]
         block = space.array("block", piece.shape, np.float64)

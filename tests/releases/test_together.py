@@ -105,6 +105,19 @@ def test_a_paused_member_is_not_asked_and_declines_at_once_where_the_coordinator
     later.python("-m", "fedpareto", "worker", "resume", *home, cwd=together.directory)
 
 
+def test_a_member_gets_a_model_or_hears_that_the_coordinator_is_of_a_version_that_gives_none(
+    together: Together, old: Version, later: Version
+) -> None:
+    run = together.send("fetched", OPEN)
+    together.ended(run)
+    out = together.directory / "fetched.safetensors"
+    asked = ["worker", "model", run, "--home", str(together.directory / "eve"), "--out", str(out)]
+    without = together.version.name == old.name
+    told = later.python("-m", "fedpareto", *asked, cwd=together.directory, code=1 if without else 0)
+    assert out.exists() != without
+    assert ("is of a version that gives members no models: ask its operator" in told) == without
+
+
 LOTTERY = """\
 algorithm.name = "lottery"
 selection.minimum = 2

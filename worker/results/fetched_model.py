@@ -3,8 +3,11 @@
 What has arrived of a download that broke off stays in the worker's directory, and the next one goes on after it.
 """
 
+import fcntl
+import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import disk_usage
 
@@ -26,6 +29,26 @@ from worker.work.cache import ModelCache, ModelMismatch
 TRIES = 6  # in a row that bring no byte
 LONGEST_WAIT = 60.0  # seconds that the coordinator may ask for before the next one
 _AGAIN = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "UNKNOWN", "INTERNAL")
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Holds a worker's directory of fetched models, so that no other command removes the file that this one reads.
+
+    Raises:
+        RunModelError: another command holds it.
+        OSError: the directory cannot be made or opened.
+    """
+    directory.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunModelError("another `worker model` fetches a model for this member: wait until it ends") from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def fetched_model(

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.aggregation.base import Rule, conclude
-from federation.aggregation.geometry import coordinates
+from federation.aggregation.geometry import coordinates, squared_distances
 from federation.aggregation.interface import Combination, Matrix, Rows, Vector
 from federation.spec.options import option
 
@@ -34,7 +34,7 @@ class GeometricMedian(Rule):
 
     def combine(self, rows: Rows) -> Combination:
         points, prior = coordinates(rows.gram), rows.prior
-        distances = _distances(points)
+        distances = _distances(rows.gram)
         ball, scale = _smallest_ball(distances, prior)
         if scale == 0:
             weights = prior * ball / (prior @ ball)
@@ -55,7 +55,7 @@ class GeometricMedian(Rule):
             iteration += 1
             steep = away * np.sqrt(np.where(far > nu, pulls, 0.0))[:, None] / far[:, None]
             curvature = pulls.sum() * np.eye(len(points)) - steep.T @ steep
-            newton = np.linalg.lstsq(curvature, gradient, rcond=None)[0]
+            newton = _solution(curvature, gradient)
             steps = [gradient / pulls.sum(), *(newton * 0.5**halved for halved in range(8))]
             centre = min((centre - step for step in steps), key=lambda v: _objective(v, points, prior, nu))
         return conclude(rows.gram, weights, weights, residual=residual, iterations=float(iteration))
@@ -66,10 +66,19 @@ def _objective(centre: Vector, points: Matrix, prior: Vector, nu: float) -> floa
     return float(prior @ np.where(away > nu, away - nu / 2, away**2 / (2 * nu)))
 
 
-def _distances(points: Matrix) -> Matrix:
+def _solution(matrix: Matrix, right: Vector) -> Vector:
+    """The x of `matrix` x = `right`; the shortest of those that come nearest where the matrix is singular."""
+    try:
+        solution: Vector = np.linalg.solve(matrix, right)
+    except np.linalg.LinAlgError:
+        solution = np.linalg.lstsq(matrix, right, rcond=None)[0]
+    return solution
+
+
+def _distances(K: Matrix) -> Matrix:
     """||u_i - u_j||, shape (m, m); 0 where K cannot tell the two apart."""
-    distances: Matrix = np.linalg.norm(points[:, None] - points, axis=2)
-    norms = np.linalg.norm(points, axis=1)
+    distances: Matrix = np.sqrt(squared_distances(K))
+    norms = np.sqrt(np.diag(K))
     distances[distances <= _TOGETHER * (norms + norms[:, None])] = 0.0
     return distances
 

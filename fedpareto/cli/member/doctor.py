@@ -116,6 +116,7 @@ def _check_as_member(worker_home: "WorkerHome", member: "MemberFiles") -> Iterat
     else:
         yield Finding.skipped("clock", "the coordinator tells the time")
     yield from doctor.check_downloads(worker_home, member.proxy)
+    yield from doctor.check_copy(worker_home)
     yield from doctor.check_failures(worker_home)
     yield from doctor.check_pause(worker_home, now)
 

@@ -34,7 +34,7 @@ with on_first_use():
     from worker.progress import StatementError, last_restore
     from worker.receipts import ReceiptsError, receipt_lines, verified_receipts
     from worker.results.comparison import Compared, compared
-    from worker.results.fetched_model import fetched_model
+    from worker.results.fetched_model import alone, fetched_model
     from worker.results.run_model import ModelDisputed, RunModel, RunModelError, ask
 
 
@@ -86,7 +86,7 @@ def model_command(
     target = out or Path(f"{given.name}.safetensors")
     beside = target.with_name(f"{target.stem}-personal{target.suffix}") if personal else None
     _check_free(force, *filter(None, (target, beside)))
-    with failing(OSError, what=f"cannot write {target}"):
+    with failing(OSError, what=f"cannot write {target}"), alone(site.home.models):
         path = fetched_model(
             site.home.models, site.member, asked, Backoff(random.uniform), lambda text: typer.echo(text, err=True)
         )

@@ -19,6 +19,7 @@ from storage.models import Client
 from tests.coordinator.members.scene import client, end_of
 from tests.running import Running, command
 from worker.connection.starts import KnownStarts, Starts, known_starts
+from worker.doctor import check_copy
 from worker.home import MEMBER_FILE, WorkerHome, WorkerHomeError
 
 
@@ -137,6 +138,8 @@ def test_the_owner_lets_one_home_go_on_and_only_until_the_other_one_starts_again
         with pytest.raises(HomeCopied) as caught:
             take_start(row, site.hello(starts))
         starts.refused(bytes.fromhex(caught.value.start))
+        (found,) = check_copy(site.home)
+        assert "stop both workers, then run `fedpareto worker copied`" in found.message
         assert "refuses this one since" in command("worker", "copied", "--home", site.home.directory).stdout
         assert not starts.decided()
         command("worker", "copied", "--home", site.home.directory, "--this-one")
@@ -152,6 +155,9 @@ def test_the_owner_lets_one_home_go_on_and_only_until_the_other_one_starts_again
     command("worker", "copied", "--home", other.home.directory, "--other-one")
     with pytest.raises(WorkerHomeError, match="was set aside"):
         other.begun()
+    (found,) = check_copy(other.home)
+    assert "was set aside for another copy" in found.message
+    assert list(check_copy(site.home)) == []
 
 
 def test_a_home_that_nobody_refused_has_nothing_to_decide(site: Site) -> None:
@@ -186,6 +192,8 @@ def test_a_damaged_file_names_itself_and_what_to_do(site: Site) -> None:
     site.home.starts.write_text('{"format": 1, "starts": ["zz"]}')
     with pytest.raises(WorkerHomeError, match=r"starts\.json is damaged.*worker copied --this-one"):
         site.begun()
+    (found,) = check_copy(site.home)
+    assert "starts.json is damaged" in found.message
 
 
 def test_what_a_refusal_names_is_kept_only_if_it_is_a_start(site: Site) -> None:

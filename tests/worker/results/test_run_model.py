@@ -33,6 +33,7 @@ from tests.scripted import CLIENT, FEDERATION, HungUp, ScriptedCoordinator, scri
 from worker.home import WorkerHome
 from worker.receipts import Receipt, append, read_receipts, receipt_line
 from worker.results.comparison import compared
+from worker.results.fetched_model import alone
 from worker.results.run_model import ModelDisputed, RunModel, checked
 from worker.work.local_state import kept_state
 
@@ -283,6 +284,17 @@ def test_a_coordinator_that_gives_another_model_than_it_signs_makes_the_command_
     said = command("worker", "model", "trial", "--home", home, "--out", out, "--card", tmp_path / "card.md", code=1)
     assert words in str(said.exception)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_commands_do_not_fetch_models_for_one_member_at_the_same_time(site: Site, tmp_path: Path) -> None:
+    coordinator, home = site
+    gives(coordinator)
+    out = tmp_path / "model.safetensors"
+    with alone(home / "models"):
+        said = command("worker", "model", "trial", "--home", home, "--out", out, code=1)
+    assert "another `worker model` fetches a model for this member" in str(said.exception)
+    assert not out.exists()
+    command("worker", "model", "trial", "--home", home, "--out", out)
 
 
 def test_a_card_shows_texts_of_others_as_they_are_and_tells_no_more_than_it_was_given() -> None:
