@@ -1,8 +1,10 @@
 """Debian's chromium, driven by Playwright, for tests of pages; skipped with a reason where either is absent."""
 
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 AXE = ROOT / "tests" / "vendored" / "axe.min.js"  # axe-core 4.14.1
 NARROW, WIDE = 390, 1280  # pixels
+WAITING = 60_000.0  # milliseconds that the browser waits for a condition
 Scheme = Literal["light", "dark"]  # of colours
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 
@@ -62,3 +65,38 @@ def smallest_text(page: "Page") -> float:
 
 def nodes(page: "Page") -> int:
     return int(page.evaluate("document.querySelectorAll('*').length"))
+
+
+class Screen:
+    """A page that notes what the browser complains about."""
+
+    def __init__(self, browser: "Browser", width: int = WIDE, scheme: Scheme = "light") -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(WAITING)
+        self.problems: list[str] = []
+        self.page.on("console", lambda message: self.problems.append(message.text) if message.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.problems.append(f"a dialog: {dialog.message}"))
+
+
+@contextmanager
+def another_server() -> Iterator[tuple[str, list[str]]]:
+    """A server on another port of this machine: its address, and the cookies that it gets with each request."""
+    asked = list[str]()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers.get("Cookie", ""))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+        thread.join()

@@ -341,7 +341,9 @@ class Worker:
         self._pause.look()
         self._leave.look()
         self._runner.look()
-        self._status.show(WorkerStatus(self._attendance.connection, self._runner.work_now()))
+        self._status.show(
+            WorkerStatus(self._attendance.connection, self._runner.work_now(), self._introduction.offered)
+        )
 
     def _counted(self, task: str) -> None:
         """Sends the new numbers of private rounds left for the tasks that share a data set with `task`."""

@@ -43,11 +43,21 @@ class WorkNow:
 
 
 @dataclass(frozen=True)
+class OfferedTask:
+    """A task that a worker offers: the numbers in its whole model, and the objectives that this site serves."""
+
+    task: str
+    parameters: int
+    objectives: int
+
+
+@dataclass(frozen=True)
 class WorkerStatus:
     """The state of a worker; `connection` is None until it has tried to connect."""
 
     connection: CoordinatorConnection | None
     work: tuple[WorkNow, ...]
+    offers: tuple[OfferedTask, ...] = ()
 
 
 class SeenWorker(NamedTuple):
@@ -110,6 +120,7 @@ def _parsed(document: Mapping[str, Any]) -> WorkerStatus:
     return WorkerStatus(
         None if connection is None else CoordinatorConnection(**{**connection, "since": _aware(connection["since"])}),
         tuple(WorkNow(**{**work, "since": _aware(work["since"])}) for work in document["work"]),
+        tuple(OfferedTask(**offer) for offer in document.get("offers", [])),
     )
 
 

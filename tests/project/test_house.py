@@ -144,7 +144,7 @@ def test_a_module_of_commands_imports_at_its_top() -> None:
     assert {file: imports for file, imports in late.items() if imports} == {}
 
 
-@pytest.mark.parametrize("room", ["worker/console", "fedpareto/sinks"])
+@pytest.mark.parametrize("room", ["fedpareto/sinks"])
 def test_a_planned_room_has_its_place_on_the_architecture_page(room: str) -> None:
     page = (DOCS / "reference/architecture.md").read_text()
     planned = page.split("### Rooms that are planned", 1)[1].split("\n## ", 1)[0]

@@ -100,11 +100,21 @@ class LedgerFile:
             )
         except sqlite3.OperationalError as error:
             raise OSError(f"{path} cannot be read: {error}") from error
-        with closing(file._connection), file.using() as connection:
-            connection.execute("PRAGMA query_only = ON")
-            if (version := file._checked_version(connection, migrations)) != len(migrations):
-                raise WorkerHomeError(f"{path} has tables of version {version}: start the worker, which brings them up")
-            yield connection
+        try:
+            with closing(file._connection), file.using() as connection:
+                connection.execute("PRAGMA query_only = ON")
+                if (version := file._checked_version(connection, migrations)) != len(migrations):
+                    raise WorkerHomeError(
+                        f"{path} has tables of version {version}: start the worker, which brings them up"
+                    )
+                yield connection
+        except DiskFull as error:
+            if getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_READONLY:
+                raise
+            raise OSError(
+                f"{path} cannot be read: a process was killed in the middle of a change, which only a process that may "
+                f"write into {path.parent} can take back: start the worker"
+            ) from error
 
     @contextmanager
     def using(self) -> Iterator[sqlite3.Connection]:

@@ -10,6 +10,7 @@ from worker.ledgers.left_ledger import ADVICE, MIGRATIONS, LeftState
 
 PAGE = 100  # rows
 MAX_PAGE = 1000
+_LONGEST_RECEIPT = 1 << 20  # bytes of a line of receipts.jsonl
 _COLUMNS = (
     "entry, reply, kept, run, round, phase, attempt, task, kind, work, session, assignment, payload, payload_bytes, "
     "message_bytes, numbers, more_numbers, rows, more_rows, row_numbers, tries, state, ended, receipt, reason, weight, "
@@ -171,6 +172,21 @@ def keeps(path: Path, reply: str) -> bool:
         if connection is None:
             return False
         return connection.execute("SELECT 1 FROM replies WHERE reply = ?", (reply,)).fetchone() is not None
+
+
+def earlier_receipts(path: Path, receipts: Path) -> bool:
+    """True if the first receipt of the file `receipts` is for a reply that the ledger at `path` does not have.
+
+    Errors are those of `read_left`.
+    """
+    try:
+        with receipts.open("rb") as file:
+            first = file.readline(_LONGEST_RECEIPT)
+        return bool(first) and not keeps(path, str(json.loads(first)["envelope"]))
+    except FileNotFoundError:
+        return False
+    except (ValueError, KeyError, TypeError, RecursionError):  # damaged, which `worker receipts` reports
+        return True
 
 
 def _reply(columns: dict[str, Any]) -> LeftReply:

@@ -83,6 +83,24 @@ class Ledger:
         self._file.close()
 
 
+def read_mechanisms(path: Path) -> dict[str, list[Mechanism]]:
+    """By data set, what `Ledger.mechanisms` gives, also while a worker uses the ledger; empty if there is no file.
+
+    Raises:
+        WorkerHomeError, OSError: see `LedgerFile.reading`.
+    """
+    found: dict[str, list[Mechanism]] = {}
+    with LedgerFile.reading(path, MIGRATIONS, _ADVICE) as connection:
+        if connection is None:
+            return found
+        rows = connection.execute(
+            "SELECT data_set, noise, rate, sum(steps) FROM spent GROUP BY data_set, noise, rate"
+        ).fetchall()
+    for data_set, *mechanism in rows:
+        found.setdefault(data_set, []).append(Mechanism(*mechanism))
+    return found
+
+
 def read_ledger(path: Path) -> list[PrivacyEntry]:
     """All entries of a ledger in order, also while a worker uses it; none if there is no file.
 

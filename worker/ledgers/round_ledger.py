@@ -7,8 +7,9 @@ their data set.
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from federation.work.site import FailedSession, SessionEntry, SessionLedger
+from federation.work.site import EVALUATE, FailedSession, SessionEntry, SessionLedger
 from worker.ledgers.ledger_file import LedgerFile
 
 MIGRATIONS = (
@@ -34,20 +35,26 @@ _ADVICE = (
 _COLUMNS = "session, run, task, base_model, work, masked, unmasked"
 
 
-def read_sessions(path: Path) -> dict[str, tuple[int, int]]:
-    """By task, the sessions of training and the evaluations that count; it changes nothing, also while a worker runs.
+class SessionCounts(NamedTuple):
+    """How many sessions of training, and how many evaluations, count for a task."""
+
+    training: int
+    evaluations: int
+
+
+def count_sessions(path: Path) -> dict[str, SessionCounts]:
+    """By task, what counts in a ledger, also while a worker uses it; empty if there is no file.
 
     Raises:
-        WorkerHomeError, OSError: see `LedgerFile`.
+        WorkerHomeError, OSError: see `LedgerFile.reading`.
     """
-    found: dict[str, tuple[int, int]] = {}
     with LedgerFile.reading(path, MIGRATIONS, _ADVICE) as connection:
-        for row in connection.execute(f"SELECT {_COLUMNS} FROM sessions") if connection else ():  # noqa: S608 - our own
-            session, run, task, base, work, masked, unmasked = row
-            entry = SessionEntry(session, run, task, base, work, bool(masked), bool(unmasked))
-            training, evaluations = found.get(entry.task, (0, 0))
-            found[entry.task] = (training + (not entry.evaluation), evaluations + entry.evaluation)
-    return found
+        if connection is None:
+            return {}
+        rows = connection.execute(
+            "SELECT task, sum(work != ?1), sum(work = ?1) FROM sessions GROUP BY task", (EVALUATE,)
+        ).fetchall()
+    return {task: SessionCounts(training, evaluations) for task, training, evaluations in rows}
 
 
 class RoundLedger(SessionLedger):

@@ -12,6 +12,7 @@ from federation.work.site import Site
 from federation.work.work_bounds import LARGEST_BOUND
 from worker import software
 from worker.site.policy_file import Policy
+from worker.status import OfferedTask
 
 
 def _no_budget(_: str) -> None:
@@ -36,6 +37,7 @@ class Introduction:
     policy: Policy
     budget: Callable[[str], NoiseBudget | None] = _no_budget
     _told: dict[str, frozenset[str]] = field(default_factory=dict, init=False)  # the abilities in the last hello
+    _sizes: dict[str, OfferedTask] = field(default_factory=dict, init=False)  # in the last hello
 
     def hello(self) -> Hello:
         """The first message of a stream, without its nonce."""
@@ -50,6 +52,11 @@ class Introduction:
         )
 
     @property
+    def offered(self) -> tuple[OfferedTask, ...]:
+        """The sizes of the tasks in the last hello; empty before the first."""
+        return tuple(self._sizes.values())
+
+    @property
     def outdated(self) -> bool:
         """True if a trainer has other abilities than the last hello told, as its work may have shown."""
         return any(self.offers[name].abilities != told for name, told in self._told.items())
@@ -60,6 +67,7 @@ class Introduction:
 
     def _offer(self, task: str) -> TaskOffer:
         trainer = self.offers[task]
+        self._sizes[task] = OfferedTask(task, trainer.layout.size, len(trainer.objectives))
         return TaskOffer(
             task=task,
             samples=trainer.samples,

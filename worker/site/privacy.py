@@ -6,7 +6,7 @@ the ledger may record too much, never too little.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from federation.spec.computation import Computation, Descend, Measure
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import WorkError
-from worker.ledgers.privacy_ledger import Ledger, PrivacyEntry, read_ledger
+from worker.ledgers.privacy_ledger import Ledger, PrivacyEntry, read_ledger, read_mechanisms
 from worker.site.policy_file import SamplePolicy
 
 
@@ -157,7 +157,7 @@ class OfRun:
 
 
 @dataclass(frozen=True)
-class PrivacyAccount:
+class SpentNoise:
     """The epsilon that a data set has spent; `budget` is None if the owner has set none."""
 
     data_set: str
@@ -165,8 +165,31 @@ class PrivacyAccount:
     bound: float
     delta: float
     budget: float | None
+
+    @property
+    def left(self) -> float | None:
+        """What is left of the budget, never below 0; None without a budget."""
+        return None if self.budget is None else max(0.0, self.budget - self.epsilon)
+
+
+@dataclass(frozen=True)
+class PrivacyAccount(SpentNoise):
+    """The same, with the trainings and their sums by run."""
+
     entries: list[PrivacyEntry]
     by_run: list[OfRun]
+
+
+def spent_noise(path: Path, rules: Mapping[str, SamplePolicy]) -> list[SpentNoise]:
+    """The epsilon of each data set that `spent` has, from the sums of the ledger at `path`. Errors are those of it."""
+    found = read_mechanisms(path)
+    return [_spent_noise(name, rules.get(name), found.get(name, [])) for name in sorted({*rules, *found})]
+
+
+def _spent_noise(name: str, rule: SamplePolicy | None, mechanisms: Sequence[Mechanism]) -> SpentNoise:
+    data = DataSet(name, rule)
+    total = epsilon(mechanisms, data.delta) if mechanisms else Epsilon(0.0, 0.0)
+    return SpentNoise(name, total.value, total.bound, data.delta, None if rule is None else rule.epsilon)
 
 
 def spent(path: Path, rules: Mapping[str, SamplePolicy]) -> list[PrivacyAccount]:
@@ -180,14 +203,12 @@ def spent(path: Path, rules: Mapping[str, SamplePolicy]) -> list[PrivacyAccount]
     accounts = []
     for name in sorted({*rules, *(entry.data_set for entry in entries)}):
         own = [entry for entry in entries if entry.data_set == name]
-        data = DataSet(name, rules.get(name))
-        total = epsilon([entry.mechanism for entry in own], data.delta) if own else Epsilon(0.0, 0.0)
+        total = _spent_noise(name, rules.get(name), [entry.mechanism for entry in own])
         steps: Counter[tuple[str, float, float]] = Counter()
         for entry in own:
             steps[entry.run, entry.noise, entry.rate] += entry.steps
         runs = [OfRun(*key, count) for key, count in steps.items()]
-        budget = data.rule.epsilon if data.rule is not None else None
-        accounts.append(PrivacyAccount(name, total.value, total.bound, data.delta, budget, own, runs))
+        accounts.append(PrivacyAccount(**vars(total), entries=own, by_run=runs))
     return accounts
 
 

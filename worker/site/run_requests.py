@@ -132,7 +132,9 @@ def read_requests(path: Path, owner: str | None, *, limit: int, offset: int = 0)
 
 
 def read_request(path: Path, run: str, spec: str) -> tuple[RunRequest | None, RunRequest | None]:
-    """The run with this specification, and the newest other one that the owner has approved; None for none.
+    """The run with this specification, and the other one that the owner approved last; None for none.
+
+    Of the approved runs, those for the same task come first.
 
     Raises:
         WorkerHomeError, OSError: see `LedgerFile`.
@@ -142,7 +144,10 @@ def read_request(path: Path, run: str, spec: str) -> tuple[RunRequest | None, Ru
             return None, None
         found = connection.execute(f"SELECT {_COLUMNS} FROM runs WHERE run = ? AND spec = ?", (run, spec)).fetchone()  # noqa: S608 - our own
         before = connection.execute(
-            f"SELECT {_COLUMNS} FROM runs WHERE owner = ? AND NOT (run = ? AND spec = ?) ORDER BY decided DESC LIMIT 1",  # noqa: S608 - our own
+            f"""
+            SELECT {_COLUMNS} FROM runs WHERE owner = ?1 AND NOT (run = ?2 AND spec = ?3)
+            ORDER BY task IS (SELECT task FROM runs WHERE run = ?2 AND spec = ?3) DESC, decided DESC LIMIT 1
+            """,  # noqa: S608 - our own
             (APPROVED, run, spec),
         ).fetchone()
     return _request(found) if found else None, _request(before) if before else None

@@ -74,7 +74,7 @@ class Console:
             *pages,
             Route("/runs/{run}/series", self._series, methods=["GET"]),
             Route("/events", self._events, methods=["GET"]),
-            Route("/leave", self._leave, methods=["POST"]),
+            Route("/sign-out", self._sign_out, methods=["POST"]),
             Route("/static/{name}", self._file, methods=["GET"]),
         ]
         self._app = Starlette(
@@ -171,7 +171,7 @@ class Console:
 
     # --- the rest
 
-    async def _leave(self, request: Request) -> Response:
+    async def _sign_out(self, request: Request) -> Response:
         self.keys.end(request.scope["session"])
         return HTMLResponse(self._renderer.problem(200, "You have signed out. You can close this page."))
 

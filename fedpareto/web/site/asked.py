@@ -4,25 +4,54 @@ The words say what the run's specification asks for, and apart from that what th
 no more than this.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import unified_diff
+from typing import Any
 
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.text import counted, escaped
+from fedpareto.formatting import size
+from fedpareto.web.site.budgets import SiteBudgets
+from worker.home import WorkerHome
 from worker.site.policy_file import Policy
-from worker.site.run_requests import RunRequest
+from worker.site.run_requests import APPROVED, RunRequest
+from worker.status import OfferedTask, read_status
 
+_FLOAT_BYTES = 4
+_SUM = "the coordinator sees one weighted sum of the updates of a round"
+_SKETCHED = f"{_SUM}, and inner products of sketches of them; no member's own update"
 _SEEN = {
     "off": "the coordinator's operator sees the update of every member, and a security officer can export it",
-    "sum": "the coordinator sees one weighted sum of the updates of a round, and no member's own",
-    "private": "the coordinator sees one weighted sum of the updates of a round, and inner products of sketches of "
-    "them; no member's own update",
-    "verified": "the coordinator sees one weighted sum of the updates of a round, and inner products of sketches of "
-    "them; no member's own update. It checks the length of each",
+    "sum": f"{_SUM}, and no member's own",
+    "private": _SKETCHED,
+    "verified": f"{_SKETCHED}. It checks the length of each",
 }
 
 
-def asked_words(run: RunRequest, policy: Policy) -> Iterator[tuple[str, str]]:
-    """Names and sentences, without control characters."""
+@dataclass(frozen=True)
+class SiteFacts:
+    """What a site has to compare a run with: the owner's rules, the budgets, and the tasks that its worker offers."""
+
+    policy: Policy
+    budgets: SiteBudgets
+    offers: Mapping[str, OfferedTask]
+
+    @classmethod
+    def read(cls, home: WorkerHome) -> "SiteFacts":
+        """Reads the facts of a home. A worker that runs has told the tasks that it offers.
+
+        Raises:
+            WorkerHomeError, PolicyError, OSError: a file is damaged, or cannot be read now.
+        """
+        policy, seen = Policy.load(home.policy), read_status(home.status)
+        offers = () if seen is None else seen.status.offers
+        return cls(policy, SiteBudgets.read(home, policy), {offer.task: offer for offer in offers})
+
+
+def asked_words(run: RunRequest, facts: SiteFacts) -> Iterator[tuple[str, str]]:
+    """Names and sentences about what the specification asks for, without control characters."""
     yield "asked by", escaped(run.submitted_by or "nobody whom the coordinator names")
     yield "task", escaped(run.task)
     try:
@@ -33,31 +62,100 @@ def asked_words(run: RunRequest, policy: Policy) -> Iterator[tuple[str, str]]:
     yield "rounds", f"{spec.rounds} at most"
     rule = ", ".join(f"{name} = {value}" for name, value in spec.algorithm.hyperparameters.items())
     yield "algorithm", escaped(spec.algorithm.name + (f" ({rule})" if rule else ""))
-    secure = spec.privacy.secure
-    update = "an update of the model" if secure == "off" else "a masked vector of your update"
-    yield "would leave", f"after each training {update}; after each evaluation {_measured(spec)}"
-    yield (
-        "bytes",
-        "4 for each parameter that the run shares and each row, in each round; `limits.max_bytes` bounds them",
-    )
-    yield "who sees it", f"{_SEEN[secure]}. Administrators see the numbers and names"
+    yield "would leave", _leaves(spec)
+    yield "bytes", _bytes(run, spec, facts)
+    yield "who sees it", f"{_SEEN[spec.privacy.secure]}. Administrators see the numbers and names"
     yield (
         "who gets the model",
         "administrators, and each member with an accepted reply"
         if spec.results == "members"
         else "administrators alone by a command; members that train or evaluate have it, too",
     )
-    yield "budgets", _budgets(run, spec, policy)
-    yield "your worker compares", _compared(run, policy)
+    yield "budget of epsilon", _epsilon(run, spec, facts)
+    yield "private rounds", _private_rounds(run, spec, facts)
 
 
-def changed_words(run: RunRequest, before: RunRequest) -> list[str]:
-    """The lines of the specification that differ from another one, each with + or -, without control characters."""
-    new, old = (each.document.decode(errors="replace").splitlines() for each in (run, before))
-    lines = [f"+ {line}" for line in new if line not in old] + [f"- {line}" for line in old if line not in new]
-    if run.initial_model != before.initial_model:
-        lines += [f"+ initial model {run.initial_model}", f"- initial model {before.initial_model}"]
-    return [escaped(line) for line in lines]
+def compared_words(run: RunRequest, policy: Policy) -> list[str]:
+    """What the worker compares of the work for a run, as sentences; it compares no more than this."""
+    shown = [
+        "The worker works for this run only under the specification with this digest, and for this task.",
+        "In round 0 it starts from the initial model with this digest. It cannot tell where later models come from.",
+        "Each assignment is within the limits of policy.toml.",
+    ]
+    if any(run.task in (rule.tasks or (name,)) for name, rule in policy.privacy.items()):
+        shown.append("Each training has at least the noise of policy.toml, and stays within its epsilon.")
+    if run.discloses is None:
+        shown.append(
+            "Rounds, algorithm and the rest of the specification are the coordinator's word: the worker does not "
+            "compare an assignment of an open run with them."
+        )
+    else:
+        shown.append(
+            "No update and no gradient leaves in the clear, and no evaluation that the specification or policy.toml "
+            "does not disclose. Each private round is within the limits of policy.toml."
+        )
+        shown.append("The number of rounds is the coordinator's word.")
+    return shown
+
+
+def can_be_approved(run: RunRequest, policy: Policy) -> bool:
+    """True if the policy allows the owner to approve the run."""
+    return replace(run, owner=APPROVED).verdict(policy).answer == "accepted"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key of the specification with two values, as JSON; empty where there is none."""
+
+    key: str
+    now: str
+    before: str
+
+
+def changes(run: RunRequest, before: RunRequest) -> list[Change]:
+    """The keys of a run's specification whose values differ from those of another run, with defaults filled in.
+
+    Who submitted the run, and the initial model, are keys, too. The lines that differ are one key if a specification
+    cannot be read.
+    """
+    new, old = _values(run), _values(before)
+    names = [*new, *(name for name in old if name not in new)]
+    found = [Change(name, new.get(name, ""), old.get(name, "")) for name in names if new.get(name) != old.get(name)]
+    return [Change(*(escaped(text) for text in (change.key, change.now, change.before))) for change in found]
+
+
+def changed_lines(run: RunRequest, before: RunRequest) -> list[str]:
+    """The lines of the specification that differ from another one, as of `diff -u`, without control characters."""
+    old, new = (each.document.decode(errors="replace").splitlines() for each in (before, run))
+    return [escaped(line) for line in unified_diff(old, new, "before", "now", n=0, lineterm="")]
+
+
+def _values(run: RunRequest) -> dict[str, str]:
+    """The values of a specification as JSON, by their keys; one that cannot be read has none."""
+    found = {"submitted by": run.submitted_by, "initial model": run.initial_model}
+    try:
+        document = RunSpec.parse(run.document).model_dump(mode="json")
+    except SpecError:
+        return found
+    return found | dict(flat_values(document))
+
+
+def flat_values(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """The values of a document as JSON, by their dotted keys."""
+    for name, value in document.items():
+        if isinstance(value, dict) and value:
+            yield from flat_values(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", json.dumps(value, ensure_ascii=False)
+
+
+def _leaves(spec: RunSpec) -> str:
+    private = spec.privacy.secure != "off"
+    update = "a masked vector of your update" if private else "an update of the model, in the clear"
+    also = "" if private else ". Some algorithms also ask for sketches of gradients"
+    own = [name for name in spec.privacy.disclose if name != "evaluation"]
+    shown = f"; and your own {', '.join(own)} in the clear" if own else ""
+    return f"after each training {update}{shown}; after each evaluation {_measured(spec)}{also}"
 
 
 def _measured(spec: RunSpec) -> str:
@@ -69,27 +167,52 @@ def _measured(spec: RunSpec) -> str:
     return f"losses and metrics on {splits}, in a sum with noise"
 
 
-def _budgets(run: RunRequest, spec: RunSpec, policy: Policy) -> str:
-    rule = next((rule for name, rule in policy.privacy.items() if run.task in (rule.tasks or (name,))), None)
-    noise = (
-        "no budget of epsilon bounds it: policy.toml has no [privacy] section for this task"
-        if rule is None
-        else f"of epsilon at most what is left of {rule.epsilon:g}"
+def _bytes(run: RunRequest, spec: RunSpec, facts: SiteFacts) -> str:
+    most = facts.policy.limits.max_bytes
+    bound = f"limits.max_bytes declines what moves more than {size(most)}" if most else "limits.max_bytes is not set"
+    offer = facts.offers.get(run.task)
+    if offer is None:
+        return (
+            f"{_FLOAT_BYTES} for each parameter and each objective, in each training; how many these are is known "
+            f"while a worker runs that offers the task; {bound}"
+        )
+    update = _FLOAT_BYTES * offer.parameters * max(1, offer.objectives)
+    of = f"{offer.parameters:,} numbers"
+    several = f" and {offer.objectives} objectives" if offer.objectives > 1 else ""
+    planned = f"{size(update * spec.rounds)} in {counted(spec.rounds, 'round')}"
+    private = spec.privacy.secure != "off"
+    besides = (
+        "keys, sketches and messages of each session"
+        if private
+        else "messages, and sketches where the algorithm has any,"
     )
-    if spec.privacy.secure == "off":
-        return f"{noise}; its rounds are not private, so it uses no private rounds"
-    allowed = policy.secure.of(run.task)
     return (
-        f"{noise}; of private rounds at most what is left of {allowed.sessions} trainings and {allowed.evaluations} "
-        f"evaluations ({counted(spec.rounds, 'round')} are planned, and an attempt that fails counts too)"
+        f"each update at most {size(update)} (a model of {of}{several}), {planned} if no round is tried again; "
+        f"{besides} come on top; {bound}"
     )
 
 
-def _compared(run: RunRequest, policy: Policy) -> str:
-    parts = ["the digest of the specification", "the task", "in round 0 the initial model"]
-    if run.discloses is not None:
-        parts.append("that no update leaves in the clear")
-        ending = "your limits"
-    else:
-        ending = "your limits; the rest of an open run's work is not compared with the specification"
-    return f"{', '.join(parts)}, and {ending}"
+def _epsilon(run: RunRequest, spec: RunSpec, facts: SiteFacts) -> str:
+    budgets = facts.budgets
+    if budgets.problem:
+        return escaped(f"not known: {budgets.problem}")
+    noise = budgets.noise_of(run.task)
+    if noise is None:
+        asked = ""
+        if spec.privacy.sample_noise:
+            asked = f"; the run asks for noise of {spec.privacy.sample_noise:g} on samples, which the ledger counts"
+        return f"none: policy.toml has no section [privacy] for this task{asked}"
+    return f"at most the {noise.left:.4g} that are left of {noise.budget:g} for the data set {escaped(noise.data_set)}"
+
+
+def _private_rounds(run: RunRequest, spec: RunSpec, facts: SiteFacts) -> str:
+    rounds = facts.budgets.rounds(run.task)
+    evaluations = f"{rounds.evaluations.left} evaluations that are left of {rounds.evaluations.most}"
+    if spec.privacy.secure == "off":
+        if facts.policy.secure.of(run.task).required:
+            return f"none; of evaluations in the clear, at most the {evaluations}"
+        return "none: the rounds of this run are not private"
+    return (
+        f"at most the {rounds.training.left} trainings that are left of {rounds.training.most}, and the {evaluations}; "
+        f"{counted(spec.rounds, 'round')} are planned, and an attempt that fails counts, too"
+    )

@@ -27,7 +27,7 @@ def cells(row: LeftRow) -> dict[str, str]:
     first = row.first
     again = f" attempt {first.attempt + 1}" if first.attempt else ""
     told = UNKNOWN if row.coefficient is None else number(row.coefficient, 6)
-    place = (escaped(first.run, 80), _local(first.kept), f"{first.round}{again}")
+    place = (escaped(first.run, 80), local_time(first.kept), f"{first.round}{again}")
     texts = (*place, work(row), size(row.bytes), numbers(row), outcome(row), told)
     return {name: escaped(text) for name, text in zip(COLUMNS, texts, strict=True)}
 
@@ -110,5 +110,6 @@ def _harmless(value: object) -> object:
     return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
 
 
-def _local(text: str) -> str:
+def local_time(text: str) -> str:
+    """A time, ISO 8601, in the local zone."""
     return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -47,7 +47,7 @@ LIGHT = (
     "fedpareto",
     "fedpareto.code_path",
     "fedpareto.web",
-    "fedpareto.web.console",
+    "fedpareto.web.serving",
     "fedpareto.on_first_use",
     "fedpareto.standard_streams",
 )

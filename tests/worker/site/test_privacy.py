@@ -28,7 +28,7 @@ from tests.works import set_work
 from worker.home import MEMBER_FILE, WorkerHome
 from worker.ledgers.privacy_ledger import Ledger, PrivacyEntry, read_ledger
 from worker.site.policy_file import Policy, SamplePolicy
-from worker.site.privacy import SitePrivacy
+from worker.site.privacy import SitePrivacy, spent_noise
 
 pytestmark = pytest.mark.skipif(
     find_spec("dp_accounting") is None or find_spec("opacus") is None, reason="needs fedpareto[dp]"
@@ -188,6 +188,9 @@ def test_the_command_shows_what_is_spent_and_left(tmp_path: Path) -> None:
     assert (account["epsilon"], account["bound"], account["budget"]) == pytest.approx((found.value, found.bound, 8.0))
     assert [entry["round"] for entry in account["entries"]] == [0, 1]
     ledger.close()
+    [sums] = spent_noise(home.privacy, Policy.load(home.policy).privacy)  # for the member's console
+    assert vars(sums) == {name: account[name] for name in vars(sums)}
+    assert sums.left == 8.0 - sums.epsilon
 
 
 # --- the coordinator's side

@@ -1,10 +1,7 @@
 """`fedpareto worker left`: what left the site."""
 
-import json
 import math
 from dataclasses import asdict
-from itertools import islice
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +14,7 @@ from fedpareto.on_first_use import on_first_use
 with on_first_use():
     from fedpareto.web.site.left_table import cells, csv_text
     from worker.home import WorkerHome
-    from worker.ledgers.left_reading import LeftRow, keeps, read_left
+    from worker.ledgers.left_reading import LeftRow, earlier_receipts, read_left
 
 EARLIER = "replies from before this record began are in receipts.jsonl alone: `fedpareto worker receipts`"
 
@@ -48,7 +45,7 @@ def left_command(
             typer.echo(part, nl=False)
         return
     page = read_left(home.left, run=run, before=before, limit=last)
-    earlier = page.before is None and _earlier(home.left, home.receipts)
+    earlier = page.before is None and earlier_receipts(home.left, home.receipts)
     if as_json:
         answer(True, {"rows": [_document(row) for row in page.rows], "before": page.before, "earlier": earlier})
         return
@@ -64,18 +61,6 @@ def left_command(
         typer.echo(f"older ones: --before {page.before}")
     if earlier:
         typer.echo(EARLIER)
-
-
-def _earlier(ledger: Path, receipts: Path) -> bool:
-    """True if the first receipt is for a reply that the ledger does not have."""
-    try:
-        with receipts.open(encoding="utf-8", errors="replace") as file:
-            first = next(islice(file, 1), "")
-        return bool(first) and not keeps(ledger, str(json.loads(first)["envelope"]))
-    except FileNotFoundError:
-        return False
-    except (ValueError, KeyError, TypeError, RecursionError):  # damaged, which `worker receipts` reports
-        return True
 
 
 def _document(row: "LeftRow") -> dict[str, Any]:

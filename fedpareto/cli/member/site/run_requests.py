@@ -17,7 +17,7 @@ from fedpareto.cli.shared_options import CodeOption, use_code
 from fedpareto.on_first_use import on_first_use
 
 with on_first_use():
-    from fedpareto.web.site.asked import asked_words
+    from fedpareto.web.site.asked import SiteFacts, asked_words, compared_words
     from worker.home import WorkerHome
     from worker.site.model_origin import model_origin
     from worker.site.policy_file import Policy, PolicyError
@@ -76,7 +76,8 @@ def runs_command(
         if origin is not None:
             warning = "" if origin.source == "task" else "warning: "
             lines.append(escaped(f"{warning}initial model {request.initial_model}: {origin.message}"))
-            lines += [f"{name}: {value}" for name, value in asked_words(request, policy)]
+            lines += [f"{name}: {value}" for name, value in asked_words(request, SiteFacts.read(home))]
+            lines += [f"your worker compares: {sentence}" for sentence in compared_words(request, policy)]
             lines += [escaped(line) for line in request.document.decode(errors="replace").splitlines()]
     answer(as_json, documents, *lines or ["no run has asked this site"])
 

@@ -15,7 +15,7 @@ with on_first_use():
     from fedpareto.cli.show.served_pages import serve_pages
     from fedpareto.web.serving import web_server
     from fedpareto.web.serving.security import EntranceKeys
-    from fedpareto.web.site.application import SiteConsole
+    from fedpareto.web.site.site_pages import SiteConsole
     from worker.home import WorkerHome
 
 
@@ -33,8 +33,8 @@ def console_command(
     """Show your site in a browser: what it does, was asked, has sent and spent.
 
     The pages read the files of the worker's directory, also while the worker or the coordinator is down. The console
-    holds no key and takes no lock. Pause, resume, approve and refuse write your decision into the directory, as the
-    commands of these names do; a worker that runs reads it within two seconds.
+    holds no key and takes no lock of the directory. Pause, resume, approve and refuse write your decision into it, as
+    the commands of these names do; a worker that runs reads it within two seconds.
 
     Only this machine reaches the pages. The address that is printed works once, within a minute; Enter prints another
     one. From another machine: ssh -L 8446:127.0.0.1:8446 THIS-MACHINE.

@@ -5,10 +5,7 @@ Most tests are marked `full`: a coordinator, workers and the console are process
 
 import json
 import re
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +13,7 @@ import pytest
 
 from fedpareto.web.serving import web_server
 from storage.states import RunState
-from tests.browsers import NARROW, SCHEMES, WIDE, Scheme, chromium, fits, smallest_text, violations
+from tests.browsers import NARROW, SCHEMES, WIDE, Screen, another_server, chromium, fits, smallest_text, violations
 from tests.fedpareto.web.console.scene import Served, served
 from tests.harness import Federation, Process, federation, wait_for
 from tests.stage import Stage
@@ -24,7 +21,6 @@ from tests.stage import Stage
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-SECONDS = 60_000.0  # milliseconds that the browser waits for a condition
 CLIENTS = ("hospital-a", "hospital-b", "hospital-c")
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J\u202eevil" + "x" * 200
 SPEC = """
@@ -43,19 +39,6 @@ evaluate.deadline_seconds = 300
 def browser() -> Iterator["Browser"]:
     with chromium() as made:
         yield made
-
-
-class Screen:
-    """A page that notes what the browser complains about."""
-
-    def __init__(self, browser: "Browser", width: int = WIDE, scheme: Scheme = "light") -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.page: Page = self.context.new_page()
-        self.page.set_default_timeout(SECONDS)
-        self.problems: list[str] = []
-        self.page.on("console", lambda message: self.problems.append(message.text) if message.type == "error" else None)
-        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.problems.append(f"a dialog: {dialog.message}"))
 
 
 def test_a_browser_follows_a_run_under_the_policy_without_a_complaint(
@@ -92,29 +75,10 @@ def test_a_browser_follows_a_run_under_the_policy_without_a_complaint(
             page.goto(address + path)
     assert len(asked) >= 3
     assert [cookie for cookie in asked if cookie] == []
+    page.goto(f"{console.base}{console.root}/log")
+    page.click("button >> text=Sign out")
+    page.wait_for_selector("text=You have signed out.")
     screen.context.close()
-
-
-@contextmanager
-def another_server() -> Iterator[tuple[str, list[str]]]:
-    """A server on another port of this machine: its address, and the cookies that it gets with each request."""
-    asked = list[str]()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.headers.get("Cookie", ""))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
-        thread.join()
 
 
 def seen(page: "Page", visible: bool) -> None:

@@ -247,7 +247,7 @@ def test_a_session_ends_after_twelve_hours_and_when_it_is_left(console: Served) 
     console.enter()
     token = console.page("/log").partition('name="token" value="')[2].partition('"')[0]
     origin = {"Origin": console.base, "Content-Type": "application/x-www-form-urlencoded"}
-    assert console.ask("/leave", "POST", f"token={token}".encode(), **origin).status == 200
+    assert console.ask("/sign-out", "POST", f"token={token}".encode(), **origin).status == 200
     assert console.ask("/log").status == 401
     console.enter()
     assert console.ask("/log").status == 200
@@ -278,13 +278,13 @@ def test_other_pages_get_nothing_even_with_the_cookie(console: Served, headers: 
 def test_a_post_needs_our_origin_and_the_token_of_the_session(console: Served) -> None:
     token = console.page("/log").partition('name="token" value="')[2].partition('"')[0]
     body, ours = f"token={token}".encode(), {"Origin": console.base}
-    assert console.ask("/leave", "POST", body).status == 403
-    assert console.ask("/leave", "POST", body, Origin="http://evil.example").status == 403
-    assert console.ask("/leave", "POST", b"token=wrong", **ours).status == 403
-    assert console.ask("/leave", "POST", b"", **ours).status == 403
-    assert console.ask("/leave", "POST", b"x" * (security.MAX_BODY_BYTES + 1), **ours).status == 413
-    assert console.ask("/leave", "POST", b"", **ours, Content_Length="x").status == 400
-    assert console.ask("/leave", "POST", b"a=1&" * 64 + body, **ours).status == 400
+    assert console.ask("/sign-out", "POST", body).status == 403
+    assert console.ask("/sign-out", "POST", body, Origin="http://evil.example").status == 403
+    assert console.ask("/sign-out", "POST", b"token=wrong", **ours).status == 403
+    assert console.ask("/sign-out", "POST", b"", **ours).status == 403
+    assert console.ask("/sign-out", "POST", b"x" * (security.MAX_BODY_BYTES + 1), **ours).status == 413
+    assert console.ask("/sign-out", "POST", b"", **ours, Content_Length="x").status == 400
+    assert console.ask("/sign-out", "POST", b"a=1&" * 64 + body, **ours).status == 400
     assert console.ask("/log").status == 200  # the session goes on
 
 
@@ -293,7 +293,7 @@ def test_every_answer_has_the_headers_of_safety(stage: Stage, console: Served) -
         "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
         "x-content-type-options": "nosniff",
-        "referrer-policy": "no-referrer",
+        "referrer-policy": "same-origin",
         "cache-control": "no-store",
         "cross-origin-opener-policy": "same-origin",
     }

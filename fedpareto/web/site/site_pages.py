@@ -1,21 +1,21 @@
 """The member's console: six screens of what a worker's files say, and forms that write the owner's decisions.
 
-It holds no key, takes no lock of the home, and opens no ledger for writing. So it works while coordinator or worker are
-down. A decision is written as the commands of `fedpareto worker` write it.
+It holds no key and takes no lock of the home, so it works while coordinator or worker are down, and disturbs neither. A
+page reads a bounded part of a ledger, and holds SQLite's shared lock of this file only while it reads. A decision is
+written as the commands of `fedpareto worker` write it.
 """
 
-import csv
-import io
-import json
+import asyncio
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from pathlib import Path
+from itertools import chain, islice
 from shlex import quote
 from typing import Any
 from urllib.parse import quote as quoted
+from urllib.parse import urlencode
 
 from jinja2 import Environment
 from starlette.applications import Starlette
@@ -25,7 +25,6 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from federation.errors import Error
-from federation.spec.accounting import AccountingError
 from federation.text import escaped
 from fedpareto.formatting import number, size
 from fedpareto.web.pages.html import Html
@@ -33,20 +32,29 @@ from fedpareto.web.pages.rendering import environment
 from fedpareto.web.pages.skeleton import Link, WebPage, served
 from fedpareto.web.serving.security import ICON, EntranceKeys, Guard, RefusedRequest, fields_of
 from fedpareto.web.serving.shared_files import shared_files
-from fedpareto.web.site.asked import asked_words, changed_words
+from fedpareto.web.site.asked import (
+    SiteFacts,
+    asked_words,
+    can_be_approved,
+    changed_lines,
+    changes,
+    compared_words,
+    flat_values,
+)
+from fedpareto.web.site.left_table import COLUMNS, cells, csv_text, local_time
 from fedpareto.web.site.now import closing_words, site_now
-from fedpareto.web.site.record import COLUMNS, all_rows, left_page
+from fedpareto.web.site.results import read_results
 from worker.config import WorkerConfig, WorkerConfigError
 from worker.home import WorkerHome
-from worker.ledgers.round_ledger import read_sessions
+from worker.ledgers.left_reading import earlier_receipts, read_left
 from worker.site.leaving import Leave, write_leave
 from worker.site.pause import Pause, end_pause, write_pause
 from worker.site.policy_file import Policy
-from worker.site.privacy import spent
 from worker.site.run_requests import (
     APPROVED,
     REFUSED,
     DecisionRefused,
+    RunRequest,
     RunsFile,
     decided,
     read_request,
@@ -54,7 +62,6 @@ from worker.site.run_requests import (
 )
 
 PAGE = 100
-_LARGEST_RESULT = 1 << 20  # bytes of a file of `worker model`
 _LONGEST_WORDS = 400
 _MENU = {
     "/": "Now", "/runs": "Asked", "/left": "What left", "/budgets": "Budgets", "/policy": "Policy",
@@ -72,8 +79,13 @@ class SiteConsole:
         self._files = shared_files()
         self._environment: Environment = environment("fedpareto.web.site")
         self._environment.finalize = _plain
-        options = {"root": keys.root, "home": quote(str(home.directory)), "size": size, "number": number}
-        self._environment.globals |= options
+        self._environment.globals |= {
+            "root": keys.root,
+            "home": quote(str(home.directory)),
+            "local": local_time,
+            "number": number,
+            "shell": _shell,
+        }
         screens: Mapping[str, Callable[[Request], Response]] = {
             "/": self._now,
             "/runs": self._runs,
@@ -90,17 +102,17 @@ class SiteConsole:
             "/resume": self._resume,
             "/withdraw": self._withdraw,
             "/decide": self._decide,
-            "/leave": self._sign_out,
+            "/sign-out": self._sign_out,
         }
         routes = [Route(path, screen, methods=["GET"]) for path, screen in screens.items()]
         routes += [Route(path, form, methods=["POST"]) for path, form in posts.items()]
         kinds = (RefusedRequest, HTTPException, Error, OSError, Exception)
-        self._app = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, self._problem))
+        self.pages = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, self._problem))
 
     def guarded(self, port: int) -> Guard:
         """The application inside its guard, for a server on a port."""
         return Guard(
-            self._app, self.keys, port, lambda status, text: self._problem_page(status, text).encode(), ("/static/",)
+            self.pages, self.keys, port, lambda status, text: self._problem_page(status, text).encode(), ("/static/",)
         )
 
     # --- screens
@@ -143,57 +155,67 @@ class SiteConsole:
         run, before = read_request(self.home.runs, name, spec)
         if run is None:
             raise RefusedRequest(404, "No run with this specification has asked this site.")
-        policy = Policy.load(self.home.policy)
+        facts = SiteFacts.read(self.home)
         values = {
             "run": run,
-            "verdict": run.verdict(policy),
-            "words": list(asked_words(run, policy)),
+            "verdict": run.verdict(facts.policy),
+            "words": list(asked_words(run, facts)),
+            "compared": compared_words(run, facts.policy),
+            "approvable": can_be_approved(run, facts.policy),
             "before": before,
-            "changes": [] if before is None else changed_words(run, before),
+            "changes": [] if before is None else changes(run, before),
+            "lines": [] if before is None else changed_lines(run, before),
             "document": [escaped(line) for line in run.document.decode(errors="replace").splitlines()],
         }
         return self._shown(request, "/runs", "run", values)
 
     def _left(self, request: Request) -> Response:
+        run = request.query_params.get("run", "")
         before = _number(request, "before") if "before" in request.query_params else None
-        return self._shown(
-            request, "/left", "left", {"page": left_page(self.home.receipts, before), "columns": COLUMNS}
-        )
+        page = read_left(self.home.left, run=run, before=before, limit=PAGE)
+        values = {
+            "run": run,
+            "rows": [cells(row) for row in page.rows],
+            "columns": COLUMNS,
+            "narrow": ("time", "round", "work", "bytes"),
+            "older": "" if page.before is None else _left_address("/left", run, page.before),
+            "newest": _left_address("/left", run) if before is not None else "",
+            "csv": _left_address("/left.csv", run),
+            "earlier": page.before is None and earlier_receipts(self.home.left, self.home.receipts),
+        }
+        return self._shown(request, "/left", "left", values)
 
     def _csv(self, request: Request) -> Response:
         headers = {"Content-Disposition": 'attachment; filename="what-left.csv"'}
-        return StreamingResponse(_csv_lines(self.home.receipts), media_type="text/csv; charset=utf-8", headers=headers)
+        parts = csv_text(self.home.left, request.query_params.get("run", ""))
+        # Read before the answer begins: an error then has a page. A later error breaks the download off.
+        first = [*islice(parts, 2)]
+        return StreamingResponse(chain(first, parts), media_type="text/csv; charset=utf-8", headers=headers)
 
     def _budgets(self, request: Request) -> Response:
-        policy, problem = Policy.load(self.home.policy), ""
-        try:
-            accounts = spent(self.home.privacy, policy.privacy)
-        except AccountingError as error:
-            accounts, problem = [], str(error)
-        used, shared = read_sessions(self.home.rounds), policy.data_sets
-        rounds = []
-        for task in sorted({*used, *policy.secure.tasks}):
-            of_set = [used.get(name, (0, 0)) for name in shared.get(task, {task})]
-            allowed = policy.secure.of(task)
-            training, evaluations = (sum(counts[at] for counts in of_set) for at in (0, 1))
-            rounds.append((task, training, allowed.sessions, evaluations, allowed.evaluations))
-        values = {"accounts": accounts, "problem": problem, "rounds": rounds}
+        facts = SiteFacts.read(self.home)
+        budgets = facts.budgets
+        tasks = sorted({*budgets.counts, *facts.policy.secure.tasks, *facts.offers})
+        values = {
+            "accounts": list(budgets.noise.values()),
+            "problem": budgets.problem,
+            "rounds": [budgets.rounds(task) for task in tasks[:PAGE]],
+            "more": max(0, len(tasks) - PAGE),
+        }
         return self._shown(request, "/budgets", "budgets", values)
 
     def _policy(self, request: Request) -> Response:
         policy = Policy.load(self.home.policy)
-        newest = read_requests(self.home.runs, None, limit=500).runs
-        verdicts = [run.verdict(policy) for run in newest]
-        refused = Counter(verdict.reason for verdict in verdicts if verdict.answer == "refused")
+        newest = read_requests(self.home.runs, None, limit=PAGE).runs
         kept = sum(1 for _ in self.home.evidence.glob("*.order")) if self.home.evidence.is_dir() else 0
-        values = {"rules": list(_rules(policy)), "refused": refused.most_common(), "runs": len(newest), "kept": kept}
+        rules = list(flat_values(policy.model_dump(mode="json")))
+        values = {"rules": rules, "refused": _refused(newest, policy), "runs": len(newest), "kept": kept}
         return self._shown(request, "/policy", "policy", values)
 
     def _results(self, request: Request) -> Response:
         page = _number(request, "page")
-        files = sorted(self.home.models.glob("*.json"), key=_modified, reverse=True)
-        shown = [(path.stem, _result(path), _time(path)) for path in files[page * PAGE : (page + 1) * PAGE]]
-        values = {"results": shown, "page": page, "more": (page + 1) * PAGE < len(files)}
+        found = read_results(self.home.models, page)
+        values = {"results": found.results, "page": page, "more": found.more}
         return self._shown(request, "/results", "results", values)
 
     # --- decisions
@@ -222,6 +244,10 @@ class SiteConsole:
         if len(words) > _LONGEST_WORDS:
             raise RefusedRequest(400, f"The reason has {len(words)} characters; at most {_LONGEST_WORDS}.")
         name, spec = form.get("run", ""), form.get("spec", "")
+        await asyncio.to_thread(self._write_decision, name, spec, owner, words)  # it may wait for the file
+        return self._go(_address(name, spec))
+
+    def _write_decision(self, name: str, spec: str, owner: str, words: str) -> None:
         if not self.home.runs.exists():
             raise RefusedRequest(404, "No run has asked this site.")
         with closing(RunsFile(self.home.runs)) as file:
@@ -239,7 +265,6 @@ class SiteConsole:
                 decided(file, Policy.load(self.home.policy), run, owner, words, datetime.now(UTC))
             except DecisionRefused as error:
                 raise RefusedRequest(409, str(error)) from None
-        return self._go(_address(name, spec))
 
     async def _sign_out(self, request: Request) -> Response:
         self.keys.end(request.scope["session"])
@@ -291,8 +316,18 @@ def _plain(value: object) -> object:
     return escaped(value, 2000) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
+def _shell(text: str) -> str:
+    """A text as one word of a command to copy."""
+    return quote(escaped(text))
+
+
 def _address(run: str, spec: str) -> str:
     return f"/run?run={quoted(run, safe='')}&spec={quoted(spec, safe='')}"
+
+
+def _left_address(path: str, run: str, before: int | None = None) -> str:
+    fields = ({"run": run} if run else {}) | ({} if before is None else {"before": before})
+    return f"{path}?{urlencode(fields)}" if fields else path
 
 
 def _number(request: Request, name: str) -> int:
@@ -302,48 +337,9 @@ def _number(request: Request, name: str) -> int:
     return int(text)
 
 
-def _csv_lines(path: Path) -> Iterator[str]:
-    yield _csv_line(COLUMNS)
-    for row in all_rows(path):
-        yield _csv_line(row)
-
-
-def _csv_line(row: tuple[str, ...]) -> str:
-    text = io.StringIO()
-    # A spreadsheet would compute what begins so.
-    csv.writer(text).writerow([f"'{cell}" if cell[:1] in ("=", "+", "-", "@") else cell for cell in row])
-    return text.getvalue()
-
-
-def _rules(policy: Policy) -> Iterator[tuple[str, str]]:
-    for name, value in policy.model_dump(mode="json").items():
-        if not isinstance(value, dict):
-            yield name, _told(value)
-            continue
-        for key, inner in value.items():
-            yield f"{name}.{key}", _told(inner)
-
-
-def _told(value: object) -> str:
-    return "any" if value in ([], {}, None) else json.dumps(value, ensure_ascii=False)
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _time(path: Path) -> str:
-    return datetime.fromtimestamp(_modified(path), UTC).astimezone().strftime("%Y-%m-%d %H:%M")
-
-
-def _result(path: Path) -> dict[str, Any] | None:
-    """What `worker model` kept of a run; None if the file cannot be used."""
-    try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(_LARGEST_RESULT))
-        return {key: found[key] for key in ("name", "state", "round", "size", "compared", "scores", "members")}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+def _refused(runs: Sequence[RunRequest], policy: Policy) -> list[tuple[str, int, str]]:
+    """By reason, how many of some runs the policy refuses, and the words about the first of them."""
+    verdicts = [verdict for run in runs if (verdict := run.verdict(policy)).answer == "refused"]
+    counts = Counter(verdict.reason for verdict in verdicts)
+    words = {verdict.reason: verdict.message for verdict in reversed(verdicts)}
+    return [(reason, count, words[reason]) for reason, count in counts.most_common()]

@@ -1,0 +1,174 @@
+"""The member's console in a browser: every screen of a full home, and of a site in a run and without a coordinator."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fedpareto.web.serving import web_server
+from tests.browsers import (
+    NARROW,
+    SCHEMES,
+    WIDE,
+    Scheme,
+    Screen,
+    another_server,
+    chromium,
+    fits,
+    smallest_text,
+    violations,
+)
+from tests.fedpareto.web.site.scene import HOSTILE, Site, filled, request, run_address, served_site
+from tests.harness import Federation, federation, wait_for
+from worker.site.run_requests import RunsFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.full
+
+RUNS = 500
+CLIENTS = ("hospital-a", "hospital-b", "hospital-c")
+SCREENS = ("/", "/runs", "/left", "/budgets", "/policy", "/results")
+SPEC = """
+task = "digits"
+rounds = 200
+seed = 11
+train.epochs = 1
+train.deadline_seconds = 300
+selection.minimum = 2
+evaluate.deadline_seconds = 300
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    with chromium() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with served_site(filled(tmp_path_factory.mktemp("site"), RUNS)) as made:
+        yield made
+
+
+def check_page(page: "Page", screen: Screen, path: str) -> None:
+    """The page is accessible, legible and not wider than the screen, and the browser has not complained."""
+    assert violations(page) == [], path
+    assert fits(page), path
+    assert smallest_text(page) >= 11, path
+    assert screen.problems == [], path
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_every_screen_of_500_runs_is_accessible_fits_and_shows_hostile_names_as_text(
+    site: Site, browser: "Browser", width: int, scheme: Scheme
+) -> None:
+    with closing(RunsFile(site.home.runs)) as file:
+        [hostile] = file.of(HOSTILE)
+    screen = Screen(browser, width, scheme)
+    page = screen.page
+    page.goto(web_server.entrance(site.base, site.keys, "/"))
+    page.wait_for_url(f"{site.base}{site.keys.root}/", wait_until="load")
+    for path in (*SCREENS, "/runs?page=5", run_address(request(3)), run_address(hostile)):
+        site.home.status.touch()  # as if the worker ran
+        page.goto(f"{site.base}{site.keys.root}{path}")
+        check_page(page, screen, path)
+        assert page.locator("img").count() == 0
+        text = page.inner_text("body")
+        assert ("\x1b" in text, "\u202e" in text) == (False, False), path
+    # The page of another port is another user's, perhaps: the browser must not send it the cookie.
+    with another_server() as (address, asked):
+        for path in ("/", f"{site.keys.root}/", f"{site.keys.root}x/"):
+            page.goto(address + path)
+    assert len(asked) >= 3
+    assert [cookie for cookie in asked if cookie] == []
+    screen.context.close()
+
+
+class Owner:
+    """The owner of a site of a federation, in a browser."""
+
+    def __init__(self, fed: Federation, home: "Path", screen: Screen) -> None:
+        arguments = ["-m", "fedpareto", "worker", "console", "--home", str(home), "--no-browser", "--json"]
+        self.console = fed.spawn("site-console", [*arguments, "--port", "0"])
+        self.screen, self.page = screen, screen.page
+        wait_for(lambda: "}" in self.console.text, "the console to print its address")
+        printed = json.loads(self.console.text)
+        self.address = printed["address"]
+        self.page.goto(printed["url"])
+        self.page.wait_for_url(f"{self.address}/", wait_until="load")
+
+    def sees(self, path: str, words: str) -> None:
+        """Loads a page until it says this."""
+
+        def told() -> bool:
+            self.page.goto(self.address + path)
+            return words in self.page.inner_text("main")
+
+        wait_for(told, f"{path} to say {words!r}")
+
+
+@pytest.mark.timeout(900)
+def test_an_owner_approves_a_run_pauses_and_looks_back_also_while_the_coordinator_is_away(
+    tmp_path: "Path", browser: "Browser"
+) -> None:
+    with federation(tmp_path) as fed:
+        fed.serve()
+        homes = [fed.join(client) for client in CLIENTS]
+        (homes[0] / "policy.toml").write_text('approve = "each-run"\n')
+        for client in CLIENTS:
+            fed.work(client)
+        fed.attending(*CLIENTS)
+        owner = Owner(fed, homes[0], Screen(browser))
+        owner.sees("/", "Connected since")
+        run = fed.submit("asked", SPEC)
+        owner.sees("/", "1 run waits for your decision")
+        owner.page.click("text=1 run waits for your decision")
+        owner.page.click("th a")
+        owner.page.wait_for_selector("h2 >> text=Your decision")
+        text = owner.page.inner_text("main")
+        assert "This run waits for your decision." in text
+        assert "each update at most" in text
+        check_page(owner.page, owner.screen, "/run")
+        owner.page.click("button >> text=Approve")
+        owner.page.wait_for_selector("text=Your worker answers: accepted.")
+        owner.sees("/left", "accepted")
+        owner.page.goto(f"{owner.address}/")
+        owner.page.click("button >> text=Pause")
+        owner.page.wait_for_selector("button >> text=Resume")
+        wait_for(lambda: paused(fed) == ["hospital-a"], "the coordinator to know of the pause")
+        owner.page.click("button >> text=Resume")
+        wait_for(lambda: paused(fed) == [], "the coordinator to know of its end")
+        check_screens(owner)
+        fed.serving.kill()
+        owner.sees("/", "Not connected since")
+        check_screens(owner)
+        fed.serve()
+        owner.sees("/", "Connected since")
+        fed.admin("stop", run, "--yes")
+        fed.wait_ended(run)
+        fed.fedpareto("worker", "model", run, "--home", str(homes[0]), "--out", str(tmp_path / "model.safetensors"))
+        owner.sees("/results", "accuracy")
+        owner.page.click("text=Sign out")
+        owner.page.wait_for_selector("text=You have signed out.")
+        owner.screen.problems.clear()  # the browser notes the answer 401
+        owner.page.goto(f"{owner.address}/left")
+        assert "press Enter in the terminal" in owner.page.inner_text("main")
+        owner.screen.context.close()
+
+
+def paused(fed: Federation) -> list[str]:
+    return [client["client_id"] for client in fed.admin("clients")["clients"] if client.get("paused")]
+
+
+def check_screens(owner: Owner) -> None:
+    for path in SCREENS:
+        owner.page.goto(owner.address + path)
+        check_page(owner.page, owner.screen, path)
