@@ -205,3 +205,14 @@ def test_a_member_that_joins_again_wishes_nothing_any_more(scene: Scene) -> None
     join_again(scene.home, scene.coordinator.join())
     assert (scene.home.leave.exists(), scene.home.withdrawal.exists()) == (False, False)
     scene.receipts(1) if scene.started else scene.attending()
+
+
+def test_a_start_in_a_home_that_has_left_says_so_once_more_and_ends(scene: Scene) -> None:
+    owner(scene, "leave", "--forget")
+    # As after a restore of the coordinator: whatever is on record there, it hears of the withdrawal again.
+    owner(scene, "run", "--task", "digits")
+    first, second = scene.coordinator.withdrawals
+    assert first == second
+    assert scene.coordinator.hellos == []
+    scene.coordinator.leave_refusals = [Refusal("withdrawal", "it is of an earlier joining")]
+    assert "it is of an earlier joining" in owner(scene, "run", "--task", "digits", code=1)
