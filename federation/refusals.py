@@ -25,6 +25,8 @@ REASONS: dict[str, Status] = {
     # who you are
     "certificate-unknown": "UNAUTHENTICATED",
     "certificate-revoked": "UNAUTHENTICATED",
+    "client-left": "FAILED_PRECONDITION",
+    "withdrawal": "INVALID_ARGUMENT",
     "certificate-expired": "UNAUTHENTICATED",
     "role": "PERMISSION_DENIED",
     "unlogged": "PERMISSION_DENIED",

@@ -20,6 +20,7 @@ from blake3 import blake3
 from sqlalchemy import ColumnElement, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from federation.record import joinings
 from federation.record.log_entries import EPOCH, FIRST, LogEntry
 from federation.record.log_kinds import KINDS, REFUSALS
 from storage.columns import Prose, cleaned
@@ -27,8 +28,7 @@ from storage.database import ENTRY_KEY
 from storage.models import AuditEntry
 
 # Actions whose entries are compared with rows of the record; those of envelopes are in `federation.record.log_entries`.
-ENROLLED = "Enroll"
-ROTATED = "key.rotated"
+ENROLLED, ROTATED = joinings.ENROLLED, joinings.ROTATED
 JOIN_CREATED = "join-string.created"
 JOIN_CANCELLED = "join-string.cancelled"
 TAMPERED = "log.tampered"

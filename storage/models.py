@@ -138,6 +138,20 @@ class Client(Base):
     # The id of the last start of its worker, hexadecimal; empty if none is known. See coordinator.members.home_starts.
     start: Mapped[str] = mapped_column(sa.String(32), default="", server_default="")
     copied: Mapped[datetime | None]  # when another home with its identity was refused last
+    left: Mapped[datetime | None]  # when it left; None once it has come back
+    left_from: Mapped[ClientState | None]  # its state before, which it has again when it comes back
+
+
+class Withdrawal(Base):
+    """A member's withdrawal from one of its joinings."""
+
+    __tablename__ = "withdrawals"
+
+    digest: Mapped[str] = mapped_column(DIGEST, primary_key=True)  # of the envelope
+    client_id: Mapped[str] = mapped_column(sa.ForeignKey("clients.client_id"), index=True)
+    envelope: Mapped[bytes]  # SignedEnvelope of a WithdrawalManifest, as received
+    forget: Mapped[bool]  # True if the member asks officers to remove its payloads
+    received: Mapped[datetime]
 
 
 class Administrator(Base):

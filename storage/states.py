@@ -9,6 +9,7 @@ class ClientState(StrEnum):
     PENDING = "PENDING"
     ACTIVE = "ACTIVE"
     REVOKED = "REVOKED"
+    LEFT = "LEFT"
 
 
 class RunState(StrEnum):
@@ -76,6 +77,7 @@ class AlertKind(StrEnum):
     MEMBER_SILENT = "MEMBER_SILENT"
     MEMBER_FAILS = "MEMBER_FAILS"
     HOME_COPIED = "HOME_COPIED"
+    FORGET_ASKED = "FORGET_ASKED"
     MEMBER_OPPOSES = "MEMBER_OPPOSES"
     NORM_OUTLIER = "NORM_OUTLIER"
     LOSS_OUTLIER = "LOSS_OUTLIER"

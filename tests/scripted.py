@@ -131,6 +131,9 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     give_model: Callable[[wire.GetModelRequest], wire.GetModelResponse] | None = None
     # A list of refusals to give before the honest answer.
     attend_refusals: list[Refusal] = field(default_factory=list)
+    withdrawals: list[common.SignedEnvelope] = field(default_factory=list)
+    leave_refusals: list[Refusal] = field(default_factory=list)
+    knows_leaving: bool = True  # unlike one of version 0.1.0
     started: bytes = b""  # the start on record of another home; empty for none
     submitted_starts: list[bytes] = field(default_factory=list)  # beside the replies
     submit_refusals: list[Refusal | HungUp] = field(default_factory=list)
@@ -341,6 +344,19 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     def GetModel(self, request: Any, context: grpc.ServicerContext) -> wire.GetModelResponse:  # noqa: N802
         assert self.give_model is not None
         return self.give_model(request)
+
+    def Leave(self, request: Any, context: grpc.ServicerContext) -> wire.LeaveResponse:  # noqa: N802
+        if not self.knows_leaving:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        if self.leave_refusals:
+            _abort(context, self.leave_refusals.pop(0))
+        self.withdrawals.append(request.withdrawal)
+        gone = Refusal("client-left", "it has left", signed=request.withdrawal.SerializeToString())
+        for outbox in self._outboxes:
+            outbox.put(gone)
+        response = wire.LeaveResponse()
+        response.left.FromDatetime(self.now())
+        return response
 
     def Submit(self, request_iterator: Any, context: grpc.ServicerContext) -> Iterator[wire.SubmitResponse]:  # noqa: N802
         first = next(request_iterator)

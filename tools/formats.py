@@ -120,6 +120,13 @@ def formats() -> tuple[Format, ...]:
             "`pause.json`", one, "`worker pause`", "worker, `worker status`", f"{_STATE}. The site counts as paused"
         ),
         Format(
+            "`leave.json`, `withdrawal.json`",
+            one,
+            "`worker leave`, worker",
+            "worker, `worker status`",
+            f"{_STATE}. With a `leave.json` that cannot be read, the site begins no work and does not leave",
+        ),
+        Format(
             "`starts.json`",
             one,
             "worker",

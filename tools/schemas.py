@@ -170,10 +170,12 @@ DOCUMENTS: dict[str, Any] = {
     "worker console": {"url": str, "address": str, "home": str},
     "worker status": {
         "sentence": str, "runs": bool, "last_sign": str | None, "closing": CLOSING, "approval": str,
+        "leaving": bool, "left": str | None,
         "connection": Either((None, {"connected": bool, "since": str, "problem": str})),
         "work": [{"assignment_id": str, "run_id": str, "round": int, "doing": str, "since": str}],
     },
     "worker pause": {"closing": CLOSING},
+    "worker leave": {"left": str | None, "now": bool, "forget": bool},
     "worker resume": {"was_paused": bool},
     "worker copied": {"refused_since": str | None, "set_aside": bool, "goes_on": bool},
     "worker approve": ASKED,

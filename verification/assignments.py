@@ -197,8 +197,8 @@ class Crowd:
 
     Attributes:
         spec: of the run.
-        gone: the clients that were revoked between the end of the round before and the last attempt, so that they may
-            have been selected and not asked.
+        gone: the clients that were revoked, or left, between the end of the round before and the last attempt, so that
+            they may have been selected and not asked.
     """
 
     spec: RunSpec

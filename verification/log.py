@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from federation.digests import digest
 from federation.record.bundle import BundleReader
 from federation.record.exchange import Opened, OpenedExchange, open_consent
+from federation.record.joinings import LEFT
 from federation.record.log_entries import (
     ACCEPTED,
     DECLINED,
@@ -209,7 +210,7 @@ class RunLog:
             )
 
     def gone(self, opened: OpenedRound) -> int:
-        """The number of clients that were revoked after the round before and before the last attempt at a round.
+        """The number of clients that were revoked, or left, between the round before and the last attempt at a round.
 
         Such clients may have been selected and not asked.
         """
@@ -219,7 +220,7 @@ class RunLog:
         issued = [self._newest(fact) for fact in facts if fact is not None]
         first = min((entry.number for entry in issued if entry is not None), default=0)
         between = (entry for entry in self.entries if self._ended < entry.number < first)
-        return len({entry.subject for entry in between if entry.action == REVOKED})
+        return len({entry.subject for entry in between if entry.action in (REVOKED, LEFT)})
 
     def check_logged(self, opened: OpenedRound, reason: str) -> None:
         """Checks that the log has an entry for each envelope of a round, in order. The envelopes have been verified.
@@ -246,7 +247,8 @@ class RunLog:
             named = {*step.replies, *step.consulted}
             self._check_follows(stepped, began, "the step")
             self._check_precedes(opened.step.envelope, stepped, opened.step.name)
-            self._check_revoked({*step.revoked, *step.forgotten}, stepped.number)
+            self._check_gone(step.revoked, stepped.number, (REVOKED,))
+            self._check_gone(step.forgotten, stepped.number, (REVOKED, LEFT))
         for phase in opened.phases:
             # Verify, 15: an evaluation of a model that the log does not know yet was not of this model.
             after = stepped.number if stepped is not None and phase.evaluates else began
@@ -312,11 +314,13 @@ class RunLog:
     def _ends(self, entry: LoggedEntry) -> bool:
         return entry.subject == self.run_id and entry.action in _ENDS
 
-    def _check_revoked(self, clients: Iterable[str], before: int) -> None:
+    def _check_gone(self, clients: Iterable[str], before: int, actions: Sequence[str]) -> None:
         for name in sorted(clients):
-            if not any(entry.number < before for entry in self._by.get((REVOKED, name), ())):
+            told = (entry for action in actions for entry in self._by.get((action, name), ()))
+            if not any(entry.number < before for entry in told):
+                words = "revoked or gone" if LEFT in actions else "revoked"
                 raise VerificationError(
-                    f"the step leaves {name} out as revoked; no entry of the audit log tells of that before it"
+                    f"the step leaves {name} out as {words}; no entry of the audit log tells of that before it"
                 )
 
     def _check_key_chain_logged(self, keys: KeyChain, entries: Sequence[LoggedEntry], holder: str) -> None:

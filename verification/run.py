@@ -19,6 +19,7 @@ from federation.digests import digest
 from federation.plugins import names_of_others
 from federation.record.bundle import BlobAbsent, BundleReader
 from federation.record.rounds import OpenedRound, RecordReader
+from federation.record.withdrawals import withdrawal_problems
 from federation.spec.run_facts import run_facts
 from federation.spec.run_sections import AUTO
 from federation.spec.run_spec import RunSpec, SpecError
@@ -153,6 +154,7 @@ class OpenedRun:
         consents = bundle.consents().consents
         answered = {name: self.reader.facts[name] for name in ("federation_id", "run_id", "spec")}
         log.check_consents_logged(consents, answered, self.keys)
+        self._check_withdrawals()
         log.check_run_logged(self.facts.spec_digest, about, self.reader.submitted_by)
         # Verify, 15: at the end: only then is it known which entries no message of the record explains.
         log.check_all_logged()
@@ -165,6 +167,15 @@ class OpenedRun:
                 )
         # Verify, a verifier of your own, 6: also those that no check has read.
         bundle.verify_blobs(bundle.blobs)
+
+    def _check_withdrawals(self) -> None:
+        """Checks that each client that has left has signed it. Raises VerificationError."""
+        bundle = self.facts.bundle
+        withdrawals = bundle.withdrawals().withdrawals
+        for problem in withdrawal_problems(
+            self.log.entries, withdrawals, self.keys.signers, bundle.about.federation_id
+        ):
+            raise VerificationError(problem)
 
     @names_of_others()
     def _round(

@@ -42,7 +42,7 @@ class SignedRound:
         evaluation_orders: the assignments that measure the new model, with or without a reply.
         sent: the bytes of accepted and of refused payloads, as the replies declare them.
         measures: True if there is a phase that measures the new model.
-        gone: the number of clients that were revoked after the round before and before the last attempt at this one.
+        gone: the number of clients that were revoked or left between the round before and the last attempt at this one.
     """
 
     step: StepManifest | None

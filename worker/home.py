@@ -69,6 +69,8 @@ class WorkerHome:
         self.progress = directory / "progress.json"  # the coordinator's newest signed time and rounds
         self.begun = directory / "begun.json"  # the work that has begun and not ended
         self.pause = directory / "pause.json"  # there while the owner has paused the site
+        self.leave = directory / "leave.json"  # there once the owner wants to leave the federation
+        self.withdrawal = directory / "withdrawal.json"  # the signed withdrawal, kept after it was acknowledged
         self.starts = directory / "starts.json"  # the ids of its worker's starts, by which a copy of it is found
         self.start_decided = directory / "start-decided"  # the owner's decision which of two copies goes on
         self.status = directory / "status.json"  # what the worker does now; there while it runs

@@ -21,6 +21,10 @@ LEAVES: Mapping[str, tuple[str, ...]] = {
         *_of("RotateKeyRequest", "rotation", "csr", "proof"),
         *_of("KeyRotation", "statement", "possession", "receipt"),
     ),
+    "Withdrawal": (
+        "LeaveRequest.withdrawal",
+        *_of("WithdrawalManifest", "federation_id", "client_id", "certificate", "created", "forget"),
+    ),
     "Tasks": (
         *_of("Hello", "software", "device", "tasks", "nonce", "run_kinds"),
         *_of("TaskOffer", "task", "samples", "objectives", "abilities", "layout"),

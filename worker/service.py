@@ -24,6 +24,7 @@ from worker.connection.attendance import Attendance, Handlers
 from worker.connection.backoff import Backoff
 from worker.connection.clock import CoordinatorClock
 from worker.connection.renewal import Renewer
+from worker.connection.revocation import LEFT
 from worker.connection.starts import Starts
 from worker.connection.witness import Witness
 from worker.events import Events
@@ -36,12 +37,14 @@ from worker.site.clear_answers import ClearAnswers
 from worker.site.consents import Consents
 from worker.site.declines import Declines
 from worker.site.hello import Introduction
+from worker.site.leaving import WatchedLeave
 from worker.site.pause import WatchedPause, closing_now
 from worker.site.policy_file import Policy
 from worker.site.privacy import SitePrivacy
 from worker.site.refused_orders import RefusedOrders
 from worker.site.roster import Roster, pinned_roster
 from worker.site.run_requests import Verdict
+from worker.site.withdrawing import Leaver
 from worker.status import StatusFile, WorkerStatus
 from worker.threads import LOOK_SECONDS, WorkerThreads
 from worker.work.attacker import Attacker
@@ -180,6 +183,7 @@ class Worker:
                 events.warn("attack", attacker.warning, attack=str(attacker.attack))
             privacy = SitePrivacy(policy.privacy, scope.enter_context(closing(Ledger(home.privacy))))
             self._hours, self._pause = policy.open, WatchedPause(home.pause, events)
+            self._leave = WatchedLeave(home.leave, events)
             self._status = StatusFile(home.status)
             self._introduction = Introduction(offers, device, site, policy, privacy.told)
             progress = Progress(
@@ -200,6 +204,7 @@ class Worker:
                 events=events,
                 approval=Approval(home.pending, member.client_id, events),
                 closing=self._closing,
+                leaving=self._leave.closes,
             )
             self._renewer = Renewer(
                 home, self._attendance, passphrase, Backoff(uniform, first=1.0, longest=3600.0), events
@@ -260,6 +265,16 @@ class Worker:
                     self._attendance, RefusedOrders(home.evidence, events), events, policy.error_texts
                 ).decline,
             )
+            self._leaver = Leaver(
+                home,
+                self._attendance,
+                self._leave,
+                idle=self._runner.idle,
+                drop=partial(self._runner.drop_all, LEFT),
+                left=self.stop,
+                backoff=Backoff(uniform, first=1.0, longest=600.0),
+                events=events,
+            )
             self._handlers = Handlers(
                 assigned=self._runner.assigned,
                 cancelled=self._runner.cancelled,
@@ -288,6 +303,7 @@ class Worker:
                 threads.start("attendance", partial(self._attendance.run, self._handlers), self._attendance.stop)
                 threads.start("submission", self._submitter.run, self._submitter.stop)
                 threads.start("renewal", self._renewer.run, self._renewer.stop)
+                threads.start("leaving", self._leaver.run, self._leaver.stop)
                 scope.callback(self._status.close)
                 threads.start("policy", partial(self._each_second, self._look))
                 threads.start("presence", partial(self._each_second, self._look_open))
@@ -323,6 +339,7 @@ class Worker:
         if self._starts.decided():
             self._attendance.try_again()
         self._pause.look()
+        self._leave.look()
         self._runner.look()
         self._status.show(
             WorkerStatus(self._attendance.connection, self._runner.work_now(), self._introduction.offered)
@@ -337,4 +354,6 @@ class Worker:
         self._runner.withdrawn(run_id, verdict)
 
     def _closing(self) -> SiteClosing | None:
+        if self._leave.closes():
+            return SiteClosing(None, paused=True)
         return closing_now(self._pause.pause, self._hours, self._clock())

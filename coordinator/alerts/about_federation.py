@@ -4,13 +4,13 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 
 from cryptography import x509
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from coordinator.alerts.facts import AlertFact
 from coordinator.run_sizes import open_runs_bytes
 from storage.faults import StorageFault
-from storage.models import AuditEntry, Certificate, Client, Federation
+from storage.models import AuditEntry, Certificate, Client, Federation, Withdrawal
 from storage.states import AlertKind, AlertSeverity, ClientState
 
 BACKUP_MADE = "backup.made"
@@ -38,8 +38,8 @@ def silent(
                 severity=AlertSeverity.WARNING,
                 client_id=name,
                 message=f"{name} {was}",
-                remedy=f"{reach}`fedpareto worker doctor` on its machine says what is wrong; revoke a member that has "
-                f"left for good: `fedpareto admin revoke {name}`",
+                remedy=f"{reach}`fedpareto worker doctor` on its machine says what is wrong; revoke a member that is "
+                f"gone for good: `fedpareto admin revoke {name}`",
                 began=last + after,
             )
         )
@@ -83,6 +83,31 @@ def copied(session: Session, now: datetime) -> list[AlertFact]:
         for client in session.scalars(
             select(Client).where(Client.state != ClientState.REVOKED, Client.copied >= since).order_by(Client.client_id)
         )
+    ]
+
+
+def asks_to_be_forgotten(session: Session) -> list[AlertFact]:
+    """The members that have left and ask officers to remove what they have sent; until that is done."""
+    newest = (
+        select(Withdrawal, Client)
+        .join(Client, Client.client_id == Withdrawal.client_id)
+        .where(Client.state.in_([ClientState.LEFT, ClientState.REVOKED]), Withdrawal.forget)
+        .where(or_(Client.forgotten.is_(None), Client.forgotten < Withdrawal.received))
+        .order_by(Withdrawal.received)
+    )
+    asking = {client.client_id: withdrawal for withdrawal, client in session.execute(newest)}
+    return [
+        AlertFact(
+            kind=AlertKind.FORGET_ASKED,
+            severity=AlertSeverity.NOTICE,
+            client_id=name,
+            message=f"{name} has left on {withdrawal.received:%Y-%m-%d %H:%M} UTC, and asks that the updates that it "
+            "has sent are removed",
+            remedy=f"a security officer decides: `fedpareto admin forget {name}`; afterwards, the steps that these "
+            "updates entered can no longer be computed again from a bundle",
+            began=withdrawal.received,
+        )
+        for name, withdrawal in sorted(asking.items())
     ]
 
 

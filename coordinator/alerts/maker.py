@@ -175,10 +175,12 @@ class AlertMaker:
             silent = self._silent(session, now) if now >= self._since else []
             pending = about_federation.pending(session)
             copied = about_federation.copied(session, now)
+            forget = about_federation.asks_to_be_forgotten(session)
         self._record([AlertKind.RUN_STALLED], stalled, now)
         self._record([AlertKind.MEMBER_SILENT], silent, now)
         self._record([AlertKind.MEMBER_PENDING], pending, now)
         self._record([AlertKind.HOME_COPIED], copied, now)
+        self._record([AlertKind.FORGET_ASKED], forget, now)
         if at >= self._next_slow_look or self._faults.present or self._faults.clock_back:
             self._next_slow_look = at + SLOW_LOOK_SECONDS
             with self._database.read() as session:

@@ -3,8 +3,9 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import Any
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import Select, and_, or_, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.runs.disclosure import parsed_spec
@@ -16,7 +17,7 @@ from federation.v1.common_pb2 import SignedEnvelope
 from federation.v1.record_pb2 import LoggedEntry, LogNode, LogRecord
 from storage import audit
 from storage.audit import ChainedEntry
-from storage.models import Assignment, AuditEntry, Checkpoint, Consent, Phase, Round, Run
+from storage.models import Assignment, AuditEntry, Checkpoint, Consent, Phase, Round, Run, Withdrawal
 
 # Besides entries with the digest of a key or a certificate.
 _OF_MEMBERS = ("client.approved", "client.revoked", "client.forgotten")
@@ -72,14 +73,9 @@ def marked(session: Session, run: Run, number: int | None) -> int | None:
 
 def _entries(session: Session, run_id: str, rounds: int) -> Sequence[ChainedEntry]:
     """The entries of the run and of its first rounds, of its members' keys and states, and of the federation's keys."""
-    of_rounds = select(Assignment).join(Phase).join(Round).where(Round.run_id == run_id, Round.number < rounds)
-    assignments = of_rounds.with_only_columns(Assignment.assignment_id)
-    answered = select(Consent.client_id).where(Consent.run_id == run_id)
-    asked = of_rounds.with_only_columns(Assignment.client_id)
-    members = asked.union(answered)
-    # Clients that were revoked after they had been selected, and so were not asked.
-    chosen = session.scalars(select(Round.selected).where(Round.run_id == run_id, Round.number < rounds))
-    unasked = {name for selected in chosen for name in selected}.difference(session.scalars(asked.distinct()))
+    assignments = _of_rounds(run_id, rounds).with_only_columns(Assignment.assignment_id)
+    unasked = _unasked(session, run_id, rounds)
+    members = members_of(session, run_id, rounds)
     of_members = or_(AuditEntry.digest != "", AuditEntry.action.in_(_OF_MEMBERS))
     entries = audit.chained_where(
         session,
@@ -87,12 +83,34 @@ def _entries(session: Session, run_id: str, rounds: int) -> Sequence[ChainedEntr
             AuditEntry.subject == run_id,
             AuditEntry.subject.startswith(f"{run_id}/"),
             AuditEntry.subject.in_(assignments),
-            and_(AuditEntry.subject.in_(members), AuditEntry.outcome == "", of_members),
+            and_(AuditEntry.subject.in_(sorted(members)), AuditEntry.outcome == "", of_members),
             and_(AuditEntry.subject.in_(sorted(unasked)), AuditEntry.action == "client.revoked"),
             AuditEntry.action.in_(_OF_KEYS),
         ),
     )
     return [chained for chained in entries if not _later(chained.entry.subject, run_id, rounds)]
+
+
+def members_of(session: Session, run_id: str, rounds: int) -> set[str]:
+    """The clients of which the record of the first rounds of a run has messages.
+
+    The rounds have asked them, they have answered the run, or they left after they had been selected.
+    """
+    asked = _of_rounds(run_id, rounds).with_only_columns(Assignment.client_id)
+    answered = select(Consent.client_id).where(Consent.run_id == run_id)
+    left = select(Withdrawal.client_id).where(Withdrawal.client_id.in_(sorted(_unasked(session, run_id, rounds))))
+    return set(session.scalars(asked.union(answered, left)))
+
+
+def _of_rounds(run_id: str, rounds: int) -> Select[Any]:
+    return select(Assignment).join(Phase).join(Round).where(Round.run_id == run_id, Round.number < rounds)
+
+
+def _unasked(session: Session, run_id: str, rounds: int) -> set[str]:
+    """The clients that were revoked or left after they had been selected, and so were not asked."""
+    chosen = session.scalars(select(Round.selected).where(Round.run_id == run_id, Round.number < rounds))
+    asked = _of_rounds(run_id, rounds).with_only_columns(Assignment.client_id)
+    return {name for selected in chosen for name in selected}.difference(session.scalars(asked.distinct()))
 
 
 def _later(subject: str, run_id: str, rounds: int) -> bool:

@@ -13,6 +13,7 @@ from coordinator.members.logged_rights import LoggedRights
 from coordinator.members.membership import check_not_revoked
 from coordinator.members.renewal import end_surplus
 from federation.digests import digest
+from federation.record.joinings import JOINED_AGAIN
 from federation.refusals import Refusal
 from federation.trust.certificates import csr_public_key, der, serial_of
 from federation.trust.envelope import key_id
@@ -143,6 +144,8 @@ def _join_again(
 ) -> x509.Certificate:
     certificate = certify(session, member.client_id, key, member.signing_key, authority=authority, now=now)
     member.start = ""  # its new directory knows none of the old one
+    if member.state is ClientState.LEFT and member.left_from is not None:
+        member.state, member.left, member.left_from = member.left_from, None, None
     session.flush()
     actor, serial = f"peer {peer}", serial_of(certificate)
     end_surplus(session, member.client_id, keep={serial}, by=actor, now=now)
@@ -150,7 +153,7 @@ def _join_again(
         session,
         at=now,
         actor=actor,
-        action="client.joined-again",
+        action=JOINED_AGAIN,
         subject=member.client_id,
         detail=f"certificate {serial}, {member.state}",
         digest=digest(der(certificate)),

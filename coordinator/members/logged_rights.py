@@ -7,7 +7,7 @@ log, and learns of later ones when they get their place in the log.
 
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from coordinator.members import administrators, authority, membership
 from coordinator.members.administrators import identity_digest
 from federation.digests import digest
-from federation.record import log_entries
+from federation.record import joinings, log_entries
 from federation.record.log_entries import EPOCH, LogEntry
 from federation.refusals import Refusal
 from federation.trust.identity import PeerIdentity
@@ -33,7 +33,7 @@ _ACTIONS = frozenset(
     {
         *(administrators.ISSUED, administrators.REVOKED, authority.RETIRED),
         *(audit.ENROLLED, audit.ROTATED, audit.JOIN_CREATED, audit.JOIN_CANCELLED),
-        *(membership.APPROVED, membership.CLIENT_REVOKED),
+        *(membership.APPROVED, membership.CLIENT_REVOKED, joinings.LEFT, joinings.JOINED_AGAIN),
         *(log_entries.SUBMITTED, *DECIDED.values()),
     }
 )
@@ -42,10 +42,16 @@ _PENDING = f", {ClientState.PENDING}"  # the end of the detail of an enrollment 
 
 @dataclass(frozen=True)
 class _LoggedClient:
-    """A member: its state, and the digest of its present signing key."""
+    """A member: its state, the digest of its present signing key, and whether it has left since it joined last."""
 
     state: ClientState
     key: str
+    left: bool = False
+
+    @property
+    def shown(self) -> ClientState:
+        """The state that the record has."""
+        return ClientState.LEFT if self.left and self.state is not ClientState.REVOKED else self.state
 
 
 def join_string_digest(row: JoinString) -> str:
@@ -100,11 +106,13 @@ class LoggedRights:
                 state = ClientState.PENDING if entry.detail.endswith(_PENDING) else ClientState.ACTIVE
                 self._clients[name] = _LoggedClient(state, entry.digest)
             case audit.ROTATED if name in self._clients:
-                self._clients[name] = _LoggedClient(self._clients[name].state, entry.digest)
+                self._clients[name] = replace(self._clients[name], key=entry.digest)
             case membership.APPROVED if name in self._clients:
-                self._clients[name] = _LoggedClient(ClientState.ACTIVE, self._clients[name].key)
+                self._clients[name] = replace(self._clients[name], state=ClientState.ACTIVE)
             case membership.CLIENT_REVOKED if name in self._clients:
-                self._clients[name] = _LoggedClient(ClientState.REVOKED, self._clients[name].key)
+                self._clients[name] = replace(self._clients[name], state=ClientState.REVOKED)
+            case joinings.LEFT | joinings.JOINED_AGAIN if name in self._clients:
+                self._clients[name] = replace(self._clients[name], left=entry.action == joinings.LEFT)
             case audit.JOIN_CREATED:
                 self._join_strings.setdefault(name, set()).add(entry.digest)
             case audit.JOIN_CANCELLED:
@@ -158,7 +166,7 @@ class LoggedRights:
             client = self._clients.get(identity.name)
         if client is None or signing_key is None:
             return False
-        fits = state is client.state or (state is ClientState.PENDING and client.state is ClientState.ACTIVE)
+        fits = state is client.shown or (state is ClientState.PENDING and client.shown is ClientState.ACTIVE)
         return fits and client.key == digest(signing_key)
 
     # --- what is compared at the start, at a restore, and in a check
@@ -205,6 +213,11 @@ class LoggedRights:
             if is_revoked != (client.state is ClientState.REVOKED):
                 verb = "tells" if is_revoked else "does not tell"
                 yield f"{shown}: it is {client.state}, and the log {verb} of its revocation"
+            elif (has_left := logged.shown is ClientState.LEFT) != (client.state is ClientState.LEFT):
+                verb = "tells" if has_left else "does not tell"
+                yield f"{shown}: it is {client.state}, and the log {verb} that it has left"
+            elif client.left_from is ClientState.ACTIVE and logged.state is ClientState.PENDING:
+                yield f"{shown}: it left as an ACTIVE member, and the log does not tell of its approval"
             elif client.state is ClientState.ACTIVE and logged.state is ClientState.PENDING:
                 yield f"{shown}: it is ACTIVE, and the log does not tell of its approval"
         for name in missing:

@@ -127,11 +127,10 @@ def _get(session: Session, client_id: str) -> Client:
     return session.get_one(Client, client_id, with_for_update=True, populate_existing=True)
 
 
-def revoked_clients_among(session: Session, names: Iterable[str]) -> Sequence[Client]:
-    """The revoked clients among these."""
-    return session.scalars(
-        select(Client).where(Client.client_id.in_(list(names)), Client.state == ClientState.REVOKED)
-    ).all()
+def gone_clients_among(session: Session, names: Iterable[str]) -> Sequence[Client]:
+    """The clients among these that were revoked or have left."""
+    gone = Client.state.in_([ClientState.REVOKED, ClientState.LEFT])
+    return session.scalars(select(Client).where(Client.client_id.in_(list(names)), gone)).all()
 
 
 def revoked(federation_id: str, key: Ed25519PrivateKey, client: Client, certificate: Certificate | None) -> Refusal:

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from coordinator.members.authority import Authority, certify, retire
 from coordinator.members.membership import REVOKED
 from federation.digests import digest
+from federation.record.joinings import RENEWED
 from federation.refusals import Refusal
 from federation.trust.certificates import csr_public_key, der, serial_of
 from federation.trust.keys import IdentityError
@@ -59,7 +60,7 @@ def renew(
         session,
         at=now,
         actor=by,
-        action="Renew",
+        action=RENEWED,
         subject=client_id,
         detail=f"certificate {serial_of(certificate)}",
         digest=digest(der(certificate)),

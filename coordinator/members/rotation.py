@@ -13,9 +13,10 @@ from coordinator.members.renewal import end_surplus
 from coordinator.rounds.transitions import RUN_ENDED
 from coordinator.signing_keys import Signing, rotations_of
 from federation.digests import digest
+from federation.record.joinings import RENEWED
 from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec
-from federation.trust.certificates import csr_public_key, serial_of
+from federation.trust.certificates import csr_public_key, der, serial_of
 from federation.trust.envelope import key_id
 from federation.trust.key_chain import open_rotation, receipt
 from federation.trust.keys import IdentityError
@@ -58,15 +59,37 @@ def rotate_key(
     client = session.get_one(Client, client_id, with_for_update=True, populate_existing=True)
     if client.state is ClientState.REVOKED:
         raise Refusal("certificate-revoked", REVOKED)
-    before = rotations_of(session, client_id)
+    before, replaced = rotations_of(session, client_id), None
     if before and before[-1].statement == rotation.statement:
         present, answer = Ed25519PublicKey.from_public_bytes(client.signing_key), before[-1].receipt
         _check_possession(present, proof, csr, client_id)
     else:
-        answer = _register(session, client, rotation, (csr, proof), len(before) + 1, signing=signing, by=by, now=now)
+        replaced = client.key_id
+        answer = _register(session, client, rotation, (csr, proof), len(before) + 1, signing=signing, now=now)
     certificate = certify(session, client_id, tls_key, client.signing_key, authority=authority, now=now)
     session.flush()
     end_surplus(session, client_id, keep={serial, serial_of(certificate)}, by=by, now=now)
+    told = f"certificate {serial_of(certificate)}"  # a withdrawal may name it
+    if replaced is None:
+        audit.record(
+            session,
+            at=now,
+            actor=by,
+            action=RENEWED,
+            subject=client_id,
+            detail=told,
+            digest=digest(der(certificate)),
+        )
+    else:
+        audit.record(
+            session,
+            at=now,
+            actor=by,
+            action=audit.ROTATED,
+            subject=client_id,
+            detail=f"signing key {replaced[:16]} replaced by {client.key_id[:16]}, {told}",
+            digest=digest(client.signing_key),
+        )
     return answer, certificate
 
 
@@ -78,7 +101,6 @@ def _register(
     number: int,
     *,
     signing: Signing,
-    by: str,
     now: datetime,
 ) -> SignedEnvelope:
     """Puts the new key in the place of the present one; returns the receipt."""
@@ -101,16 +123,7 @@ def _register(
     row = Rotation(key_id=client.key_id, client_id=client_id, number=number)
     row.rotation = recorded.SerializeToString(deterministic=True)
     session.add(row)
-    old, client.signing_key, client.key_id = client.key_id, manifest.new_key, name
-    audit.record(
-        session,
-        at=now,
-        actor=by,
-        action=audit.ROTATED,
-        subject=client_id,
-        detail=f"signing key {old[:16]} replaced by {name[:16]}",
-        digest=digest(manifest.new_key),
-    )
+    client.signing_key, client.key_id = manifest.new_key, name
     return answer
 
 

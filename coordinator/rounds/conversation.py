@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 
 from coordinator.rounds import selection
 from coordinator.rounds.fleets.base import Fleet, Skipped
-from coordinator.rounds.replies.revoked import revoked_clients
+from coordinator.rounds.replies.revoked import gone_clients, revoked_clients
 from coordinator.rounds.runs.private import private_facts
 from coordinator.rounds.step import recall
 from federation.aggregation.base import Algorithm
@@ -222,7 +222,7 @@ def _context(
             name: Selected(*facts.clients[name]) for name in current.selected if name in facts.clients.keys() - gone
         },
         draw=partial(_draw, fleet, current),
-        revoked=partial(_revoked, fleet),
+        revoked=partial(_gone, fleet, current),
         private=private,
     )
 
@@ -233,6 +233,6 @@ def _draw(fleet: Fleet, current: Round, purpose: str) -> tuple[str, ...]:
     return tuple(selection.select(spec.selection, pool, seed=spec.seed, round_number=current.number, purpose=purpose))
 
 
-def _revoked(fleet: Fleet) -> frozenset[str]:
+def _gone(fleet: Fleet, current: Round) -> frozenset[str]:
     with fleet.context.database.read() as session:
-        return revoked_clients(session)
+        return gone_clients(session, current.round_id)

@@ -23,9 +23,10 @@ ONLY_EVALUATES = func.coalesce(Round.evaluation_phase, 1) == 0
 COUNTS = or_(~EVALUATES, ONLY_EVALUATES)
 """Selects the phases, of joined rounds, whose replies the end of the round depends on."""
 CLIENT_TRANSITIONS: dict[ClientState, frozenset[ClientState]] = {
-    ClientState.PENDING: frozenset({ClientState.ACTIVE, ClientState.REVOKED}),
-    ClientState.ACTIVE: frozenset({ClientState.REVOKED}),
+    ClientState.PENDING: frozenset({ClientState.ACTIVE, ClientState.REVOKED, ClientState.LEFT}),
+    ClientState.ACTIVE: frozenset({ClientState.REVOKED, ClientState.LEFT}),
     ClientState.REVOKED: frozenset(),
+    ClientState.LEFT: frozenset({ClientState.REVOKED}),  # it comes back when it joins again
 }
 RUN_TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     RunState.PENDING: frozenset({RunState.RUNNING, RunState.PAUSED, RunState.STOPPED}),

@@ -6,16 +6,16 @@
 import io
 import json
 import zipfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
 from cryptography import x509
 from google.protobuf import json_format
-from sqlalchemy import CompoundSelect, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.audit.excerpt import excerpt
+from coordinator.audit.excerpt import excerpt, members_of
 from coordinator.cluster.registry import software
 from coordinator.rounds.export import recorded_phases, round_record
 from coordinator.rounds.runs.disclosure import parsed_spec
@@ -24,10 +24,10 @@ from federation.record import bundle
 from federation.trust.certificates import der, serial_of
 from federation.trust.identity import parse_peer
 from federation.v1.common_pb2 import KeyRotation, Metric, ReplyManifest, SignedEnvelope, StepManifest
-from federation.v1.record_pb2 import Bundle, Consents, Rotations, RoundRecord
+from federation.v1.record_pb2 import Bundle, Consents, Rotations, RoundRecord, Withdrawals
 from storage.blobs import BlobMissing, BlobStore
 from storage.database import Database
-from storage.models import Assignment, Certificate, Client, Consent, Phase, Rotation, Round, Run
+from storage.models import Certificate, Client, Consent, Rotation, Round, Run, Withdrawal
 
 _PIECE = 1 << 18  # bytes of a blob that are copied at once
 _LOTS = 1 << 18  # bytes that are worth sending
@@ -84,18 +84,22 @@ def write_bundle(
         with _standing(database, run_id, sequence) as (session, run, rounds):
             about = _about(run, federation_id, rounds=len(rounds), payloads=payloads)
             about.model = _newest_model(session, run, len(rounds))
+            members = members_of(session, run_id, len(rounds))
             entries = {
                 bundle.MANIFEST: json_format.MessageToJson(about).encode(),
                 bundle.SPECIFICATION: run.spec,
                 bundle.CA: der(ca),
                 bundle.certificate_entry(serial_of(coordinator)): der(coordinator),
-                **_certificates(session, run_id),
+                **_certificates(session, members),
                 bundle.LOG: excerpt(session, run_id, len(rounds), log_key).SerializeToString(),
             }
             consents = [SignedEnvelope.FromString(envelope) for envelope in _consents(session, run_id)]
             if consents:
                 entries[bundle.CONSENTS] = Consents(consents=consents).SerializeToString()
-            if replaced := [*rotations, *_rotations(session, run_id)]:
+            left = [SignedEnvelope.FromString(envelope) for envelope in _withdrawals(session, members)]
+            if left:
+                entries[bundle.WITHDRAWALS] = Withdrawals(withdrawals=left).SerializeToString()
+            if replaced := [*rotations, *_rotations(session, members)]:
                 entries[bundle.ROTATIONS] = Rotations(rotations=replaced).SerializeToString()
         for name, data in entries.items():
             with _entry(archive, name) as write:
@@ -133,7 +137,8 @@ def _standing(
             if run.state not in RUN_ENDED:
                 rows = rows.where(Round.state.in_(ROUND_ENDED))
             rounds = session.scalars(rows).all()
-            standing = run.state, rounds, _consents(session, run_id)
+            members = members_of(session, run_id, len(rounds))
+            standing = run.state, rounds, _consents(session, run_id), _withdrawals(session, members)
             if before == standing:
                 yield session, run, rounds
                 return
@@ -183,23 +188,21 @@ def _about(run: Run, federation_id: str, *, rounds: int, payloads: bool) -> Bund
     )
 
 
-def _members(run_id: str) -> CompoundSelect[Any]:
-    """The clients that the run has asked, or that have answered it."""
-    clients = select(Assignment.client_id).join(Phase).join(Round).where(Round.run_id == run_id)
-    return clients.union(select(Consent.client_id).where(Consent.run_id == run_id))
-
-
-def _rotations(session: Session, run_id: str) -> list[KeyRotation]:
+def _rotations(session: Session, members: Collection[str]) -> list[KeyRotation]:
     """The rotations of the signing keys of these clients."""
-    rows = (
-        select(Rotation).where(Rotation.client_id.in_(_members(run_id))).order_by(Rotation.client_id, Rotation.number)
-    )
+    rows = select(Rotation).where(Rotation.client_id.in_(members)).order_by(Rotation.client_id, Rotation.number)
     return [KeyRotation.FromString(row.rotation) for row in session.scalars(rows)]
 
 
-def _certificates(session: Session, run_id: str) -> dict[str, bytes]:
-    """The newest certificate of each client that the run has asked or that has answered it, by name of its file."""
-    query = select(Certificate, Client.signing_key).join(Client).where(Client.client_id.in_(_members(run_id)))
+def _withdrawals(session: Session, members: Collection[str]) -> Sequence[bytes]:
+    """The withdrawals of these clients, from all of their joinings."""
+    rows = select(Withdrawal.envelope).where(Withdrawal.client_id.in_(members))
+    return session.scalars(rows.order_by(Withdrawal.client_id, Withdrawal.received)).all()
+
+
+def _certificates(session: Session, members: Collection[str]) -> dict[str, bytes]:
+    """The newest certificate of each of these clients, by the name of its file."""
+    query = select(Certificate, Client.signing_key).join(Client).where(Client.client_id.in_(members))
     newest = {
         row.client_id: row
         for row, key in session.execute(query.order_by(Certificate.not_before))

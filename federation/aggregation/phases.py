@@ -274,7 +274,7 @@ class RoundContext:
         server_rate: eta_t, the server's learning rate in this round.
         selected: the round's clients.
         draw: makes an independent choice of as many clients as the round selected, by a word for its purpose.
-        revoked: the clients that have been revoked by now.
+        revoked: the clients that have been revoked by now, and those that had left before the round.
         private: for a private round; None where updates are sent in the clear.
     """
 
@@ -413,7 +413,7 @@ class Step:
         combination: their coefficients and weights, the algorithm's next state, diagnostics.
         history: updates of earlier rounds, whose rows follow those of the replies.
         consulted: the replies to the round's earlier phases that the combination was found from.
-        forgotten: revoked clients, whose updates the algorithm's state no longer refers to.
+        forgotten: clients that were revoked or have left, whose updates the algorithm's state no longer refers to.
         combined: the vector that is combined already, (d,); None where the rows of the replies are combined.
         size: the factor of the direction besides the server's learning rate, from a line search.
         sessions: the results of the sessions of a private round, in order; none where updates were sent in the clear.

@@ -35,6 +35,7 @@ from federation.v1.common_pb2 import (
     SignedEnvelope,
     StepManifest,
     TimeManifest,
+    WithdrawalManifest,
 )
 
 # One label per type of manifest: a signature for one type is not valid for another.
@@ -59,6 +60,7 @@ CONTEXTS: dict[type[Message], bytes] = {
     RotationManifest: b"fedpareto/v1/rotation",
     RotationReceiptManifest: b"fedpareto/v1/rotation-receipt",
     ModelManifest: b"fedpareto/v1/model",
+    WithdrawalManifest: b"fedpareto/v1/withdrawal",
 }
 
 ManifestT = TypeVar("ManifestT", bound=Message)

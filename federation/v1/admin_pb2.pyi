@@ -197,6 +197,8 @@ class _AlertKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AlertKind.V
     """A member waits for its approval."""
     ALERT_KIND_HOME_COPIED: _AlertKind.ValueType  # 17
     """A worker of a member was refused, since another home with the member's identity has started."""
+    ALERT_KIND_FORGET_ASKED: _AlertKind.ValueType  # 18
+    """A member that has left asks officers to remove the payloads that it has sent."""
 
 class AlertKind(_AlertKind, metaclass=_AlertKindEnumTypeWrapper):
     """The kinds of alerts. docs/operate/alerts.md says when each begins and ends."""
@@ -237,6 +239,8 @@ ALERT_KIND_MEMBER_PENDING: AlertKind.ValueType  # 16
 """A member waits for its approval."""
 ALERT_KIND_HOME_COPIED: AlertKind.ValueType  # 17
 """A worker of a member was refused, since another home with the member's identity has started."""
+ALERT_KIND_FORGET_ASKED: AlertKind.ValueType  # 18
+"""A member that has left asks officers to remove the payloads that it has sent."""
 Global___AlertKind: _TypeAlias = AlertKind  # noqa: Y015
 
 class _RunChoice:
@@ -991,6 +995,7 @@ class Client(_message.Message):
     TAGS_FIELD_NUMBER: _builtins.int
     CONTACT_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Its name."""
     state: _common_pb2.ClientState.ValueType
@@ -1039,6 +1044,10 @@ class Client(_message.Message):
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What operators call it, for the selection of runs."""
 
+    @_builtins.property
+    def left(self) -> _timestamp_pb2.Timestamp:
+        """When it left; not set while it is a member."""
+
     def __init__(
         self,
         *,
@@ -1058,10 +1067,11 @@ class Client(_message.Message):
         tags: _abc.Iterable[_builtins.str] | None = ...,
         contact: _builtins.str = ...,
         paused: _builtins.bool = ...,
+        left: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires", b"certificate_expires", "closed_until", b"closed_until", "enrolled", b"enrolled", "forgotten", b"forgotten", "last_seen", b"last_seen"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires", b"certificate_expires", "closed_until", b"closed_until", "enrolled", b"enrolled", "forgotten", b"forgotten", "last_seen", b"last_seen", "left", b"left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires", b"certificate_expires", "client_id", b"client_id", "closed_until", b"closed_until", "contact", b"contact", "device", b"device", "enrolled", b"enrolled", "forgotten", b"forgotten", "key_id", b"key_id", "last_seen", b"last_seen", "paused", b"paused", "software", b"software", "state", b"state", "tags", b"tags", "tasks", b"tasks", "undecided", b"undecided"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires", b"certificate_expires", "client_id", b"client_id", "closed_until", b"closed_until", "contact", b"contact", "device", b"device", "enrolled", b"enrolled", "forgotten", b"forgotten", "key_id", b"key_id", "last_seen", b"last_seen", "left", b"left", "paused", b"paused", "software", b"software", "state", b"state", "tags", b"tags", "tasks", b"tasks", "undecided", b"undecided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,6 +34,8 @@ class _ClientStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ClientSta
     """May work."""
     CLIENT_STATE_REVOKED: _ClientState.ValueType  # 3
     """Shut out."""
+    CLIENT_STATE_LEFT: _ClientState.ValueType  # 4
+    """It has left, by its own will; with a join string for its name, it can come back."""
 
 class ClientState(_ClientState, metaclass=_ClientStateEnumTypeWrapper):
     """The life of a client: PENDING until approved (where the federation asks for approval), then ACTIVE until revoked."""
@@ -46,6 +48,8 @@ CLIENT_STATE_ACTIVE: ClientState.ValueType  # 2
 """May work."""
 CLIENT_STATE_REVOKED: ClientState.ValueType  # 3
 """Shut out."""
+CLIENT_STATE_LEFT: ClientState.ValueType  # 4
+"""It has left, by its own will; with a join string for its name, it can come back."""
 Global___ClientState: _TypeAlias = ClientState  # noqa: Y015
 
 class _RunState:
@@ -1915,6 +1919,48 @@ class RevocationManifest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RevocationManifest: _TypeAlias = RevocationManifest  # noqa: Y015
+
+@_typing.final
+class WithdrawalManifest(_message.Message):
+    """A client leaves the federation, by its own will. Signed by the client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    FORGET_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    client_id: _builtins.str
+    """The client."""
+    certificate: _builtins.str
+    """The serial number of the certificate that it held, hexadecimal: of the joining that it withdraws from. It withdraws
+    from no later one.
+    """
+    forget: _builtins.bool
+    """Whether the client asks officers to remove the payloads that it has sent."""
+    @_builtins.property
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When it was signed."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        certificate: _builtins.str = ...,
+        created: _timestamp_pb2.Timestamp | None = ...,
+        forget: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "client_id", b"client_id", "created", b"created", "federation_id", b"federation_id", "forget", b"forget"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WithdrawalManifest: _TypeAlias = WithdrawalManifest  # noqa: Y015
 
 @_typing.final
 class KeptRun(_message.Message):

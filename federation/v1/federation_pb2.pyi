@@ -21,6 +21,54 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class LeaveRequest(_message.Message):
+    """The client leaves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WITHDRAWAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def withdrawal(self) -> _common_pb2.SignedEnvelope:
+        """A signed WithdrawalManifest."""
+
+    def __init__(
+        self,
+        *,
+        withdrawal: _common_pb2.SignedEnvelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["withdrawal", b"withdrawal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["withdrawal", b"withdrawal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveRequest: _TypeAlias = LeaveRequest  # noqa: Y015
+
+@_typing.final
+class LeaveResponse(_message.Message):
+    """The client has left."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEFT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def left(self) -> _timestamp_pb2.Timestamp:
+        """When the coordinator recorded its withdrawal."""
+
+    def __init__(
+        self,
+        *,
+        left: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["left", b"left"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left", b"left"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveResponse: _TypeAlias = LeaveResponse  # noqa: Y015
+
+@_typing.final
 class GetModelRequest(_message.Message):
     """Which model."""
 

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class FederationStub:
-    """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role.
+    """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role;
+    FAILED_PRECONDITION client-left.
     """
 
     def __init__(self, channel):
@@ -70,10 +71,16 @@ class FederationStub:
                 request_serializer=federation_dot_v1_dot_federation__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_federation__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/federation.v1.Federation/Leave',
+                request_serializer=federation_dot_v1_dot_federation__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_federation__pb2.LeaveResponse.FromString,
+                _registered_method=True)
 
 
 class FederationServicer:
-    """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role.
+    """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role;
+    FAILED_PRECONDITION client-left.
     """
 
     def Attend(self, request_iterator, context):
@@ -143,6 +150,15 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Leave(self, request, context):
+        """Takes the caller's withdrawal from the federation. Its other calls are refused afterwards (client-left). Safe to
+        repeat, and the only call of a client that has left.
+        Errors: INVALID_ARGUMENT withdrawal, manifest; UNAUTHENTICATED key-unknown, key-ended, signature.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -181,6 +197,11 @@ def add_FederationServicer_to_server(servicer, server):
                     request_deserializer=federation_dot_v1_dot_federation__pb2.GetModelRequest.FromString,
                     response_serializer=federation_dot_v1_dot_federation__pb2.GetModelResponse.SerializeToString,
             ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=federation_dot_v1_dot_federation__pb2.LeaveRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_federation__pb2.LeaveResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'federation.v1.Federation', rpc_method_handlers)
@@ -190,7 +211,8 @@ def add_FederationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Federation:
-    """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role.
+    """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role;
+    FAILED_PRECONDITION client-left.
     """
 
     @staticmethod
@@ -372,6 +394,33 @@ class Federation:
             '/federation.v1.Federation/GetModel',
             federation_dot_v1_dot_federation__pb2.GetModelRequest.SerializeToString,
             federation_dot_v1_dot_federation__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Federation/Leave',
+            federation_dot_v1_dot_federation__pb2.LeaveRequest.SerializeToString,
+            federation_dot_v1_dot_federation__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class FederationStub:
-    """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role."""
+    """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role;
+    FAILED_PRECONDITION client-left.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -72,10 +74,17 @@ class FederationStub:
     Errors: INVALID_ARGUMENT argument, run-ambiguous; NOT_FOUND run-unknown, metric-unknown, model-missing, blob-removed;
     PERMISSION_DENIED not-contributed, results; FAILED_PRECONDITION client-state.
     """
+    Leave: _grpc.UnaryUnaryMultiCallable[_federation_pb2.LeaveRequest, _federation_pb2.LeaveResponse]
+    """Takes the caller's withdrawal from the federation. Its other calls are refused afterwards (client-left). Safe to
+    repeat, and the only call of a client that has left.
+    Errors: INVALID_ARGUMENT withdrawal, manifest; UNAUTHENTICATED key-unknown, key-ended, signature.
+    """
 
 @_typing.type_check_only
 class FederationAsyncStub(FederationStub):
-    """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role."""
+    """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role;
+    FAILED_PRECONDITION client-left.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attend: _aio.StreamStreamMultiCallable[_federation_pb2.AttendRequest, _federation_pb2.AttendResponse]  # type: ignore[assignment]
@@ -117,9 +126,16 @@ class FederationAsyncStub(FederationStub):
     Errors: INVALID_ARGUMENT argument, run-ambiguous; NOT_FOUND run-unknown, metric-unknown, model-missing, blob-removed;
     PERMISSION_DENIED not-contributed, results; FAILED_PRECONDITION client-state.
     """
+    Leave: _aio.UnaryUnaryMultiCallable[_federation_pb2.LeaveRequest, _federation_pb2.LeaveResponse]  # type: ignore[assignment]
+    """Takes the caller's withdrawal from the federation. Its other calls are refused afterwards (client-left). Safe to
+    repeat, and the only call of a client that has left.
+    Errors: INVALID_ARGUMENT withdrawal, manifest; UNAUTHENTICATED key-unknown, key-ended, signature.
+    """
 
 class FederationServicer(metaclass=_abc_1.ABCMeta):
-    """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role."""
+    """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role;
+    FAILED_PRECONDITION client-left.
+    """
 
     @_abc_1.abstractmethod
     def Attend(
@@ -200,6 +216,17 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         reply in the run, unless its specification says results = "admins".
         Errors: INVALID_ARGUMENT argument, run-ambiguous; NOT_FOUND run-unknown, metric-unknown, model-missing, blob-removed;
         PERMISSION_DENIED not-contributed, results; FAILED_PRECONDITION client-state.
+        """
+
+    @_abc_1.abstractmethod
+    def Leave(
+        self,
+        request: _federation_pb2.LeaveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.LeaveResponse, _abc.Awaitable[_federation_pb2.LeaveResponse]]:
+        """Takes the caller's withdrawal from the federation. Its other calls are refused afterwards (client-left). Safe to
+        repeat, and the only call of a client that has left.
+        Errors: INVALID_ARGUMENT withdrawal, manifest; UNAUTHENTICATED key-unknown, key-ended, signature.
         """
 
 def add_FederationServicer_to_server(servicer: FederationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -71,6 +71,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "pause": ("member.site.site_now:pause_command", "Begin no new work, until you resume or until a time."),
         "resume": ("member.site.site_now:resume_command", "End a pause."),
+        "leave": ("member.site.leave:leave_command", "Leave the federation, with a signed withdrawal."),
         "copied": (
             "member.site.copied:copied_command",
             "Show that a copy of this directory has started; decide which one goes on.",

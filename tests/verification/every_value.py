@@ -16,15 +16,30 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from federation.record.bundle import CONSENTS, LOG, MANIFEST, ROTATIONS
+from federation.record.bundle import CONSENTS, LOG, MANIFEST, ROTATIONS, WITHDRAWALS
 from federation.trust.envelope import envelope_digest, sign
 from federation.v1 import common_pb2
 from federation.v1.common_pb2 import Input, SignedEnvelope
-from federation.v1.record_pb2 import Bundle, Consents, LoggedEntry, LogRecord, PhaseRecord, Rotations, RoundRecord
+from federation.v1.record_pb2 import (
+    Bundle,
+    Consents,
+    LoggedEntry,
+    LogRecord,
+    PhaseRecord,
+    Rotations,
+    RoundRecord,
+    Withdrawals,
+)
 from federation.work.secure.stage import CIPHERTEXTS
 from tests.verification.scene import Edited, log_signed_again
 
-ENTRIES: dict[str, type[Message]] = {MANIFEST: Bundle, ROTATIONS: Rotations, CONSENTS: Consents, LOG: LogRecord}
+ENTRIES: dict[str, type[Message]] = {
+    MANIFEST: Bundle,
+    ROTATIONS: Rotations,
+    CONSENTS: Consents,
+    WITHDRAWALS: Withdrawals,
+    LOG: LogRecord,
+}
 MANIFESTS = {
     "Exchange.assignment": "AssignmentManifest",
     "Exchange.decline": "DeclineManifest",
@@ -34,6 +49,7 @@ MANIFESTS = {
     "LogRecord.key": "LogKeyManifest",
     "LogRecord.checkpoints": "CheckpointManifest",
     "Consents.consents": "ConsentManifest",
+    "Withdrawals.withdrawals": "WithdrawalManifest",
     "KeyRotation.statement": "RotationManifest",
     "KeyRotation.receipt": "RotationReceiptManifest",
 }

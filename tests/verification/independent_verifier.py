@@ -7,6 +7,7 @@ runs it says what it did not verify.
 import hashlib
 import io
 import json
+import re
 import tomllib
 import zipfile
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ LABELS = {
     "StepManifest": "step",
     "LogKeyManifest": "log-key",
     "CheckpointManifest": "checkpoint",
+    "WithdrawalManifest": "withdrawal",
 }
 
 
@@ -94,7 +96,10 @@ class File:
             self.run = tomllib.loads(self.spec.decode())
         except Exception as error:
             raise Wrong(f"the file: {error!r}") from error
-        must(all(self.entries.get(name, b"x") for name in ("consents.pb", "rotations.pb")), "an empty entry")
+        must(
+            all(self.entries.get(name, b"x") for name in ("consents.pb", "rotations.pb", "withdrawals.pb")),
+            "an empty entry",
+        )
         self.named: set[str] = set()
         self.objectives = list(self.about.objectives)
         must(self.about.name == self.run["name"], "the name of the run")
@@ -194,6 +199,29 @@ class Log:
             )
             must(known or name == "coordinator", f"the log does not know the key of {subject}")
         self.file = file
+
+    def withdrawals(self, keys: dict[str, bytes]) -> None:
+        """Each client that has left has signed it, in the joining in which it was; it has sent nothing afterwards."""
+        data = self.file.entries.get("withdrawals.pb", b"")
+        signed = {name_of(one): one for one in parsed(record_pb2.Withdrawals, data).withdrawals}
+        joining: dict[str, set[str]] = {}
+        gone: set[str] = set()
+        for entry in self.entries:
+            name = entry.subject
+            if entry.action in ("Enroll", "client.joined-again"):
+                joining[name] = set()
+                gone.discard(name)
+            if entry.action in ("Enroll", "client.joined-again", "Renew", "key.rotated"):
+                joining.setdefault(name, set()).update(re.findall(r"certificate ([0-9a-f]+)", entry.detail))
+            if entry.action == "reply.accepted":
+                must(entry.actor.rpartition("/")[2] not in gone, f"a reply of {entry.actor}, which has left")
+            if entry.action == "client.left":
+                must(entry.digest in signed, f"the withdrawal of {name}")
+                said = opened(signed.pop(entry.digest), "WithdrawalManifest", keys[f"client/{name}"], "a withdrawal")
+                must((said.federation_id, said.client_id) == (self.file.about.federation_id, name), "a withdrawal")
+                must(said.certificate in joining.get(name, ()), f"the joining from which {name} withdraws")
+                gone.add(name)
+        must(not signed, "a withdrawal of which the log does not tell")
 
     def root(self, start: int, stop: int) -> bytes:
         if (start, stop) in self.nodes:
@@ -477,5 +505,6 @@ def verify(path: Path, fingerprint: str = "") -> Found:
         wanted = {file.about.initial_model, *file.named} if file.about.payloads else grams
         must(not name.startswith("blobs/") or digest in wanted, f"the blob {digest}")
         must(not name.startswith("blobs/") or file.blob(digest) is not None, "a blob")
+    log.withdrawals(keys)
     found.record = log.end()
     return found

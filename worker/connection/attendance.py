@@ -42,7 +42,7 @@ from worker.connection.clock import CoordinatorClock, TimeRefused
 from worker.connection.closing_words import tell_closing
 from worker.connection.coordinator_key import follow_coordinator
 from worker.connection.file_calls import CHANNEL_OPTIONS, FileCalls
-from worker.connection.revocation import revocation
+from worker.connection.revocation import ADVICE, FINAL_REASONS, LEFT, end_of_membership
 from worker.connection.starts import Starts
 from worker.connection.witness import Witness
 from worker.events import Events
@@ -50,25 +50,6 @@ from worker.home import with_remedy
 from worker.progress import Progress, StatementError, open_restore
 from worker.status import CoordinatorConnection
 
-# Refusals that end the worker, as a signed revocation does: its owner has to act.
-FINAL_REASONS = {
-    "certificate-expired": "join again, with a new join string and this directory",
-    "superseded": "another worker with this client's identity attends now: run one, or join a second client. If it "
-    "runs with a copy of this directory, remove one of the two",
-}
-# Refusals after which the worker keeps trying: they may end by themselves, or the coordinator's operator ends them.
-ADVICE = {
-    "certificate-unknown": "the coordinator may have lost its database, or been restored from a backup that is older "
-    "than this membership, or this directory belongs to another federation: ask its operator",
-    "certificate-revoked": "the coordinator sent no signed statement of a revocation, and only that ends a worker: "
-    "ask the federation's security officer",
-    "home-copied": "stop both workers, then run `fedpareto worker copied` with the directory that goes on; the other "
-    "directory's ledgers may have entries that this one lacks",
-    "role": "this certificate may not work for the federation: use the directory that `fedpareto worker join` made",
-    "hello": "the coordinator did not understand this worker: compare the versions of both",
-    "limit:tasks": "offer fewer tasks or objectives, with names of letters, digits and hyphens",
-    "limit:hello": "offer fewer tasks or objectives, or such with shorter names",
-}
 # A message of the coordinator is a chunk of a model or an assignment. gRPC refuses a larger one before it is in memory.
 MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (64 << 10)
 NONCE_BYTES = 32
@@ -116,7 +97,8 @@ class Attendance:
 
     `rotations` is the file with the rotations of the coordinator's keys; `note` keeps the coordinators' addresses, in
     the order in which the next start tries them; `hello` makes the first message, without its nonce and the `starts`;
-    `closing` returns why the site begins no work now, None while it is open; `patience` gives the delays after a
+    `closing` returns why the site begins no work now, None while it is open; `leaving` is true while its owner wants to
+    leave the federation; `patience` gives the delays after a
     refusal, which grow longer than the delays of `backoff` after a broken connection.
 
     Attributes:
@@ -139,9 +121,11 @@ class Attendance:
         events: Events,
         approval: Approval,
         closing: Callable[[], SiteClosing | None] = lambda: None,
+        leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         self._member = member
         self._closing = closing
+        self._leaving = leaving
         self.connection: CoordinatorConnection | None = None
         self._federation_id = member.federation_id
         self._rotations = rotations
@@ -171,7 +155,7 @@ class Attendance:
         """Attends until `stop`, and gives each message to its handler.
 
         Raises:
-            AttendanceError: the client was revoked, its place is taken, or its certificate has expired.
+            AttendanceError: the client was revoked or has left, its place is taken, or its certificate has expired.
         """
         while not self._stopping:
             if (now := datetime.now(UTC)) >= (not_after := self._member.not_after):
@@ -414,9 +398,13 @@ class Attendance:
         except (WelcomeRefused, StatementError, TimeRefused) as error:
             return RpcRefusal("", WELCOME_REFUSED, str(error)), welcomed
         except grpc.RpcError as error:
-            if (revoked := revocation(error, self._member)) is not None:
-                raise AttendanceError(revoked) from error
-            return self._member.refusal(error, address), welcomed
+            refusal = self._member.refusal(error, address)
+            if refusal.reason == LEFT and self._leaving():  # what it has asked for; it is about to end
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping, timeout=WELCOME_SECONDS)
+            elif (ended := end_of_membership(error, self._member)) is not None:
+                raise AttendanceError(ended) from error
+            return refusal, welcomed
         except ValueError as error:  # gRPC's answer to a call on a channel that `stop` closed a moment ago
             return RpcRefusal("CANCELLED", "", str(error)), welcomed
         finally:

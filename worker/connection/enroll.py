@@ -157,6 +157,9 @@ def join_again(
         response = _exchange(join, address, ca, _request(join, tls_key, signing_key), proxy(address))
         _check(response, join, ca)
     try:
+        # First: with the new certificate, a withdrawal from the joining before would be one from this one.
+        for file in (home.leave, home.withdrawal):
+            file.unlink(missing_ok=True)
         save_renewal(directory, tls_key, response.certificate, passphrase)
         note_addresses(directory, MemberFiles.name_key, addresses=_addresses(response))
         home.joining.unlink()

@@ -53,6 +53,8 @@ MIGRATIONS = (
 
 _ADVICE = "move it away; rounds that are under way are then answered anew, so do it only between rounds"
 
+_KEPT = "SELECT 1 FROM kept LIMIT 1"
+
 Key = tuple[str, int, int]  # run, round, attempt
 
 
@@ -221,9 +223,24 @@ class WorkerMemory:
             with closing(LedgerFile(path, MIGRATIONS, _ADVICE)) as file, file.using() as connection:
                 connection.execute("DELETE FROM kept")
 
+    def keeps(self) -> bool:
+        """True if values of a private round are kept, which is not over."""
+        with self._lock, self._file.using() as connection:
+            return connection.execute(_KEPT).fetchone() is not None
+
     def close(self) -> None:
         """Closes the database."""
         self._file.close()
+
+
+def keeps_values(path: Path) -> bool:
+    """True if the database at `path`, whose worker does not run, keeps values of a private round.
+
+    Raises:
+        WorkerHomeError, OSError: see `LedgerFile`.
+    """
+    with LedgerFile.reading(path, MIGRATIONS, _ADVICE) as connection:
+        return connection is not None and connection.execute(_KEPT).fetchone() is not None
 
 
 class _AttemptMemory(Memory):

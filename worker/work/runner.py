@@ -240,6 +240,20 @@ class Runner:
                 self._drop(name, verdict.reason)
                 self.decline(Declined(verdict.reason, verdict.message), envelope)
 
+    def idle(self) -> bool:
+        """True if no work has begun or waits, no reply waits for its receipt, and no private round goes on."""
+        with self._changed:
+            busy = bool(self._jobs() or self._held or self.spool.entries())
+        return not busy and not self.execution.memory.keeps()
+
+    def drop_all(self, reason: str) -> None:
+        """Drops all work that has begun or waits, and the replies without a receipt."""
+        with self._changed:
+            names = {job.name for job in self._jobs()} | set(self._held)
+            names |= {entry.assignment_id for entry in self.spool.entries()}
+        for name in names:
+            self._drop(name, reason)
+
     def look(self) -> None:
         """Reports that the site opened, closed or was paused, and wakes the lanes.
 

@@ -44,6 +44,11 @@ class SpoolError(Error):
     """A spool that cannot be read; the message names the file."""
 
 
+def holds_replies(directory: Path) -> bool:
+    """True if the spool in a directory, whose worker does not run, has replies."""
+    return any(path.name.endswith(_ENVELOPE) for path in directory.iterdir()) if directory.is_dir() else False
+
+
 @dataclass(frozen=True)
 class SpoolEntry:
     """A finished reply: its envelope, as it is sent at each attempt, and the signed assignment that it fulfils.

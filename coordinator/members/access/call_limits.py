@@ -36,6 +36,7 @@ RATES: Mapping[str, Rate] = {
     "Renew": Rate(5, 5 / DAY),
     "Login": Rate(30, 30 / 3600),
     "RotateKey": Rate(5, 5 / DAY),
+    "Leave": Rate(30, 100 / DAY),
     "FetchBlob": Rate(1000, 100),
     "LocateBlob": Rate(1000, 100),
     "GetModel": Rate(100, 1000 / DAY),

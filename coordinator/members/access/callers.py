@@ -29,7 +29,7 @@ _ADMIN: Mapping[Role, tuple[str, ...]] = {
         *("RequestAction", "DecideRequest"),
     ),
 }
-_CLIENT = ("Attend", "FetchBlob", "LocateBlob", "Submit", "Renew", "RotateKey", "GetModel")
+_CLIENT = ("Attend", "FetchBlob", "LocateBlob", "Submit", "Renew", "RotateKey", "GetModel", "Leave")
 # Only these rpcs are served. A test compares them with the contract.
 RULES: Mapping[str, CallerRule] = {
     **{f"/federation.v1.Enrollment/{rpc}": CallerRule("anyone") for rpc in ("Enroll", "Login")},

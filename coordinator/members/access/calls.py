@@ -16,6 +16,7 @@ class Call:
     Attributes:
         task: serves it.
         streams: True if it streams to its caller.
+        action: the rpc.
         identity: the caller's; None without a certificate.
         doom: the refusal with which it must end; None while it may go on.
         expiry: ends it with its caller's certificate, or, without one, when it has streamed too long.
@@ -23,6 +24,7 @@ class Call:
 
     task: "asyncio.Task[Any]"
     streams: bool
+    action: str = ""
     identity: PeerIdentity | None = None
     doom: Refusal | None = None
     expiry: asyncio.TimerHandle | None = None

@@ -42,8 +42,10 @@ from coordinator.members.access.rpc_messages import (
 )
 from coordinator.members.access.strangers import Strangers
 from coordinator.members.administrators import note_seen, revoked_among
+from coordinator.members.departures import withdrawn
 from coordinator.members.logged_rights import LoggedRights, unlogged_caller
-from coordinator.members.membership import REVOKED, revoked, revoked_clients_among
+from coordinator.members.membership import REVOKED, gone_clients_among, revoked
+from coordinator.rounds.replies.revoked import LEFT
 from coordinator.thread_pool import ThreadPool
 from federation.refusals import Refusal
 from federation.trust.certificates import der, load_certificate
@@ -67,6 +69,7 @@ _CALLER = (
     .outerjoin_from(Certificate, Client, Client.client_id == bindparam("client"))
     .where(Certificate.serial == bindparam("serial"))
 )
+LEAVE = "Leave"  # the only rpc of a client that has left
 _ENDED = frozenset({"certificate-revoked", "certificate-unknown"})
 _TOO_OFTEN = frozenset({"limit:rate", "limit:calls"})
 # Faults of the coordinator itself: `coordinator.fault_state` logs them, and the record may be the part that fails.
@@ -173,13 +176,18 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
 
     def revoke_live(self, client: Client) -> None:
         """Ends every rpc of a client that is under way, everywhere, after the revocation is committed."""
-        self._end_calls(client)
+        self._end_calls(client.client_id, revoked(self._federation_id, self._signing_key, client, None))
         self._announcements.announce(AnnouncementKind.REVOCATION, client.client_id)
 
-    def _end_calls(self, client: Client) -> None:
-        refusal = revoked(self._federation_id, self._signing_key, client, None)
-        for call in list(self._calls.get(client_uri(self._federation_id, client.client_id), ())):
-            call.end(refusal)
+    def end_left(self, client_id: str, refusal: Refusal) -> None:
+        """Ends every rpc under way of a client that has left, everywhere, but not the one with which it leaves."""
+        self._end_calls(client_id, refusal)
+        self._announcements.announce(AnnouncementKind.REVOCATION, client_id)
+
+    def _end_calls(self, client_id: str, refusal: Refusal) -> None:
+        for call in list(self._calls.get(client_uri(self._federation_id, client_id), ())):
+            if refusal.reason != LEFT or call.action != LEAVE:
+                call.end(refusal)
 
     def revoke_live_administrator(self, name: str) -> None:
         """Ends every rpc of an administrator that is under way, everywhere, after the revocation is committed.
@@ -229,8 +237,21 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         # Without other coordinators, `revoke_live` is called here for each revoked client.
         clients = {identity.name for _, identity in callers if identity.kind == "client"}
         if clients and self._announcements.look_seconds is not None:
-            for client in await self._threads.read(revoked_clients_among, clients):
-                self._end_calls(client)
+            for client_id, refusal in await self._threads.read(self._gone_among, clients):
+                self._end_calls(client_id, refusal)
+
+    def _gone_among(self, session: Session, names: set[str]) -> list[tuple[str, Refusal]]:
+        """The clients among these that were revoked or have left, each with its refusal."""
+        gone = gone_clients_among(session, names)
+        return [
+            (
+                client.client_id,
+                withdrawn(session, client)
+                if client.state is ClientState.LEFT
+                else revoked(self._federation_id, self._signing_key, client, None),
+            )
+            for client in gone
+        ]
 
     def stop(self) -> None:
         """Refuses new rpcs, and ends those that stream; a reply that is being sent may finish."""
@@ -315,7 +336,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("an rpc runs in a task")
-        call = Call(task, streams)
+        call = Call(task, streams, action)
         self._call.set(call)
         peer = host_of(context.peer())
         account = actor = f"peer {peer}"
@@ -343,9 +364,9 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             else:
                 call.identity = identity
                 try:
-                    if not await self._threads.read(self._check, identity, certificate):
+                    if not await self._threads.read(self._check, identity, certificate, action):
                         await self._threads.run(self._chain_log)  # the right may be a moment old
-                        await self._threads.read(self._check_logged, identity, certificate)
+                        await self._threads.read(self._check_logged, identity, certificate, action)
                 except Refusal as refusal:
                     if refusal.reason in _ENDED:
                         self._ended.add(identity.serial)
@@ -387,12 +408,14 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 if not calls and self._calls.get(account) is calls:
                     del self._calls[account]
 
-    def _check_logged(self, session: Session, identity: PeerIdentity, certificate: bytes) -> None:
-        if not self._check(session, identity, certificate):
+    def _check_logged(self, session: Session, identity: PeerIdentity, certificate: bytes, action: str) -> None:
+        if not self._check(session, identity, certificate, action):
             raise unlogged_caller(identity)
 
-    def _check(self, session: Session, identity: PeerIdentity, certificate: bytes) -> bool:
+    def _check(self, session: Session, identity: PeerIdentity, certificate: bytes, action: str) -> bool:
         """Checks, beyond TLS, that this federation has issued the certificate, and that it is still valid.
+
+        A member that has left may only say so again.
 
         Returns True if the audit log tells the same of the caller.
         """
@@ -413,6 +436,8 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             raise revoked(self._federation_id, self._signing_key, client, shown)
         if self._clock() >= identity.not_after:
             raise _expired(identity)
+        if row.state is ClientState.LEFT and action != LEAVE:
+            raise withdrawn(session, session.get_one(Client, identity.name))
         return self._rights.permit(identity, row.state, row.signing_key)
 
     async def _refuse(self, context: Context, actor: str, action: str, refusal: Refusal, account: str) -> NoReturn:

@@ -27,7 +27,7 @@ from coordinator.rounds.fleets.consents import reluctant
 from coordinator.rounds.fleets.presence import Assigned, Presence
 from coordinator.rounds.replies import signed_columns
 from coordinator.rounds.replies.intake import count_reply
-from coordinator.rounds.replies.revoked import REVOKED, count_fulfilled, fulfilled, of_revoked, revoked_before
+from coordinator.rounds.replies.revoked import LEFT, REVOKED, count_fulfilled, fulfilled, of_revoked, revoked_before
 from coordinator.rounds.transitions import close_phase, end_assignment, open_assignments
 from federation.aggregation.phases import Asked, Replies, Selected
 from federation.monitoring.tally import MonitoredKind, MonitoredNumber
@@ -42,6 +42,7 @@ from federation.work.closing import SiteClosing
 from federation.work.registry import encode
 from storage import audit, models
 from storage.models import Assignment
+from storage.records import ConversationFacts
 from storage.states import AssignmentState, ClientState, PhaseState, RunState
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class _Issued:
     order: AssignmentManifest
     digest: str  # of the envelope
     message: Assigned
+    left: bool  # its client has left since the conversation began: the assignment has ended, and is not sent
 
 
 class _RemainingWait(NamedTuple):
@@ -185,7 +187,8 @@ class RemoteFleet(Fleet):
             )
             if before is not None:
                 return before
-            active = _lock_active(session, question.clients)
+            active, left = _lock_members(session, question.clients)
+            asked = sorted([*active, *left & self._counted_on(session, question)])
             phase = question.row(self._spec, now)
             if question.phase.kind.decides and revoked_before(session, question.current, question.number):
                 raise RevokedMeanwhile
@@ -193,21 +196,40 @@ class RemoteFleet(Fleet):
             session.add(phase)
             session.flush()
             issued = []
-            for client_id in active:
+            for client_id in asked:
                 serves = clients[client_id].objectives if client_id in clients else self.run.objectives
                 needed = inputs[client_id]
                 order = self._order(question, client_id, serves, needed.rows)
-                order.previous_step, order.members = previous_step, len(active)
+                order.previous_step, order.members = previous_step, len(asked)
                 order.created.FromDatetime(now)
                 order.deadline.FromDatetime(phase.deadline)
                 signed = self.context.sign(order)
                 message = Assigned(order.assignment_id, signed.SerializeToString(), needed.sent)
-                issued.append(_Issued(order, envelope_digest(signed), message))
+                issued.append(_Issued(order, envelope_digest(signed), message, client_id in left))
             _record(session, phase.phase_id, issued, now)
         where = f"run {self.run.run_id} round {question.current.number} phase {question.number}"
         log.info("%s: %s for %d clients", where, phase.kind, len(active))
-        self._presence.say_all(self.run.run_id, [(item.order.client_id, item.message) for item in issued])
+        sent = [(item.order.client_id, item.message) for item in issued if not item.left]
+        self._presence.say_all(self.run.run_id, sent)
         return phase.phase_id
+
+    def _counted_on(self, session: Session, question: Question) -> frozenset[str]:
+        """The clients that the conversation of a question builds on, as it was at its first phase.
+
+        One of them that has left since gets an assignment that has ended. So the record has it as one that gave no
+        reply, and what follows from the record is the same after a restart, and for everybody who verifies it.
+        """
+        if not question.phase.kind.decides and self._spec.privacy.secure == "off":
+            return frozenset()
+        if question.conversation is not None:
+            return frozenset(question.conversation.clients)
+        earlier = select(models.Phase.conversation).where(
+            models.Phase.round_id == question.current.round_id,
+            models.Phase.attempt == question.current.attempt,
+            models.Phase.number < question.number,
+        )
+        found = map(ConversationFacts.decode, session.scalars(earlier.order_by(models.Phase.number.desc())))
+        return frozenset(next((facts.clients for facts in found if facts is not None), ()))
 
     def _wait(self, phase_id: int) -> None:
         """Waits until the phase is closed: enough have replied, no client is left, or the deadline has passed."""
@@ -362,14 +384,18 @@ class RemoteFleet(Fleet):
         log.warning("run %s round %d: revoked since, left out: %s", self.run.run_id, question.current.number, names)
 
 
-def _lock_active(session: Session, clients: Sequence[str]) -> list[str]:
-    """The clients that have not been revoked since they were selected, by name.
+def _lock_members(session: Session, clients: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Those of these clients that are active now, and those that have left since they were selected.
 
-    They are locked: the revocation of one waits for this transaction, then finds its assignment and cancels it.
+    They are locked: the revocation or withdrawal of one waits for this transaction, then finds its assignment and ends
+    it.
     """
-    active = (models.Client.client_id.in_(clients), models.Client.state == ClientState.ACTIVE)
-    query = select(models.Client.client_id).where(*active).order_by(models.Client.client_id)
-    return sorted(session.scalars(query.with_for_update(read=True)))
+    states = (ClientState.ACTIVE, ClientState.LEFT)
+    query = select(models.Client.client_id, models.Client.state)
+    query = query.where(models.Client.client_id.in_(clients), models.Client.state.in_(states))
+    found = session.execute(query.order_by(models.Client.client_id).with_for_update(read=True)).all()
+    active, left = (frozenset(name for name, state in found if state is wanted) for wanted in states)
+    return active, left
 
 
 def _record(session: Session, phase_id: int, issued: Sequence[_Issued], now: datetime) -> None:
@@ -389,7 +415,9 @@ def _record(session: Session, phase_id: int, issued: Sequence[_Issued], now: dat
         {
             **signed_columns.of_assignment(item.order),
             "phase_id": phase_id,
-            "state": AssignmentState.OPEN,
+            "state": AssignmentState.CANCELLED if item.left else AssignmentState.OPEN,
+            "reason": LEFT if item.left else "",
+            "ended": now if item.left else None,
             "envelope": item.message.envelope,
             "created": now,
         }

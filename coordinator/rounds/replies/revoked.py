@@ -11,6 +11,7 @@ from storage.models import Assignment, Client, Phase, Round
 from storage.states import AssignmentState, ClientState
 
 REVOKED = "client-revoked"
+LEFT = "client-left"  # the reason of an assignment that has ended because its client has left
 
 
 def of_revoked(phase_id: int) -> Select[Assignment]:
@@ -21,6 +22,16 @@ def of_revoked(phase_id: int) -> Select[Assignment]:
 def revoked_clients(session: Session) -> frozenset[str]:
     """The clients that are revoked by now."""
     return frozenset(session.scalars(select(Client.client_id).where(Client.state == ClientState.REVOKED)))
+
+
+def gone_clients(session: Session, round_id: int) -> frozenset[str]:
+    """The clients that a rule forgets in a round: those that are revoked by now, and those that left before it.
+
+    One that was asked in the round, and has left since, is forgotten from the next round on.
+    """
+    asked = select(Assignment.client_id).join(Phase).where(Phase.round_id == round_id)
+    left = select(Client.client_id).where(Client.state == ClientState.LEFT, Client.client_id.not_in(asked))
+    return revoked_clients(session) | frozenset(session.scalars(left))
 
 
 def revoked_before(session: Session, current: Round, number: int) -> bool:

@@ -27,6 +27,7 @@ from federation.record.exchange import (
     open_exchange,
 )
 from federation.record.rounds import OpenedRound, RecordReader
+from federation.record.withdrawals import open_withdrawal
 from federation.refusals import Refusal
 from federation.spec.run_facts import run_facts
 from federation.spec.run_spec import SpecError
@@ -97,8 +98,16 @@ class EnvelopeChecks:
         """Checks the answer of a client to a run whose specification has this digest."""
         expected = {"federation_id": self.federation_id, "run_id": row.run_id, "spec": spec}
         envelope = parsed(row.envelope) or SignedEnvelope()
-        opened = open_consent(envelope, row.client_id, self._signers(session), expected, row.at)
+        opened = open_consent(envelope, row.client_id, self.signers(session), expected, row.at)
         return _check(opened, 0, row.envelope, row, signed_columns.of_consent(opened.manifest))
+
+    def withdrawal(self, session: Session, row: models.Withdrawal) -> Iterator[str]:
+        """Describes what a row says otherwise than the signed withdrawal in it."""
+        envelope = parsed(row.envelope) or SignedEnvelope()
+        opened = open_withdrawal(envelope, row.client_id, self.signers(session), self.federation_id)
+        check = _check(opened, 0, row.envelope, row, {"digest": opened.digest, "forget": opened.manifest.forget})
+        if not check.verified:
+            yield f"its withdrawal: {check.reason}: {check.message}"
 
     def reply(self, session: Session, row: models.Reply) -> list[messages.EnvelopeCheck]:
         """Checks a reply and its receipt."""
@@ -113,14 +122,14 @@ class EnvelopeChecks:
             **position,
             "base_model": assignment.base_model,
         }
-        opened = open_exchange(exchange_of(assignment, [row]), self._signers(session), expected)
+        opened = open_exchange(exchange_of(assignment, [row]), self.signers(session), expected)
         return list(_answer_checks(opened.answers[0], row, phase.number))
 
     def of_round(self, session: Session, row: models.Round) -> CheckedRound:
         """Checks all envelopes of a round."""
         simulated = row.run.submitted_by == SIMULATOR
         phases = recorded_phases(session, row.round_id)
-        reader = RecordReader(self._signers(session), self._facts(row.run))
+        reader = RecordReader(self.signers(session), self._facts(row.run))
         known = {phase.number: [_known(assignment) for assignment in phase.assignments] for phase in phases}
         record = round_record(row, [] if simulated else phases)
         opened = reader.read(
@@ -167,7 +176,8 @@ class EnvelopeChecks:
         except SpecError:
             return facts | {"spec": run.spec_digest}
 
-    def _signers(self, session: Session) -> Signers:
+    def signers(self, session: Session) -> Signers:
+        """The keys that may sign what is on record."""
         known: dict[tuple[str, bytes], KeyChain] = {}
 
         def client(client_id: str, envelope: SignedEnvelope) -> KeyChain:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from sqlalchemy import select
+from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
 from coordinator.members.administrators import CERTIFIED
@@ -17,11 +17,14 @@ from coordinator.services.checks.officers_check import request_problems
 from coordinator.services.checks.verified_rounds import RoundsCheck
 from federation.digests import digest
 from federation.record import log_entries
+from federation.record.joinings import LEFT
 from federation.record.log_entries import Fact
 from federation.record.noise_rows import noise_defect
 from federation.record.rounds import OpenedRound
+from federation.record.withdrawals import TELLING, withdrawal_problems
 from federation.refusals import Refusal
 from federation.trust.envelope import envelope_digest
+from federation.trust.identity import client_uri
 from federation.trust.proofs import UNSIGNED
 from federation.vectors import update_rows
 from storage import audit
@@ -33,6 +36,7 @@ from storage.models import (
     Consent,
     Round,
     Run,
+    Withdrawal,
 )
 
 _BLOBS_AT_A_TIME = 50
@@ -119,6 +123,7 @@ def record_problems(session: Session, checks: EnvelopeChecks, key: bytes, blobs:
     yield from request_problems(session)
     yield from _runs(session)
     yield from _consents(session, checks)
+    yield from _withdrawals(session, checks)
     log, verified = _LoggedRounds(session), RoundsCheck(session, checks, blobs)
     rounds = select(Round.round_id).join(Run).where(Run.submitted_by != SIMULATOR).order_by(Round.run_id, Round.number)
     for count, round_id in enumerate(session.scalars(rounds).all(), 1):
@@ -173,6 +178,27 @@ def _consents(session: Session, checks: EnvelopeChecks) -> Iterator[str]:
             yield f"consent {subject}: the log tells of another answer"
     for subject in logged:
         yield f"consent {subject}: the log tells of it, and it is not in the record"
+
+
+def _withdrawals(session: Session, checks: EnvelopeChecks) -> Iterator[str]:
+    """Each member that has left, by the log, has signed it, and each withdrawal is in the log."""
+    rows = session.scalars(select(Withdrawal).order_by(Withdrawal.client_id, Withdrawal.received)).all()
+    envelopes = []
+    for row in rows:
+        for problem in checks.withdrawal(session, row):
+            yield f"client {row.client_id}: {problem}"
+        if (envelope := parsed(row.envelope)) is not None:
+            envelopes.append(envelope)
+    logged = set(session.scalars(select(AuditEntry.subject).where(AuditEntry.action == LEFT)))
+    gone = logged | {row.client_id for row in rows}
+    uris = [client_uri(checks.federation_id, name) for name in gone]
+    about = or_(
+        and_(AuditEntry.subject.in_(gone), AuditEntry.action.in_(TELLING)),
+        and_(AuditEntry.actor.in_(uris), AuditEntry.action == log_entries.ACCEPTED),
+    )
+    entries = session.scalars(select(AuditEntry).where(about).order_by(AuditEntry.entry_id)).all() if gone else []
+    for problem in withdrawal_problems(entries, envelopes, checks.signers(session), checks.federation_id):
+        yield f"leaving: {problem}"
 
 
 def _clients(session: Session, checks: EnvelopeChecks) -> Iterator[str]:

@@ -37,6 +37,7 @@ with on_first_use():
     from worker.service import Worker, prepare_offers
     from worker.site.policy_file import Policy, PolicyError
     from worker.site.roster import RosterError
+    from worker.site.withdrawing import LeavingError, withdraw_again
     from worker.threads import WorkerEndedError
     from worker.work.accomplices import Accomplices
     from worker.work.attacker import Attacker
@@ -103,6 +104,12 @@ def run(
     with failing(PolicyError), opened as (worker_home, stored_member, passphrase):
         policy = Policy.load(worker_home.policy)
         policy.check_allows(site.tasks)
+        with failing(LeavingError):
+            if withdraw_again(worker_home, stored_member):
+                logging.getLogger("fedpareto.worker").info(
+                    "this site has left the federation; to come back: fedpareto worker join, with a new join string"
+                )
+                return
         with failing(RotationError, RosterError):
             member = end_rotation(worker_home, stored_member, passphrase=passphrase)
         events = Events(event_stream() if as_json else None, worker_home.directories)

@@ -55,7 +55,9 @@ def _wrong(client: Client, now: datetime, names: RunNames) -> Iterator[str]:
     name = name_of(client, "state")
     if name == "PENDING":
         yield f"waits for approval: fedpareto admin approve {client.client_id}"
-    if name == "REVOKED":
+    if name == "LEFT":
+        yield f"left {when(client, 'left')[:16]}; back with: fedpareto admin join-string {client.client_id} --again"
+    if name in ("REVOKED", "LEFT"):
         return
     if client.paused or client.HasField("closed_until"):
         until = f" until {when(client, 'closed_until')[:16]}" if client.HasField("closed_until") else " by its owner"
@@ -90,6 +92,8 @@ def client(item: Client, now: datetime, names: RunNames) -> RenderableType:
     grid.add_row("last seen", when(item, "last_seen"))
     grid.add_row("enrolled", when(item, "enrolled"))
     grid.add_row("certificate ends", when(item, "certificate_expires"))
+    if item.HasField("left"):
+        grid.add_row("left", when(item, "left"))
     if item.HasField("forgotten"):
         grid.add_row("forgotten", when(item, "forgotten"))
     grid.add_row("key", item.key_id)

@@ -117,8 +117,9 @@ class FederationState:
 
     @property
     def members(self) -> list[MemberState]:
-        """The members by name, without those that were revoked."""
-        members = [client for client in self.lists.clients if client.state != ClientState.CLIENT_STATE_REVOKED]
+        """The members by name, without those that were revoked or have left."""
+        gone = (ClientState.CLIENT_STATE_REVOKED, ClientState.CLIENT_STATE_LEFT)
+        members = [client for client in self.lists.clients if client.state not in gone]
         return [_state(client) for client in sorted(members, key=lambda client: natural(client.client_id))]
 
     @property

@@ -10,6 +10,7 @@ from federation.work.closing import SiteClosing
 from fedpareto.formatting import moment
 from worker.connection.approval import noted
 from worker.home import WorkerHome
+from worker.site.leaving import read_leave, read_withdrawal
 from worker.site.pause import closing_now, read_pause
 from worker.site.policy_file import Policy
 from worker.status import SeenWorker, WorkerStatus, read_status
@@ -25,6 +26,8 @@ class SiteNow:
     status: WorkerStatus
     closing: SiteClosing | None
     approval: str
+    leaving: str = ""  # in words; empty unless the owner wants to leave
+    left: datetime | None = None  # when the site has left
 
     def document(self) -> dict[str, Any]:
         """The state as values for JSON; times are `datetime`."""
@@ -35,6 +38,8 @@ class SiteNow:
             "connection": None if self.status.connection is None else asdict(self.status.connection),
             "closing": closing_document(self.closing),
             "approval": self.approval,
+            "leaving": self.leaving != "",
+            "left": self.left,
             "work": [asdict(work) for work in self.status.work],
         }
 
@@ -51,12 +56,29 @@ def site_now(home: WorkerHome, now: datetime) -> SiteNow:
     pause, problem = read_pause(home.pause)
     closing = closing_now(pause, Policy.load(home.policy).open, now)
     approval = noted(home.pending) if runs else ""
-    words = [*_connection_words(home, seen, status, runs=runs), *_site_words(closing, problem, approval)]
+    leaving, withdrawal = _leaving_words(home), read_withdrawal(home.withdrawal)
+    left = None if withdrawal is None else withdrawal.left
+    if left is not None and not runs:
+        sentence = (
+            f"this site has left the federation on {moment(left)}; to come back, join again with a new join string for "
+            f"its name: `fedpareto worker join --home {home.directory}`"
+        )
+        return SiteNow(escaped(sentence), runs, seen, status, closing, approval, leaving, left)
+    words = list(_connection_words(home, seen, status, runs=runs))
+    words += [leaving] if leaving else _site_words(closing, problem, approval)
     words += [
         f"{work.doing} in round {work.round} of run {work.run_id} since {moment(work.since)}" for work in status.work
     ]
     sentence = escaped("; ".join(words))
-    return SiteNow(sentence, runs, seen, status, closing, approval)
+    return SiteNow(sentence, runs, seen, status, closing, approval, leaving, left)
+
+
+def _leaving_words(home: WorkerHome) -> str:
+    leave, problem = read_leave(home.leave)
+    if problem or leave is None:
+        return problem
+    first = "" if leave.now else " once what it has begun has ended, and"
+    return f"it leaves the federation{first} as soon as a coordinator answers; it begins no new work"
 
 
 def _connection_words(home: WorkerHome, seen: SeenWorker | None, status: WorkerStatus, *, runs: bool) -> Iterator[str]:

@@ -47,6 +47,7 @@ from fedpareto.web.site.results import read_results
 from worker.config import WorkerConfig, WorkerConfigError
 from worker.home import WorkerHome
 from worker.ledgers.left_reading import earlier_receipts, read_left
+from worker.site.leaving import Leave, write_leave
 from worker.site.pause import Pause, end_pause, write_pause
 from worker.site.policy_file import Policy
 from worker.site.run_requests import (
@@ -99,6 +100,7 @@ class SiteConsole:
         posts: Mapping[str, Callable[[Request], Any]] = {
             "/pause": self._pause,
             "/resume": self._resume,
+            "/withdraw": self._withdraw,
             "/decide": self._decide,
             "/sign-out": self._sign_out,
         }
@@ -224,6 +226,12 @@ class SiteConsole:
 
     async def _resume(self, request: Request) -> Response:
         end_pause(self.home.pause)
+        return self._go("/")
+
+    async def _withdraw(self, request: Request) -> Response:
+        form = dict(fields_of((await request.body()).decode("utf-8", errors="replace")))
+        leave = Leave(datetime.now(UTC), now="now" in form, forget="forget" in form)
+        write_leave(self.home.leave, leave)
         return self._go("/")
 
     async def _decide(self, request: Request) -> Response:

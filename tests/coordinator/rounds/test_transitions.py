@@ -22,8 +22,9 @@ ROUNDS = {
     RoundState.STEPPED: {RoundState.COMPLETED},
 }
 CLIENTS = {
-    ClientState.PENDING: {ClientState.ACTIVE, ClientState.REVOKED},
-    ClientState.ACTIVE: {ClientState.REVOKED},
+    ClientState.PENDING: {ClientState.ACTIVE, ClientState.REVOKED, ClientState.LEFT},
+    ClientState.ACTIVE: {ClientState.REVOKED, ClientState.LEFT},
+    ClientState.LEFT: {ClientState.REVOKED},
 }
 
 

@@ -138,7 +138,9 @@ def test_every_field_that_a_worker_sends_is_in_the_table_of_what_leaves() -> Non
     sent: dict[str, list[str]] = {}
     for method in federation_pb2.DESCRIPTOR.services_by_name["Federation"].methods:
         fields_of(method.input_type, sent)
-    signed = (common_pb2.ReplyManifest, common_pb2.DeclineManifest, common_pb2.ConsentManifest)
+    signed = (
+        common_pb2.ReplyManifest, common_pb2.DeclineManifest, common_pb2.ConsentManifest, common_pb2.WithdrawalManifest
+    )  # fmt: skip
     for message in (enrollment_pb2.EnrollRequest, *signed):
         fields_of(message.DESCRIPTOR, sent)
     assert {field for fields in LEAVES.values() for field in fields} == {f for fields in sent.values() for f in fields}

@@ -26,6 +26,7 @@ from tests.fedpareto.web.site.scene import HOSTILE, NOW, Site, filled, reply, re
 from worker.home import WorkerHome
 from worker.ledgers import ledger_file
 from worker.ledgers.left_ledger import LeftLedger
+from worker.site.leaving import read_leave
 from worker.site.run_requests import RunsFile
 
 RUNS = 150
@@ -112,6 +113,20 @@ def test_a_pause_from_the_page_is_written_and_ended_as_the_commands_do(site: Sit
     assert not site.home.pause.exists()
 
 
+def test_the_wish_to_leave_is_written_from_the_page_as_the_command_does(site: Site) -> None:
+    assert site.ask("/withdraw", "token=wrong").status == 403
+    assert not site.home.leave.exists()
+    assert site.post("/withdraw", forget="yes").status == 303
+    try:
+        leave, problem = read_leave(site.home.leave)
+        assert leave is not None
+        assert (leave.now, leave.forget, problem) == (False, True, "")
+        text = site.page("/")
+        assert ("it leaves the federation once what it has begun has ended" in text, ">Leave<" in text) == (True, False)
+    finally:
+        site.home.leave.unlink()
+
+
 def test_a_decision_holds_for_the_specification_of_the_form_and_an_older_one_is_refused(site: Site) -> None:
     run = request(2)
     assert site.post("/decide", run=run.run, spec=run.spec, owner="refused", words="café").status == 303
@@ -185,7 +200,7 @@ def test_a_form_that_no_page_has_made_decides_nothing(site: Site, fields: dict[s
     assert site.home.runs.read_bytes() == before
 
 
-@pytest.mark.parametrize("path", ["/pause", "/resume", "/decide", "/sign-out"])
+@pytest.mark.parametrize("path", ["/pause", "/resume", "/withdraw", "/decide", "/sign-out"])
 def test_a_form_needs_the_origin_and_the_token_of_our_own_page(site: Site, path: str) -> None:
     assert [site.ask(path, body).status for body in ("", "token=wrong")] == [403, 403]
     token = site.page("/").partition('name="token" value="')[2].partition('"')[0]

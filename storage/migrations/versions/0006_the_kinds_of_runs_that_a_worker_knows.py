@@ -1,13 +1,13 @@
 """The kinds of runs that a worker knows.
 
-Revision 0005, after 0004.
+Revision 0006, after 0005.
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0005"
-down_revision = "0004"
+revision = "0006"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 
