@@ -69,10 +69,9 @@ def _objective(centre: Vector, points: Matrix, prior: Vector, nu: float) -> floa
 def _solution(matrix: Matrix, right: Vector) -> Vector:
     """The x of `matrix` x = `right`; the shortest of those that come nearest where the matrix is singular."""
     try:
-        solution: Vector = np.linalg.solve(matrix, right)
+        return np.asarray(np.linalg.solve(matrix, right), dtype=np.float64)
     except np.linalg.LinAlgError:
-        solution = np.linalg.lstsq(matrix, right, rcond=None)[0]
-    return solution
+        return np.asarray(np.linalg.lstsq(matrix, right, rcond=None)[0], dtype=np.float64)
 
 
 def _distances(K: Matrix) -> Matrix:
