@@ -111,7 +111,7 @@ def both(stage: Stage, run: str, path: Path) -> Edited:
     return found
 
 
-@few("waiting", "replied")
+@few("waiting")
 @pytest.mark.parametrize("when", ["waiting", "replied", "evaluating"])
 def test_a_round_ends_without_a_new_attempt_whenever_a_member_leaves(stage: Stage, when: str, tmp_path: Path) -> None:
     run, (ann, ben, gone) = begin(stage)
@@ -136,7 +136,7 @@ def test_a_round_ends_without_a_new_attempt_whenever_a_member_leaves(stage: Stag
     both(stage, run, tmp_path)
 
 
-@few(False)
+@pytest.mark.full
 @pytest.mark.parametrize("counted", [False, True])
 def test_a_member_that_leaves_between_selection_and_question_is_not_asked(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: bool
@@ -289,6 +289,7 @@ def test_a_withdrawal_that_is_not_this_members_own_is_refused_recorded_and_chang
     other.leave()
 
 
+@pytest.mark.full
 def test_after_a_rotation_the_new_key_withdraws_and_the_old_one_does_not(stage: Stage) -> None:
     _, [gone] = stage.crew(f"rotates-{stage.count}")
     old = withdrawal(gone.member)
@@ -315,6 +316,7 @@ def test_the_wish_to_be_forgotten_is_an_alert_until_an_officer_has_decided(stage
     assert stage.look(lambda session: session.scalar(select(Withdrawal.forget).filter_by(client_id=gone.name))) is True
 
 
+@pytest.mark.full
 def test_a_revoked_member_cannot_leave_and_one_that_has_left_can_be_revoked(stage: Stage) -> None:
     _, (revoked, gone) = stage.crew(f"revoked-{stage.count}", f"left-{stage.count}")
     stage.revoke(revoked.name)

@@ -141,6 +141,7 @@ def test_a_coordinator_of_version_0_1_0_is_named_and_the_wish_stays(scene: Scene
     assert running.failure is None
 
 
+@pytest.mark.full
 def test_without_a_worker_the_command_itself_leaves_and_a_second_one_says_the_same_again(scene: Scene) -> None:
     scene.joined()
     with scene.home.lock():
@@ -156,6 +157,7 @@ def test_without_a_worker_the_command_itself_leaves_and_a_second_one_says_the_sa
     assert "has not left" in owner(scene, "leave", "--forget", code=1)
 
 
+@pytest.mark.full
 def test_a_reply_in_the_spool_is_handed_in_by_a_worker_before_the_site_leaves(scene: Scene) -> None:
     scene.coordinator.hold_submissions = threading.Event()
     running = scene.attending()
@@ -189,6 +191,7 @@ def test_only_its_own_withdrawal_ends_a_worker_whose_home_knows_of_no_wish(scene
     assert len(scene.coordinator.hellos) == 3
 
 
+@pytest.mark.full
 def test_a_damaged_wish_begins_no_work_and_does_not_leave(scene: Scene) -> None:
     scene.home.directory.mkdir(exist_ok=True)
     scene.home.leave.write_text("x")
