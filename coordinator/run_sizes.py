@@ -114,9 +114,11 @@ def usage(session: Session, blobs: BlobStore) -> Usage:
 def _needed(session: Session, run: Run) -> int:
     """An estimate for a run's further rounds, from its rounds so far, or before them from its specification."""
     spec, _ = parse_run(run.spec)
+    if not spec.trains:
+        return 0  # its models are here
     ended = select(func.count()).select_from(Round).where(Round.run_id == run.run_id, Round.state.in_(ROUND_ENDED))
     done = session.scalar(ended) or 0
-    left = spec.rounds - done if spec.trains else 0
+    left = spec.rounds - done
     model = session.get_one(Model, run.model).size
     if not done:
         return run_bytes(spec, model=model, members=0, objectives=len(run.objectives), rounds=left)

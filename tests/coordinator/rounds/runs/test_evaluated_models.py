@@ -22,6 +22,7 @@ from fedpareto.cli.admin import upload
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.simulation.simulate import Simulation
 from storage.states import RoundState, RunState
+from tests.coordinator.members.test_rotation import problems
 from tests.harness import Attending
 from tests.paths import OWNERS_CODE
 from tests.stage import LAYOUT, Player, Stage, measurements
@@ -57,6 +58,7 @@ def test_a_run_that_evaluates_measures_each_model_once_and_makes_no_step(stage: 
         (name, name, None, None) for name in DIGESTS
     ]
     assert stage.run(run).model == DIGESTS[0], "the run has made no model"
+    assert [problem for problem in problems(stage) if run in problem] == []
     for number, row in enumerate(rounds):
         orders = stage.orders(run, number)
         assert {order.base_model for order in orders.values()} == {DIGESTS[number]}
