@@ -32,11 +32,13 @@ def follow_command(
 ) -> None:
     """Send the numbers of a run to tracking tools until it ends.
 
-        fedpareto admin follow RUN --to tensorboard:runs --to mlflow:http://127.0.0.1:5000
+        fedpareto admin follow RUN --to tensorboard:runs
 
     Each target gets every round once: the rounds so far, and then each one as it ends. What a target has is kept at the
     target, so the same command goes on where it was after Ctrl-C or a crash. A target that cannot be reached is tried
-    again, and delays no other. No number of a single member is sent, and none that the run does not disclose.
+    again, and delays no other. MLflow also gets the model, its card and the report.
+
+    The numbers are those of whole rounds: of no single member, and none that the run does not disclose.
 
     Exit code 0 when every target has everything, however the run ended; otherwise 1.
     """
