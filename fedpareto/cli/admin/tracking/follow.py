@@ -1,8 +1,10 @@
 """`fedpareto admin follow RUN --to NAME:ADDRESS`: sends the numbers of a run to tracking tools until it ends."""
 
 import sys
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from pathlib import Path
 
 import typer
 
@@ -51,8 +53,10 @@ def follow_command(
         sink_lines.tell(sink_lines.begins(deliveries))
         try:
             end = _followed_to_its_end(stub, found.run_id, deliveries)
-            takes = deliveries.takes_files
-            with run_files.of(stub, end.run_id, sink_lines.tell) if takes else nullcontext([]) as files:
+            making: AbstractContextManager[Sequence[Path]] = nullcontext(())
+            if deliveries.takes_files:
+                making = run_files.of(stub, end.run_id, sink_lines.tell)
+            with making as files:
                 delivered = deliveries.finish(RunEnd(name_of(end, "state"), end.reason, files))
         except KeyboardInterrupt:
             sink_lines.tell("the run goes on, and each target keeps what it has: the same command goes on from there")
