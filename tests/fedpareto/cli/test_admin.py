@@ -353,5 +353,6 @@ def test_a_target_that_lacks_something_is_a_failure_and_the_same_command_goes_on
         [{"target": target, "rounds": 2, "problem": ""} for target in (away, there)],
     )
     assert rounds_in(installed / "none" / "a.jsonl") == rounds_in(installed / "b.jsonl") == [0, 1]
+    assert (installed / "b.end").read_text() == "COMPLETED model.safetensors card.md report.html"
     assert "name a target" in command(centre, "follow", finished[0], code=2).stderr
     assert "no sink 'x'" in command(centre, "follow", finished[0], "--to", "x:y", code=2).stderr

@@ -45,6 +45,7 @@ def test_the_command_simulates_shows_sends_and_resumes(tmp_path: Path, installed
     words = (file, "--home", home, "--threads", "1", "--json", "--to", f"own:{sent}")
     document = json.loads(fedpareto("simulate", *words, PYTHONPATH=path).stdout)
     assert rounds_in(sent) == [0, 1, 2]
+    assert sent.with_suffix(".end").read_text() == "COMPLETED model.safetensors card.md report.html"
     first = json.loads(sent.read_text().splitlines()[0])[1]
     assert first["accuracy/mean"] == document["rounds"][0]["accuracy/mean"]
     assert (document["state"], len(document["rounds"])) == ("COMPLETED", 3)

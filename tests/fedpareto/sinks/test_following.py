@@ -40,7 +40,7 @@ def test_each_round_goes_to_each_target_once_while_the_run_goes_on_and_after_a_k
         [{"target": f"own:{path}", "rounds": 2, "problem": ""}],
     )
     assert rounds_in(path) == [0, 1]
-    assert path.with_suffix(".end").read_text() == "COMPLETED"
+    assert path.with_suffix(".end").read_text() == "COMPLETED model.safetensors card.md report.html"
     summaries = stub.ListRounds(admin.ListRoundsRequest(run=run_id)).rounds
     for line, summary in zip(path.read_text().splitlines(), summaries, strict=True):
         values = json.loads(line)[1]

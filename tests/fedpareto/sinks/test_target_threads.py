@@ -22,6 +22,8 @@ SECRET_ADDRESS = "http://reader:pa%24%24word@127.0.0.1:9/x?token=t0ken&more=1"
 class Lines(Sink):
     """A file with a line for each round, whose lines say what it has."""
 
+    takes_files = True
+
     def __init__(self, address: str) -> None:
         if not address.endswith(".jsonl"):
             raise SinkError(f"{address} is no .jsonl")
@@ -35,7 +37,8 @@ class Lines(Sink):
             file.write(json.dumps([numbers.round, dict(numbers.values)]) + "\n")
 
     def finish(self, end: RunEnd) -> None:
-        self.path.with_suffix(".end").write_text(end.state)
+        names = [file.name for file in end.files if file.stat().st_size > 100]
+        self.path.with_suffix(".end").write_text(" ".join([end.state, *names]))
 
 
 class Scripted(Lines):

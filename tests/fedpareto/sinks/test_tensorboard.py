@@ -39,7 +39,7 @@ def points(reader: Any, name: str) -> list[tuple[int, float, float]]:
     return [(event.step, event.wall_time, event.value) for event in reader.Scalars(name)]
 
 
-def wanted(name: str, rounds: int = ROUNDS) -> list[tuple[int, float, float]]:
+def wanted(name: str, rounds: int = ROUNDS) -> list[tuple[int, float, Any]]:
     return [
         (number, numbers(number).ended, pytest.approx(numbers(number).values[name], rel=1e-6))
         for number in range(rounds)

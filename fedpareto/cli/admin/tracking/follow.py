@@ -1,8 +1,10 @@
 """`fedpareto admin follow RUN --to NAME:ADDRESS`: sends the numbers of a run to tracking tools until it ends."""
 
 import sys
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from pathlib import Path
 
 import typer
 
@@ -32,11 +34,13 @@ def follow_command(
 ) -> None:
     """Send the numbers of a run to tracking tools until it ends.
 
-        fedpareto admin follow RUN --to tensorboard:runs --to mlflow:http://127.0.0.1:5000
+        fedpareto admin follow RUN --to tensorboard:runs
 
     Each target gets every round once: the rounds so far, and then each one as it ends. What a target has is kept at the
     target, so the same command goes on where it was after Ctrl-C or a crash. A target that cannot be reached is tried
-    again, and delays no other. No number of a single member is sent, and none that the run does not disclose.
+    again, and delays no other. MLflow also gets the model, its card and the report.
+
+    The numbers are those of whole rounds: of no single member, and none that the run does not disclose.
 
     Exit code 0 when every target has everything, however the run ended; otherwise 1.
     """
@@ -49,8 +53,10 @@ def follow_command(
         sink_lines.tell(sink_lines.begins(deliveries))
         try:
             end = _followed_to_its_end(stub, found.run_id, deliveries)
-            takes = deliveries.takes_files
-            with run_files.of(stub, end.run_id, sink_lines.tell) if takes else nullcontext([]) as files:
+            making: AbstractContextManager[Sequence[Path]] = nullcontext(())
+            if deliveries.takes_files:
+                making = run_files.of(stub, end.run_id, sink_lines.tell)
+            with making as files:
                 delivered = deliveries.finish(RunEnd(name_of(end, "state"), end.reason, files))
         except KeyboardInterrupt:
             sink_lines.tell("the run goes on, and each target keeps what it has: the same command goes on from there")
