@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.paths import ROOT
+from tests.paths import EXAMPLES, ROOT
 from tests.project.scene import PACKAGES, PROJECT, ended
 
 # --- constraints.txt
@@ -86,7 +86,7 @@ def imported(folder: str) -> set[str]:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 # Several distributions fill the namespace of `google`: take the longest name.
                 found.add(".".join(node.module.split(".")[: 2 if node.module.startswith("google.") else 1]))
-    here = {path.stem for place in (ROOT, ROOT / folder, ROOT / "research") for path in place.iterdir()}
+    here = {path.stem for place in (ROOT, ROOT / folder, ROOT / "research", EXAMPLES) for path in place.iterdir()}
     return {canonicalize_name(importable().get(name, name)) for name in found - sys.stdlib_module_names - here}
 
 

@@ -140,8 +140,8 @@ def test_a_numpy_client_gets_tensors_in_the_order_of_the_state_dict_and_the_trai
         np.testing.assert_array_equal(trained[name], 2 if name == "norm.num_batches_tracked" else array / 2, name)
     told = json.loads((tmp_path / "told.json").read_text())
     wanted = {
-        "lr": 0.5,
-        "learning-rate": 0.5,
+        "lr": 0.125,
+        "learning-rate": 0.125,
         "local-epochs": 3,
         "batch-size": 4,
         "seed": 2**63 - 1,
