@@ -94,7 +94,7 @@ SUBJECTS = {
     ),
     "memory": Subject(
         ("worker/work/memory.py", "worker/ledgers/ledger_file.py"),
-        ("tests/worker/work/test_memory.py", "tests/worker/test_ledger_files.py"),
+        ("tests/worker/work/test_memory.py", "tests/worker/ledgers/test_ledger_files.py"),
     ),
 }
 

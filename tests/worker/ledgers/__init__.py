@@ -1,0 +1,1 @@
+"""Tests of the ledgers of a worker."""
