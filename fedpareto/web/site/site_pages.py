@@ -41,9 +41,9 @@ from fedpareto.web.site.asked import (
     compared_words,
     flat_values,
 )
+from fedpareto.web.site.fetched_results import read_results
 from fedpareto.web.site.left_table import COLUMNS, cells, csv_text, local_time
 from fedpareto.web.site.now import closing_words, site_now
-from fedpareto.web.site.results import read_results
 from worker.config import WorkerConfig, WorkerConfigError
 from worker.home import WorkerHome
 from worker.ledgers.left_reading import earlier_receipts, read_left

@@ -76,6 +76,7 @@ def away(stage: Stage, console: Served) -> Iterator[None]:
 def test_each_screen_shows_a_run_that_has_ended(stage: Stage, console: Served) -> None:
     run = finished(stage, "shown", "ann", "ben", "cleo")
     other = finished(stage, "shown-too", "ann", "ben")
+    listed(console, other)
     ended = ("completed", "2 of 2 rounds", "Who is left behind", "Round 1", "3 of 3 replied")
     check_says(console.page(f"/runs/{run}"), "shown", "ann", *ended)
     series = json.loads(console.page(f"/runs/{run}/series"))

@@ -85,7 +85,7 @@ def test_every_screen_of_500_runs_is_accessible_fits_and_shows_hostile_names_as_
         assert ("\x1b" in text, "\u202e" in text) == (False, False), path
     # The page of another port is another user's, perhaps: the browser must not send it the cookie.
     with another_server() as (address, asked):
-        for path in ("/", f"{site.keys.root}/", f"{site.keys.root}x/"):
+        for path in ("/", "/runs", f"{site.keys.root}x/"):
             page.goto(address + path)
     assert len(asked) >= 3
     assert [cookie for cookie in asked if cookie] == []
