@@ -124,7 +124,7 @@ class Leaver:
 
     Attributes:
         idle: true once nothing that has begun is left.
-        drop: drops what has begun.
+        drop: drops what has begun, and erases what private rounds keep.
         left: called once the coordinator has recorded the withdrawal.
     """
 
@@ -160,6 +160,7 @@ class Leaver:
                 delay = max(self.backoff.delay(), asked)
                 self._tell(f"{error}; trying again", warns=True)
                 continue
+            self.drop()  # also what private rounds keep that have gone on without this site: no later start erases it
             self.events.tell("left", f"this site has left the federation on {since:%Y-%m-%d %H:%M} UTC")
             self.left()
 

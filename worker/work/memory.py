@@ -7,6 +7,7 @@ set. The ledger of answered questions stays.
 """
 
 import os
+import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -26,6 +27,9 @@ from worker.ledgers.ledger_file import LedgerFile
 from worker.site.assignment_checks import CheckedAssignment, Declined
 
 KEPT_AFTER_DEADLINE = timedelta(days=1)
+# Each phase is asked for when the one before has ended, at its deadline at the latest, and after the coordinator has
+# computed with its replies.
+NEXT_QUESTION_WITHIN = timedelta(minutes=5)
 MAX_ATTEMPTS = 1000  # that are remembered
 EARLIEST = datetime.min.replace(tzinfo=UTC)
 _NONCE_BYTES = 12
@@ -53,7 +57,7 @@ MIGRATIONS = (
 
 _ADVICE = "move it away; rounds that are under way are then answered anew, so do it only between rounds"
 
-_KEPT = "SELECT 1 FROM kept LIMIT 1"
+_KEPT = "SELECT run, round, attempt, max(deadline) FROM kept GROUP BY 1, 2, 3"
 
 Key = tuple[str, int, int]  # run, round, attempt
 
@@ -81,14 +85,14 @@ class WorkerMemory:
         self._file = LedgerFile(path, MIGRATIONS, _ADVICE)
         try:
             self._deadlines = self._kept_deadlines()
+            self._newest = dict(self._deadlines)  # the deadline of the newest question in each attempt
         except BaseException:
             self._file.close()
             raise
 
     def _kept_deadlines(self) -> dict[Key, datetime]:
         with self._file.using() as connection:
-            kept = connection.execute("SELECT run, round, attempt, max(deadline) FROM kept GROUP BY 1, 2, 3").fetchall()
-        return {(run, round_, attempt): datetime.fromisoformat(deadline) for run, round_, attempt, deadline in kept}
+            return _deadlines(connection)
 
     def begin(self, order: CheckedAssignment) -> Memory:
         """The memory of the attempt that an assignment belongs to; that of earlier attempts and rounds is erased.
@@ -96,8 +100,18 @@ class WorkerMemory:
         Raises:
             Declined: `attempt`: a later attempt at the round has begun here.
         """
-        manifest = order.manifest
-        run, round_, attempt = key = _key(manifest)
+        key = _key(order.manifest)
+        with self._lock:
+            self.end_earlier(order)
+            self._deadlines[key] = max(order.deadline, self._deadlines.get(key, order.deadline))
+            self._newest[key] = order.deadline
+            if len(self._deadlines) > MAX_ATTEMPTS:
+                self._erase(next(other for other in self._deadlines if other != key))  # the oldest
+        return _AttemptMemory(self, key)
+
+    def end_earlier(self, order: CheckedAssignment) -> None:
+        """Erases the memory of earlier attempts and rounds of the run, which are over. Raises Declined: as `begin`."""
+        run, round_, attempt = key = _key(order.manifest)
         with self._lock:
             for other in [other for other in self._deadlines if other[0] == run]:
                 # Protocol, Attempts: an earlier attempt is over. Answered beside the later one, the same vector would
@@ -107,10 +121,6 @@ class WorkerMemory:
                     raise Declined("attempt", message)
                 if other != key:
                     self._erase(other)
-            self._deadlines[key] = max(order.deadline, self._deadlines.get(key, order.deadline))
-            if len(self._deadlines) > MAX_ATTEMPTS:
-                self._erase(next(other for other in self._deadlines if other != key))  # the oldest
-        return _AttemptMemory(self, key)
 
     def answered(self, order: CheckedAssignment) -> bool:
         """True if the question of an order was answered, or was about to be, by the record."""
@@ -204,6 +214,7 @@ class WorkerMemory:
     def _erase(self, key: Key) -> None:
         """Erases the values of an attempt. If they cannot be deleted now, the next sweep tries again."""
         self._values.pop(key, None)
+        self._newest.pop(key, None)
         try:
             with self._file.using() as connection:
                 connection.execute("DELETE FROM kept WHERE run = ? AND round = ? AND attempt = ?", key)
@@ -212,9 +223,16 @@ class WorkerMemory:
             return
         del self._deadlines[key]
 
+    def erase_all(self) -> None:
+        """Erases the values of all attempts. Those that cannot be deleted now stay until a later call, or a sweep."""
+        with self._lock, suppress(OSError):
+            self._values.clear()
+            with self._file.using() as connection:
+                connection.execute("DELETE FROM kept")
+
     @staticmethod
     def erase_kept(path: Path) -> None:
-        """Erases all values in the database at `path`, before the key that they are encrypted with is replaced.
+        """Erases all values in the database at `path`, whose sessions go on without this worker.
 
         Raises:
             WorkerHomeError, OSError: see `LedgerFile`.
@@ -223,24 +241,36 @@ class WorkerMemory:
             with closing(LedgerFile(path, MIGRATIONS, _ADVICE)) as file, file.using() as connection:
                 connection.execute("DELETE FROM kept")
 
-    def keeps(self) -> bool:
-        """True if values of a private round are kept, which is not over."""
-        with self._lock, self._file.using() as connection:
-            return connection.execute(_KEPT).fetchone() is not None
+    def awaits_question(self, now: datetime) -> bool:
+        """True if values of a private round are kept, and its next question can still come.
+
+        A coordinator does not say that it has stopped a run, given up an attempt, or gone on without this member; no
+        question then comes after the deadline of the last one. `now` is by the coordinator's clock.
+        """
+        with self._lock:
+            kept = self._kept_deadlines()
+            return any(self._newest.get(key, kept[key]) + NEXT_QUESTION_WITHIN > now for key in kept)
 
     def close(self) -> None:
         """Closes the database."""
         self._file.close()
 
 
-def keeps_values(path: Path) -> bool:
-    """True if the database at `path`, whose worker does not run, keeps values of a private round.
+def awaits_question(path: Path, now: datetime) -> bool:
+    """As of `WorkerMemory`, of the database at `path`, whose worker does not run.
 
     Raises:
         WorkerHomeError, OSError: see `LedgerFile`.
     """
     with LedgerFile.reading(path, MIGRATIONS, _ADVICE) as connection:
-        return connection is not None and connection.execute(_KEPT).fetchone() is not None
+        kept = {} if connection is None else _deadlines(connection)
+    return any(deadline + NEXT_QUESTION_WITHIN > now for deadline in kept.values())
+
+
+def _deadlines(connection: sqlite3.Connection) -> dict[Key, datetime]:
+    """The last deadline of each attempt in which values are kept."""
+    rows = connection.execute(_KEPT).fetchall()
+    return {(run, round_, attempt): datetime.fromisoformat(deadline) for run, round_, attempt, deadline in rows}
 
 
 class _AttemptMemory(Memory):

@@ -145,6 +145,7 @@ class Runner:
         if name in self._held or any(job.name == name for job in self._jobs()):
             return
         if (declined := self._not_before_deadline(order)) is not None:
+            self.execution.memory.end_earlier(order)  # a site that leaves waits for no attempt that is over
             raise declined
         if len(self._waiting) + len(self._held) + len(self.spool.entries()) >= self.limits.waiting:
             message = f"{self.limits.waiting} assignments, or finished replies without a receipt, wait here already"
@@ -241,18 +242,22 @@ class Runner:
                 self.decline(Declined(verdict.reason, verdict.message), envelope)
 
     def idle(self) -> bool:
-        """True if no work has begun or waits, no reply waits for its receipt, and no private round goes on."""
+        """True if no work has begun or waits, no reply waits for its receipt, and no private round goes on.
+
+        Assignments that are held until the owner accepts a restore have not begun.
+        """
         with self._changed:
-            busy = bool(self._jobs() or self._held or self.spool.entries())
-        return not busy and not self.execution.memory.keeps()
+            busy = bool(self._jobs() or self.spool.entries())
+        return not busy and not self.execution.memory.awaits_question(self.attendance.now())
 
     def drop_all(self, reason: str) -> None:
-        """Drops all work that has begun or waits, and the replies without a receipt."""
+        """Drops all work that has begun or waits, the replies without a receipt, and what private rounds keep."""
         with self._changed:
             names = {job.name for job in self._jobs()} | set(self._held)
             names |= {entry.assignment_id for entry in self.spool.entries()}
         for name in names:
             self._drop(name, reason)
+        self.execution.memory.erase_all()
 
     def look(self) -> None:
         """Reports that the site opened, closed or was paused, and wakes the lanes.

@@ -1,9 +1,11 @@
 """A site leaves: its begun work ends first, its withdrawal is signed, kept, and sent until it is recorded."""
 
 import json
+import sqlite3
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,14 +13,18 @@ import pytest
 from federation.refusals import Refusal
 from federation.trust.envelope import sign, verify
 from federation.trust.identity import parse_peer
-from federation.v1.common_pb2 import SignedEnvelope, WithdrawalManifest
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, WithdrawalManifest
+from federation.work.base import Shape
+from federation.work.evaluate.work import Evaluate
 from tests.few import few
 from tests.harness import wait_for
 from tests.worker.scene import Running, Scene, command
 from worker.connection.attendance import AttendanceError
 from worker.connection.enroll import join_again
 from worker.home import LOCK_FILE
+from worker.site.assignment_checks import CheckedAssignment
 from worker.site.leaving import Leave, read_withdrawal, write_leave
+from worker.work.memory import WorkerMemory
 
 
 def owner(scene: Scene, *arguments: str, code: int = 0) -> str:
@@ -82,6 +88,50 @@ def test_a_site_that_leaves_ends_what_it_has_begun_and_then_signs_its_withdrawal
     assert owner(scene, "status").startswith("This site has left the federation on ")
     document = json.loads(owner(scene, "status", "--json"))
     assert (document["leaving"], document["left"] is not None) == (True, True)
+
+
+def in_private_round(scene: Scene, running: Running, ends: timedelta) -> WorkerMemory:
+    """A worker that has answered in a private round, whose last question has this deadline from now on.
+
+    Returns its memory, in which it keeps the secret of the session.
+    """
+    memory = running.worker._runner.execution.memory
+    asked, shape = AssignmentManifest(run_id="private"), Shape(scene.model[0], ("loss",), ("loss",))
+    deadline = datetime.now(UTC) + ends
+    order = CheckedAssignment(SignedEnvelope(), asked, Evaluate(splits=()), shape, (), deadline)
+    memory.begin(order).put("session/secret", b"secret", durable=True)
+    return memory
+
+
+@few("over")
+@pytest.mark.parametrize(
+    ("ends", "now"), [(-timedelta(hours=1), False), (timedelta(hours=1), True)], ids=["over", "at-once"]
+)
+def test_no_site_waits_for_a_private_round_that_is_over_and_its_secrets_are_erased(
+    scene: Scene, ends: timedelta, now: bool
+) -> None:
+    """A coordinator whose administrator has stopped the run, or that has given the attempt up, tells nobody so."""
+    running = scene.attending()
+    in_private_round(scene, running, ends)
+    wish(scene, now=now)
+    has_left(running)
+    assert len(scene.coordinator.withdrawals) == 1
+    with closing(sqlite3.connect(running.home.memory)) as database:
+        assert database.execute("SELECT * FROM kept").fetchall() == []
+
+
+@pytest.mark.full
+def test_a_site_waits_for_a_private_round_and_leaves_once_another_attempt_is_asked_for(scene: Scene) -> None:
+    running = scene.attending()
+    memory = in_private_round(scene, running, timedelta(hours=1))
+    wish(scene)
+    assert "once the work that it has begun has ended" in running.wait_for("leaving")[0]["message"]
+    assert scene.coordinator.withdrawals == []
+    # A later attempt at the round is not begun, and shows that the earlier one is over.
+    scene.assign(0, run_id="private", attempt=1)
+    assert scene.declined()[1] == "paused"
+    assert not memory.awaits_question(datetime.now(UTC))
+    has_left(running)
 
 
 @few("downloading")

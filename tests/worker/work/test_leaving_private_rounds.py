@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.few import few
 from tests.harness import wait_for
 from tests.worker.work.scene import STAGES, Members, scene, specification
-from verification.run import verify
 
-EVALUATED = "select 1 from runs where run_id = :run and state = 'COMPLETED'"
+MEMBERS = 7  # two of them leave, and five are left, which a private round needs
 REPLIED = (
     "select 1 from replies join assignments using (assignment_id) join phases using (phase_id) "
     "join rounds using (round_id) where accepted and run_id = :run and phases.number = :number"
 )
 
 
-@pytest.fixture(scope="module")
-def seven(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
-    with scene(tmp_path_factory.mktemp("leaving"), 7) as made:
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[Members]:
+    with scene(tmp_path, MEMBERS) as made:
         yield made
 
 
@@ -38,23 +38,46 @@ def check_record(members: Members, run: str, path: Path) -> None:
     assert members.fed.admin("audit", "verify")["problems"] == []
 
 
-@pytest.mark.parametrize("number", [1])
-def test_members_leave_between_the_phases_of_a_private_round(seven: Members, tmp_path: Path, number: int) -> None:
-    fed, (ends, drops, holds) = seven.fed, seven.clients[:3]
+@few("secure-deal")
+@pytest.mark.parametrize(
+    ("number", "meanwhile"),
+    [*((number, "") for number in range(len(STAGES))), (1, "run paused"), (1, "coordinator away")],
+    ids=[*STAGES, "run-paused", "coordinator-away"],
+)
+def test_members_leave_between_the_phases_of_a_private_round(
+    members: Members, tmp_path: Path, number: int, meanwhile: str
+) -> None:
+    """One leaves when the round is over for it; one leaves at once, and is lost to the round."""
+    fed, (ends, drops, holds) = members.fed, members.clients[:3]
     fed.workers[holds].stop()
-    dying = seven.work(holds, crash=f"reply-{number + 1}")
-    fed.attending(*seven.clients)
+    dying = members.work(holds, crash=f"reply-{number + 1}")
+    fed.attending(*members.clients)
     run = fed.submit("leaving", specification(5, {"name": "fedavg-n"}, {"secure": "sum"}, seed=number))
     dying.wait_killed()
-    wait_for(lambda: len(fed.query(REPLIED, run=run, number=number)) == 6, "the others to reply")
-    leave(seven, ends)
-    leave(seven, drops, "--now")
-    fed.workers[ends].wait_for_text("once the work that it has begun has ended")
-    wait_for(lambda: has_left(seven, drops), "the member to leave at once")
-    assert not has_left(seven, ends)
-    seven.work(holds)
+    wait_for(lambda: len(fed.query(REPLIED, run=run, number=number)) == MEMBERS - 1, "the others to reply")
+    if meanwhile == "run paused":
+        fed.admin("pause", run)
+    elif meanwhile == "coordinator away":
+        fed.serving.stop()
+    leave(members, ends)
+    leave(members, drops, "--now")
+    if meanwhile == "coordinator away":
+        fed.workers[drops].wait_for_text("has not left")
+        fed.serve()
+    wait_for(lambda: has_left(members, drops), "the member to leave at once")
+    last = STAGES[number] == STAGES[-1]  # then its part is done
+    if not last:
+        fed.workers[ends].wait_for_text("once the work that it has begun has ended")
+        assert not has_left(members, ends)
+    if meanwhile == "run paused":
+        fed.admin("resume", run)
+    members.work(holds)
     fed.wait_completed(run)
-    wait_for(lambda: has_left(seven, ends), "the other one to leave")
-    print(fed.workers[ends].text, fed.admin("round", run, "0"))
-    assert list(seven.step(run).secure[0].survivors) == [name for name in seven.clients if name != drops]
-    check_record(seven, run, tmp_path)
+    wait_for(lambda: has_left(members, ends), "the other one to leave")
+    phases = fed.admin("round", run, "0")["phases"][: len(STAGES)]
+    missing = [index for index, phase in enumerate(phases) if phase["asked"] - phase["replied"]]
+    assert missing == ([] if last else [number + 1]), "afterwards, the others are asked"
+    # What the one had sent before it left stays in the round: its masked vector is in the sum.
+    lost = [drops] if STAGES[number] in STAGES[:3] else []
+    assert list(members.step(run).secure[0].survivors) == [name for name in members.clients if name not in lost]
+    check_record(members, run, tmp_path)

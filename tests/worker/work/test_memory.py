@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.paths import OWNERS_CODE
 from tests.worker.scene import Scene, files_of_at_most
 from worker.home import DiskFull, WorkerHomeError
 from worker.site.assignment_checks import CheckedAssignment, Declined
-from worker.work.memory import WorkerMemory
+from worker.work.memory import NEXT_QUESTION_WITHIN, WorkerMemory, awaits_question
 
 CODE = OWNERS_CODE / "lottery"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -200,6 +201,31 @@ def test_a_private_round_ends_a_day_after_its_reply_by_the_own_clock_whatever_it
     second.sweep(NOW)
     assert values.get("first/secret") == b"of a later step", "it ends once"
     second.close()
+
+
+def test_a_private_round_awaits_no_question_once_the_deadline_of_the_last_one_is_over(
+    memory: WorkerMemory, tmp_path: Path
+) -> None:
+    """A coordinator that has given it up says nothing; the values themselves are erased a day later."""
+    longest, newest = NOW + timedelta(hours=3), NOW + timedelta(hours=1)
+    values = memory.begin(order(deadline=longest))
+    values.put("held", b"value")
+    assert not memory.awaits_question(NOW), "what is kept in memory alone is no private round"
+    values.put("kept", b"value", durable=True)
+    assert memory.awaits_question(longest)
+    memory.begin(order(0, deadline=newest))
+    assert memory.awaits_question(newest + NEXT_QUESTION_WITHIN / 2)
+    assert not memory.awaits_question(newest + NEXT_QUESTION_WITHIN)
+    again = WorkerMemory(tmp_path / "memory.db", KEY)
+    for awaits in (again.awaits_question, partial(awaits_question, tmp_path / "memory.db")):
+        assert awaits(longest), "after a restart, the longest deadline counts"
+        assert not awaits(longest + NEXT_QUESTION_WITHIN)
+    again.close()
+    memory.erase_all()
+    assert not memory.awaits_question(NOW)
+    assert (values.get("kept"), values.get("held")) == (None, None)
+    values.put("kept", b"of work that was under way", durable=True)
+    assert not awaits_question(tmp_path / "nothing.db", NOW)
 
 
 def test_a_private_round_that_the_disk_does_not_let_go_is_erased_later(memory: WorkerMemory, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ with on_first_use():
     from worker.home import WorkerHome
     from worker.site.leaving import Leave, write_leave
     from worker.site.withdrawing import LeavingError, withdraw
-    from worker.work.memory import keeps_values
+    from worker.work.memory import WorkerMemory, awaits_question
     from worker.work.spool import holds_replies
 
 
@@ -54,7 +54,7 @@ def leave_command(
             "what it waits for.",
         )
         return
-    if not at_once and (holds_replies(home.spool) or keeps_values(home.memory)):
+    if not at_once and (holds_replies(home.spool) or awaits_question(home.memory, leave.since)):
         answer(
             as_json,
             document,
@@ -65,6 +65,7 @@ def leave_command(
     settings = site_config(home.directory, None)
     with connecting(home.directory, settings.passphrase, settings.proxy or None) as site:
         since = withdraw(home, site.member, leave)
+    WorkerMemory.erase_kept(home.memory)  # no later start would erase the secrets of private rounds
     answer(
         as_json,
         {**document, "left": since.isoformat()},
