@@ -301,7 +301,12 @@ class _AttemptMemory(Memory):
             raise whole._file.damaged(error) from error
 
     def put(self, name: str, value: bytes, *, durable: bool = False) -> None:
-        """Keeps a value, encrypted on the disk if it is durable. Raises OSError if it cannot be written."""
+        """Keeps a value, encrypted on the disk if it is durable.
+
+        Raises:
+            Declined: `attempt`: a later attempt or round was asked for meanwhile.
+            OSError: the value cannot be written.
+        """
         whole, key = self._whole, self._key
         with whole._lock:
             if not durable:
@@ -310,7 +315,9 @@ class _AttemptMemory(Memory):
             # A new one for each write: one key encrypts all values, and a name can be written again.
             nonce = os.urandom(_NONCE_BYTES)
             encrypted = nonce + whole._cipher.encrypt(nonce, value, _bound(key, name))
-            row = (*key, name, encrypted, whole._deadlines[key].isoformat())
+            if (deadline := whole._deadlines.get(key)) is None:
+                raise Declined("attempt", f"attempt {key[2]} at round {key[1]} ended while its work was done")
+            row = (*key, name, encrypted, deadline.isoformat())
             with whole._file.using() as connection:
                 connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)", row)
 

@@ -115,9 +115,12 @@ def test_so_many_runs_are_remembered_and_no_more(
 
 
 def test_an_attempt_that_was_given_up_is_declined(memory: WorkerMemory) -> None:
+    earlier = memory.begin(order())
     memory.begin(order(attempt=1))
     with pytest.raises(Declined, match="attempt 0 at round 0; attempt 1 has begun"):
         memory.begin(order())
+    with pytest.raises(Declined, match="attempt 0 at round 0 ended while its work was done"):
+        earlier.put("kept", b"of work that was under way", durable=True)
 
 
 def test_values_are_erased_a_day_after_the_last_deadline(memory: WorkerMemory) -> None:
