@@ -4,7 +4,7 @@ import math
 from statistics import fmean, pstdev
 
 from federation.text import counted
-from fedpareto.formatting import UNKNOWN, number, short
+from fedpareto.formatting import UNKNOWN, short
 from fedpareto.run_table import MemberNumber
 from fedpareto.series import known
 from fedpareto.web.pages.html import Html, join, table, tag
@@ -29,16 +29,13 @@ def models(data: ShownRun) -> Html:
             worst, best = best, worst
         own = [kind.text(values[place]) if values else UNKNOWN for place in places]
         spread = kind.text(pstdev(found)) if found else UNKNOWN
-        noise = number(line.summary.metrics["evaluation/noise"]) if "evaluation/noise" in line.summary.metrics else ""
         mean = kind.text(fmean(found) if found else line.mean)
         model = join([tag("code", short(line.summary.base_model)), f" (round {line.number})"])
-        rows.append((model, f"{mean} ± {noise}" if noise else mean, *map(kind.text, (worst, best)), spread, *own))
+        rows.append((model, mean, *map(kind.text, (worst, best)), spread, *own))
     if not rows:
         return tag("p", "No model has been measured yet.", class_="soft")
     caption = (
         f"{kind.title.capitalize()} of {counted(len(rows), 'model')} on each member's own data; the spread is the "
+        "standard deviation over the members. The scores are the members' own words."
     )
-    caption += "standard deviation over the members. The scores are the members' own words."
-    if not any(len(known(list(scores[:, line.number]))) for line in data.lines if line.number < scores.shape[1]):
-        caption = "Only means over the members are known, with the noise that protects each member (±)."
     return table(["model", "mean", "worst", "best", "spread", *names], rows, caption=caption)
