@@ -18,7 +18,7 @@ from federation.transport.channels import refusal_from_rpc_error
 from federation.trust.admin_files import load_admin_key
 from federation.trust.certificates import make_csr
 from federation.trust.envelope import key_id, sign
-from federation.trust.identity import Action, Role
+from federation.trust.identity import Action, Role, parse_peer
 from federation.trust.key_chain import rotate
 from federation.trust.keys import new_tls_key
 from federation.trust.member_files import MemberFiles
@@ -26,13 +26,20 @@ from federation.trust.proofs import prove_renewal
 from federation.v1 import admin_pb2 as messages
 from federation.v1 import common_pb2 as common
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import DecisionManifest, LoginManifest, RequestManifest, SignedEnvelope
+from federation.v1.common_pb2 import (
+    DecisionManifest,
+    LoginManifest,
+    RequestManifest,
+    SignedEnvelope,
+    WithdrawalManifest,
+)
 from federation.v1.enrollment_pb2 import LoginRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import (
     AttendRequest,
     FetchBlobRequest,
     Hello,
+    LeaveRequest,
     RenewRequest,
     RotateKeyRequest,
     RotateKeyResponse,
@@ -41,6 +48,7 @@ from federation.v1.federation_pb2_grpc import FederationStub
 from storage.models import Certificate, Client
 from tests.harness import Member
 from tests.running import SECONDS, Running, refused
+from tests.stage import Player
 
 
 class Officer:
@@ -221,3 +229,17 @@ class Change:
         """The member with its new keys."""
         certificate = self.ask().certificate
         return Member(replace(self.member.files, signing_key=self.key, tls_key=self.tls_key, certificate=certificate))
+
+
+def withdrawal(member: Member, *, forget: bool = False, **changes: Any) -> SignedEnvelope:
+    """What a member signs that leaves; `changes` are of the manifest."""
+    files = member.files
+    values = {"federation_id": files.federation_id, "client_id": files.client_id, "forget": forget}
+    values["certificate"] = parse_peer(files.certificate).serial
+    return sign(WithdrawalManifest(**{**values, **changes}), files.signing_key)
+
+
+def leave(player: Player, envelope: SignedEnvelope | None = None) -> float:
+    """Leaves; the time that it is told."""
+    request = LeaveRequest(withdrawal=envelope or withdrawal(player.member))
+    return player.member.stub.Leave(request, timeout=SECONDS).left.ToDatetime().timestamp()

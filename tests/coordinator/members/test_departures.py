@@ -18,37 +18,23 @@ from coordinator.services.checks.record_check import record_problems
 from federation.record import bundle
 from federation.transport.channels import refusal_from_rpc_error, signed_detail
 from federation.trust.certificates import make_csr
-from federation.trust.envelope import envelope_digest, sign
+from federation.trust.envelope import envelope_digest
 from federation.trust.identity import parse_peer
 from federation.trust.join_string import JoinStringFields
 from federation.trust.keys import new_tls_key
 from federation.trust.proofs import prove_possession
-from federation.v1.common_pb2 import SignedEnvelope, WithdrawalManifest
+from federation.v1.common_pb2 import SignedEnvelope
 from federation.v1.enrollment_pb2 import EnrollRequest
-from federation.v1.federation_pb2 import LeaveRequest, RenewRequest
+from federation.v1.federation_pb2 import RenewRequest
 from federation.v1.record_pb2 import Withdrawals
 from storage.models import Client, Withdrawal
 from storage.states import ClientState, RoundState
-from tests.coordinator.members.scene import Change
+from tests.coordinator.members.scene import Change, leave, withdrawal
 from tests.few import few
 from tests.harness import Member
 from tests.running import SECONDS, refused
 from tests.stage import Player, Stage, answer
 from tests.verification.scene import Edited, checked, exported, refusal
-
-
-def withdrawal(member: Member, *, forget: bool = False, **changes: Any) -> SignedEnvelope:
-    """What a member signs that leaves; `changes` are of the manifest."""
-    files = member.files
-    values = {"federation_id": files.federation_id, "client_id": files.client_id, "forget": forget}
-    values["certificate"] = parse_peer(files.certificate).serial
-    return sign(WithdrawalManifest(**{**values, **changes}), files.signing_key)
-
-
-def leave(player: Player, envelope: SignedEnvelope | None = None) -> float:
-    """Leaves; the time that it is told."""
-    request = LeaveRequest(withdrawal=envelope or withdrawal(player.member))
-    return player.member.stub.Leave(request, timeout=SECONDS).left.ToDatetime().timestamp()
 
 
 def comes_back(stage: Stage, player: Player) -> None:

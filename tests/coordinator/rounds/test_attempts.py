@@ -15,6 +15,7 @@ from federation.vectors import RowFile, update_rows
 from storage.models import AuditEntry
 from storage.states import RoundState, RunState
 from tests.compared_metrics import differences
+from tests.coordinator.members.scene import leave
 from tests.coordinator.rounds.scene import Averaging, at, fail, once, register
 from tests.running import refused
 from tests.stage import Player, Stage
@@ -176,12 +177,13 @@ def test_a_reply_counts_in_its_own_attempt_alone(stage: Stage) -> None:
     assert stage.wait_round(run, 0).metrics["improved"] == 1.0  # of ann and ben, who took part in the second attempt
 
 
-def test_a_member_that_is_revoked_after_a_voided_attempt_does_not_stop_the_next_one(
-    stage: Stage, tmp_path: Path
+@pytest.mark.parametrize("ends", ["revoked", "leaves"])
+def test_a_member_that_is_revoked_or_leaves_after_a_voided_attempt_does_not_stop_the_next_one(
+    stage: Stage, tmp_path: Path, ends: str
 ) -> None:
-    run, players = begin(stage, "second-thoughts", "selection.quorum = 0.5", names=("ben", "cleo", "dan"))
+    run, players = begin(stage, "second-thoughts", "selection.quorum = 0.5", names=("ben", "cleo", f"dan-{ends}"))
     stage.play(run, *players, until=lambda: stage.assignments(run, 0, 1), phases=1)
-    stage.revoke("dan")
+    stage.revoke(f"dan-{ends}") if ends == "revoked" else leave(players[2])
     stage.play(run, *players[:2])
     assert sorted(stage.replies(run, 0, 1)) == ["ben", "cleo"]
     stage.wait_state(run, RunState.COMPLETED)

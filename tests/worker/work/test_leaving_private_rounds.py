@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.few import few
 from tests.harness import wait_for
 from tests.worker.work.scene import STAGES, Members, scene, specification
 
@@ -38,7 +37,7 @@ def check_record(members: Members, run: str, path: Path) -> None:
     assert members.fed.admin("audit", "verify")["problems"] == []
 
 
-@few("secure-deal")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "meanwhile"),
     [*((number, "") for number in range(len(STAGES))), (1, "run paused"), (1, "coordinator away")],

@@ -5,6 +5,7 @@ The owner requires private rounds. The worker declines each lie with its reason,
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator, Submission
 from tests.worker.scene import Scene, serving
 from tests.worker.work.scene import DOCUMENT, OTHERS, invited, keys_of_five, pin, session_terms, to_be_ready
 from tests.works import set_work
+from worker.site.leaving import Leave, write_leave
 from worker.site.pause import Pause, write_pause
 
 
@@ -205,6 +207,19 @@ def test_a_pause_in_a_session_lets_it_go_on_and_begins_no_other_one(liar: Liar) 
     running.wait_for("paused")
     liar.answered(liar.deal([own, *(colluder(name, terms, liar.keys[name]) for name in OTHERS)], terms, members))
     assert liar.declines(liar.ready(liar.terms(b"of another round."))) == "paused"
+
+
+def test_a_site_that_leaves_in_a_session_goes_on_with_it_until_another_attempt_is_asked_for(liar: Liar) -> None:
+    members, terms = sorted(liar.keys), liar.terms()
+    running = liar.start()
+    own, _, _ = liar.answered(liar.ready(terms))
+    write_leave(liar.home.leave, Leave(datetime.now(UTC)))
+    running.wait_for("leaving")
+    liar.answered(liar.deal([own, *(colluder(name, terms, liar.keys[name]) for name in OTHERS)], terms, members))
+    assert liar.coordinator.withdrawals == []
+    assert liar.declines(liar.ready(liar.terms(b"the next attempt"), attempt=1)) == "paused"
+    running.wait_for("left")
+    assert len(liar.coordinator.withdrawals) == 1
 
 
 def test_forged_replies_end_a_session_and_secrets_are_dealt_once(liar: Liar) -> None:
