@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
 from coordinator.members.access.call_limits import RATES, Buckets, Rate
+from coordinator.services.checks.envelope_checks import EnvelopeChecks
+from coordinator.services.checks.record_check import record_problems
 from federation.transport.channels import refusal_from_rpc_error
 from federation.trust.admin_files import load_admin_key
 from federation.trust.certificates import make_csr
@@ -41,6 +43,7 @@ from federation.v1.federation_pb2_grpc import FederationStub
 from storage.models import Certificate, Client
 from tests.harness import Member
 from tests.running import SECONDS, Running, refused
+from tests.stage import Stage
 
 
 class Officer:
@@ -221,3 +224,11 @@ class Change:
         """The member with its new keys."""
         certificate = self.ask().certificate
         return Member(replace(self.member.files, signing_key=self.key, tls_key=self.tls_key, certificate=certificate))
+
+
+def problems(stage: Stage) -> list[str]:
+    home = stage.served.home
+    checks = EnvelopeChecks(home.federation_id, home.signing.chain)
+    key = home.log_key.entry_key
+    found = stage.look(lambda session: list(record_problems(session, checks, key, stage.blobs)))
+    return [one for one in found if isinstance(one, str)]
