@@ -16,12 +16,12 @@ from fedpareto.standard_streams import print_document
 with on_first_use():
     from federation.v1 import admin_pb2 as v1
     from federation.v1.admin_pb2_grpc import AdminStub
-    from fedpareto import admin_messages
+    from fedpareto import admin_messages, run_names
     from fedpareto.cli import document
     from fedpareto.cli.admin import watch as watching
     from fedpareto.cli.show import envelope_lines, metric_tables, participation_table, round_lines, round_tables, tables
     from fedpareto.formatting import when
-    from fedpareto.run_names import EVALUATE, RunNames
+    from fedpareto.run_names import RunNames
 
 
 @command
@@ -84,7 +84,7 @@ def stop(stub: "AdminStub", run: OpenRunName, reason: Reason = "", yes: Yes = Fa
     confirm(yes, question)
     response = stub.StopRun(v1.StopRunRequest(run=present.run_id, reason=reason))
     ended = admin_messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=response.run.run_id)).rounds
-    if response.run.algorithm == EVALUATE:
+    if response.run.algorithm == run_names.EVALUATE:
         return response, "stopped; the models that it has measured stay in its record"
     if not any(summary.result_model for summary in ended):
         return response, "stopped; no round has made a step, so its model is still the initial one"

@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
 from coordinator.members.access.call_limits import RATES, Buckets, Rate
+from coordinator.services.checks.envelope_checks import EnvelopeChecks
+from coordinator.services.checks.record_check import record_problems
 from federation.transport.channels import refusal_from_rpc_error
 from federation.trust.admin_files import load_admin_key
 from federation.trust.certificates import make_csr
@@ -48,7 +50,7 @@ from federation.v1.federation_pb2_grpc import FederationStub
 from storage.models import Certificate, Client
 from tests.harness import Member
 from tests.running import SECONDS, Running, refused
-from tests.stage import Player
+from tests.stage import Player, Stage
 
 
 class Officer:
@@ -243,3 +245,11 @@ def leave(player: Player, envelope: SignedEnvelope | None = None) -> float:
     """Leaves; the time that it is told."""
     request = LeaveRequest(withdrawal=envelope or withdrawal(player.member))
     return player.member.stub.Leave(request, timeout=SECONDS).left.ToDatetime().timestamp()
+
+
+def problems(stage: Stage) -> list[str]:
+    home = stage.served.home
+    checks = EnvelopeChecks(home.federation_id, home.signing.chain)
+    key = home.log_key.entry_key
+    found = stage.look(lambda session: list(record_problems(session, checks, key, stage.blobs)))
+    return [one for one in found if isinstance(one, str)]

@@ -12,8 +12,6 @@ from sqlalchemy import func, select
 
 from coordinator.backups.home_keys import rotate_signing_key
 from coordinator.members.rotation import OVERLAP
-from coordinator.services.checks.envelope_checks import EnvelopeChecks
-from coordinator.services.checks.record_check import record_problems
 from federation.record.bundle import BundleReader
 from federation.trust.envelope import envelope_digest, key_id, sign, verify
 from federation.trust.identity import parse_peer
@@ -23,7 +21,7 @@ from federation.v1 import common_pb2 as common
 from federation.v1.record_pb2 import LogRecord
 from storage.models import Client, Rotation
 from storage.states import RunState
-from tests.coordinator.members.scene import Change
+from tests.coordinator.members.scene import Change, problems
 from tests.few import few
 from tests.harness import Member
 from tests.running import refused
@@ -50,14 +48,6 @@ def signers(stage: Stage, run: str, number: int = 0) -> dict[str, bytes]:
     """The id of the key that signed each accepted reply to the first phase of a round."""
     rows = stage.replies(run, number)
     return {name: common.SignedEnvelope.FromString(row.envelope).key_id for name, row in rows.items()}
-
-
-def problems(stage: Stage) -> list[str]:
-    home = stage.served.home
-    checks = EnvelopeChecks(home.federation_id, home.signing.chain)
-    key = home.log_key.entry_key
-    found = stage.look(lambda session: list(record_problems(session, checks, key, stage.blobs)))
-    return [one for one in found if isinstance(one, str)]
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ PROBES: dict[str, Probe] = {
     "Federation/Submit": Probe(wire.SubmitRequest(), ("INVALID_ARGUMENT", "header")),
     "Federation/Renew": Probe(wire.RenewRequest(), ("INVALID_ARGUMENT", "csr")),
     "Federation/GetModel": Probe(wire.GetModelRequest(nonce=bytes(16)), UNKNOWN_RUN),
+    "Federation/Leave": Probe(wire.LeaveRequest(), ("UNAUTHENTICATED", "key-unknown")),
     "Federation/RotateKey": Probe(wire.RotateKeyRequest(), ("INVALID_ARGUMENT", "csr")),
     "Admin/CreateJoinString": Probe(admin.CreateJoinStringRequest(), ("INVALID_ARGUMENT", "argument")),
     "Admin/ListJoinStrings": Probe(admin.ListJoinStringsRequest()),

@@ -28,7 +28,7 @@ from fedpareto.formatting import natural
 from fedpareto.run_names import RunNames
 from storage.blob_directory import DirectoryStore
 from tests.fedpareto.cli.scene import LAYOUT, SPEC, Finished, command, good_model, requests, shown, submit
-from tests.fedpareto.sinks.test_target_threads import installed, rounds_in
+from tests.fedpareto.sinks.scene import installed, rounds_in
 from tests.harness import Federation, fedpareto, refused
 from tests.verification.scene import Edited
 

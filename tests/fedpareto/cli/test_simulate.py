@@ -29,7 +29,7 @@ from storage.database import DatabaseBusy
 from tests.command_lines import failure
 from tests.fedpareto.simulation import scene as simulations
 from tests.fedpareto.simulation.scene import OBJECTIVES, close, spec
-from tests.fedpareto.sinks.test_target_threads import installed, rounds_in
+from tests.fedpareto.sinks.scene import installed, rounds_in
 from tests.harness import SECONDS, fedpareto
 from tests.paths import ROOT
 

@@ -1,10 +1,14 @@
 """A run that goes to targets, and sinks that a test owns."""
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
-from fedpareto.sinks.sink import FollowedRun, RoundNumbers, RunEnd
+import pytest
+
+from fedpareto.sinks.sink import FollowedRun, RoundNumbers, RunEnd, Sink, SinkError
 from fedpareto.sinks.target_threads import Delivered, Deliveries
 from fedpareto.sinks.targets import targets_of
 
@@ -28,3 +32,47 @@ def send(addresses: Sequence[str], rounds: int, end: RunEnd = END) -> list[Deliv
     for number in range(rounds):
         deliveries.add(numbers(number))
     return deliveries.finish(end)
+
+
+class Lines(Sink):
+    """A file with a line for each round, whose lines say what it has."""
+
+    takes_files = True
+
+    def __init__(self, address: str) -> None:
+        if not address.endswith(".jsonl"):
+            raise SinkError(f"{address} is no .jsonl")
+        self.path = Path(address)
+
+    def open(self, run: FollowedRun) -> int:
+        return len(self.path.read_text().splitlines()) if self.path.exists() else 0
+
+    def write(self, numbers: RoundNumbers) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps([numbers.round, dict(numbers.values)]) + "\n")
+
+    def finish(self, end: RunEnd) -> None:
+        names = [file.name for file in end.files if file.stat().st_size > 100]
+        self.path.with_suffix(".end").write_text(" ".join([end.state, *names]))
+
+
+class Needing(Lines):
+    packages = ("no_such_package",)
+
+
+def rounds_in(path: Path) -> list[int]:
+    return [json.loads(line)[0] for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with entry points, in a directory on Python's path."""
+    package = tmp_path / "packages" / "own_sinks-1.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: own-sinks\nVersion: 1\n")
+    points = {"own": f"{__name__}:Lines", "needing": f"{__name__}:Needing", "broken": "broken_sink:Broken"}
+    lines = [f"{name} = {place}" for name, place in points.items()]
+    (package / "entry_points.txt").write_text("\n".join(["[fedpareto.sinks]", *lines, ""]))
+    (package.parent / "broken_sink.py").write_text("import no_module_of_ours\n")
+    monkeypatch.syspath_prepend(package.parent)
+    return tmp_path

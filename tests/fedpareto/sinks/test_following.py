@@ -10,7 +10,7 @@ from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from tests.fedpareto.cli import scene
 from tests.fedpareto.cli.scene import centre, stub
-from tests.fedpareto.sinks.test_target_threads import installed, rounds_in
+from tests.fedpareto.sinks.scene import installed, rounds_in
 from tests.harness import Federation, Process, wait_for
 from tests.paths import ROOT
 

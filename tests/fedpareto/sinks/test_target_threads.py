@@ -1,6 +1,5 @@
 """Rounds on their way to targets: each once, in order, whatever another target does."""
 
-import json
 import threading
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,34 +10,14 @@ from federation.errors import Error
 from federation.v1.admin_pb2 import RoundSummary
 from fedpareto.missing_packages import PackagesMissing
 from fedpareto.sinks.round_numbers import numbers_of
-from fedpareto.sinks.sink import FollowedRun, RoundNumbers, RunEnd, Sink, SinkError
+from fedpareto.sinks.sink import FollowedRun, RoundNumbers, Sink, SinkError
 from fedpareto.sinks.target_threads import Delivered, Deliveries
 from fedpareto.sinks.targets import SinkTarget, target_of, targets_of
-from tests.fedpareto.sinks.scene import END, RUN, numbers
+from tests.fedpareto.sinks.scene import END, RUN, Lines, installed, numbers, rounds_in
+
+__all__ = ["installed"]
 
 SECRET_ADDRESS = "http://reader:pa%24%24word@127.0.0.1:9/x?token=t0ken&more=1"
-
-
-class Lines(Sink):
-    """A file with a line for each round, whose lines say what it has."""
-
-    takes_files = True
-
-    def __init__(self, address: str) -> None:
-        if not address.endswith(".jsonl"):
-            raise SinkError(f"{address} is no .jsonl")
-        self.path = Path(address)
-
-    def open(self, run: FollowedRun) -> int:
-        return len(self.path.read_text().splitlines()) if self.path.exists() else 0
-
-    def write(self, numbers: RoundNumbers) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps([numbers.round, dict(numbers.values)]) + "\n")
-
-    def finish(self, end: RunEnd) -> None:
-        names = [file.name for file in end.files if file.stat().st_size > 100]
-        self.path.with_suffix(".end").write_text(" ".join([end.state, *names]))
 
 
 class Scripted(Lines):
@@ -49,10 +28,6 @@ class Scripted(Lines):
     def write(self, numbers: RoundNumbers) -> None:
         type(self).before(numbers)
         super().write(numbers)
-
-
-def rounds_in(path: Path) -> list[int]:
-    return [json.loads(line)[0] for line in path.read_text().splitlines()]
 
 
 def scripted(before: Any) -> type[Sink]:
@@ -209,21 +184,3 @@ def test_a_sink_of_an_installed_package_is_found_by_its_entry_point(installed: P
 def test_a_sink_whose_packages_are_missing_says_which_extra_has_them(installed: Path) -> None:
     with pytest.raises(PackagesMissing, match=r"needing needs no_such_package.*fedpareto\[tracking\]"):
         target_of("needing:a.jsonl")
-
-
-class Needing(Lines):
-    packages = ("no_such_package",)
-
-
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package with entry points, in a directory on Python's path."""
-    package = tmp_path / "packages" / "own_sinks-1.dist-info"
-    package.mkdir(parents=True)
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: own-sinks\nVersion: 1\n")
-    points = {"own": f"{__name__}:Lines", "needing": f"{__name__}:Needing", "broken": "broken_sink:Broken"}
-    lines = [f"{name} = {place}" for name, place in points.items()]
-    (package / "entry_points.txt").write_text("\n".join(["[fedpareto.sinks]", *lines, ""]))
-    (package.parent / "broken_sink.py").write_text("import no_module_of_ours\n")
-    monkeypatch.syspath_prepend(package.parent)
-    return tmp_path

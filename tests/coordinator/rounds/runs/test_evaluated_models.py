@@ -22,7 +22,7 @@ from fedpareto.cli.admin import upload
 from fedpareto.cli.failure import CommandFailure
 from fedpareto.simulation.simulate import Simulation
 from storage.states import RoundState, RunState
-from tests.coordinator.members.test_rotation import problems
+from tests.coordinator.members.scene import problems
 from tests.harness import Attending
 from tests.paths import OWNERS_CODE
 from tests.stage import LAYOUT, Player, Stage, measurements
