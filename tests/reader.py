@@ -18,6 +18,7 @@ FILE_NAME = re.compile(r"# (\S+\.(?:py|toml))\n")
 # Commands that go on, each with the text after which a reader types the next one.
 LASTING = {"fedpareto coordinator serve ": "members at", "fedpareto worker run ": "attending federation"}
 INSTALLING = ("make ", ". ", "mkdir ", "cd ")  # what is installed and made before
+LATER = "fedpareto admin audit"  # an entry is in the log a moment after what it tells of
 NOTHING: Mapping[str, str] = MappingProxyType({})
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
@@ -38,6 +39,12 @@ def pattern(line: str) -> str:
     """A line without its numbers and digests, and without what the page cuts off."""
     text = re.sub(r"-?\b[0-9a-f]*\d[0-9a-f]*\b", "#", line.removesuffix(" ..."))
     return " ".join(text.split())
+
+
+def missing(shown: list[str], printed: str) -> list[str]:
+    """The lines of a page that a command has not printed."""
+    lines = "\n".join(pattern(line) for line in printed.splitlines())
+    return [line for line in shown if pattern(line) not in lines]
 
 
 def python(command: str) -> list[str]:
@@ -77,11 +84,17 @@ class Reader:
                 if command in self.own:
                     self.own[command]()
                     continue
-                printed = self.enter(command)
-                lines = "\n".join(pattern(line) for line in printed.splitlines())
-                assert not [line for line in shown if pattern(line) not in lines], f"{command}\n{printed}"
+                self.compare(command, shown)
                 entered += 1
         return entered
+
+    def compare(self, command: str, shown: list[str]) -> None:
+        """Enters a command, which prints what the page shows: at once, or a little later if it is of the log."""
+        printed = self.enter(command)
+        if missing(shown, printed) and command.startswith(LATER):
+            wait_for(lambda: not missing(shown, self.enter(command)), f"{shown} of {command}:\n{printed}")
+        else:
+            assert not missing(shown, printed), f"{command}\n{printed}"
 
     def enter(self, line: str, text: str = "") -> str:
         """Runs a command line; returns what it printed, a lasting one until the next may follow."""

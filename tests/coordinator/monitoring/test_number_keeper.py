@@ -118,8 +118,9 @@ def test_numbers_do_not_depend_on_what_members_reply(watched: Stage, privacy: st
     """So nothing of a reply's content leaves: no loss, sample count, norm or weight, of whatever run."""
     pages = []
     for size, scale in ((10, 1.0), (7919, 33.0)):
-        before, more = shown(watched), f"selection.minimum = 2\ntrain.steps = 1\n{privacy}"
+        more = f"selection.minimum = 2\ntrain.steps = 1\n{privacy}"
         run, players = watched.begin("ann", "ben", samples=[size, 2 * size], more=more)
+        before = shown(watched)
         for player in players:
             player.losses["left"] = scale / 7
             order = player.order()
