@@ -89,6 +89,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     return models
 
 
+@pytest.mark.full
 def test_a_federation_makes_the_same_model_with_a_bucket_as_with_a_directory(
     remote: Stage, expected: dict[int, str]
 ) -> None:

@@ -21,7 +21,8 @@ def deal(directory: Path) -> None:
         np.savez(directory / "data" / name / "digits.npz", x=x[digits], y=y[digits])
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("rounds", [2, 20])
 def test_a_reader_of_the_first_tutorial_sees_what_the_page_shows(
     rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,9 +7,8 @@ set. The ledger of answered questions stays.
 """
 
 import os
-import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -92,7 +91,7 @@ class WorkerMemory:
 
     def _kept_deadlines(self) -> dict[Key, datetime]:
         with self._file.using() as connection:
-            return _deadlines(connection)
+            return _deadlines(connection.execute(_KEPT).fetchall())
 
     def begin(self, order: CheckedAssignment) -> Memory:
         """The memory of the attempt that an assignment belongs to; that of earlier attempts and rounds is erased.
@@ -263,13 +262,12 @@ def awaits_question(path: Path, now: datetime) -> bool:
         WorkerHomeError, OSError: see `LedgerFile`.
     """
     with LedgerFile.reading(path, MIGRATIONS, _ADVICE) as connection:
-        kept = {} if connection is None else _deadlines(connection)
+        kept = {} if connection is None else _deadlines(connection.execute(_KEPT).fetchall())
     return any(deadline + NEXT_QUESTION_WITHIN > now for deadline in kept.values())
 
 
-def _deadlines(connection: sqlite3.Connection) -> dict[Key, datetime]:
-    """The last deadline of each attempt in which values are kept."""
-    rows = connection.execute(_KEPT).fetchall()
+def _deadlines(rows: Iterable[tuple[str, int, int, str]]) -> dict[Key, datetime]:
+    """The last deadline of each attempt in which values are kept, from the rows of `_KEPT`."""
     return {(run, round_, attempt): datetime.fromisoformat(deadline) for run, round_, attempt, deadline in rows}
 
 

@@ -105,6 +105,7 @@ def test_a_run_that_is_stopped_at_either_coordinator_is_cancelled_for_the_member
     assert first.run(run).state is RunState.STOPPED
 
 
+@pytest.mark.full
 def test_a_run_is_watched_at_the_coordinator_that_does_not_conduct_it(
     first: Stage, second: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ def id_of(served: Running) -> str:
     return served.coordinator.record.startup.registry.coordinator
 
 
+@pytest.mark.full
 def test_a_coordinator_whose_disk_is_full_gives_its_runs_to_the_other(
     first: Stage, second: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -404,6 +404,7 @@ def test_a_scaled_update_moves_nothing_under_fedmgda_plus_and_its_norm_is_on_rec
     assert model_of(stage, "fedavg", scale=2.0**20) != model_of(stage, "fedavg")
 
 
+@pytest.mark.full
 def test_an_inflated_loss_moves_nothing_under_fedmgda_plus(stage: Stage) -> None:
     assert model_of(stage, "fedmgda+", loss=1e6) == model_of(stage, "fedmgda+")
     assert model_of(stage, "q-fedavg", loss=1e6) != model_of(stage, "q-fedavg")

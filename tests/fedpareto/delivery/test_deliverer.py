@@ -18,7 +18,6 @@ from fedpareto.delivery.targets_file import Targets
 from storage.models import Alert
 from storage.states import AlertKind, AlertSeverity
 from tests.fedpareto.delivery.scene import TIMES, Receiver, receivers, targets_file
-from tests.few import few
 from tests.harness import Process, wait_for
 from tests.paths import PROGRAMS
 from tests.running import command
@@ -172,7 +171,7 @@ def test_that_no_coordinator_answers_is_told_once_also_after_a_restart_and_what_
     assert (told["severity"], told["message"][:31]) == ("critical", "no coordinator has answered sin")
 
 
-@few("alert-sent")
+@pytest.mark.full
 @pytest.mark.parametrize("point", ["alert-found", "alert-noted", "alert-sent", "alert-delivered"])
 def test_a_command_that_is_killed_tells_each_alert_at_least_once_and_twice_only_under_one_id(
     stage: Stage, home: Path, tmp_path: Path, point: str
