@@ -1,8 +1,10 @@
 """A real federation for tests: the coordinator and its workers as processes, TLS, database and blobs as shipped."""
 
+import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -114,6 +116,15 @@ class Federation(federations.ProcessFederation):
         if not crash:
             assert process.popen.poll() is None, process.text[-3000:]
         return process
+
+    @contextmanager
+    def nobody_serves(self) -> Iterator[None]:
+        """Keeps the port of the coordinator, which has ended, from other processes: connections to it are refused."""
+        port = json.loads((self.home / "ports.json").read_text())["federation"]
+        with socket.socket() as kept:
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            kept.bind(("127.0.0.1", port))
+            yield
 
     def fedpareto(self, *arguments: str, code: int | None = 0, standard_input: str = "") -> str:
         """As `ProcessFederation` does it, but in this process, which saves 0.05 to 0.1 CPU seconds.

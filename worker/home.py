@@ -7,12 +7,13 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from federation.directories import Directories
 from federation.errors import Error
 from federation.owners_code import TwoTexts
+from federation.process.lock_file import held
 from federation.trust.member_files import COORDINATOR_ROTATIONS, OWN_ROTATIONS
 
 MEMBER_FILE = "member.toml"
@@ -104,22 +105,15 @@ class WorkerHome:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Holds the directory until this process ends; raises WorkerHomeError if another worker holds it."""
-        descriptor = os.open(self.directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
-                raise WorkerHomeError(
-                    f"another worker (process {holder}) runs with {self.directory}: stop it first, "
-                    "or join a second client into a directory of its own"
-                ) from None
-            with suppress(OSError):  # a full disk; the number is only for people
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        directory = self.directory
+        with held(
+            directory / LOCK_FILE,
+            lambda holder: WorkerHomeError(
+                f"another worker (process {holder}) runs with {directory}: stop it first, "
+                "or join a second client into a directory of its own"
+            ),
+        ):
             yield
-        finally:
-            os.close(descriptor)
 
     def locked_by_another(self) -> bool:
         """True if a worker in another process runs with this directory."""

@@ -1,7 +1,7 @@
 """The numbers of the whole federation, read from the record. Every one of them is in `fedpareto admin`, too.
 
-None is a number that a round computes: no loss, norm, weight or sample count. So what a private round conceals is not
-here, whatever the run. `fedpareto_run_round` names runs by their ids, which say nothing.
+None is a number that a round computes: no loss, norm, weight or sample count. So they tell
+nothing that a private round conceals. `fedpareto_run_round` names runs by their ids, which tell nothing about them.
 """
 
 from collections.abc import Collection, Iterable, Iterator

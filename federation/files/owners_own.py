@@ -17,7 +17,7 @@ class NotOwnersOwn(Error, ValueError):
 def check_owners_own(path: Path, reason: str, *, secret: bool = False) -> None:
     """Checks that nobody but this user and root can change a file, nor read it if it is `secret`.
 
-    Of a mount that is read-only nobody here can, whatever its modes say: those of a ConfigMap's directory are 0777.
+    A read-only mount passes with any modes, since nobody on this machine can change it: a ConfigMap has 0777.
 
     Args:
         path: of the file.

@@ -34,7 +34,7 @@ def run_program(
         stop_by: a monotonic time that may be set while it runs, as this process stops: its time is over then.
         said: gets the beginning of its standard error; None has no use for it.
     """
-    inherited, alive = os.pipe()  # whatever the program starts holds `alive`, until it ends
+    inherited, alive = os.pipe()  # the program and all that it starts hold `alive` until they end
     with os.fdopen(os.memfd_create("facts"), "wb") as given, os.fdopen(inherited, "rb") as ends:
         given.write(text)
         given.flush()

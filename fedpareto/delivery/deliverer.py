@@ -1,12 +1,10 @@
 """Reads the alerts of a federation, and has each receiver told by a thread of its own: none waits for another."""
 
-import fcntl
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -16,6 +14,7 @@ import grpc
 
 from federation.durable_files import make_directories
 from federation.errors import Error
+from federation.process.lock_file import held
 from federation.text import counted, escaped
 from federation.transport.channels import refusal_from_rpc_error
 from federation.v1 import admin_pb2 as v1
@@ -52,21 +51,13 @@ def locked(room: Path) -> Iterator[None]:
         OSError: it cannot be made.
     """
     make_directories(room, 0o700)
-    descriptor = os.open(room / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
-            raise RecordsInUse(
-                f"another process ({escaped(holder, 40)}) delivers alerts with {room.parent}: stop it first"
-            ) from None
-        with suppress(OSError):  # a full disk; the number is only for people
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    with held(
+        room / "lock",
+        lambda holder: RecordsInUse(
+            f"another process ({escaped(holder, 40)}) delivers alerts with {room.parent}: stop it first"
+        ),
+    ):
         yield
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What a receiver was told, and what waits for it: a file that is written before anything is sent.
 
-So whatever happens, a receiver gets each piece of news at least once, and under the same id if it comes twice.
+So a receiver gets each piece of news at least once, also after a crash, and under the same id if it comes twice.
 """
 
 import json
@@ -145,7 +145,7 @@ class DeliveryRecord:
             return next(iter(self._content.waiting), None), self._content.dropped
 
     def delivered(self, news: News) -> None:
-        """Notes that the receiver has taken news, and the number of those that it did not get."""
+        """Notes that the receiver has taken this news, which also told it how many were dropped."""
         with self._changed:
             left = tuple(item for item in self._content.waiting if item.id != news.id)
             self._content = replace(self._content, waiting=left, dropped=0)

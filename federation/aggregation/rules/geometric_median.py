@@ -67,7 +67,7 @@ def _objective(centre: Vector, points: Matrix, prior: Vector, nu: float) -> floa
 
 
 def _solution(matrix: Matrix, right: Vector) -> Vector:
-    """The x of `matrix` x = `right`; the shortest of those that come nearest where the matrix is singular."""
+    """Solves `matrix` x = `right`; for a singular matrix, gives the least-squares solution of least norm."""
     try:
         return np.asarray(np.linalg.solve(matrix, right), dtype=np.float64)
     except np.linalg.LinAlgError:

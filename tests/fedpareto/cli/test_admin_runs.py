@@ -193,23 +193,24 @@ def test_while_no_coordinator_runs_commands_that_show_read_its_directory_and_oth
         stream.assignment()
         served = {arguments: made.admin(*arguments) for arguments in (("run", "open"), ("round", "open", "0"))}
         process.kill()
-        assert made.home.joinpath("coordinator.db-wal").stat().st_size  # has what it wrote last
-        for arguments, document in served.items():
-            assert made.admin(*arguments) == document
-        database = made.home / "coordinator.db"
-        with closing(Database.open(f"sqlite:///{database}")) as opened, opened.begin() as session:
-            phase = session.scalars(select(models.Phase)).one()
-            phase.deadline = datetime(2026, 1, 1, tzinfo=UTC)  # long past
-        for key in made.home.glob("*.key"):
-            key.rename(key.with_suffix(".away"))  # none is needed, so no passphrase either
-        before = database.read_bytes()
-        for shown in SHOWING:
-            assert scene.command(made, *shown.split()).stdout
-        assert database.read_bytes() == before
-        for refusal in (("pause", "open"), ("watch", "open"), ("login",), ("export", "open", "--out", "model")):
-            said = scene.command(made, *refusal, code=1).stderr.replace("\n", " ")
-            assert f"no coordinator serves {made.home}" in said
-            assert f"fedpareto coordinator serve --home {made.home}" in said
+        with made.nobody_serves():
+            assert made.home.joinpath("coordinator.db-wal").stat().st_size  # has what it wrote last
+            for arguments, document in served.items():
+                assert made.admin(*arguments) == document
+            database = made.home / "coordinator.db"
+            with closing(Database.open(f"sqlite:///{database}")) as opened, opened.begin() as session:
+                phase = session.scalars(select(models.Phase)).one()
+                phase.deadline = datetime(2026, 1, 1, tzinfo=UTC)  # long past
+            for key in made.home.glob("*.key"):
+                key.rename(key.with_suffix(".away"))  # none is needed, so no passphrase either
+            before = database.read_bytes()
+            for shown in SHOWING:
+                assert scene.command(made, *shown.split()).stdout
+            assert database.read_bytes() == before
+            for refusal in (("pause", "open"), ("watch", "open"), ("login",), ("export", "open", "--out", "model")):
+                said = scene.command(made, *refusal, code=1).stderr.replace("\n", " ")
+                assert f"no coordinator serves {made.home}" in said
+                assert f"fedpareto coordinator serve --home {made.home}" in said
         for key in made.home.glob("*.away"):
             key.rename(key.with_suffix(".key"))
         made.serve()  # and now it goes on: nobody replied in time

@@ -1,0 +1,1 @@
+"""Connections to the database, and the SQL statements that they share."""
