@@ -4,10 +4,10 @@ import signal
 import time
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tests.harness import wait_for
+from tests.process_state import process_state
 from tests.soak.checks import Calm, Checks, Place, questions
 from tests.soak.cluster import Cluster, Coordinator
 
@@ -112,4 +112,4 @@ class Scene:
 
 def is_stopped(pid: int) -> bool:
     """True if a process is stopped by a signal."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return process_state(pid) == "T"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from federation.process.programs import MAX_SAID, run_program
 from tests.harness import wait_for
+from tests.process_state import is_running
 
 ENVIRONMENT = {"PATH": os.defpath}
 
@@ -16,14 +17,6 @@ def run(
     return run_program(
         command, text, environment=ENVIRONMENT, seconds=seconds, said=None if said is None else said.append
     )
-
-
-def over(process: str) -> bool:
-    """True if a process is no more, or waits only for its parent to ask for its status."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def test_a_program_gets_the_text_and_says_how_it_ended(tmp_path: Path) -> None:
@@ -42,7 +35,7 @@ def test_what_a_program_leaves_running_has_the_rest_of_its_time_and_is_ended(tmp
     assert (tmp_path / "mail").exists(), "it was waited for"
     assert run('sleep 1000 > /dev/null 2>&1 & echo $! > "$1"; exit 0', str(tmp_path / "left"), seconds=0.5) == ""
     left = (tmp_path / "left").read_text().strip()
-    wait_for(lambda: over(left), "the end of what it left")
+    wait_for(lambda: not is_running(int(left)), "the end of what it left")
 
 
 def test_of_a_flood_of_errors_only_the_beginning_is_passed_on() -> None:

@@ -18,6 +18,7 @@ from fedpareto.experiments.result_store import RUNS, DamagedError, Store, differ
 from tests.fedpareto.experiments import scene as experiment_cases
 from tests.fedpareto.experiments.scene import begun, events_of, history, made, tiny_job
 from tests.harness import wait_for
+from tests.process_state import is_running
 
 one_thread, under_way = experiment_cases.one_thread, experiment_cases.under_way  # fixtures
 
@@ -343,14 +344,6 @@ def test_children_whose_parent_is_killed_end_and_so_do_those_that_are_told_to(tm
     parent.join()
     endless = tiny_job(1, "rounds = 3", "rounds = 1000000")
     assert begun(Store(tmp_path), endless) == ["round", "stopped"]
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there, and is more than an entry that nobody has collected."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.full
