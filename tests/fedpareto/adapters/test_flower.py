@@ -21,17 +21,12 @@ from federation.work.base import WorkError
 from fedpareto.adapters.flower import FlowerTask
 from fedpareto.adapters.order import exchanged
 from fedpareto.cli.admin.upload import initial_model as submitted
+from tests.fedpareto.adapters.scene import run_of_the_page
 from tests.harness import federation
-from tests.paths import DOCS, EXAMPLES, ROOT
+from tests.paths import EXAMPLES, ROOT
 
 SGD = LocalSgd(epochs=3, batch_size=4, learning_rate=0.125)
 TASKS = "tests.owners_code.flower_tasks"
-
-
-def run_of_the_page() -> str:
-    """The run specification of the section about Flower."""
-    section = (DOCS / "start/existing-clients.md").read_text().partition("\n## Flower\n")[2]
-    return section.partition("```toml\n")[2].partition("```")[0]
 
 
 def test_what_a_flower_app_cannot_do_is_told_when_a_run_is_submitted() -> None:
@@ -46,12 +41,17 @@ def test_what_a_flower_app_cannot_do_is_told_when_a_run_is_submitted() -> None:
 
 
 def test_the_run_of_the_page_asks_only_for_what_a_flower_app_can_do() -> None:
-    run = RunSpec.parse(run_of_the_page().encode())
+    run = RunSpec.parse(run_of_the_page("Flower", rounds=20).encode())
     assert [caution for caution in FlowerTask().cautions(run) if "cannot be stopped" not in caution] == []
 
 
 @pytest.mark.parametrize(
-    ("file", "first"), [("lightning_digits.py", "class Digits"), ("flower_digits.py", "class Digits")]
+    ("file", "first"),
+    [
+        ("lightning_digits.py", "class Digits"),
+        ("flower_digits.py", "class Digits"),
+        ("transformers_notes.py", "class Mentions"),
+    ],
 )
 def test_what_a_user_adds_has_at_most_ten_lines(file: str, first: str) -> None:
     added = first + (EXAMPLES / file).read_text().partition(f"\n{first}")[2]
@@ -197,9 +197,7 @@ def test_members_whose_workers_start_the_app_in_flowers_environment_complete_the
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     code = ["--code", str(EXAMPLES)]
     trainer = f"trainer_command={command()} {shlex.join(code)}"
-    name, given, rest = run_of_the_page().partition("rounds = 20\n")
-    assert given
-    (tmp_path / "run.toml").write_text(f"{name}rounds = 3\n{rest}")
+    (tmp_path / "run.toml").write_text(run_of_the_page("Flower", rounds=3))
     with federation(tmp_path) as made:
         made.serve()
         for part, member in enumerate(("ann", "ben", "eve"), start=1):
