@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from fedpareto.sinks.sink import RunEnd
-from tests.fedpareto.sinks.scene import numbers, send
+from tests.fedpareto.sinks.scene import kill_at, numbers, send
 from tests.paths import ROOT
-from tests.programs.crashing import before
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.full
@@ -86,18 +85,6 @@ def wanted(name: str, rounds: int = ROUNDS) -> list[tuple[int, int, float]]:
     ]
 
 
-def kill_at(uri: str, count: int, *, returned: bool, end: RunEnd) -> int:
-    """Sends the run from a process that is killed before a request is sent, or after it was answered."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        with suppress(BaseException):
-            before(import_module("requests").Session, "send", count=count, returned=returned)
-            code = 0 if not send([f"mlflow:{uri}"], ROUNDS, end)[0].problem else 2
-        os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
     made = [tmp_path / name for name in ("model.safetensors", "card.md", "report.html")]
@@ -126,8 +113,9 @@ def test_a_server_gets_metrics_state_and_files_once(server: str, files: list[Pat
 def test_a_process_that_is_killed_at_any_request_leaves_no_gap_and_no_repetition(
     server: str, files: list[Path], returned: bool
 ) -> None:
+    session, target, end = import_module("requests").Session, f"mlflow:{server}", RunEnd("COMPLETED", "", files)
     kills = 0
-    while (code := kill_at(server, 1 + kills, returned=returned, end=RunEnd("COMPLETED", "", files))) != 0:
+    while code := kill_at(session, "send", 1 + kills, returned=returned, target=target, rounds=ROUNDS, end=end):
         assert code == -signal.SIGKILL
         kills += 1
     assert kills > 3
