@@ -1,12 +1,14 @@
 """A real tracking server of MLflow: what it has after runs, kills and absences."""
 
+import multiprocessing
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -122,6 +124,41 @@ def test_a_process_that_is_killed_at_any_request_leaves_no_gap_and_no_repetition
     for name in ("accuracy/mean", "loss/train/left half"):
         assert points(server, name) == wanted(name)
     assert only_run(server).info.status == "FINISHED"
+    forget(server)
+
+
+def sends(target: str, rounds: int, together: Callable[[], object]) -> int:
+    """Starts a process that sends the run, and makes its own run at the server when another one does."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    with suppress(BaseException):
+        kind = import_module("mlflow.tracking.client").MlflowClient
+        create = kind.create_run
+
+        def created(*given: Any, **more: Any) -> Any:
+            together()
+            return create(*given, **more)
+
+        kind.create_run = created
+        (delivered,) = send([target], rounds)
+        code = 0 if (delivered.rounds, delivered.problem) == (rounds, "") else 2
+    os._exit(code)
+
+
+def test_processes_that_send_a_run_at_the_same_time_make_one_run_with_each_number_once(server: str) -> None:
+    barrier = multiprocessing.get_context("fork").Barrier(3)
+
+    def together() -> None:
+        with suppress(threading.BrokenBarrierError):  # it was passed, and one of them makes the run again
+            barrier.wait(60)
+            barrier.abort()
+
+    sending = [sends(f"mlflow:{server}", ROUNDS, together) for _ in range(3)]
+    assert [os.waitpid(pid, 0)[1] for pid in sending] == [0, 0, 0]
+    for name in numbers(0).values:
+        assert points(server, name) == wanted(name)
+    assert only_run(server).data.tags["fedpareto.rounds"] == str(ROUNDS)
     forget(server)
 
 
