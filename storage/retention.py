@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
 from sqlalchemy.orm import Session
 
-from federation.record.best_round import BestRound
+from federation.record.best_round import BestSoFar
 from federation.spec.run_spec import RunSpec
 from federation.work.base import Work, WorkError
 from federation.work.registry import kind
@@ -114,7 +114,7 @@ def _first_and_best(session: Session, run_ids: Iterable[str] | None = None) -> s
         columns = columns.where(Round.run_id.in_(run_ids))
     ids: set[int] = set()
     for run_id, rows in itertools.groupby(session.execute(columns), key=lambda row: row.run_id):
-        best, rounds, split = BestRound(), dict[int, int](), partial(stop_split, session, run_id)
+        best, rounds, split = BestSoFar(), dict[int, int](), partial(stop_split, session, run_id)
         for row in rows:
             rounds[row.number] = row.round_id
             best.add(row.number, row.metrics, split)

@@ -8,7 +8,7 @@ from federation.record.metric_definitions import SCORED
 STOPS = "stop/best"
 
 
-class BestRound:
+class BestSoFar:
     """The round that `export --best` takes by the metric that stops the run, or else by accuracy, or else by loss.
 
     With a metric that stops the run it is the round with the best value of it; without one that with the highest

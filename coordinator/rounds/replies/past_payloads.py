@@ -8,7 +8,7 @@ from itertools import islice
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
-from federation.record.best_round import BestRound
+from federation.record.best_round import BestSoFar
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.models import Round, Run
@@ -69,7 +69,7 @@ class _PastRounds:
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._best = BestRound()
+        self._best = BestSoFar()
         self._newest = -1  # the number of the newest round, ended or not
         self._read = -1  # the number of the newest round that was read
         self._ended: dict[int, tuple[int, datetime]] = {}  # by id, ascending: number and end
@@ -81,7 +81,7 @@ class _PastRounds:
         columns = select(Round.round_id, Round.number, Round.ended, Round.metrics).order_by(Round.number)
         ended = Round.state.in_((RoundState.COMPLETED, RoundState.SKIPPED))
         for round_id, number, end, metrics in session.execute(columns.where(of_run, Round.number > self._read, ended)):
-            if self._read >= 0 and end > since:  # the first round is retained
+            if self._read >= 0 and end and end > since:  # the first round is retained
                 self._ended[round_id] = number, end
             self._best.add(number, metrics, split)
             self._read = number

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from federation.record.best_round import BestRound
+from federation.record.best_round import BestSoFar
 from federation.spec.task_metrics import best_round_of
 
 SOME = (0.1, 0.2, 0.3, math.nan)  # few values, so that many are equal
@@ -35,7 +35,7 @@ def test_the_best_round_so_far_is_that_of_all_rounds_so_far(higher: bool | None)
     draw = random.Random(0)
     for _ in range(200):
         names = draw.sample(["accuracy/mean", "loss/test", "loss/validation", "loss/train"], draw.randrange(5))
-        best, rounds, values = BestRound(), list[dict[str, float]](), list[float]()
+        best, rounds, values = BestSoFar(), list[dict[str, float]](), list[float]()
         for number in range(8):
             metrics = {name: draw.choice(SOME) for name in names if draw.random() < 0.8}
             value = draw.choice(SOME)
