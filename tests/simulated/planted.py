@@ -49,7 +49,7 @@ def a_receipt_before_its_commit(patch: pytest.MonkeyPatch) -> None:
 
 def a_reply_that_leaves_its_assignment_open(patch: pytest.MonkeyPatch) -> None:
     """An accepted reply is recorded, and its assignment stays open."""
-    patch.setattr(intake, "end_open_assignment", lambda *_: None)
+    patch.setattr(intake, "end_open_assignments", lambda *_: None)
 
 
 def a_sum_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
