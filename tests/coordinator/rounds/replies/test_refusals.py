@@ -356,10 +356,8 @@ def test_replies_that_are_recorded_in_one_transaction_have_each_their_own_end(st
         thread.join()
     assert ends == {0: ends[0], 1: ends[0], 2: "assignment-fulfilled", 3: "statement"}
     assert isinstance(ends[0], SignedEnvelope)
-    assert [(row.accepted, row.reason) for row in recorded(stage, orders[ann])] == [
-        (True, ""),
-        (False, "assignment-fulfilled"),
-    ]
+    kept = {(row.accepted, row.reason) for row in recorded(stage, orders[ann])}
+    assert kept == {(True, ""), (False, "assignment-fulfilled")}
     assert [(row.accepted, row.reason) for row in recorded(stage, orders[ben])] == [(False, "statement")]
 
 
