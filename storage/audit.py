@@ -99,11 +99,11 @@ def record(
         digest: of the envelope or object that the entry is about.
         times: the number of times that it happened.
     """
-    event = Event(at, actor, action, subject, outcome, detail, digest, times)
+    event = LogEvent(at, actor, action, subject, outcome, detail, digest, times)
     record_all(session, [event])
 
 
-class Event(NamedTuple):
+class LogEvent(NamedTuple):
     """An event to record; the fields are the arguments of `record`."""
 
     at: datetime
@@ -116,13 +116,13 @@ class Event(NamedTuple):
     times: int = 1
 
 
-def record_all(session: Session, events: Iterable[Event]) -> None:
+def record_all(session: Session, events: Iterable[LogEvent]) -> None:
     """Records events in the transaction of `session`, in one statement; see `record`."""
     # Not as objects of the session: each reply records some entries, and its transaction never reads them.
     session.connection().execute(_INSERT, [_values(session, event) for event in events])
 
 
-def _values(session: Session, event: Event) -> dict[str, Any]:
+def _values(session: Session, event: LogEvent) -> dict[str, Any]:
     values = event._asdict()
     if (key := session.info.get(ENTRY_KEY)) is not None:
         texts = {name: cleaned(str(values[name]), length) for name, length in _PROSE.items()}

@@ -163,7 +163,7 @@ def a_log_entry_after_the_commit(patch: pytest.MonkeyPatch) -> None:
         session.info["database"] = self._database
         return record_group(self, session, replies)
 
-    def later(session: Session, events: Sequence[audit.Event]) -> None:
+    def later(session: Session, events: Sequence[audit.LogEvent]) -> None:
         database = session.info["database"]
 
         def write() -> None:

@@ -116,7 +116,7 @@ _Checked = tuple[Admission, Refusal | None]  # an admitted reply, and the proble
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedReply:
     """A reply that is on record, with its receipt; `new` if it was not before."""
 
     receipt: SignedEnvelope
@@ -240,9 +240,9 @@ class Intake:
             count_reply(self._database.tally, admission.manifest.client_id, "accepted")
         return recorded.receipt
 
-    def _record_all(self, session: Session, replies: Sequence[_Checked]) -> list[Refusal | Recorded]:
+    def _record_all(self, session: Session, replies: Sequence[_Checked]) -> list[Refusal | RecordedReply]:
         """Records admitted replies in one transaction; returns what each has come to, in their order."""
-        found: dict[int, Refusal | Recorded] = {}
+        found: dict[int, Refusal | RecordedReply] = {}
         waiting = dict(enumerate(replies))
         while waiting:  # of several replies to one assignment, each sees what the one before has come to
             firsts: dict[str, int] = {}
@@ -252,12 +252,12 @@ class Intake:
             found |= zip(group, self._record_group(session, [*group.values()]), strict=True)
         return [found[place] for place in range(len(replies))]
 
-    def _record_group(self, session: Session, replies: Sequence[_Checked]) -> list[Refusal | Recorded]:
+    def _record_group(self, session: Session, replies: Sequence[_Checked]) -> list[Refusal | RecordedReply]:
         """Records replies to different assignments."""
         names = {"assignments": [admission.manifest.assignment_id for admission, _ in replies]}
         locked = {row.assignment_id: row for row in session.connection().execute(_LOCKED, names)}
-        found, rows = list[Refusal | Recorded](), list[dict[str, Any]]()
-        endings, events, now = list[Ending](), list[audit.Event](), self._clock()
+        found, rows = list[Refusal | RecordedReply](), list[dict[str, Any]]()
+        endings, events, now = list[Ending](), list[audit.LogEvent](), self._clock()
         for admission, problem in replies:
             name = admission.manifest.assignment_id
             closed = self._standing(session, locked[name], admission, now)
@@ -269,7 +269,7 @@ class Intake:
                 events.append(self._event(admission, problem, now))
             elif isinstance(closed, Refusal) and closed.reason == FULFILLED:
                 record_equivocation(session, session.get_one(Assignment, name), admission, now)
-            found.append(Recorded(receipt, new=True) if closed is None else closed)
+            found.append(RecordedReply(receipt, new=True) if closed is None else closed)
         if rows:
             session.connection().execute(_INSERT, rows)
             end_open_assignments(session, endings)
@@ -278,7 +278,7 @@ class Intake:
 
     def _standing(
         self, session: Session, locked: Row[str, AssignmentState, str, str, str], admission: Admission, now: datetime
-    ) -> Refusal | Recorded | None:
+    ) -> Refusal | RecordedReply | None:
         """What keeps an admitted reply from being recorded, or its earlier receipt; None if nothing does.
 
         During the upload another reply, or the end of the phase, can have come first.
@@ -287,7 +287,7 @@ class Intake:
             if locked.state is not AssignmentState.OPEN:
                 stored = _stored_receipt(session, locked.message, admission.digest)
                 if stored is not None:
-                    return Recorded(stored, new=False)
+                    return RecordedReply(stored, new=False)
             _check_start(locked.start, admission.start)
         except Refusal as refusal:
             return refusal
@@ -341,9 +341,9 @@ class Intake:
         receipt.created.FromDatetime(now)
         return self._signatures.sign(receipt, self._signing.key)
 
-    def _event(self, admission: Admission, refusal: Refusal | None, now: datetime) -> audit.Event:
+    def _event(self, admission: Admission, refusal: Refusal | None, now: datetime) -> audit.LogEvent:
         manifest = admission.manifest
-        return audit.Event(
+        return audit.LogEvent(
             at=now,
             actor=client_uri(manifest.federation_id, manifest.client_id),
             action=log_entries.REFUSED if refusal else log_entries.ACCEPTED,
