@@ -12,6 +12,7 @@ from federation.monitoring.metrics_page import page
 from federation.monitoring.metrics_section import MetricsSection
 from federation.monitoring.scrape_server import ScrapeServer
 from federation.monitoring.tally import MonitoredKind, MonitoredNumber, Tally
+from federation.work.registry import BUILT_IN, STAGES
 from worker.events import Events
 
 MOST = 100  # reasons and kinds of work
@@ -58,6 +59,10 @@ class EventCounts:
         self.tally = Tally()
         for gauge, value in ((ATTENDS, 0), (OPEN, 1), (CERTIFICATE, 0)):
             self.tally.put(gauge, value)
+        self.tally.begin(DONE, *((kind,) for kind in (*BUILT_IN, *STAGES)))
+        self.tally.begin(RECEIPTS, ("accepted",), ("refused",))
+        for count in (CANCELLED, SUBMIT_FAILED, DISK):
+            self.tally.begin(count, ())
 
     def hear(self, event: str, fields: Mapping[str, object]) -> None:
         """Counts an event."""
