@@ -78,8 +78,8 @@ def of_page(served: Running, members: int) -> Document:
         return keeper
 
     keeper = looked()
-    made = page(keeper.readings())
-    scrape, look = cpu_of(lambda: page(keeper.readings())), cpu_of(lambda: looked(names_members=False))
+    made = page(keeper.readings(), process=True)
+    scrape, look = cpu_of(lambda: page(keeper.readings(), process=True)), cpu_of(lambda: looked(names_members=False))
     look_at_members = max(0.0, cpu_of(looked) - look)
     families = text_string_to_metric_families(made.decode())
     return {

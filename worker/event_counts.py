@@ -1,7 +1,8 @@
 """What a worker shows at `/metrics`: counts of its events. They say nothing that its coordinator does not know.
 
 Only the events below count. A computation that failed in a private round is told to the owner alone (event `alert`), so
-it is not here: any user of the machine may read the page. For the same reason there are no times of computations.
+it is not here: any user of the machine may read the page. For the same reason the page has no times of computations,
+and neither processor time nor memory of the process.
 """
 
 from collections.abc import Iterator, Mapping

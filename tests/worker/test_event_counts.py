@@ -20,7 +20,8 @@ def test_a_scrape_shows_what_a_worker_has_done(monkeypatch: pytest.MonkeyPatch) 
     events = Events()
     with serving_counts(MetricsSection(listen="127.0.0.1:0"), events) as port:
         assert port is not None
-        assert value(scraped(port), "fedpareto_worker_attending") == 0
+        assert value(page := scraped(port), "fedpareto_worker_attending") == 0
+        assert "process_" not in page, "processor time would tell how long a computation took"
         events.tell("attending", "")
         events.tell("paused", "")
         events.tell("done", "", kind="train", seconds=3.0)
