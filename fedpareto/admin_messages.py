@@ -1,15 +1,40 @@
-"""Reads the Admin service's messages, for the commands and for reports."""
+"""The Admin service for its clients: where its calls come from, and how its messages are read."""
 
 import math
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
 from federation.v1.admin_pb2 import PhaseProgress, Run
 
+if TYPE_CHECKING:
+    from federation.v1.admin_pb2_grpc import AdminStub
+
 ResponseT = TypeVar("ResponseT")
+
+
+class CoordinatorAway(Exception):
+    """The coordinator cannot be reached, or does not let this administrator in; the text says why, for people."""
+
+
+@dataclass(frozen=True)
+class OpenedCalls:
+    """The calls of an administrator, which any thread may make.
+
+    `live` is False for the record of a stopped coordinator, which has no calls that follow; `outdated` then says
+    whether a coordinator serves again.
+    """
+
+    stub: "AdminStub"
+    live: bool
+    outdated: Callable[[], bool]
+
+
+Source = Callable[[], AbstractContextManager[OpenedCalls]]  # entering raises CoordinatorAway
 
 
 def enum_name(descriptor: Any, number: int) -> str:

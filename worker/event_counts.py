@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from federation.monitoring.events import Events
 from federation.monitoring.metrics_page import page
 from federation.monitoring.metrics_section import MetricsSection
 from federation.monitoring.scrape_server import ScrapeServer
 from federation.monitoring.tally import MonitoredKind, MonitoredNumber, Tally
 from federation.work.registry import BUILT_IN, STAGES
-from worker.events import Events
 
 MOST = 100  # reasons and kinds of work
 ATTENDS = MonitoredNumber("fedpareto_worker_attending", "1 while the worker attends, else 0.", MonitoredKind.GAUGE)

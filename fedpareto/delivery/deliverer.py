@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -14,18 +14,17 @@ import grpc
 
 from federation.durable_files import make_directories
 from federation.errors import Error
+from federation.monitoring.events import Events
 from federation.process.lock_file import held
 from federation.text import counted, escaped
 from federation.transport.channels import refusal_from_rpc_error
 from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto.admin_messages import whole
+from fedpareto.admin_messages import CoordinatorAway, Source, whole
 from fedpareto.delivery.delivery_record import DeliveryRecord
 from fedpareto.delivery.news import SEVERITIES, KnownAlert, News, State
 from fedpareto.delivery.senders import DeliveryFailed, Sender, SendingTimes, sender_of
 from fedpareto.delivery.targets_file import AlertTarget, Targets
-from fedpareto.web.console.source import CoordinatorAway
-from worker.events import Events
 
 ROOM = "notify"  # the directory of the records, in that of the administrator
 LOOK_SECONDS = 10.0  # between two looks at the alerts
@@ -34,8 +33,6 @@ PAUSES = (5.0, 900.0)  # the first and the longest pause between two attempts at
 STOP_SECONDS = 5.0  # for what is being sent when the process stops
 REACH = timedelta(hours=1)  # how long before the last look alerts began that are read again
 FIRST_REACH = timedelta(days=7)  # the same after the connection was lost
-Source = Callable[[], AbstractContextManager[AdminStub]]
-"""Opens the calls of an administrator; entering and calling raise CoordinatorAway or grpc.RpcError."""
 
 
 class RecordsInUse(Error):
@@ -126,10 +123,10 @@ class Deliverer:
             thread.start()
         while not self._stopping.is_set():
             try:
-                with source() as stub:
+                with source() as opened:
                     reach = FIRST_REACH
                     while not self._stopping.is_set():
-                        self._look(stub, reach)
+                        self._look(opened.stub, reach)
                         reach = REACH
                         self._wait(alive)
             except (grpc.RpcError, CoordinatorAway) as error:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from federation.monitoring.events import Events
 from federation.spec.computation import Computation, Measure
 from federation.tasks import Task
 from federation.training.plans import EvaluationPlan, TrainingPlan
@@ -28,7 +29,6 @@ from federation.vectors import Vector
 from federation.work.base import Result
 from worker.config import WorkerConfig
 from worker.event_counts import serving_counts
-from worker.events import Events
 from worker.home import WorkerHome
 from worker.service import Worker
 from worker.site.policy_file import Policy

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from federation.monitoring import scrape_server
+from federation.monitoring.events import Events
 from federation.monitoring.metrics_page import page
 from federation.monitoring.metrics_section import MetricsSection
 from tests.coordinator.monitoring.scene import scraped, value
 from worker.doctor import check_metrics
 from worker.event_counts import EventCounts, serving_counts
-from worker.events import Events
 
 pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed")
 

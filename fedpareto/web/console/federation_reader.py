@@ -21,10 +21,9 @@ from federation.text import escaped
 from federation.transport.channels import refusal_from_rpc_error
 from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto.admin_messages import whole
+from fedpareto.admin_messages import CoordinatorAway, OpenedCalls, Source, whole
 from fedpareto.run_names import ENDED, RunNames
 from fedpareto.run_table import RunTable
-from fedpareto.web.console.source import CoordinatorAway, OpenedCalls, Source
 from fedpareto.web.sections.shown_run import ShownRun, stop_metric
 
 T = TypeVar("T")

@@ -6,13 +6,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import delete, select
 
-from fedpareto.cli.admin.alerting.notify import _source
+from federation.monitoring.events import Events
+from fedpareto.cli.admin.client import opened_calls
 from fedpareto.delivery.deliverer import ROOM, Deliverer, RecordsInUse, locked
 from fedpareto.delivery.targets_file import Targets
 from storage.models import Alert
@@ -22,7 +24,6 @@ from tests.harness import Process, wait_for
 from tests.paths import PROGRAMS
 from tests.running import command
 from tests.stage import Stage
-from worker.events import Events
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ class Delivering:
         targets = Targets.load(path)
         self.deliverer = Deliverer(home / ROOM, "test", targets, Events(self.out), {}, TIMES)
         self.deliverer._away_seconds = 0.0
-        source = _source(home, None, "direct")
+        source = partial(opened_calls, home, proxy="direct", served=True)
         self.thread = threading.Thread(target=self.deliverer.run, args=(source,), daemon=True)
 
     def events(self, name: str) -> list[Any]:

@@ -24,7 +24,9 @@ pytest.importorskip("prometheus_client", reason="the extra `metrics` is not inst
 MEMBERS = 5
 TOKEN = "0123456789abcdef"
 SEED = 7
-TIMES = re.compile(r"_(sum|bucket|seconds|days|bytes)$|^process_|^fedpareto_(database_|blob_|log_|looked_|member_attending)")
+TIMES = re.compile(
+    r"_(sum|bucket|seconds|days|bytes)$|^process_|^fedpareto_(database_|blob_|log_|looked_|member_attending)"
+)
 """Times, the numbers of machines, and what depends on when the coordinator has last looked."""
 STATES = [*RunState, *ClientState, *AlertKind, *AlertSeverity]
 WORDS = re.compile("|".join([r"[a-z -]*|m\d|[0-9a-f]{12}", r"\d+\.\d+|\+Inf", *STATES]))
