@@ -15,6 +15,7 @@ from sqlalchemy import delete, select
 
 from federation.monitoring.events import Events
 from fedpareto.cli.admin.client import opened_calls
+from fedpareto.delivery import deliverer
 from fedpareto.delivery.deliverer import ROOM, Deliverer, RecordsInUse, locked
 from fedpareto.delivery.targets_file import Targets
 from storage.models import Alert
@@ -124,6 +125,25 @@ def test_receivers_that_hang_fail_or_flood_delay_no_other_and_no_line_says_where
     assert "hidden" not in said
     assert "whsec" not in said
     assert "127.0.0.1" not in said
+
+
+def test_of_more_alerts_than_a_look_reads_the_newest_are_told_and_the_others_later(
+    stage: Stage, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliverer, "MOST_ALERTS", 2)
+    with receivers(1) as [good]:
+        path = targets_file(home, good.address)
+        for name in ("ann", "ben", "cleo"):
+            begin(stage, name)
+        with delivering(home, path) as at_work:
+            heard(good, "ben begins", "cleo begins")
+            begin(stage, "dora")
+            heard(good, "ben begins", "cleo begins", "dora begins")
+            end(stage, "dora")
+            heard(good, "ben begins", "cleo begins", "dora begins", "dora ended")
+            end(stage, "cleo")
+            heard(good, "ben begins", "cleo begins", "dora begins", "dora ended", "cleo ended", "ann begins")
+            assert len(at_work.events("many")) >= 1
 
 
 def test_a_test_message_goes_to_each_receiver_and_says_which_has_not_taken_it(home: Path) -> None:
