@@ -8,7 +8,7 @@ and is scraped every second. They take turns to be first, and after half of the 
 parameters x workers x rounds. `ratio` is the median over the pairs of the CPU time of all processes, served to not,
 between the ends of an interval that holds the true median at 95 %. `computed_percent` follows from the CPU time of the
 parts, which hardly depends on what else the machine does: looks, scrapes every 15 s, and the counting, which goes on in
-both federations.
+both federations. `computed_as_scraped` is the same with a scrape every second, as in the pairs.
 """
 
 import re
@@ -214,7 +214,12 @@ def of_rounds(parameters: int, clients: int, rounds: int, pairs: int, microsecon
     ratios = sorted(with_metrics / without for with_metrics, without in costs)
     low, high = interval(ratios)
     cpu, wall = median(without for _, without in costs) / rounds, median(walls) / rounds
-    seconds = wall * idle_cost(clients) + counted * microseconds / 1e6
+    looks, scrapes = idle_costs(clients)
+
+    def percent(between: float) -> float:
+        """Of a round, with this time between two scrapes."""
+        return 100 * (wall * (looks + scrapes / between) + counted * microseconds / 1e6) / cpu
+
     return {
         "parameters": parameters,
         "clients": clients,
@@ -225,7 +230,8 @@ def of_rounds(parameters: int, clients: int, rounds: int, pairs: int, microsecon
         "ratio_from": low,
         "ratio_to": high,
         "counts": counted,
-        "computed_percent": 100 * seconds / cpu,
+        "computed_percent": percent(SCRAPE_SECONDS),
+        "computed_as_scraped": percent(SCRAPED_SECONDS),
     }
 
 
@@ -235,13 +241,11 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return values[outside], values[-1 - outside]
 
 
-def idle_cost(clients: int) -> float:
-    """The CPU-seconds that looks and scrapes take in a second, of a coordinator and its workers."""
-    coordinator = of_page(clients)
-    worker = page(EventCounts().tally.readings())
-    made = cpu_of(lambda: page(EventCounts().tally.readings())) + of_answer(worker)
-    percent = coordinator["scrape_core_percent"] + coordinator["looks_core_percent"]
-    return float(percent / 100 + clients * made / SCRAPE_SECONDS)
+def idle_costs(clients: int) -> tuple[float, float]:
+    """The CPU-seconds of a coordinator's looks in a second, and of a scrape of it and of each worker."""
+    coordinator, worker = of_page(clients), EventCounts().tally
+    of_worker = cpu_of(lambda: page(worker.readings())) + of_answer(page(worker.readings()))
+    return coordinator["looks_core_percent"] / 100, coordinator["scrape_cpu_seconds"] + clients * of_worker
 
 
 @contextmanager
