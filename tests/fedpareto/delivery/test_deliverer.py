@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, select
 
+from coordinator.alerts import rows
+from coordinator.alerts.facts import AlertFact
+from coordinator.alerts.maker import AlertMaker
 from federation.monitoring.events import Events
 from fedpareto.cli.admin.client import opened_calls
 from fedpareto.delivery import deliverer
@@ -125,6 +128,40 @@ def test_receivers_that_hang_fail_or_flood_delay_no_other_and_no_line_says_where
     assert "hidden" not in said
     assert "whsec" not in said
     assert "127.0.0.1" not in said
+
+
+def test_each_kind_of_alert_that_a_coordinator_has_is_told_from_its_beginning_to_its_end(
+    stage: Stage, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AlertMaker, "look_at_time", lambda _: None)  # it would end what is not so
+    severities = list(AlertSeverity)
+    facts = [
+        AlertFact(
+            kind=kind,
+            severity=severities[number % 3],
+            client_id=f"member-{number}",
+            message=f"{kind} has begun",
+            remedy="ask",
+            began=datetime.now(UTC),
+        )
+        for number, kind in enumerate(AlertKind)
+    ]
+
+    def hold(facts: list[AlertFact]) -> None:
+        with stage.served.database.begin() as session:
+            rows.reconcile(session, None, list(AlertKind), facts, datetime.now(UTC))
+
+    with receivers(1) as [good], delivering(home, targets_file(home, good.address)):
+        hold(facts)
+        wait_for(lambda: len(good.told()) == len(AlertKind), "the beginnings")
+        hold([])
+        wait_for(lambda: len(good.told()) == 2 * len(AlertKind), "the ends")
+    assert sorted(good.told()) == sorted((kind, state) for kind in AlertKind for state in ("begins", "ended"))
+    expected = [(fact.kind, fact.severity.lower(), fact.client_id, fact.message, fact.remedy) for fact in facts]
+    fields = ("kind", "severity", "client_id", "message", "remedy")
+    for state in ("begins", "ended"):
+        told = [tuple(each[name] for name in fields) for each in good.documents() if each["state"] == state]
+        assert sorted(told) == sorted(expected)
 
 
 def test_of_more_alerts_than_a_look_reads_the_newest_are_told_and_the_others_later(
