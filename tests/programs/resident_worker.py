@@ -95,7 +95,7 @@ def main() -> None:
     )
     signal.signal(signal.SIGTERM, lambda *_: worker.stop())
     file = home.directory / "worker.toml"
-    site = WorkerConfig.load(file) if file.exists() else WorkerConfig()
+    site = WorkerConfig.load(file) if file.exists() else WorkerConfig.default()
     with serving_counts(site.metrics, events):
         worker.run()
 

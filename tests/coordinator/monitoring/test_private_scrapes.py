@@ -137,15 +137,15 @@ def test_scrapes_show_of_a_private_round_what_is_on_record_and_not_whose_computa
 
         received = fed.query("select sum(payload_bytes) from replies")[0][0]
         phases = dict(map(tuple, fed.query("select kind, count(*) from phases group by kind")))
-        last = {key: number for numbers in scrapes[-1].values() for key, number in numbers.items()}
+        last = [sample for page in scrapes[-1].values() for sample in page.items()]
         of_coordinator = scrapes[-1]["coordinator"]
         assert of_coordinator["fedpareto_replies_total", (("outcome", "accepted"), ("reason", ""))] == watched.replies()
         assert of_coordinator["fedpareto_payload_bytes_total", (("direction", "received"),)] == received
         assert set(phases) == set(STAGES)
         for stage, count in phases.items():
             assert of_coordinator["fedpareto_phase_seconds_count", (("kind", stage),)] == count
-        numbers = np.array(list(last.values()))
-        for number in hidden():
-            assert not np.isclose(numbers, number, rtol=1e-6, atol=0).any(), number
-        labels = {text for _, pairs in last for _, text in pairs}
+        numbers = np.array([number for _, number in last])
+        for value_of_member in hidden():
+            assert not np.isclose(numbers, value_of_member, rtol=1e-6, atol=0).any(), value_of_member
+        labels = {text for (_, pairs), _ in last for _, text in pairs}
         assert [text for text in labels if not WORDS.fullmatch(text)] == []
