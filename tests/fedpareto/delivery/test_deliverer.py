@@ -21,6 +21,7 @@ from fedpareto.cli.admin.client import opened_calls
 from fedpareto.delivery import deliverer
 from fedpareto.delivery.deliverer import ROOM, Deliverer, RecordsInUse, locked
 from fedpareto.delivery.targets_file import Targets
+from fedpareto.web.console import federation_reader
 from storage.models import Alert
 from storage.states import AlertKind, AlertSeverity
 from tests.fedpareto.delivery.scene import TIMES, Receiver, receivers, targets_file
@@ -181,6 +182,18 @@ def test_of_more_alerts_than_a_look_reads_the_newest_are_told_and_the_others_lat
             end(stage, "cleo")
             heard(good, "ben begins", "cleo begins", "dora begins", "dora ended", "cleo ended", "ann begins")
             assert len(at_work.events("many")) >= 1
+
+
+@pytest.mark.usefixtures("home")
+def test_the_first_page_says_that_there_are_more_alerts_than_it_reads(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ann", "ben", "cleo"):
+        begin(stage, name)
+    assert "4 things need you." in stage.served.command("status")
+    monkeypatch.setattr(federation_reader, "MOST_ALERTS", 2)
+    said = " ".join(stage.served.command("status").split())
+    assert "More than 3 things need you; `fedpareto admin alerts --last 6` lists more." in said
 
 
 def test_a_test_message_goes_to_each_receiver_and_says_which_has_not_taken_it(home: Path) -> None:
