@@ -120,10 +120,10 @@ def test_numbers_do_not_depend_on_what_members_reply(watched: Stage, privacy: st
     for size, scale in ((10, 1.0), (7919, 33.0)):
         more = f"selection.minimum = 2\ntrain.steps = 1\n{privacy}"
         run, players = watched.begin("ann", "ben", samples=[size, 2 * size], more=more)
+        orders = [player.order() for player in players]
         before = shown(watched)
-        for player in players:
+        for player, order in zip(players, orders, strict=True):
             player.losses["left"] = scale / 7
-            order = player.order()
             player.reply(order, scale * vector(player.name, order))
         watched.complete(run, *players)
         pages.append(counted(before, shown(watched)))
