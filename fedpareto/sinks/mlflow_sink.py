@@ -22,7 +22,7 @@ _RUN, _ROUNDS, _STATE, _REASON = "fedpareto.run", "fedpareto.rounds", "fedpareto
 _STATUS = {"COMPLETED": "FINISHED", "FAILED": "FAILED", "STOPPED": "KILLED"}
 _BATCH = 500  # metrics of a call, of at most 1000
 _LONGEST_TAG = 5000
-_APART = 1.0  # seconds at most between two processes that make a run again
+_APART, _LOOKS = 1.0, 10  # seconds at most between two looks for a run that others make, and the number of looks
 _SECONDS = 60  # that a call may take; the sink is tried again by its caller, and not by MLflow
 
 
@@ -50,7 +50,7 @@ class MlflowSink(Sink):
         there = self._run(experiment, run)
         self._id, tags = there.info.run_id, there.data.tags
         self._ended = tags.get(_STATE, "")
-        rounds = tags.get(_ROUNDS, "0")
+        rounds = tags[_ROUNDS]
         if not rounds.isdecimal():
             raise SinkError(f"the tag {_ROUNDS} of the run {self._id} is {rounds!r}, and not a number")
         self._doubtful = True  # whether the server may have the next round
@@ -88,29 +88,55 @@ class MlflowSink(Sink):
     def _experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
         if found is None:
-            return str(self._client.create_experiment(name))
+            try:
+                return str(self._client.create_experiment(name))
+            except Exception:
+                if (found := self._client.get_experiment_by_name(name)) is None:  # another process has made it
+                    raise
         if found.lifecycle_stage != "active":
             raise SinkError(f"the experiment {name} was deleted at the server: restore it there")
         return str(found.experiment_id)
 
     def _run(self, experiment: str, run: FollowedRun) -> Any:
-        """The run at the server, which has its own id for it.
+        """The run at the server, which has an id of its own. It has the tag of the rounds once it may be used.
 
-        Of two processes that make one, at least the later one sees both. Who sees another one deletes its own.
+        A process that was killed before may have left a run without this tag: after some looks it is used, too.
         """
+        looks = 0
+        while True:
+            found = self._found(experiment, run)
+            if usable := [there for there in found if _ROUNDS in there.data.tags]:
+                return usable[0]
+            if not found:
+                self._make(experiment, run)
+            elif looks == _LOOKS:
+                self._client.set_tag(found[0].info.run_id, _ROUNDS, "0")
+            else:
+                looks += 1
+                _pause()
+
+    def _make(self, experiment: str, run: FollowedRun) -> None:
+        """Makes the run. Of two processes that do so, at least the later one sees both, and deletes its own."""
         start = int(run.created.timestamp() * 1000)
-        while not (found := self._found(experiment, run)):
-            made = self._client.create_run(experiment, start_time=start, tags={_RUN: run.key}, run_name=run.name)
-            if len(self._found(experiment, run)) > 1:
-                self._client.delete_run(made.info.run_id)
-                time.sleep(random.uniform(0, _APART))  # noqa: S311 - both may have deleted theirs
-        return min(found, key=lambda there: str(there.info.run_id))
+        made = self._client.create_run(experiment, start_time=start, tags={_RUN: run.key}, run_name=run.name)
+        if len(self._found(experiment, run)) == 1:
+            self._client.set_tag(made.info.run_id, _ROUNDS, "0")
+        else:
+            self._client.delete_run(made.info.run_id)
+            _pause()
 
     def _found(self, experiment: str, run: FollowedRun) -> list[Any]:
-        return list(self._client.search_runs([experiment], f"tags.`{_RUN}` = '{run.key}'"))
+        """The runs with its tag, in the order of their ids."""
+        found = self._client.search_runs([experiment], f"tags.`{_RUN}` = '{run.key}'")
+        return sorted(found, key=lambda there: str(there.info.run_id))
 
     def _has(self, name: str, step: int) -> bool:
         return any(metric.step == step for metric in self._client.get_metric_history(self._id, name))
+
+
+def _pause() -> None:
+    """Waits for what another process does; at random, so that two do not do the same again and again."""
+    time.sleep(random.uniform(0, _APART))  # noqa: S311
 
 
 def _key(name: str) -> str:

@@ -8,9 +8,10 @@ import socket
 import subprocess
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -127,35 +128,39 @@ def test_a_process_that_is_killed_at_any_request_leaves_no_gap_and_no_repetition
     forget(server)
 
 
-def sends(target: str, rounds: int, together: Callable[[], object]) -> int:
-    """Starts a process that sends the run, and makes its own run at the server when another one does."""
+def sends(target: str, together: Mapping[str, Barrier]) -> int:
+    """Starts a process that sends the run, and makes what the server lacks at the same time as others."""
     if pid := os.fork():
         return pid
     code = 1
     with suppress(BaseException):
-        kind = import_module("mlflow.tracking.client").MlflowClient
-        create = kind.create_run
-
-        def created(*given: Any, **more: Any) -> Any:
-            together()
-            return create(*given, **more)
-
-        kind.create_run = created
-        (delivered,) = send([target], rounds)
-        code = 0 if (delivered.rounds, delivered.problem) == (rounds, "") else 2
+        for name, barrier in together.items():
+            at_the_same_time(import_module("mlflow.tracking.client").MlflowClient, name, barrier)
+        (delivered,) = send([target], ROUNDS)
+        code = 0 if (delivered.rounds, delivered.problem) == (ROUNDS, "") else 2
     os._exit(code)
 
 
-def test_processes_that_send_a_run_at_the_same_time_make_one_run_with_each_number_once(server: str) -> None:
-    barrier = multiprocessing.get_context("fork").Barrier(3)
+def at_the_same_time(owner: Any, name: str, barrier: Barrier) -> None:
+    """Has the first call of a function begin in all processes at once."""
+    function = getattr(owner, name)
 
-    def together() -> None:
-        with suppress(threading.BrokenBarrierError):  # it was passed, and one of them makes the run again
+    def called(*given: Any, **more: Any) -> Any:
+        with suppress(threading.BrokenBarrierError):
             barrier.wait(60)
-            barrier.abort()
+            barrier.abort()  # a later call does not wait
+        return function(*given, **more)
 
-    sending = [sends(f"mlflow:{server}", ROUNDS, together) for _ in range(3)]
-    assert [os.waitpid(pid, 0)[1] for pid in sending] == [0, 0, 0]
+    setattr(owner, name, called)
+
+
+def test_processes_that_send_a_run_at_the_same_time_make_one_run_with_each_number_once(server: str) -> None:
+    for experiment in client(server).search_experiments():
+        client(server).rename_experiment(experiment.experiment_id, f"before-{experiment.experiment_id}")
+    context = multiprocessing.get_context("fork")
+    together = {name: context.Barrier(3) for name in ("create_experiment", "create_run")}
+    sending = [sends(f"mlflow:{server}", together) for _ in range(3)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in sending] == [0, 0, 0]
     for name in numbers(0).values:
         assert points(server, name) == wanted(name)
     assert only_run(server).data.tags["fedpareto.rounds"] == str(ROUNDS)
