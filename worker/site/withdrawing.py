@@ -6,7 +6,7 @@ is sent, and again if the signing key was replaced since.
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import grpc
@@ -28,6 +28,7 @@ from worker.site.leaving import Leave, SignedWithdrawal, WatchedLeave, read_leav
 
 LEAVE_SECONDS = 60.0
 LOOK_SECONDS = 1.0
+MAX_EARLIER = 10  # withdrawals that are kept beside the newest one
 
 
 class LeavingError(Error):
@@ -56,21 +57,22 @@ def withdraw(home: WorkerHome, member: MemberFiles, leave: Leave) -> datetime:
         OSError: it cannot be written.
     """
     kept = read_withdrawal(home.withdrawal)
-    fits = kept is not None and _fits(kept.envelope, member, leave)
-    envelope = kept.envelope if kept is not None and fits else _signed(member, leave)
-    if kept is None or not fits:
-        write_withdrawal(home.withdrawal, SignedWithdrawal(envelope))
+    if kept is None or not _fits(kept.envelope, member, leave):
+        before = () if kept is None else (kept.envelope, *kept.earlier)
+        kept = SignedWithdrawal(_signed(member, leave), earlier=before[:MAX_EARLIER])
+        write_withdrawal(home.withdrawal, kept)
     try:
         address, channel = member.serving_channel()
     except RouteError as error:
         raise LeavingError(f"{member.client_id} has not left: {error}") from error
     with channel:
         try:
-            answer = FederationStub(channel).Leave(LeaveRequest(withdrawal=envelope), timeout=LEAVE_SECONDS)
+            answer = FederationStub(channel).Leave(LeaveRequest(withdrawal=kept.envelope), timeout=LEAVE_SECONDS)
         except grpc.RpcError as error:
             raise _refused(member, address, error) from error
-    write_withdrawal(home.withdrawal, SignedWithdrawal(envelope, datetime.now(UTC)))
-    return answer.left.ToDatetime(UTC)
+    left = answer.left.ToDatetime(UTC)
+    write_withdrawal(home.withdrawal, replace(kept, left=max(left, datetime.now(UTC))))
+    return left
 
 
 def withdraw_again(home: WorkerHome, member: MemberFiles) -> bool:
