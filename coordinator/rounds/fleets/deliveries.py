@@ -6,7 +6,7 @@ A conductor's messages to clients at other coordinators are on record: their ass
 coordinator looks for those of its own streams.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -58,12 +58,12 @@ def sessions_ended_for(session: Session, client_id: str, now: datetime) -> list[
     return [message for _, message in sessions_ended(session, Assignment.client_id == client_id, *recent)]
 
 
-def _over(session: Session, *where: ColumnElement[bool]) -> Sequence[Row[Any]]:
+def _over(session: Session, *where: ColumnElement[bool]) -> list[Row[Any]]:
     """The assignments in private rounds that are over, in the order in which they were issued."""
     columns = Assignment.assignment_id, Assignment.client_id, Assignment.state, Phase.kind
     query = select(*columns, Phase.attempt, Phase.round_id, Run.state.label("run")).join_from(Assignment, Phase)
     query = query.join(Round).join(Run).where(Phase.kind.in_(list(SessionStage)), _OVER, *where)
-    return session.execute(query.order_by(Phase.phase_id)).all()
+    return list(session.execute(query.order_by(Phase.phase_id)))
 
 
 def _told(session: Session, rows: Iterable[Row[Any]]) -> list[tuple[str, Cancelled]]:
@@ -116,8 +116,8 @@ def deliver(session: Session, streams: Mapping[str, AttendanceStream]) -> None:
         over += _over(session, Assignment.assignment_id.in_(chunk))
     for client_id, message in _told(session, over):
         streams[client_id].say(message)
-    for row in over:
-        streams[row.client_id].given.discard(row.assignment_id)
+    for past in over:
+        streams[past.client_id].given.discard(past.assignment_id)
 
 
 def _open(session: Session, clients: Collection[str]) -> set[str]:

@@ -35,7 +35,8 @@ from federation.work.secure.sessions import difference
 from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import read_terms
 
-_LATER = {
+_Later = SecureDealWork | SecureOpenWork | SecureMaskWork | SecureConfirmWork | SecureUnmaskWork
+_LATER: dict[str, type[_Later]] = {
     SessionStage.DEAL: SecureDealWork,
     SessionStage.OPEN: SecureOpenWork,
     SessionStage.MASK: SecureMaskWork,

@@ -25,11 +25,13 @@ from federation.v1.common_pb2 import RunManifest
 from federation.v1.federation_pb2 import AttendResponse, FetchBlobRequest, GetModelRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
+from federation.work.secure.orders import asked_session
 from storage.faults import StorageFault
 from storage.models import Reply, Run
 from storage.states import RunState
 from tests.coordinator.members.scene import Officer
 from tests.coordinator.monitoring.scene import value
+from tests.coordinator.rounds.fleets.scene import PRIVATE, ended, is_ready
 from tests.harness import Attending, Member
 from tests.running import SECONDS, Clock, Running, made_home, refused, wait_for
 from tests.stage import MODEL, Player, Stage, reply, spec, submission, vector
@@ -103,6 +105,21 @@ def test_a_run_that_is_stopped_at_either_coordinator_is_cancelled_for_the_member
         wait_for(lambda: player.orders() or player.cancelled, "the cancellation")  # noqa: B023
         assert [cancelled.assignment_id for cancelled in player.cancelled] == [order]
     assert first.run(run).state is RunState.STOPPED
+
+
+def test_members_of_both_coordinators_are_told_that_a_private_round_is_over(first: Stage, second: Running) -> None:
+    task, names = first.task(), [f"private-{number}" for number in range(5)]
+    there = [player_at(second, first, name, **{task: 10}) for name in names[:3]]
+    here = [player_at(first.served, first, name, **{task: 10}) for name in names[3:]]
+    run = first.submit(spec("private", task, algorithm="fedavg-n", more=PRIVATE))
+    orders = {player: player.order() for player in (*there, *here)}
+    for player in there[:2]:
+        is_ready(player, orders[player])
+    first.stop_run(run)
+    for player, order in orders.items():
+        assert ended(player) == [(order.assignment_id, asked_session(order), "run-ended")]
+    streams = second.coordinator.rounds.presence.streams()
+    wait_for(lambda: not any(streams[player.name].given for player in there), "nothing to be left to tell")
 
 
 @pytest.mark.full
