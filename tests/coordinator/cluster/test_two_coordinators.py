@@ -1,17 +1,13 @@
 """Two coordinators serve one federation: members, runs and administrators of the one reach those of the other."""
 
-import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import grpc
 import pytest
 from sqlalchemy import select
 
-from coordinator.home import CoordinatorHome
 from coordinator.monitoring import number_keeper
 from coordinator.monitoring.number_keeper import NumberKeeper
 from coordinator.services import admin as admin_calls
@@ -25,55 +21,15 @@ from federation.v1.common_pb2 import RunManifest
 from federation.v1.federation_pb2 import AttendResponse, FetchBlobRequest, GetModelRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
-from federation.work.secure.orders import asked_session
 from storage.faults import StorageFault
 from storage.models import Reply, Run
 from storage.states import RunState
+from tests.coordinator.cluster.scene import two_players
 from tests.coordinator.members.scene import Officer
 from tests.coordinator.monitoring.scene import value
-from tests.coordinator.rounds.fleets.scene import PRIVATE, ended, is_ready
 from tests.harness import Attending, Member
-from tests.running import SECONDS, Clock, Running, made_home, refused, wait_for
-from tests.stage import MODEL, Player, Stage, reply, spec, submission, vector
-
-
-@pytest.fixture(scope="module")
-def pair(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Running]]:
-    """The first coordinator, with players, and the second one, whose directory has the same keys."""
-    directory, clock = tmp_path_factory.mktemp("pair"), Clock()
-    settings: dict[str, Any] = {"database": url, "blobs": str(directory / "blobs"), "heartbeat_seconds": 300.0}
-    home = made_home(directory / "first", now=clock(), lease_seconds=1.5, **settings)
-    shutil.copytree(directory / "first", directory / "second")
-    first = Stage(Running(home, clock))
-    second = Running(CoordinatorHome.load(directory / "second"), clock)
-    yield first, second
-    first.clear()
-    second.stop()
-    first.stop()
-
-
-@pytest.fixture
-def first(pair: tuple[Stage, Running]) -> Iterator[Stage]:
-    yield pair[0]
-    pair[0].clear()
-
-
-@pytest.fixture
-def second(pair: tuple[Stage, Running]) -> Running:
-    return pair[1]
-
-
-def player_at(served: Running, stage: Stage, name: str, **tasks: int) -> Player:
-    """A client that joined at this coordinator, and attends there."""
-    made = stage.players[name] = Player(Member.enroll(served.join_string(name)))
-    made.attend(**tasks)
-    return made
-
-
-def two_players(first: Stage, second: Running, here: str, there: str) -> tuple[str, Player, Player]:
-    """A new task, a client that attends at the first coordinator with it, and one at the second."""
-    task = first.task()
-    return task, player_at(first.served, first, here, **{task: 10}), player_at(second, first, there, **{task: 10})
+from tests.running import SECONDS, Running, refused, wait_for
+from tests.stage import MODEL, Stage, reply, spec, submission, vector
 
 
 def test_members_of_both_coordinators_play_a_run(first: Stage, second: Running) -> None:
@@ -105,21 +61,6 @@ def test_a_run_that_is_stopped_at_either_coordinator_is_cancelled_for_the_member
         wait_for(lambda: player.orders() or player.cancelled, "the cancellation")  # noqa: B023
         assert [cancelled.assignment_id for cancelled in player.cancelled] == [order]
     assert first.run(run).state is RunState.STOPPED
-
-
-def test_members_of_both_coordinators_are_told_that_a_private_round_is_over(first: Stage, second: Running) -> None:
-    task, names = first.task(), [f"private-{number}" for number in range(5)]
-    there = [player_at(second, first, name, **{task: 10}) for name in names[:3]]
-    here = [player_at(first.served, first, name, **{task: 10}) for name in names[3:]]
-    run = first.submit(spec("private", task, algorithm="fedavg-n", more=PRIVATE))
-    orders = {player: player.order() for player in (*there, *here)}
-    for player in there[:2]:
-        is_ready(player, orders[player])
-    first.stop_run(run)
-    for player, order in orders.items():
-        assert ended(player) == [(order.assignment_id, asked_session(order), "run-ended")]
-    streams = second.coordinator.rounds.presence.streams()
-    wait_for(lambda: not any(streams[player.name].given for player in there), "nothing to be left to tell")
 
 
 @pytest.mark.full

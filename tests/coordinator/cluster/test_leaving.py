@@ -1,0 +1,202 @@
+"""Members leave, and homes are copied, where two coordinators serve one federation on PostgreSQL."""
+
+import shutil
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from federation.transport.channels import refusal_from_rpc_error
+from federation.trust.envelope import envelope_digest
+from federation.trust.member_files import MemberFiles, note_addresses
+from federation.v1.federation_pb2 import AttendRequest, Hello
+from federation.v1.federation_pb2_grpc import FederationStub
+from federation.work.secure.orders import asked_session
+from storage.states import ClientState
+from tests.coordinator.cluster.scene import SETTINGS, player_at, two_players
+from tests.coordinator.members.scene import client, leave, problems, withdrawal
+from tests.coordinator.rounds.fleets.scene import PRIVATE as PRIVATE_RUN
+from tests.coordinator.rounds.fleets.scene import ended, is_ready
+from tests.harness import Member, Process, wait_for
+from tests.postgresql import postgresql
+from tests.running import SECONDS, Running
+from tests.soak.cluster import PRIVATE, Cluster, Coordinator, cluster
+from tests.stage import Player, Stage, spec
+from tests.verification.scene import Edited, checked, exported
+
+
+def at(served: Running, player: Player) -> Player:
+    """The same member, whose calls go to this coordinator."""
+    return Player(Member(replace(player.member.files, addresses=(served.address,))))
+
+
+def test_members_of_both_coordinators_are_told_that_a_private_round_is_over(first: Stage, second: Running) -> None:
+    task, names = first.task(), [f"private-{number}" for number in range(5)]
+    there = [player_at(second, first, name, **{task: 10}) for name in names[:3]]
+    here = [player_at(first.served, first, name, **{task: 10}) for name in names[3:]]
+    run = first.submit(spec("private", task, algorithm="fedavg-n", more=PRIVATE_RUN))
+    orders = {player: player.order() for player in (*there, *here)}
+    for player in there[:2]:
+        is_ready(player, orders[player])
+    first.stop_run(run)
+    for player, order in orders.items():
+        assert ended(player) == [(order.assignment_id, asked_session(order), "run-ended")]
+    streams = second.coordinator.rounds.presence.streams()
+    wait_for(lambda: not any(streams[player.name].given for player in there), "nothing to be left to tell")
+
+
+def test_a_member_leaves_by_one_coordinator_within_a_round_of_the_other_and_attends_nowhere(
+    first: Stage, second: Running, tmp_path: Path
+) -> None:
+    task, ann, gone = two_players(first, second, "ann-stays", "ben-leaves")
+    selection = 'selection = { minimum = 2, quorum = 0.5, pool = "attending" }'
+    run = first.submit(spec("left", task, more=selection))
+    gone.order()
+    # At both coordinators at the same time: it has left once.
+    said = withdrawal(gone.member)
+    with ThreadPoolExecutor(2) as pool:
+        times = list(pool.map(lambda player: leave(player, said), (at(first.served, gone), at(second, gone))))
+    assert times[0] == times[1]
+    assert gone.stream is not None
+    assert gone.stream.end().reason == "client-left"
+    first.players.pop(gone.name)
+    first.complete(run, ann)
+    assert first.outcomes(run)[gone.name] == ("CANCELLED", "client-left")
+    assert client(second, gone.name).state is ClientState.LEFT
+    entries = second.entries(action="client.left", subject=gone.name)
+    assert [entry.digest for entry in entries] == [envelope_digest(said)]
+    assert checked(Edited.of(exported(first, run, tmp_path / "run")), tmp_path)
+    assert problems(first) == []
+
+
+def test_of_two_homes_that_start_at_both_coordinators_at_the_same_time_one_is_welcomed(
+    first: Stage, second: Running
+) -> None:
+    member, before = first.player("copied").member, bytes(16)
+
+    def start(served: Running, made: bytes) -> str:
+        hello = Hello(software="test", nonce=bytes(32), start=made, earlier_starts=[before])
+        with member.files.channel(address=served.address) as channel:
+            call = FederationStub(channel).Attend(iter([AttendRequest(hello=hello)]), timeout=SECONDS)
+            try:
+                return str(next(call).WhichOneof("message"))
+            except grpc.RpcError as error:
+                return refusal_from_rpc_error(error).reason
+
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(1, 6):
+            starts = [bytes([number, place]) * 8 for place in (1, 2)]
+            answers = list(pool.map(start, (first.served, second), starts))
+            assert sorted(answers) == ["home_copied", "welcome"], answers
+            before = starts[answers.index("welcome")]
+
+
+# --- real processes
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two coordinators and eight workers; the even ones attend at the first one."""
+    with (
+        postgresql() as server,
+        cluster(tmp_path_factory.mktemp("two"), server.create("two"), ["one", "two"], **SETTINGS) as made,
+    ):
+        yield made
+
+
+def say(made: Cluster, name: str, *options: str) -> None:
+    """The owner of a member says that it leaves."""
+    made.first.fedpareto("worker", "leave", "--home", str(made.directory / name), *options)
+
+
+def has_left(made: Cluster, name: str) -> bool:
+    return bool(made.query("select 1 from clients where client_id = :name and state = 'LEFT'", name=name))
+
+
+def end(made: Cluster, name: str) -> None:
+    """Waits until the worker of a member that has left has ended."""
+    process = made.workers.pop(name)
+    wait_for(lambda: process.popen.poll() is not None, f"the worker of {name} to end")
+    assert process.popen.returncode == 0
+
+
+def held(made: Cluster, holds: str, by: Coordinator) -> str:
+    """A private run in which all members but one are ready."""
+    made.workers[holds].send(signal.SIGSTOP)
+    run = made.submit(by, PRIVATE, rounds=1)
+    replied = "select 1 from replies join assignments using (assignment_id) join phases using (phase_id) join rounds "
+    replied += "using (round_id) where accepted and run_id = :run"
+    wait_for(lambda: len(made.query(replied, run=run)) == len(made.workers) - 1, "the others to be ready")
+    return run
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_members_leave_by_either_coordinator_when_a_private_run_is_stopped_or_goes_on_under_another_conductor(
+    two: Cluster, tmp_path: Path
+) -> None:
+    one, other = two.coordinators.values()
+    holds, here, there, drops, *_ = two.workers
+    # One that attends elsewhere leaves at once when the run is stopped, an hour before the deadline.
+    run = held(two, holds, one)
+    for name in (here, there):
+        say(two, name)
+        two.workers[name].wait_for_text("once the work that it has begun has ended")
+    one.admin("stop", run)
+    for name in (here, there):
+        wait_for(lambda: has_left(two, name), f"{name} to leave")  # noqa: B023
+        end(two, name)
+    two.workers[holds].send(signal.SIGCONT)
+
+    # One drops out at once, then the conductor dies; the round goes on at the other one.
+    run = held(two, holds, one)
+    conductor = two.conducts(run)
+    assert conductor is not None
+    say(two, drops, "--now")
+    wait_for(lambda: has_left(two, drops), "the member to leave at once")
+    end(two, drops)
+    conductor.die()
+    left = other if conductor is one else one
+    two.workers[holds].send(signal.SIGCONT)
+    two.wait_completed(run)
+    bundle = str(tmp_path / "left.fedpareto")
+    left.admin("bundle", run, "--payloads", "--yes", "--out", bundle)
+    left.fedpareto("verify", bundle)
+    left.fedpareto("worker", "verify", bundle, "--home", str(two.directory / drops))
+    assert left.admin("audit", "verify")["problems"] == []
+    conductor.serve()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_of_two_workers_that_start_in_copied_homes_at_two_coordinators_one_is_welcomed(two: Cluster) -> None:
+    name = next(reversed(two.workers))
+    home, copy = two.directory / name, two.directory / f"{name}-copy"
+    for _ in range(3):
+        two.workers[name].kill()
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(home, copy)
+        started: dict[Path, Process] = {}
+        for place, coordinator in zip((home, copy), two.coordinators.values(), strict=True):
+            note_addresses(place, MemberFiles.name_key, addresses=(coordinator.address,))
+        for place in (home, copy):
+            started[place] = two.start_worker(place)
+        wait_for(lambda: all(map(answered, started.values())), "both to hear from a coordinator")  # noqa: B023
+        welcomed = [place for place, process in started.items() if WELCOMED in process.text]
+        assert len(welcomed) == 1, {place.name: process.text for place, process in started.items()}
+        (refused,) = started.keys() - set(welcomed)
+        assert "home-copied" in started[refused].text
+        started[refused].kill()
+        two.workers[name] = started[welcomed[0]]
+        home, copy = welcomed[0], refused
+
+
+WELCOMED = "attending federation"
+
+
+def answered(process: Process) -> bool:
+    return WELCOMED in process.text or "home-copied" in process.text
