@@ -121,7 +121,7 @@ def end(made: Cluster, name: str) -> None:
     """Waits until the worker of a member that has left has ended."""
     process = made.workers.pop(name)
     wait_for(lambda: process.popen.poll() is not None, f"the worker of {name} to end")
-    assert process.popen.returncode == 0
+    assert process.popen.returncode == 0, process.text
 
 
 def held(made: Cluster, holds: str, by: Coordinator) -> str:
@@ -146,7 +146,7 @@ def test_members_leave_by_either_coordinator_when_a_private_run_is_stopped_or_go
     for name in (here, there):
         say(two, name)
         two.workers[name].wait_for_text("once the work that it has begun has ended")
-    one.admin("stop", run)
+    one.admin("stop", run, "--yes")
     for name in (here, there):
         wait_for(lambda: has_left(two, name), f"{name} to leave")  # noqa: B023
         end(two, name)
