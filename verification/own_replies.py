@@ -207,7 +207,8 @@ def compared_withdrawal(log: RunLog, client_id: str, own: OwnWithdrawals) -> Wit
     if at > own.left:
         return WithdrawalFindings(
             f"the record of {at:%Y-%m-%d %H:%M} UTC does not tell that this member has left, which the coordinator "
-            f"acknowledged on {own.left:%Y-%m-%d %H:%M} UTC: keep the file, and inform all members"
+            f"acknowledged on {own.left:%Y-%m-%d %H:%M} UTC: keep the file, and inform all members. "
+            "If the coordinator was restored from a backup since, `fedpareto worker leave` tells it again"
         )
     return WithdrawalFindings(
         missing=f"the withdrawal of this member is not compared: the record is of {at:%Y-%m-%d %H:%M} UTC, and this "

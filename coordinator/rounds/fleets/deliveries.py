@@ -59,17 +59,17 @@ def sessions_ended_for(session: Session, client_id: str, now: datetime) -> list[
 
 
 def _over(session: Session, *where: ColumnElement[bool]) -> list[Row[Any]]:
-    """The assignments in private rounds that are over, in the order in which they were issued."""
-    columns = Assignment.assignment_id, Assignment.client_id, Assignment.state, Phase.kind
-    query = select(*columns, Phase.attempt, Phase.round_id, Run.state.label("run")).join_from(Assignment, Phase)
+    """The assignments in private rounds that are over."""
+    columns = Assignment.assignment_id, Assignment.client_id, Assignment.state, Run.state.label("run")
+    query = select(*columns, Phase.kind, Phase.attempt, Phase.round_id, Phase.phase_id).join_from(Assignment, Phase)
     query = query.join(Round).join(Run).where(Phase.kind.in_(list(SessionStage)), _OVER, *where)
-    return list(session.execute(query.order_by(Phase.phase_id)))
+    return list(session.execute(query))
 
 
 def _told(session: Session, rows: Iterable[Row[Any]]) -> list[tuple[str, Cancelled]]:
     begun: dict[tuple[str, int, int], int] = {}  # the sessions of a client in an attempt
     last: dict[tuple[str, int, int, int], Row[Any]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row.phase_id):
         attempt = (row.client_id, row.round_id, row.attempt)
         begun[attempt] = begun.get(attempt, 0) + (row.kind == SessionStage.READY)
         last[*attempt, begun[attempt]] = row
