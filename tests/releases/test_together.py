@@ -146,6 +146,7 @@ def test_a_member_leaves_beside_members_of_the_release_or_says_that_the_coordina
     run = held(together, "reply-3", "left")
     leave()
     together.wait(lambda: eve() == "LEFT", "eve to leave", pause=0.2)
+    together.kill(together.workers["eve"])
     together.attend("ben")
     together.ended(run)
     phases = [(phase["asked"], phase["replied"]) for phase in together.admin("round", run, "0")["phases"][:6]]
@@ -155,7 +156,6 @@ def test_a_member_leaves_beside_members_of_the_release_or_says_that_the_coordina
     # It comes back.
     text = together.admin("join-string", "eve", "--again")["join_string"]
     later.python("-m", "fedpareto", "worker", "join", *home, cwd=together.directory, text=text)
-    together.processes.remove(together.workers["eve"])
     together.attend("eve")
 
 
