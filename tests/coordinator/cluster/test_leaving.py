@@ -3,99 +3,15 @@
 import shutil
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
 
-from federation.transport.channels import refusal_from_rpc_error
-from federation.trust.envelope import envelope_digest
 from federation.trust.member_files import MemberFiles, note_addresses
-from federation.v1.federation_pb2 import AttendRequest, Hello
-from federation.v1.federation_pb2_grpc import FederationStub
-from federation.work.secure.orders import asked_session
-from storage.states import ClientState
-from tests.coordinator.cluster.scene import SETTINGS, player_at, two_players
-from tests.coordinator.members.scene import client, leave, problems, withdrawal
-from tests.coordinator.rounds.fleets.scene import PRIVATE as PRIVATE_RUN
-from tests.coordinator.rounds.fleets.scene import ended, is_ready
-from tests.harness import Member, Process, wait_for
+from tests.coordinator.cluster.scene import SETTINGS
+from tests.harness import Process, wait_for
 from tests.postgresql import postgresql
-from tests.running import SECONDS, Running
 from tests.soak.cluster import PRIVATE, Cluster, Coordinator, cluster
-from tests.stage import Player, Stage, spec
-from tests.verification.scene import Edited, checked, exported
-
-
-def at(served: Running, player: Player) -> Player:
-    """The same member, whose calls go to this coordinator."""
-    return Player(Member(replace(player.member.files, addresses=(served.address,))))
-
-
-def test_members_of_both_coordinators_are_told_that_a_private_round_is_over(first: Stage, second: Running) -> None:
-    task, names = first.task(), [f"private-{number}" for number in range(5)]
-    there = [player_at(second, first, name, **{task: 10}) for name in names[:3]]
-    here = [player_at(first.served, first, name, **{task: 10}) for name in names[3:]]
-    run = first.submit(spec("private", task, algorithm="fedavg-n", more=PRIVATE_RUN))
-    orders = {player: player.order() for player in (*there, *here)}
-    for player in there[:2]:
-        is_ready(player, orders[player])
-    first.stop_run(run)
-    for player, order in orders.items():
-        assert ended(player) == [(order.assignment_id, asked_session(order), "run-ended")]
-    streams = second.coordinator.rounds.presence.streams()
-    wait_for(lambda: not any(streams[player.name].given for player in there), "nothing to be left to tell")
-
-
-def test_a_member_leaves_by_one_coordinator_within_a_round_of_the_other_and_attends_nowhere(
-    first: Stage, second: Running, tmp_path: Path
-) -> None:
-    task, ann, gone = two_players(first, second, "ann-stays", "ben-leaves")
-    selection = 'selection = { minimum = 2, quorum = 0.5, pool = "attending" }'
-    run = first.submit(spec("left", task, more=selection))
-    gone.order()
-    # At both coordinators at the same time: it has left once.
-    said = withdrawal(gone.member)
-    with ThreadPoolExecutor(2) as pool:
-        times = list(pool.map(lambda player: leave(player, said), (at(first.served, gone), at(second, gone))))
-    assert times[0] == times[1]
-    assert gone.stream is not None
-    assert gone.stream.end().reason == "client-left"
-    first.players.pop(gone.name)
-    first.complete(run, ann)
-    assert first.outcomes(run)[gone.name] == ("CANCELLED", "client-left")
-    assert client(second, gone.name).state is ClientState.LEFT
-    entries = second.entries(action="client.left", subject=gone.name)
-    assert [entry.digest for entry in entries] == [envelope_digest(said)]
-    assert checked(Edited.of(exported(first, run, tmp_path / "run")), tmp_path)
-    assert problems(first) == []
-
-
-def test_of_two_homes_that_start_at_both_coordinators_at_the_same_time_one_is_welcomed(
-    first: Stage, second: Running
-) -> None:
-    member, before = first.player("copied").member, bytes(16)
-
-    def start(served: Running, made: bytes) -> str:
-        hello = Hello(software="test", nonce=bytes(32), start=made, earlier_starts=[before])
-        with member.files.channel(address=served.address) as channel:
-            call = FederationStub(channel).Attend(iter([AttendRequest(hello=hello)]), timeout=SECONDS)
-            try:
-                return str(next(call).WhichOneof("message"))
-            except grpc.RpcError as error:
-                return refusal_from_rpc_error(error).reason
-
-    with ThreadPoolExecutor(2) as pool:
-        for number in range(1, 6):
-            starts = [bytes([number, place]) * 8 for place in (1, 2)]
-            answers = list(pool.map(start, (first.served, second), starts))
-            assert sorted(answers) == ["home_copied", "welcome"], answers
-            before = starts[answers.index("welcome")]
-
-
-# --- real processes
 
 
 @pytest.fixture(scope="module")
