@@ -73,8 +73,18 @@ def _required(fleet: Fleet, current: Round) -> tuple[str, ...]:
     return required
 
 
-def hold_evaluation(fleet: Fleet, current: Round, model: str, number: int, clients: Sequence[str]) -> Means:
+def measure_privately(fleet: Fleet, current: Round) -> Means:
+    """The means over the members that were selected for a private round that makes no step. Errors as below."""
+    required = _required(fleet, current)
+    return hold_evaluation(fleet, current, current.base_model, 0, current.selected, required)
+
+
+def hold_evaluation(
+    fleet: Fleet, current: Round, model: str, number: int, clients: Sequence[str], required: Sequence[str] = ()
+) -> Means:
     """The evaluation of a model in a run with private rounds, whose first phase has this number.
+
+    Each phase needs the replies of the `required` clients that it asks.
 
     Raises:
         Held, Skipped, Voided: as `run_phases`.
@@ -82,7 +92,7 @@ def hold_evaluation(fleet: Fleet, current: Round, model: str, number: int, clien
     """
     facts = _facts(fleet, current, number, clients)
     conversation = evaluation(_context(fleet, current, model, facts, {}), fleet.run.evaluation, sorted(facts.clients))
-    return _converse(fleet, current, conversation, number, model, facts)[0]
+    return _converse(fleet, current, conversation, number, model, facts, required)[0]
 
 
 def _facts(fleet: Fleet, current: Round, number: int, names: Sequence[str]) -> ConversationFacts:

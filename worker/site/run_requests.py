@@ -102,6 +102,12 @@ class RunRequest:
             return ()
 
     @property
+    def approved_models(self) -> tuple[str, ...]:
+        """The models that it may measure by the owner's own word: none before the owner has approved it."""
+        # Section 3, rule 4: by `worker approve` alone: a policy that accepts runs has not seen these models.
+        return self.evaluates if self.owner == APPROVED else ()
+
+    @property
     def discloses(self) -> frozenset[str] | None:
         """The numbers that its private rounds show in the clear; None if its rounds are open.
 
