@@ -1,0 +1,121 @@
+"""Private runs that measure models, with real workers: owners approve them, kills change nothing, the record verifies."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from federation.digests import file_digest
+from federation.record.bundle import BundleReader
+from federation.tasks import initial_model, task
+from federation.vectors import to_bytes
+from tests.harness import federation, wait_for
+from tests.verification import independent_metrics
+from tests.verification.scene import Edited, refusal
+from tests.worker.work.scene import STAGES, Members
+from verification.run import verify
+from worker.ledgers.round_ledger import RoundLedger
+
+pytestmark = pytest.mark.full
+CLIENTS = tuple(f"client-{number}" for number in range(5))
+SPEC = """\
+task = "digits"
+kind = "evaluate"
+selection = { minimum = 5, pool = "enrolled" }
+evaluate = { splits = ["train"], deadline_seconds = 120.0 }
+privacy.secure = "sum"
+"""
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
+    """Five members whose owners approve each run."""
+    with federation(tmp_path_factory.mktemp("measured")) as fed:
+        fed.serve()
+        made = Members(fed, CLIENTS, task="digits")
+        made.enrol('approve = "each-run"\n')
+        for client in CLIENTS:
+            made.work(client)
+        fed.attending(*CLIENTS)
+        yield made
+
+
+def models(directory: Path, *seeds: int) -> list[str]:
+    """Files of models, as options of `submit`."""
+    options = []
+    for seed in seeds:
+        path = directory / f"model-{seed}.safetensors"
+        path.write_bytes(to_bytes(*initial_model(task("digits"), seed)))
+        options += ["--model", str(path)]
+    return options
+
+
+def approve(scene: Members, run: str, clients: Iterable[str] = CLIENTS) -> None:
+    for client in clients:
+        home = ("--home", str(scene.fed.directory / client))
+        asked = lambda home=home: run in scene.fed.fedpareto("worker", "runs", *home)  # noqa: E731
+        wait_for(asked, f"{client} to be asked")
+        scene.fed.fedpareto("worker", "approve", run, *home)
+
+
+def entries(scene: Members, client: str) -> Sequence[tuple[str, str]]:
+    ledger = RoundLedger(scene.fed.directory / client / "private-rounds.db")
+    try:
+        return [(entry.base_model, entry.work) for entry in ledger.entries(["digits"])]
+    finally:
+        ledger.close()
+
+
+def check_measured(scene: Members, run: str, files: Sequence[str], path: Path) -> Edited:
+    """Each model was measured once by all members, in one session of six phases; the record verifies."""
+    fed = scene.fed
+    for number, file in enumerate(files):
+        phases = fed.admin("round", run, str(number))["phases"]
+        assert [(phase["kind"], phase["replied"]) for phase in phases] == [(name, 5) for name in STAGES]
+        for client in CLIENTS:
+            assert entries(scene, client).count((file_digest(Path(file)), "evaluate")) == 1
+    fed.admin("bundle", run, "--payloads", "--yes", "--out", str(path), "--force")
+    with BundleReader(path) as reader:
+        found = list(verify(reader))
+    assert [(*one.missing, *one.absent) for one in found] == [()] * len(files)
+    assert {re.sub(" blake3.*", "", one.words) for one in found} == {"5 members measured"}
+    independent_metrics.check(path)
+    assert fed.admin("audit", "verify")["problems"] == []
+    return Edited.of(path)
+
+
+def test_members_measure_the_models_that_their_owners_approve_once_and_the_record_verifies(
+    scene: Members, tmp_path: Path
+) -> None:
+    fed, options = scene.fed, models(tmp_path, 1, 2)
+    run = fed.submit("measures", SPEC, *options)
+    assert "waiting for members: 0 of 5" in fed.admin("run", run)["run"]["reason"]
+    approve(scene, run)
+    fed.wait_completed(run)
+    edited = check_measured(scene, run, options[1::2], tmp_path / "run.fedpareto")
+    for change, words in (
+        (lambda record: record.metrics.update({"loss/train": 0.5}), "loss/train"),
+        (lambda record: record.phases[3].exchanges.pop(), "members"),
+        (lambda record: record.ClearField("phases"), "0 phases"),
+    ):
+        assert re.search(words, said := refusal(edited.with_round(1, change), tmp_path)), said
+    again = fed.directory / "again.toml"
+    again.write_text('name = "again"\n' + SPEC)
+    told = fed.admin("submit", str(again), *options[:2], code=1)
+    assert "model-evaluated" in str(told)
+    assert "round 0 of the run measures; its numbers stand: evaluated 5, evaluation/noise 0.02" in str(told)
+
+
+def test_a_coordinator_and_a_worker_that_die_at_each_phase_change_nothing(scene: Members, tmp_path: Path) -> None:
+    fed, options = scene.fed, models(tmp_path, 3)
+    run = fed.submit("dies", SPEC, *options)
+    fed.serving.stop()
+    for phase in range(2, len(STAGES) + 1):
+        dying = fed.serve(crash=f"phase-{phase}")
+        if phase == 2:
+            approve(scene, run)
+        dying.wait_killed()
+    fed.serve()
+    fed.wait_completed(run)
+    check_measured(scene, run, options[1::2], tmp_path / "run.fedpareto")
