@@ -12,6 +12,8 @@ from federation.tasks import initial_model, task
 from federation.vectors import to_bytes
 from tests.harness import federation, here, wait_for
 from tests.verification import independent_metrics
+from tests.verification.independent_verifier import Wrong
+from tests.verification.independent_verifier import verify as verify_independently
 from tests.verification.scene import Edited, refusal
 from tests.worker.work.scene import STAGES, Members
 from verification.run import verify
@@ -81,6 +83,7 @@ def check_measured(scene: Members, run: str, files: Sequence[str], path: Path) -
     assert [(*one.missing, *one.absent) for one in found] == [()] * len(files)
     assert {re.sub(" blake3.*", "", one.words) for one in found} == {"5 members measured"}
     independent_metrics.check(path)
+    assert verify_independently(path).models == [file_digest(Path(files[0]))] * (len(files) + 1)
     assert fed.admin("audit", "verify")["problems"] == []
     return Edited.of(path)
 
@@ -99,7 +102,11 @@ def test_members_measure_the_models_that_their_owners_approve_once_and_the_recor
         (lambda record: record.phases[3].exchanges.pop(), "members"),
         (lambda record: record.ClearField("phases"), "0 phases"),
     ):
-        assert re.search(words, said := refusal(edited.with_round(1, change), tmp_path)), said
+        other = edited.with_round(1, change)
+        assert re.search(words, said := refusal(other, tmp_path)), said
+        if words != "loss/train":  # the sums are computed by `independent_metrics`
+            with pytest.raises(Wrong):
+                verify_independently(other.write(tmp_path / "other"))
     again = fed.directory / "again.toml"
     again.write_text('name = "again"\n' + SPEC)
     admin = ("--home", str(fed.home / "admin"))

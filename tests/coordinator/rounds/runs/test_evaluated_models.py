@@ -26,6 +26,8 @@ from tests.coordinator.members.scene import problems
 from tests.harness import Attending
 from tests.paths import OWNERS_CODE
 from tests.stage import LAYOUT, Player, Stage, measurements
+from tests.verification.independent_verifier import Wrong
+from tests.verification.independent_verifier import verify as verify_independently
 from tests.verification.scene import Edited, refusal, verified
 
 MODELS = [to_bytes(LAYOUT, np.full(LAYOUT.size, scale, np.float32)) for scale in (0.25, 0.5, 0.75)]
@@ -71,6 +73,7 @@ def test_a_run_that_evaluates_measures_each_model_once_and_makes_no_step(stage: 
     pieces = [next(stage._admin.ExportModel(ExportModelRequest(run=run, round=number))) for number in range(3)]
     assert [piece.digest for piece in pieces] == DIGESTS
     assert [piece.chunk for piece in pieces] == MODELS
+    assert verify_independently(tmp_path / "run.fedpareto").missing == []
     file = Edited.of(tmp_path / "run.fedpareto")
     for change, words in (
         (lambda record: record.metrics.update({"accuracy/mean": 0.99}), "accuracy/mean"),
@@ -78,7 +81,9 @@ def test_a_run_that_evaluates_measures_each_model_once_and_makes_no_step(stage: 
         (lambda record: record.phases.pop(), "0 phases"),
         (lambda record: record.phases[0].exchanges.pop(), "members"),
     ):
-        assert re.search(words, said := refusal(file.with_round(1, change), tmp_path)), said
+        assert re.search(words, said := refusal(other := file.with_round(1, change), tmp_path)), said
+        with pytest.raises(Wrong):
+            verify_independently(other.write(tmp_path / "other"))
     other = file.entries[SPECIFICATION].replace(DIGESTS[1].encode(), DIGESTS[1].replace("b", "c", 2).encode())
     assert "spec" in refusal(file.having({SPECIFICATION: other}), tmp_path)
 
