@@ -453,6 +453,17 @@ def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) 
     return {name: client for name, client in offering.items() if client.objectives}
 
 
+def too_old(session: Session, spec: RunSpec) -> list[str]:
+    """The active clients that offer a run's task, and whose workers do not know runs of its kind, by name."""
+    if spec.trains:
+        return []
+    return sorted(
+        client_id
+        for client_id, tasks, _, tags, kinds in session.connection().execute(_OFFERS)
+        if tasks.get(spec.task, 0) > 0 and spec.selection.admits(client_id, tags) and spec.kind not in kinds
+    )
+
+
 def serves(
     client_id: str, declared: Mapping[str, Sequence[str]], spec: RunSpec, objectives: tuple[str, ...]
 ) -> tuple[str, ...]:

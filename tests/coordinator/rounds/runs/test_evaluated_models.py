@@ -93,6 +93,13 @@ def test_a_member_whose_worker_does_not_know_this_kind_of_run_is_not_asked(stage
     old.leave()
     old.stream = Attending(old.member, {task: 10}, run_kinds=())
     old.stream.next()
+    header = {"model": DIGESTS[0], "models": [MeasuredModel(digest=digest(model), size=len(model)) for model in MODELS]}
+    told = stage.dry_run(document(task, task), **header)
+    assert [(other.client_id, other.reason) for other in told.others] == [("old", "old")]
+    assert told.others[0].message == "its worker does not know runs of the kind 'evaluate': it needs a newer release"
+    private = document(task, task, more='privacy.secure = "sum"\nselection.minimum = 5\n')
+    told = stage.dry_run(private, **header)
+    assert [(other.client_id, other.reason) for other in told.others] == [("ada", "evaluations"), ("old", "old")]
     run = submit(stage, document(task, task))
     stage.complete(run, player)
     assert [row.selected for row in stage.rounds(run)] == [["ada"]] * 3
@@ -146,6 +153,8 @@ def test_keys_that_another_kind_of_run_has_are_refused_by_name() -> None:
         ('kind = "evaluate"\nalgorithm.name = "fedavg"', "algorithm: a run of kind"),
         ('kind = "evaluate"\nstop.metric = "loss"', "stop: a run of kind"),
         ('kind = "evaluate"\nprivacy.client_noise = 1.0', "privacy.client_noise: a run of kind"),
+        ('kind = "evaluate"\nprivacy = {secure = "verified"}', '"sum" in place of "verified"'),
+        ('kind = "evaluate"\nprivacy = {secure = "sum", disclose = ["evaluation"]}', "privacy.disclose: a run of kind"),
         ('kind = "evaluate"\nparameters.personal = ["head.*"]', "no personal parameters"),
         (f'kind = "evaluate"\nmodels = ["{DIGESTS[0]}", "{DIGESTS[0]}"]', "twice"),
         (f'rounds = 1\nmodels = ["{DIGESTS[0]}"]', 'models: only a run of kind = "evaluate"'),
