@@ -152,6 +152,11 @@ class RunSpec(Section):
         return self.kind == "train"
 
     @property
+    def does(self) -> str:
+        """The name of its algorithm; the kind of a run that has none."""
+        return self.algorithm.name if self.trains else self.kind
+
+    @property
     def evaluates_privately(self) -> bool:
         """True if members show no measurement of their own, but only means over all of them."""
         return self.privacy.secure != "off" and "evaluation" not in self.privacy.disclose

@@ -436,7 +436,10 @@ class Run:
             work = parsed(common_pb2.EvaluateWork, order.work)
             splits = evaluate.get("splits", ["train", "validation", "test"])
             must(phase.kind == "evaluate" and list(work.splits) == splits, "the work of an evaluation")
-            must(not order.inputs and order.previous_step == ("" if self.models else name_of(record.step)), "another step")
+            must(
+                not order.inputs and order.previous_step == ("" if self.models else name_of(record.step)),
+                "another step",
+            )
 
     def step(self, step: Any, replies: list[Any]) -> list[str]:
         """Coefficients, K and the model; what could not be verified."""

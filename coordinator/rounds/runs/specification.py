@@ -293,7 +293,7 @@ def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
 def needed_sessions(spec: RunSpec, rule: Algorithm) -> dict[str, int]:
     """The private rounds of a whole run, for "training" and for "evaluation", if no attempt at a round is voided."""
     if not spec.trains:
-        return {"training": 0, "evaluation": len(spec.models)}
+        return {"training": 0, "evaluation": spec.rounds}
     every, each = spec.evaluate.every, 2 if rule.name.startswith("fedcmoo") else 1
     evaluations = 1 if every == 0 else -(-spec.rounds // every)
     return {

@@ -236,5 +236,3 @@ def test_a_loss_beyond_the_bound_adds_no_more_than_the_bound_and_shows_that_some
     found = [loss_of(value) for value in (0.0, 1e30, float("inf"))]
     assert found[1] == pytest.approx(found[2], abs=1.0)
     assert abs(found[0]) < 0.5 < found[1] < 1.5, "one sum tells, with noise of 0.1, that somebody has the record"
-
-

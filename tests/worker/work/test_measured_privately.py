@@ -1,4 +1,4 @@
-"""Private runs that measure models, with real workers: owners approve them, kills change nothing, the record verifies."""
+"""Private runs that measure models, with real workers: owners approve, kills change nothing, the record verifies."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,26 +1,32 @@
 """Runs that evaluate: each round measures one model at the members, makes no step, and verifies."""
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch.utils.data import TensorDataset
 
 from federation.digests import digest
 from federation.record.bundle import SPECIFICATION
 from federation.spec.run_spec import RunSpec, SpecError, with_models
 from federation.tasks import task
 from federation.transport.channels import refusal_from_rpc_error
-from federation.v1.admin_pb2 import ExportModelRequest, MeasuredModel
+from federation.v1.admin_pb2 import ExportModelRequest, ExportRoundsResponse, MeasuredModel
+from federation.v1.admin_pb2 import Run as RunMessage
 from federation.vectors import to_bytes
 from fedpareto.cli.admin import upload
 from fedpareto.cli.failure import CommandFailure
+from fedpareto.simulation.history import History
 from fedpareto.simulation.simulate import Simulation
+from fedpareto.web.report import page
+from fedpareto.web.sections.shown_run import ShownRun
 from storage.states import RoundState, RunState
 from tests.coordinator.members.scene import problems
 from tests.harness import Attending
@@ -81,9 +87,10 @@ def test_a_run_that_evaluates_measures_each_model_once_and_makes_no_step(stage: 
         (lambda record: record.phases.pop(), "0 phases"),
         (lambda record: record.phases[0].exchanges.pop(), "members"),
     ):
-        assert re.search(words, said := refusal(other := file.with_round(1, change), tmp_path)), said
+        edited = file.with_round(1, change)
+        assert re.search(words, said := refusal(edited, tmp_path)), said
         with pytest.raises(Wrong):
-            verify_independently(other.write(tmp_path / "other"))
+            verify_independently(edited.write(tmp_path / "other"))
     other = file.entries[SPECIFICATION].replace(DIGESTS[1].encode(), DIGESTS[1].replace("b", "c", 2).encode())
     assert "spec" in refusal(file.having({SPECIFICATION: other}), tmp_path)
 
@@ -207,23 +214,79 @@ def test_the_sources_of_models_must_suit_the_kind_of_the_run(tmp_path: Path) -> 
             upload.given_models(text, RunSpec.parse(text), files, run, best)
 
 
-def test_the_weighted_accuracy_of_a_model_with_buffers_is_that_on_the_data_of_all_members(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(OWNERS_CODE))
+@dataclass(frozen=True)
+class Measured:
+    """A model with BatchNorm's buffers: what eight members measured, in the open and privately, and on the data of all.
+
+    `histories` are those of the simulations, of the runs open and private.
+    """
+
+    rows: Mapping[str, Mapping[str, Any]]
+    pooled: Mapping[str, float]
+    loss: float
+    histories: Mapping[str, History]
+
+
+@pytest.fixture(scope="module")
+def normed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
+    directory = tmp_path_factory.mktemp("normed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(OWNERS_CODE))
+        yield measured(directory)
+
+
+def measured(directory: Path) -> Measured:
     torch.manual_seed(5)
     model = task("normed_task:Normed").model()
     buffers = dict(model.named_buffers())
     for name in ("norm.running_mean", "norm.running_var"):
         buffers[name].copy_(torch.rand(8) + 0.5)
-    save_file(model.state_dict(), tmp_path / "model")
-    head = 'name = "x"\ntask = "normed_task:Normed"\nsimulation = {clients = 8, sizes = "lognormal:0.5"}\n'
-    text = head + 'kind = "evaluate"\nevaluate.splits = ["test"]\nparameters.buffers = "averaged"\n'
-    with Simulation(text.encode(), tmp_path / "home", given=[tmp_path / "model"]) as simulation:
-        (measured,) = simulation.run().round_records
-        tested = [own.test for own in simulation._population.splits.values() if own.test is not None]
+    save_file(model.state_dict(), directory / "model")
+    head = 'task = "normed_task:Normed"\nsimulation = {clients = 8, sizes = "lognormal:0.5"}\n'
+    head += 'kind = "evaluate"\nevaluate.splits = ["test"]\nparameters.buffers = "averaged"\n'
+    rows, histories, tested = {}, {}, []
+    for name, secure in (("open", "off"), ("private", "sum")):
+        text = f'name = "{name}"\n{head}privacy.secure = "{secure}"\n'
+        with Simulation(text.encode(), directory / name, given=[directory / "model"]) as simulation:
+            histories[name] = simulation.run()
+            (rows[name],) = histories[name].round_records
+            tested = [own.test for own in simulation._population.splits.values() if own.test is not None]
     assert len(tested) == 8
-    pooled = TensorDataset(torch.cat([own.x for own in tested]), torch.cat([own.y for own in tested]))
-    found = model.eval()(pooled.tensors[0].float()).argmax(1) == pooled.tensors[1]
-    assert measured["accuracy/weighted"] == pytest.approx(found.float().mean().item(), rel=1e-6)
-    assert measured["state"] == "COMPLETED"
+    right, losses = [], []
+    for own in tested:
+        logits = model.eval()(own.x.float())
+        right.append((logits.argmax(1) == own.y).float().mean().item())
+        losses.append(torch.nn.functional.cross_entropy(logits, own.y).item())
+    sizes = [len(own.y) for own in tested]
+    pooled = {"accuracy/weighted": float(np.average(right, weights=sizes)), "accuracy/mean": float(np.mean(right))}
+    return Measured(rows, pooled, float(np.mean(losses)), histories)
+
+
+def test_the_weighted_accuracy_of_a_model_with_buffers_is_that_on_the_data_of_all_members(normed: Measured) -> None:
+    found = normed.rows["open"]
+    assert found["accuracy/weighted"] == pytest.approx(normed.pooled["accuracy/weighted"], rel=1e-6)
+    assert found["state"] == "COMPLETED"
+
+
+def test_private_means_are_within_four_deviations_of_the_members_own(normed: Measured) -> None:
+    found = normed.rows["private"]
+    noise = found["evaluation/noise"]
+    assert noise == pytest.approx(0.1 / math.sqrt((6 - 2) * 8))
+    assert abs(found["accuracy/mean"] - normed.pooled["accuracy/mean"]) < 4 * noise
+    assert abs(found["loss/test"] - normed.loss) < 4 * 10 * noise
+    assert not {"accuracy/worst", "accuracy/std", "accuracy/weighted"} & found.keys()
+
+
+def test_models_are_shown_by_members_or_as_means_with_their_noise(normed: Measured) -> None:
+    pages = {name: page(shown_of(history)) for name, history in normed.histories.items()}
+    assert ">spread<" in pages["open"]
+    assert ">spread<" not in pages["private"]
+    assert "own value is known, so there is no worst one and no spread." in pages["private"]
+    assert "No round of this run has been evaluated" not in pages["private"]
+    for history in normed.histories.values():
+        assert "replies: 8 of 8 accepted" in repr(history)
+        assert list(history.compare(history)) == [f"{history.spec.name} ({at}), model 0" for at in (1, 2)]
+
+
+def shown_of(history: History) -> ShownRun:
+    return ShownRun.of(RunMessage.FromString(history.message), map(ExportRoundsResponse.FromString, history.exported))
