@@ -141,3 +141,31 @@ def test_a_worker_that_dies_at_each_reply_has_measured_the_model_once(scene: Mem
         scene.work(victim)
         fed.wait_completed(run)
         check_measured(scene, run, options[1::2], tmp_path / f"{number}.fedpareto")
+
+
+def test_of_two_runs_that_measure_one_model_at_a_time_one_does(scene: Members, tmp_path: Path) -> None:
+    fed, options = scene.fed, models(tmp_path, 30)
+    runs = [fed.submit(f"twin-{name}", SPEC, *options) for name in "ab"]
+    for run in runs:
+        approve(scene, run)
+    assert sorted(fed.wait_ended(run) for run in runs) == ["COMPLETED", "FAILED"]
+    for client in CLIENTS:
+        assert entries(scene, client).count((file_digest(Path(options[1])), "evaluate")) == 1
+    assert "model-evaluated" in "".join(fed.run_state(run)["reason"] for run in runs)
+
+
+def test_a_run_that_is_approved_after_another_has_measured_its_model_shows_the_numbers_and_asks_nobody(
+    scene: Members, tmp_path: Path
+) -> None:
+    fed, options = scene.fed, models(tmp_path, 31)
+    first, second = (fed.submit(f"turn-{name}", SPEC, *options) for name in "ab")
+    approve(scene, first)
+    fed.wait_completed(first)
+    approve(scene, second)
+    assert fed.wait_ended(second) == "FAILED"
+    (row,) = fed.admin("rounds", second)["rounds"]
+    numbers = (
+        "model-evaluated: members have measured it in round 0 of the run turn-a; its numbers stand: accuracy/mean 0."
+    )
+    assert row["reason"].startswith(f"model-evaluated: {numbers}")
+    assert fed.admin("round", second, "0")["phases"] == []

@@ -13,8 +13,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from coordinator.rounds.runs.on_record import check_unmeasured
 from federation.digests import digest
 from federation.record.bundle import SPECIFICATION
+from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec, SpecError, with_models
 from federation.tasks import task
 from federation.transport.channels import refusal_from_rpc_error
@@ -27,6 +29,7 @@ from fedpareto.simulation.history import History
 from fedpareto.simulation.simulate import Simulation
 from fedpareto.web.report import page
 from fedpareto.web.sections.shown_run import ShownRun
+from storage.database import Database
 from storage.states import RoundState, RunState
 from tests.coordinator.members.scene import problems
 from tests.harness import Attending
@@ -218,13 +221,14 @@ def test_the_sources_of_models_must_suit_the_kind_of_the_run(tmp_path: Path) -> 
 class Measured:
     """A model with BatchNorm's buffers: what eight members measured, in the open and privately, and on the data of all.
 
-    `histories` are those of the simulations, of the runs open and private.
+    `histories` are those of the simulations, of the runs open and private; `home` has their directories.
     """
 
     rows: Mapping[str, Mapping[str, Any]]
     pooled: Mapping[str, float]
     loss: float
     histories: Mapping[str, History]
+    home: Path
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +263,7 @@ def measured(directory: Path) -> Measured:
         losses.append(torch.nn.functional.cross_entropy(logits, own.y).item())
     sizes = [len(own.y) for own in tested]
     pooled = {"accuracy/weighted": float(np.average(right, weights=sizes)), "accuracy/mean": float(np.mean(right))}
-    return Measured(rows, pooled, float(np.mean(losses)), histories)
+    return Measured(rows, pooled, float(np.mean(losses)), histories, directory)
 
 
 def test_the_weighted_accuracy_of_a_model_with_buffers_is_that_on_the_data_of_all_members(normed: Measured) -> None:
@@ -275,6 +279,25 @@ def test_private_means_are_within_four_deviations_of_the_members_own(normed: Mea
     assert abs(found["accuracy/mean"] - normed.pooled["accuracy/mean"]) < 4 * noise
     assert abs(found["loss/test"] - normed.loss) < 4 * 10 * noise
     assert not {"accuracy/worst", "accuracy/std", "accuracy/weighted"} & found.keys()
+
+
+def test_a_model_that_was_measured_privately_is_refused_with_its_numbers(normed: Measured) -> None:
+    spec = RunSpec.parse(RunMessage.FromString(normed.histories["private"].message).spec)
+    check_recorded(normed.home / "open", spec)  # what members have told in the open is no private sum
+    with pytest.raises(Refusal, match=r"round 0 of the run private; its numbers stand: accuracy/mean 0\.") as refused:
+        check_recorded(normed.home / "private", spec)
+    assert refused.value.reason == "model-evaluated"
+    check_recorded(normed.home / "private", spec.model_copy(update={"task": "digits"}))
+    check_recorded(normed.home / "private", spec.model_copy(update={"models": (digest(b"another"),)}))
+
+
+def check_recorded(home: Path, spec: RunSpec) -> None:
+    database = Database.open(f"sqlite:///{home / 'coordinator.db'}")
+    try:
+        with database.read() as session:
+            check_unmeasured(session, spec)
+    finally:
+        database.close()
 
 
 def test_models_are_shown_by_members_or_as_means_with_their_noise(normed: Measured) -> None:
