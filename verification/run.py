@@ -198,12 +198,12 @@ class OpenedRun:
             named = self._compared(metrics, record, signed, None, at, at).named
             members = dict(record.metrics).get("evaluated", 0)
             words = f"{members:.0f} members measured {at.model}; verified: {count}, {len(named.verified)} metrics"
-            missing = (f"metrics: {', '.join(named.unchecked)}: {named.why}",) if named.unchecked else ()
+            lacking = [f"metrics: {', '.join(named.unchecked)}: {named.why}"] if named.unchecked else []
             return (
                 Verified(
                     number=record.number,
                     words=words,
-                    missing=missing,
+                    missing=tuple(lacking),
                     measured=named.measured,
                     unchecked=named.unchecked,
                 ),

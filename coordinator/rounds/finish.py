@@ -78,7 +78,7 @@ def measure_round(fleet: Fleet, metrics: RunMetrics, current: models.Round) -> N
 def _means(fleet: Fleet, metrics: RunMetrics, current: models.Round) -> EvaluationFindings:
     """The means of the members' measurements of a model. Members measure a model once, so there is one attempt."""
     with fleet.context.database.read() as session:
-        earlier = scores.earlier(session, current)
+        earlier = fleet.past.metrics(session, current.number)
         known = private_numbers(session, fleet.run.spec.task, current.base_model, but=current.run_id)
         begun = session.scalar(select(models.Phase.phase_id).filter_by(round_id=current.round_id).limit(1))
     # Who was away is not asked either: beside the sum on record, a second one shows the members in which they differ.

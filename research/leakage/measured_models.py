@@ -24,7 +24,7 @@ from federation.secure.evaluation import deviation, noise
 from federation.secure.thresholds import SMALLEST, Mode, Thresholds, assumed
 from federation.spec.sharing import Unshared
 from federation.vectors import update_layout
-from federation.work.base import Origin, Shape, WorkError, WorkingClient
+from federation.work.base import Memory, Origin, Shape, WorkError, WorkingClient
 from federation.work.secure.limits import check_sessions
 from federation.work.site import EVALUATE, MemoryLedger, SecurePolicy, Site
 from leakage import labels
@@ -54,6 +54,16 @@ class Question:
 Plan = Sequence[Question]
 
 
+class _Nothing(Memory):
+    """The rule of a member reads its ledger alone."""
+
+    def get(self, name: str) -> bytes | None:
+        return None
+
+    def put(self, name: str, value: bytes, *, durable: bool = False) -> None:
+        """Keeps nothing."""
+
+
 @dataclass
 class Rules:
     """The rules of all members, of whom some collude and answer everything.
@@ -80,17 +90,8 @@ class Rules:
 
     def _measures(self, site: Site, number: int, question: Question) -> bool:
         origin = Origin("f", question.run, "digits", digest(b"spec"), question.model, 0, Unshared())
-        layout = update_layout([("w", 1)])
-        client = WorkingClient(
-            "member",
-            0,
-            0,
-            Shape(layout, ("loss",), ("loss",)),
-            None,
-            origin,
-            site,
-            measures=self.approved,  # type: ignore[arg-type] # no memory is used
-        )
+        shape = Shape(update_layout([("w", 1)]), ("loss",), ("loss",))
+        client = WorkingClient("member", 0, 0, shape, _Nothing(), origin, site, measures=self.approved)
         try:
             check_sessions(client, f"{number}", work=EVALUATE, count=True)
         except WorkError:
@@ -176,7 +177,7 @@ def plans(members: int, sets: Sequence[tuple[int, ...]], victim: int) -> Iterato
     yield "25 pairs for each model: 500 evaluations", pairs(25)
 
 
-def measured(made: AttackedFederation, sigma: float) -> dict[str, tuple[float, float]]:
+def measured(made: AttackedFederation, sigma: float) -> dict[str, Reals]:
     """By attack, the total-variation distance of the guessed histogram, and how often the top label is right (%)."""
     shares, members = made.members.histograms, made.specification.members
     honest, spread = made.targets, float(made.members.histograms.std(0).mean())
@@ -190,7 +191,7 @@ def measured(made: AttackedFederation, sigma: float) -> dict[str, tuple[float, f
             guess = labels.on_simplex(read(shares, plan, rules, sigma, honest, random)[victim : victim + 1])
             scores = labels.scores(guess, shares[victim : victim + 1])
             found.setdefault(name, []).append((scores["labels/distance"], scores["labels/top"]))
-    return {name: tuple(np.mean(values, 0)) for name, values in found.items()}  # type: ignore[misc] # pairs
+    return {name: np.mean(values, 0) for name, values in found.items()}
 
 
 def told(members: int, sigma: float, *, pair: bool, trials: int = 20_000) -> float:

@@ -49,7 +49,7 @@ def models(data: ShownRun) -> Html:
 def _means(data: ShownRun) -> Html:
     """A row for each model that was measured privately: its means, and the noise on them."""
     rows = []
-    largest = {item.name: item.largest for item in (*BUILT_IN, *data.run.metrics)}
+    largest = {kind.name: kind.largest for kind in BUILT_IN} | {item.name: item.largest for item in data.run.metrics}
     for line in data.lines:
         found = line.summary.metrics
         names = [name for name in sorted(found) if basis(name) is Basis.MODEL and name not in (EVALUATED, NOISE)]
