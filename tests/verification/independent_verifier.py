@@ -422,7 +422,8 @@ class Run:
             kinds = [phase.kind for phase in record.phases]
             must(kinds == [f"secure-{name}" for name in PRIVATE_PHASES], "the phases of one private measurement")
         else:
-            must(len(record.phases) == 1, "one question to each member")
+            must(1 <= len(record.phases) <= 2, "one question to each member, and one more to those that were away")
+            must(len({said.client_id for said in replies}) == len(replies), "two replies of one member")
             self.metrics(record, replies, [], model)
 
     def phase(self, record: Any, phase: Any) -> None:

@@ -127,7 +127,8 @@ def test_of_two_coordinators_that_ask_for_one_model_at_a_time_one_gets_an_answer
     made = Coordinator.of()
     for run in ("run", "copy"):
         made.approve(run, CONSTANT)
-    asked, first = [], made.scene
+    first = made.scene
+    asked: list[str] = []
 
     def other(stage: str, member: Member, work: Work, inputs: Inputs) -> None:
         if stage == SessionStage.MASK and not asked:  # all are ready here, and the other one gets there first

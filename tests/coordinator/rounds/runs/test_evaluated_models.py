@@ -20,7 +20,13 @@ from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec, SpecError, with_models
 from federation.tasks import task
 from federation.transport.channels import refusal_from_rpc_error
-from federation.v1.admin_pb2 import ExportModelRequest, ExportRoundsResponse, MeasuredModel
+from federation.v1.admin_pb2 import (
+    ExportModelRequest,
+    ExportRoundsResponse,
+    GetRoundRequest,
+    ListRoundsRequest,
+    MeasuredModel,
+)
 from federation.v1.admin_pb2 import Run as RunMessage
 from federation.vectors import to_bytes
 from fedpareto.cli.admin import upload
@@ -113,6 +119,38 @@ def test_a_member_whose_worker_does_not_know_this_kind_of_run_is_not_asked(stage
     run = submit(stage, document(task, task))
     stage.complete(run, player)
     assert [row.selected for row in stage.rounds(run)] == [["ada"]] * 3
+
+
+def test_a_member_that_was_away_is_asked_when_the_others_have_answered(stage: Stage, tmp_path: Path) -> None:
+    task, (ada, ben, late) = stage.crew("ada", "ben", "late")
+    stage.hang_up(late)
+    run = submit(stage, document(task, task, DIGESTS[:1]), MODELS[:1])
+    first = [player.order() for player in (ada, ben)]
+    late.attend(**{task: 10})
+    for player, order in zip((ada, ben), first, strict=True):
+        player.reply(order)
+    second = late.order()
+    assert (second.phase, second.members, second.base_model) == (1, 1, DIGESTS[0])
+    stage.restart()
+    for player in (ada, ben, late):
+        player.attend(**{task: 10})
+    late.reply(second)
+    stage.complete(run, ada, ben, late)
+    (row,) = stage.rounds(run)
+    told = [measurements(order.client_id, order)["test/accuracy"] for order in (*first, second)]
+    assert (row.metrics["evaluated"], row.metrics["accuracy/mean"]) == (3.0, pytest.approx(np.mean(told)))
+    (summary,) = stage._admin.ListRounds(ListRoundsRequest(run=run)).rounds
+    assert (summary.asked, summary.accepted, summary.missing) == (3, 3, 0)
+    parts = stage._admin.GetRound(GetRoundRequest(run=run, round=0)).participations
+    assert [(part.client_id, part.reason) for part in parts] == [("ada", ""), ("ben", ""), ("late", "")]
+    assert [one.words.split(" blake3")[0] for one in verified(stage, run, tmp_path)] == ["3 members measured"]
+    assert verify_independently(tmp_path / "run.fedpareto").missing == []
+    file = Edited.of(tmp_path / "run.fedpareto")
+    for change, words in (
+        (lambda record: record.phases.add().CopyFrom(record.phases[0]), "phase 0 is at the place of phase 2"),
+        (lambda record: record.phases.pop(), "accuracy/mean"),
+    ):
+        assert words in refusal(file.with_round(0, change), tmp_path)
 
 
 def test_a_run_without_any_measured_model_has_failed(stage: Stage) -> None:
