@@ -37,7 +37,7 @@ SIGMAS = (0.1, 0.3)
 
 
 @dataclass(frozen=True)
-class Question:
+class AskedModel:
     """A model, with one bit changed in a copy, in a run, asked of some members."""
 
     label: int
@@ -51,7 +51,7 @@ class Question:
         return digest(f"always {self.label}, copy {self.copy}".encode())
 
 
-Plan = Sequence[Question]
+Plan = Sequence[AskedModel]
 
 
 class _Nothing(Memory):
@@ -83,12 +83,12 @@ class Rules:
         policy = {"digits": SecurePolicy(evaluations=self.evaluations)}
         self._sites = [Site(policies=policy, ledger=MemoryLedger()) for _ in range(self.members)]
 
-    def answers(self, number: int, question: Question, honest: int) -> tuple[int, ...]:
+    def answers(self, number: int, question: AskedModel, honest: int) -> tuple[int, ...]:
         """The members whose vectors are in the sum; none where these are too few for their owners."""
         willing = tuple(i for i in question.asked if i >= honest or self._measures(self._sites[i], number, question))
         return willing if len(willing) >= max(SMALLEST, 3 * assumed(self.members) + 1) else ()
 
-    def _measures(self, site: Site, number: int, question: Question) -> bool:
+    def _measures(self, site: Site, number: int, question: AskedModel) -> bool:
         origin = Origin("f", question.run, "digits", digest(b"spec"), question.model, 0, Unshared())
         shape = Shape(update_layout([("w", 1)]), ("loss",), ("loss",))
         client = WorkingClient("member", 0, 0, shape, _Nothing(), origin, site, measures=self.approved)
@@ -158,21 +158,23 @@ def plans(members: int, sets: Sequence[tuple[int, ...]], victim: int) -> Iterato
 
     def pairs(copies: int) -> Plan:
         both = itertools.product(range(CLASSES), range(copies))
-        return [q for c, k in both for q in (Question(c, 2 * k, "a", everybody), Question(c, 2 * k + 1, "a", without))]
+        return [
+            q for c, k in both for q in (AskedModel(c, 2 * k, "a", everybody), AskedModel(c, 2 * k + 1, "a", without))
+        ]
 
     def swapped(V: tuple[int, ...]) -> tuple[int, ...]:
         places = {0: victim, victim: 0}
         return tuple(sorted(places.get(i, i) for i in V))
 
-    once = [Question(c, 0, "a", everybody) for c in range(CLASSES)]
-    again = [Question(c, 0, "copy", without) for c in reversed(range(CLASSES))]
+    once = [AskedModel(c, 0, "a", everybody) for c in range(CLASSES)]
+    again = [AskedModel(c, 0, "copy", without) for c in reversed(range(CLASSES))]
     yield "nothing is seen", []
     yield "ten constant models, all members", once
     yield "the same, then a copy of the run under another name, in another order, without the member", [*once, *again]
     yield "each model, and with one bit changed without the member: 20 evaluations", pairs(1)
     yield "the same where the owner allows ten evaluations, by all runs together", pairs(1)
     yield "five such pairs for each model: 100 evaluations", pairs(5)
-    chosen = [Question(c, k, "a", V) for c in range(CLASSES) for k, V in enumerate(map(swapped, sets))]
+    chosen = [AskedModel(c, k, "a", V) for c in range(CLASSES) for k, V in enumerate(map(swapped, sets))]
     yield "as many, the members of each sum found by a search", chosen
     yield "25 pairs for each model: 500 evaluations", pairs(25)
 

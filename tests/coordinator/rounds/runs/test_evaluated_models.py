@@ -109,7 +109,8 @@ def test_a_member_whose_worker_does_not_know_this_kind_of_run_is_not_asked(stage
     old.leave()
     old.stream = Attending(old.member, {task: 10}, run_kinds=())
     old.stream.next()
-    header = {"model": DIGESTS[0], "models": [MeasuredModel(digest=digest(model), size=len(model)) for model in MODELS]}
+    of_models = [MeasuredModel(digest=digest(model), size=len(model)) for model in MODELS]
+    header: dict[str, Any] = {"model": DIGESTS[0], "models": of_models}
     told = stage.dry_run(document(task, task), **header)
     assert [(other.client_id, other.reason) for other in told.others] == [("old", "old")]
     assert told.others[0].message == "its worker does not know runs of the kind 'evaluate': it needs a newer release"
@@ -138,7 +139,8 @@ def test_a_member_that_was_away_is_asked_when_the_others_have_answered(stage: St
     stage.complete(run, ada, ben, late)
     (row,) = stage.rounds(run)
     told = [measurements(order.client_id, order)["test/accuracy"] for order in (*first, second)]
-    assert (row.metrics["evaluated"], row.metrics["accuracy/mean"]) == (3.0, pytest.approx(np.mean(told)))
+    assert row.metrics["evaluated"] == 3.0
+    assert row.metrics["accuracy/mean"] == pytest.approx(float(np.mean(told)))
     (summary,) = stage._admin.ListRounds(ListRoundsRequest(run=run)).rounds
     assert (summary.asked, summary.accepted, summary.missing) == (3, 3, 0)
     parts = stage._admin.GetRound(GetRoundRequest(run=run, round=0)).participations
