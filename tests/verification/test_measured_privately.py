@@ -84,6 +84,8 @@ def check_measured(scene: Members, run: str, files: Sequence[str], path: Path) -
     assert {re.sub(" blake3.*", "", one.words) for one in found} == {"5 members measured"}
     independent_metrics.check(path)
     assert verify_independently(path).models == [file_digest(Path(files[0]))] * (len(files) + 1)
+    for client in CLIENTS[:2]:
+        fed.fedpareto("worker", "verify", str(path), "--home", str(fed.directory / client))
     assert fed.admin("audit", "verify")["problems"] == []
     return Edited.of(path)
 
@@ -107,6 +109,11 @@ def test_members_measure_the_models_that_their_owners_approve_once_and_the_recor
         if words != "loss/train":  # the sums are computed by `independent_metrics`
             with pytest.raises(Wrong):
                 verify_independently(other.write(tmp_path / "other"))
+    columns = fed.admin("compare", run)["runs"]
+    assert [column["model"] for column in columns] == [file_digest(Path(file)) for file in options[1::2]]
+    assert all({"accuracy/mean", "evaluation/noise"} <= column["metrics"].keys() for column in columns)
+    fed.admin("export", run, "--round", "1", "--out", str(tmp_path / "m"), "--card", str(tmp_path / "card.md"))
+    assert "means over the members, with noise, and no member's own measurements" in (tmp_path / "card.md").read_text()
     again = fed.directory / "again.toml"
     again.write_text('name = "again"\n' + SPEC)
     admin = ("--home", str(fed.home / "admin"))

@@ -31,6 +31,7 @@ from federation.v1.admin_pb2 import Run as RunMessage
 from federation.vectors import to_bytes
 from fedpareto.cli.admin import upload
 from fedpareto.cli.failure import CommandFailure
+from fedpareto.cli.show.metric_tables import comparison
 from fedpareto.simulation.history import History
 from fedpareto.simulation.simulate import Simulation
 from fedpareto.web.report import page
@@ -341,11 +342,15 @@ def check_recorded(home: Path, spec: RunSpec) -> None:
 
 
 def test_models_are_shown_by_members_or_as_means_with_their_noise(normed: Measured) -> None:
-    pages = {name: page(shown_of(history)) for name, history in normed.histories.items()}
+    shown_all = [shown_of(history) for history in normed.histories.values()]
+    pages = dict(zip(normed.histories, map(page, shown_all), strict=True))
     assert ">spread<" in pages["open"]
     assert ">spread<" not in pages["private"]
     assert "own value is known, so there is no worst one and no spread." in pages["private"]
     assert "No round of this run has been evaluated" not in pages["private"]
+    beside = comparison([(shown.run, [line.summary for line in shown.lines]) for shown in shown_all])
+    assert [(run["algorithm"], run["evaluated_round"]) for run in beside["runs"]] == [("evaluate", 0)] * 2
+    assert len({run["model"] for run in beside["runs"]}) == 1
     for history in normed.histories.values():
         assert "replies: 8 of 8 accepted" in repr(history)
         assert list(history.compare(history)) == [f"{history.spec.name} ({at}), model 0" for at in (1, 2)]
