@@ -174,5 +174,5 @@ def test_a_run_that_is_approved_after_another_has_measured_its_model_shows_the_n
     numbers = (
         "model-evaluated: members have measured it in round 0 of the run turn-a; its numbers stand: accuracy/mean 0."
     )
-    assert row["reason"].startswith(f"model-evaluated: {numbers}")
+    assert row["reason"].startswith(numbers)
     assert fed.admin("round", second, "0")["phases"] == []
