@@ -81,6 +81,7 @@ REASONS: dict[str, Status] = {
     "spec": "INVALID_ARGUMENT",
     "cohort": "FAILED_PRECONDITION",
     "sessions-left": "FAILED_PRECONDITION",
+    "model-evaluated": "FAILED_PRECONDITION",
     "run-exists": "ALREADY_EXISTS",
     "run-unknown": "NOT_FOUND",
     "run-ambiguous": "INVALID_ARGUMENT",

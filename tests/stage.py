@@ -313,8 +313,9 @@ class Stage:
         requests = submission(document, model, paused=paused, **more)
         return str(self._admin.SubmitRun(iter(requests), timeout=SECONDS).run.run_id)
 
-    def dry_run(self, document: bytes, *, size: int = len(MODEL)) -> admin.SubmitRunResponse:
-        header = admin.RunHeader(spec=document, model=digest(MODEL), model_bytes=size, dry_run=True)
+    def dry_run(self, document: bytes, *, size: int = len(MODEL), **more: Any) -> admin.SubmitRunResponse:
+        described = {"spec": document, "model": digest(MODEL), "model_bytes": size, "dry_run": True}
+        header = admin.RunHeader(**{**described, **more})
         return self._admin.SubmitRun(iter([SubmitRunRequest(header=header)]), timeout=SECONDS)
 
     def begin(

@@ -75,7 +75,7 @@ RESULTS = {
     "figures": [str], "failed": Mapping[str, str],
 }  # fmt: skip
 COMPARED = {
-    **dict.fromkeys(("run", "name", "task", "algorithm", "state", "reason"), str), "rounds": int,
+    **dict.fromkeys(("run", "name", "task", "algorithm", "state", "reason", "model"), str), "rounds": int,
     "evaluated_round": int | None, "metrics": Mapping[str, float], "undisclosed": [str],
     **dict.fromkeys(("bytes_up", "bytes_down", "seconds"), float),
 }  # fmt: skip

@@ -259,15 +259,28 @@ def measured_in(spec: RunSpec, number: int, model: str) -> str:
 def check_measures(spec: RunSpec, opened: OpenedRound, gone: int) -> None:
     """Checks that a round that only measures a model has asked enough members, and has enough replies, each one once.
 
-    `gone` is as in `Crowd`. Raises VerificationError.
+    Of a private round, its phases and replies are verified where they are repeated. `gone` is as in `Crowd`. Raises
+    VerificationError.
     """
-    # Verify, 4: a member that replied twice would count twice in the means.
-    if len(opened.phases) != 1:
-        raise VerificationError(f"it has {len(opened.phases)} phases; a round that only measures a model has one")
-    (phase,), crowd = opened.phases, Crowd(spec, gone)
-    orders = [exchange.assignment.manifest for exchange in phase.exchanges]
+    crowd = Crowd(spec, gone)
+    if spec.evaluates_privately:
+        # Verify, 4: the first phase asks all who were selected; the later ones ask those that answered before.
+        if not opened.phases:
+            raise VerificationError("it has 0 phases, and says that members measured a model")
+        crowd.check_orders([exchange.assignment.manifest for exchange in opened.phases[0].exchanges])
+        return
+    if not 1 <= len(opened.phases) <= 2:
+        raise VerificationError(
+            f"it has {len(opened.phases)} phases; a round that only measures a model has one, and one more if members "
+            "were away"
+        )
+    orders = [exchange.assignment.manifest for exchange in opened.phases[0].exchanges]
     crowd.check_orders(orders)
-    replied = [exchange.assignment.manifest.client_id for exchange in phase.exchanges if [*exchange.accepted]]
+    answered = [exchange for exchange in opened.exchanges if [*exchange.accepted]]
+    replied = [exchange.assignment.manifest.client_id for exchange in answered]
+    # Verify, 4: a member that replied twice would count twice in the means.
+    if twice := [name for name in replied if replied.count(name) > 1]:
+        raise VerificationError(f"two replies of {twice[0]} were accepted; the second phase asks who was away")
     crowd.check_replied(EvaluationPhase(splits=spec.evaluated), len(orders), orders, replied)
 
 

@@ -195,10 +195,20 @@ class OpenedRun:
             raise VerificationError(problem)
         if signed.step is None and record.state == "COMPLETED":
             check_measures(run.spec, opened, signed.gone)
-            found = self._compared(metrics, record, signed, None, at, at)
-            counts = f"verified: {count}, {len(found.named.verified)} metrics"
-            words = f"{len(signed.evaluations)} members measured {at.model}; {counts}"
-            return Verified(number=record.number, words=words, measured=found.named.measured), at
+            named = self._compared(metrics, record, signed, None, at, at).named
+            members = dict(record.metrics).get("evaluated", 0)
+            words = f"{members:.0f} members measured {at.model}; verified: {count}, {len(named.verified)} metrics"
+            lacking = [f"metrics: {', '.join(named.unchecked)}: {named.why}"] if named.unchecked else []
+            return (
+                Verified(
+                    number=record.number,
+                    words=words,
+                    missing=tuple(lacking),
+                    measured=named.measured,
+                    unchecked=named.unchecked,
+                ),
+                at,
+            )
         if signed.step is None:
             reason = f": {record.reason}" if record.reason else ""
             measured = self._compared(metrics, record, signed, None, at, at).named.measured

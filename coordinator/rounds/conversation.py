@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from sqlalchemy import func, select
 
 from coordinator.rounds import selection
-from coordinator.rounds.fleets.base import Fleet, Skipped
+from coordinator.rounds.fleets.base import Fleet, Question, Skipped
 from coordinator.rounds.replies.revoked import gone_clients, revoked_clients
 from coordinator.rounds.runs.private import private_facts
 from coordinator.rounds.step import recall
@@ -57,11 +57,20 @@ def run_phases(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step
 def measure(fleet: Fleet, current: Round) -> Replies:
     """The measurements of a round that makes no step, by the members that were selected for it.
 
+    When these have answered, members are asked that were away when the round began, and attend now.
+
     Raises:
         Held, Skipped: as `run_phases`.
     """
     phase = EvaluationPhase(splits=fleet.run.spec.evaluated, metrics=fleet.run.metrics)
-    return _ask(fleet, current, 0, phase, current.base_model, _required(fleet, current), None)
+    required, model = _required(fleet, current), current.base_model
+    first = fleet.question(current, 0, phase, list(current.selected), current.wanted, model)
+    replies = fleet.ask(first)
+    if back := fleet.back(first):
+        later = fleet.ask(fleet.question(current, 1, phase, back, len(back), model))
+        replies = Replies([*replies, *later], declines={**replies.declines, **later.declines})
+    _check_enough(fleet, first, replies, required)
+    return replies
 
 
 def _required(fleet: Fleet, current: Round) -> tuple[str, ...]:
@@ -73,8 +82,18 @@ def _required(fleet: Fleet, current: Round) -> tuple[str, ...]:
     return required
 
 
-def hold_evaluation(fleet: Fleet, current: Round, model: str, number: int, clients: Sequence[str]) -> Means:
+def measure_privately(fleet: Fleet, current: Round) -> Means:
+    """The means over the members that were selected for a private round that makes no step. Errors as below."""
+    required = _required(fleet, current)
+    return hold_evaluation(fleet, current, current.base_model, 0, current.selected, required)
+
+
+def hold_evaluation(
+    fleet: Fleet, current: Round, model: str, number: int, clients: Sequence[str], required: Sequence[str] = ()
+) -> Means:
     """The evaluation of a model in a run with private rounds, whose first phase has this number.
+
+    Each phase needs the replies of the `required` clients that it asks.
 
     Raises:
         Held, Skipped, Voided: as `run_phases`.
@@ -82,7 +101,7 @@ def hold_evaluation(fleet: Fleet, current: Round, model: str, number: int, clien
     """
     facts = _facts(fleet, current, number, clients)
     conversation = evaluation(_context(fleet, current, model, facts, {}), fleet.run.evaluation, sorted(facts.clients))
-    return _converse(fleet, current, conversation, number, model, facts)[0]
+    return _converse(fleet, current, conversation, number, model, facts, required)[0]
 
 
 def _facts(fleet: Fleet, current: Round, number: int, names: Sequence[str]) -> ConversationFacts:
@@ -157,17 +176,25 @@ def _ask(
     clients = list(current.selected if phase.clients is None else phase.clients)
     closing = phase.closes(len(clients))
     wanted = min(current.wanted, len(clients)) if closing is None else closing.wanted
-    replies = fleet.ask(fleet.question(current, number, phase, clients, wanted, model, conversation))
+    question = fleet.question(current, number, phase, clients, wanted, model, conversation)
+    replies = fleet.ask(question)
+    _check_enough(fleet, question, replies, required)
+    return replies
+
+
+def _check_enough(fleet: Fleet, question: Question, replies: Replies, required: Sequence[str]) -> None:
+    """Raises Skipped if too few clients have replied to a question, or one that is required has not."""
+    phase, clients = question.phase, question.clients
     _check_has(required, replies, clients)
-    quorum = phase.kind.terms(fleet.run.spec).quorum
+    closing, quorum = phase.closes(len(clients)), phase.kind.terms(fleet.run.spec).quorum
     if closing is not None:
         needed = closing.needed
     else:
-        needed = 0 if quorum is None else replies_needed(quorum, _recorded(fleet, current, number) or wanted)
+        recorded = _recorded(fleet, question.current, question.number)
+        needed = 0 if quorum is None else replies_needed(quorum, recorded or question.wanted)
     if len(replies) < needed:
         where = "" if phase.kind is Train else f" ({phase.kind.name})"
         raise Skipped(f"quorum: {len(replies)} of {len(clients)} members replied{where}, {needed} are needed")
-    return replies
 
 
 def _check_has(required: Sequence[str], replies: Replies, clients: Sequence[str]) -> None:

@@ -5,17 +5,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import insert
+from sqlalchemy import insert, select
 
 from coordinator.rounds import signed_results
-from coordinator.rounds.conversation import hold_evaluation, measure
+from coordinator.rounds.conversation import hold_evaluation, measure, measure_privately
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile, Skipped
 from coordinator.rounds.runs import scores
+from coordinator.rounds.runs.on_record import MODEL_EVALUATED, private_numbers
 from coordinator.rounds.transitions import ROUND_OVER, close_open_phases, move_round
 from federation.aggregation.metrics.round_metrics import RoundMetrics
-from federation.aggregation.metrics.run_metrics import RunMetrics
+from federation.aggregation.metrics.run_metrics import Earlier, RunMetrics
 from federation.aggregation.phase_kinds import EvaluationPhase
 from federation.aggregation.phases import Replies, Voided, Waiting
+from federation.aggregation.secure.evaluation import Means
 from federation.record import log_entries
 from storage import audit, models
 from storage.states import RoundState
@@ -66,8 +68,34 @@ def measure_round(fleet: Fleet, metrics: RunMetrics, current: models.Round) -> N
         Held: the run is not RUNNING.
         Skipped: the model was not measured.
     """
-    replies = measure(fleet, current)
-    complete_round(fleet, current, _measured(fleet, metrics, current, current.base_model, replies))
+    if metrics.evaluates_privately:
+        findings = _means(fleet, metrics, current)
+    else:
+        findings = _measured(fleet, metrics, current, current.base_model, measure(fleet, current))
+    complete_round(fleet, current, findings)
+
+
+def _means(fleet: Fleet, metrics: RunMetrics, current: models.Round) -> EvaluationFindings:
+    """The means of the members' measurements of a model. Members measure a model once, so there is one attempt."""
+    with fleet.context.database.read() as session:
+        earlier = fleet.past.metrics(session, current.number)
+        known = private_numbers(session, fleet.run.spec.task, current.base_model, but=current.run_id)
+        begun = session.scalar(select(models.Phase.phase_id).filter_by(round_id=current.round_id).limit(1))
+    # Who was away is not asked either: beside the sum on record, a second one shows the members in which they differ.
+    if known and begun is None:
+        raise Skipped(f"{MODEL_EVALUATED}: {known}")
+    try:
+        means = measure_privately(fleet, current)
+    except (Voided, Waiting) as error:
+        raise Skipped(f"evaluation: {error}") from error
+    except RevokedMeanwhile:
+        raise Skipped("evaluation: a member of the round was revoked") from None
+    return _of_means(metrics, means, earlier)
+
+
+def _of_means(metrics: RunMetrics, means: Means, earlier: Earlier) -> EvaluationFindings:
+    why = means.left_out and f"evaluation: {means.left_out}"
+    return EvaluationFindings(metrics=metrics.of_means(means, earlier), why_not=why)
 
 
 def evaluate(
@@ -109,8 +137,7 @@ def evaluate_privately(
         return EvaluationFindings(why_not=f"evaluation: {error}")
     except RevokedMeanwhile:
         return EvaluationFindings(why_not="evaluation: a member of the round was revoked")
-    why = means.left_out and f"evaluation: {means.left_out}"
-    return EvaluationFindings(metrics=metrics.of_means(means, earlier), why_not=why)
+    return _of_means(metrics, means, earlier)
 
 
 def complete_round(fleet: Fleet, current: models.Round, findings: EvaluationFindings) -> None:

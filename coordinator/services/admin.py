@@ -13,6 +13,7 @@ from coordinator.lookup import Choice, find_run, model_after, removed_model
 from coordinator.members.access.rpc_messages import NEXT_CHUNK_SECONDS, Context, next_message
 from coordinator.rounds.replies.uploads import Upload
 from coordinator.rounds.runs.noise_outlook import noise_outlook
+from coordinator.rounds.runs.on_record import check_unmeasured
 from coordinator.rounds.runs.prospects import DescribedModel, prospects
 from coordinator.rounds.runs.scores import best_round
 from coordinator.rounds.runs.submission import Submission
@@ -103,6 +104,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         submission.check_members_exist(session)
         submission.check_makes_cohort(session)
         submission.check_sharing(session)
+        check_unmeasured(session, submission.spec)
         models = _models(header)
         if submission.spec.models != (() if submission.spec.trains else tuple(model.digest for model in models)):
             raise Refusal("argument", "the models of the header are not those that the specification names")

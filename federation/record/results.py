@@ -8,11 +8,17 @@ from federation.v1.common_pb2 import AssignmentState, ReplyManifest
 
 RUN_ENDED = ("COMPLETED", "FAILED", "STOPPED")  # the states in which a run has ended; none leads to another one
 
+_MEASURES = ("evaluate", "secure-unmask")  # the kinds of work that end a round which makes no step
+
 
 def accepted(phases: Iterable[PhaseProgress], part: Participation) -> bool:
-    """True if a client's reply to the last phase that the step depends on was accepted."""
-    final = max((phase.phase for phase in phases if phase.decides), default=None)
-    return part.state == AssignmentState.ASSIGNMENT_STATE_FULFILLED and final in part.answered
+    """True if a client's reply to the last phase that the step depends on was accepted.
+
+    In a round that only measures a model: its measurements, or its reply to the last phase of a private round.
+    """
+    deciding = [phase.phase for phase in phases if phase.decides]
+    final = {max(deciding)} if deciding else {phase.phase for phase in phases if phase.kind in _MEASURES}
+    return part.state == AssignmentState.ASSIGNMENT_STATE_FULFILLED and not final.isdisjoint(part.answered)
 
 
 def not_finite(reply: ReplyManifest) -> str:

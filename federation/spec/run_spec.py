@@ -41,7 +41,10 @@ from federation.text_files import decoded, unmarked
 
 # What a run of the kind "evaluate" does not do: it trains nothing, makes no step, and has a round for each model.
 _OF_TRAINING = ("rounds", "algorithm", "server", "train", "jacobian", "stop")
-_OF_UPDATES = ("clip", "sample_noise", "sample_clip", "client_noise", "client_epsilon", "client_delta")
+_OF_UPDATES = (
+    *("clip", "blur", "disclose", "effective_members"),
+    *("sample_noise", "sample_clip", "client_noise", "client_epsilon", "client_delta"),
+)
 EVALUATE = "evaluate"  # the kind of a run that measures models
 RUN_KINDS = (EVALUATE,)  # besides "train"
 MAX_MODELS = 1000
@@ -136,14 +139,27 @@ class RunSpec(Section):
                 "parameters: a run that evaluates measures models of files, which hold no personal parameters and no "
                 'local buffers: leave out `personal`, and use buffers = "averaged" or "frozen"'
             )
-        if self.privacy.secure != "off":
-            raise ValueError('privacy.secure: a run of kind = "evaluate" is open')
+        if self.privacy.secure not in ("off", "sum"):
+            raise ValueError(
+                f'privacy.secure: a run of kind = "evaluate" has no updates to compare: "sum" in place of '
+                f'"{self.privacy.secure}" hides each member\'s values'
+            )
         return self
 
     @property
     def trains(self) -> bool:
         """True if rounds end in a step; False if they only measure a model."""
         return self.kind == "train"
+
+    @property
+    def does(self) -> str:
+        """The name of its algorithm; the kind of a run that has none."""
+        return self.algorithm.name if self.trains else self.kind
+
+    @property
+    def evaluates_privately(self) -> bool:
+        """True if members show no measurement of their own, but only means over all of them."""
+        return self.privacy.secure != "off" and "evaluation" not in self.privacy.disclose
 
     @property
     def evaluated(self) -> tuple[Split, ...]:

@@ -192,6 +192,7 @@ class WorkingClient:
         site: the decisions of the client's owner, and the records that outlive a round.
         residual: the rounding errors of its last accepted reply, in the order of `Work.residuals`; None for zeros.
         again: True if this client may have answered the same question before: the question is on record.
+        measures: the digests of the models of a run that only measures models, if the owner has approved this run.
     """
 
     client_id: str
@@ -204,6 +205,7 @@ class WorkingClient:
     inputs: Mapping[str, bytes | memoryview] = field(default_factory=dict)
     residual: Vector | None = None
     again: bool = False
+    measures: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,15 +154,16 @@ class SimulatedFleet(Fleet):
 
     def ask(self, question: Question) -> Replies:
         began, started = time.perf_counter(), self.context.clock()
-        kind = question.phase.kind
-        clients = self._first(question) if kind.decides else question.clients
+        # The replies that measure a new model are not recorded: the conductor records their scores.
+        records = question.phase.kind.decides or not self.run.spec.trains
+        clients = self._first(question) if records else question.clients
         inputs = self.store_inputs(question)
         try:
             with self._ordinary():
                 answers = self._answers(question, clients)
         except TrainingStopped:
             raise Held from None
-        if not kind.decides:  # only the scores are recorded, by the conductor
+        if not records:
             scores = [self._reply(name, answer) for name, answer in answers.items() if isinstance(answer, Answered)]
             return Replies(scores, device=self.context.device)
         seconds = (time.perf_counter() - began) / max(1, len(clients))

@@ -3,7 +3,7 @@
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +108,7 @@ class History:
         ended = [record for record in self.round_records if record["state"] in ("COMPLETED", "SKIPPED")]
         skipped = sum(record["state"] == "SKIPPED" for record in ended)
         rounds = f"{len(ended)} of {counted(self.spec.rounds, 'round')}" + (f", {skipped} skipped" if skipped else "")
-        yield f"  {self.spec.algorithm.name} on {self.spec.task}: {rounds}, in {self.seconds:.1f} s"
+        yield f"  {self.spec.does} on {self.spec.task}: {rounds}, in {self.seconds:.1f} s"
         if self.attackers:
             yield f"  attackers: {', '.join(self.attackers)}"
         evaluated = next((record for record in reversed(ended) if "evaluated" in record), None)
@@ -208,6 +208,7 @@ class History:
     def compare(self, *others: "History") -> "pd.DataFrame":
         """Runs beside each other: one column for each, and one row for each number of the last evaluated round.
 
+        A run that measures models has a column for each model.
         Rows before these: algorithm, state, rounds (that ended), evaluated (after which round).
 
         Raises:
@@ -226,17 +227,26 @@ class History:
         titles = [
             run.spec.name if named[run.spec.name] == 1 else f"{run.spec.name} ({at})" for at, run in enumerate(runs, 1)
         ]
-        columns = [run._at_the_end() for run in runs]
-        frame = _frame(tuple(columns)).T
-        frame.columns = titles
+        named_runs = zip(titles, runs, strict=True)
+        columns = [(title + model, column) for title, run in named_runs for model, column in run._columns()]
+        frame = _frame(tuple(column for _, column in columns)).T
+        frame.columns = [title for title, _ in columns]
         return frame
 
-    def _at_the_end(self) -> Record:
-        """The numbers of the last evaluated round, after what the run is."""
+    def _columns(self) -> Iterator[tuple[str, Record]]:
+        """The numbers of the last evaluated round, or of each model, after what the run is; and the model in words."""
         ended = [record for record in self.round_records if record["state"] in ("COMPLETED", "SKIPPED")]
-        last = next((record for record in reversed(ended) if "evaluated" in record), {})
+        evaluated = [record for record in ended if "evaluated" in record] or [{}]
+        for last in evaluated[-1:] if self.spec.trains else evaluated:
+            yield "" if self.spec.trains else f", model {last.get('round', 0)}", self._column(ended, last)
+
+    def _column(self, ended: Sequence[Record], last: Record) -> Record:
         numbers = {name: value for name, value in last.items() if isinstance(value, float) and name != "evaluated"}
-        first = {"algorithm": self.spec.algorithm.name, "state": self.state, "rounds": len(ended)}
+        first = {
+            "algorithm": self.spec.does,
+            "state": self.state,
+            "rounds": len(ended),
+        }
         return {**first, "evaluated": last.get("round"), **numbers}
 
     @property

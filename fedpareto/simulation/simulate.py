@@ -106,12 +106,10 @@ class Simulation(AbstractContextManager["Simulation"]):
             raise SimulationError('a run that trains begins with one model; several are for kind = "evaluate"')
         if not (given or self.spec.trains):
             raise SimulationError('kind = "evaluate": give the models to measure, each a safetensors file')
-        self.cautions = cautions(self.spec, self._algorithm)
         existing = _existing(home, resume)  # first, as all checks that need no data, which may take a while
         picked_device = pick_device(device)
         self._threads = threads
         self._task = known_task = task(self.spec.task)
-        self.cautions += cautions_of(known_task, self.spec)
         self._trainer = trainer_kind(known_task, trainer)
         self._objectives = fitting_objectives(self.spec, self._algorithm, known_task.objectives)
         self._metrics = fitting_metrics(self.spec, metrics_of(known_task))
@@ -128,6 +126,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         if not self.spec.trains:
             spec = with_models(spec, [digest(to_bytes(*one)) for one in self._models])
             self.spec = RunSpec.parse(spec)
+        self.cautions = cautions(self.spec, self._algorithm) + cautions_of(known_task, self.spec)
         self._population = populate(
             known_task, self.spec, DataSource(data, download=download), self._trainer, picked_device, members
         )

@@ -22,8 +22,9 @@ from fedpareto.cli.main import app
 from fedpareto.experiments import plots
 from fedpareto.experiments.loading import load
 from fedpareto.experiments.result_store import Measures, RunResult, Store
-from leakage import labels, laboratory, views
+from leakage import labels, laboratory, measured_models, views
 from leakage.accounting import epsilon, noise_multiplier
+from leakage.evaluations import federation
 from leakage.federation import Clients, Network, local_updates
 from leakage.specification import LeakageSpecification, LocalTraining
 from tests.federation.secure.scene import session
@@ -64,6 +65,23 @@ def test_much_noise_hides_labels() -> None:
     hidden = measured("labels", "update", epsilon=0.1)
     assert hidden["labels/distance"] > guessed - 0.08
     assert hidden["epsilon"] == pytest.approx(0.1, rel=1e-3)
+
+
+@pytest.mark.full
+def test_a_copy_of_a_run_shows_nothing_more_of_labels_and_models_with_a_changed_bit_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measured_models, "VICTIMS", 2)
+    found = {name: scores[0] for name, scores in measured_models.measured(federation(10, 0), 0.1).items()}
+    nothing, once, copy, pair, limited, five, chosen, many = found.values()
+    assert abs(copy - once) < 0.15
+    assert many < five < pair < nothing
+    assert chosen < pair < limited
+
+
+def test_a_huge_loss_tells_whether_a_record_is_there_unless_the_noise_is_large() -> None:
+    assert measured_models.told(10, 0.1, pair=False) > 0.99
+    assert 0.7 < measured_models.told(10, 0.3, pair=True) < 0.9
 
 
 def test_a_difference_of_sums_points_towards_the_member_that_was_missing() -> None:

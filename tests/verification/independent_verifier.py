@@ -266,6 +266,7 @@ class Log:
 
 
 ENDS = ("run.completed", "run.failed", "run.stopped")
+PRIVATE_PHASES = ("ready", "deal", "open", "mask", "confirm", "unmask")
 
 
 # --- a round
@@ -278,6 +279,10 @@ class Run:
         self.file, self.keys, self.log = file, keys, log
         self.model, self.previous, self.state = file.about.initial_model, "", b"{}"
         self.facts = {"federation_id": file.about.federation_id, "run_id": file.about.run_id}
+        measures = file.run.get("kind") == "evaluate"
+        self.models: list[str] | None = file.run["models"] if measures else None  # one for each round
+        self.private = file.run.get("privacy", {}).get("secure", "off") != "off"
+        must(not self.models or self.models[0] == self.model, "the first model")
         self.assignments: set[str] = set()
         self.asked: list[Any] = []  # the assignments of a phase
 
@@ -342,13 +347,16 @@ class Run:
     def round(self, record: Any, number: int) -> list[str]:
         """Verifies a round, and returns what could not be."""
         must(record.number == number, "the number of the round")
-        must(record.state == ("COMPLETED" if record.HasField("step") else "SKIPPED"), "the state of the round")
+        measures = self.models is not None and record.state == "COMPLETED"
+        ends = "COMPLETED" if record.HasField("step") or measures else "SKIPPED"
+        must(record.state == ends and not (self.models and record.HasField("step")), "the state of the round")
+        model = self.models[number] if self.models else None
         deciding, evaluations, crowd = {}, [], 0
         attempts = [phase.attempt for phase in record.phases]
         must(attempts == sorted(attempts) and all(one <= record.attempt for one in attempts), "the attempts")
         for place, phase in enumerate(record.phases):
             must(phase.number == place, "the number of a phase")
-            must(phase.decides or record.HasField("step"), "an evaluation without a step")
+            must(phase.decides != bool(self.models) if not record.HasField("step") else True, "an evaluation, or none")
             self.asked = []
             for exchange in phase.exchanges:
                 reply = self.exchange(record, phase, exchange)
@@ -357,9 +365,13 @@ class Run:
                 elif reply is not None and not phase.decides:
                     evaluations.append(reply[1])
             self.phase(record, phase)
-            first = phase.decides and phase.attempt == record.attempt and not crowd
+            must(not model or all(order.base_model == model for order in self.asked), "another model was measured")
+            first = (phase.decides or model) and phase.attempt == record.attempt and not crowd
             crowd = len(self.asked) if first else crowd
         subject = f"{self.file.about.run_id}/{number}"
+        if measures:
+            self.measured(record, evaluations, crowd, str(model), subject)
+            return []
         if not record.HasField("step"):
             must(record.state in ("SKIPPED", "OPEN"), "a round without a step")
             must(not record.state_after, "a state without a step")
@@ -401,18 +413,34 @@ class Run:
         self.model, self.previous, self.state = step.result_model, name_of(record.step), state
         return missing
 
+    def measured(self, record: Any, replies: list[Any], crowd: int, model: str, subject: str) -> None:
+        """A round that measures a model and makes no step. The sums of a private one: `independent_evaluation`."""
+        must(not record.state_after, "a state without a step")
+        must(crowd >= self.file.run.get("selection", {}).get("minimum", 1), "the number of clients that were asked")
+        self.log.find("round.measured", subject, model, by="coordinator")
+        if self.private:
+            kinds = [phase.kind for phase in record.phases]
+            must(kinds == [f"secure-{name}" for name in PRIVATE_PHASES], "the phases of one private measurement")
+        else:
+            must(1 <= len(record.phases) <= 2, "one question to each member, and one more to those that were away")
+            must(len({said.client_id for said in replies}) == len(replies), "two replies of one member")
+            self.metrics(record, replies, [], model)
+
     def phase(self, record: Any, phase: Any) -> None:
         """Who was asked in a phase, and for which evaluation."""
         selection, evaluate = self.file.run.get("selection", {}), self.file.run.get("evaluate", {})
         for order in self.asked:
             must(order.client_id not in selection.get("exclude", ()), f"{order.client_id} is excluded")
             must(order.client_id in selection.get("members", [order.client_id]), f"{order.client_id} is no member")
-            if phase.decides:
+            if phase.decides or (self.private and self.models):
                 continue
             work = parsed(common_pb2.EvaluateWork, order.work)
             splits = evaluate.get("splits", ["train", "validation", "test"])
             must(phase.kind == "evaluate" and list(work.splits) == splits, "the work of an evaluation")
-            must(not order.inputs and order.previous_step == name_of(record.step), "an evaluation of another step")
+            must(
+                not order.inputs and order.previous_step == ("" if self.models else name_of(record.step)),
+                "another step",
+            )
 
     def step(self, step: Any, replies: list[Any]) -> list[str]:
         """Coefficients, K and the model; what could not be verified."""
@@ -496,13 +524,14 @@ def verify(path: Path, fingerprint: str = "") -> Found:
         found.missing += [f"round {number}: {why}" for why in run.round(record, number)]
         found.models.append(run.model)
     must(file.about.model == run.model, "the newest model")
-    must(len(file.rounds) <= file.run["rounds"], "more rounds than the specification has")
-    ended = file.about.state != "COMPLETED" or file.run.get("stop") or len(file.rounds) == file.run["rounds"]
+    rounds = len(run.models) if run.models else file.run["rounds"]
+    must(len(file.rounds) <= rounds, "more rounds than the specification has")
+    ended = file.about.state != "COMPLETED" or file.run.get("stop") or len(file.rounds) == rounds
     must(ended, "rounds are missing")
     grams = {step_of(record).gram for record in file.rounds if record.HasField("step")}
     for name in file.entries:
         digest = name.removeprefix("blobs/").replace("-", ":", 1)
-        wanted = {file.about.initial_model, *file.named} if file.about.payloads else grams
+        wanted = {file.about.initial_model, *(run.models or ()), *file.named} if file.about.payloads else grams
         must(not name.startswith("blobs/") or digest in wanted, f"the blob {digest}")
         must(not name.startswith("blobs/") or file.blob(digest) is not None, "a blob")
     log.withdrawals(keys)

@@ -76,6 +76,7 @@ class CheckedAssignment:
     `rows` are those of the reply's payload, empty for a reply without one. The coordinator refuses the reply after the
     deadline, which is aware and by its clock. `sharing` is None for a run that shares all parameters; otherwise the
     layout of `shape` has only those that are shared. `sent` has the inputs that came with the assignment, by name.
+    `measures` has the models that the owner allows this run to measure, by approving it.
     """
 
     envelope: SignedEnvelope
@@ -86,6 +87,7 @@ class CheckedAssignment:
     deadline: datetime
     sharing: Sharing | None = None
     sent: Mapping[str, bytes] = field(default_factory=dict)
+    measures: frozenset[str] = frozenset()
 
 
 def check_assignment(
@@ -134,7 +136,8 @@ def check_assignment(
     except WorkError as error:
         raise Declined("work", texts_of(error)) from None
     sent = _check_digests(manifest, inputs)
-    return CheckedAssignment(envelope, manifest, work, shape, rows, deadline, sharing, sent)
+    measures = frozenset(name for run in kept if run.spec == manifest.spec for name in run.approved_models)
+    return CheckedAssignment(envelope, manifest, work, shape, rows, deadline, sharing, sent, measures)
 
 
 def check_cancel(envelope: SignedEnvelope, member: MemberFiles) -> CancelManifest:

@@ -81,9 +81,8 @@ class RunRequest:
             return Verdict("refused", "spec", f"this worker cannot read the specification: {error}")
         if spec.task != self.task:
             return Verdict("refused", "spec", f"the specification is for the task {spec.task}, the run for {self.task}")
-        work = spec.algorithm.name if spec.trains else spec.kind
-        if policy.algorithms and work not in policy.algorithms:
-            return Verdict("refused", "policy:algorithm", f"the owner does not allow {work}")
+        if policy.algorithms and spec.does not in policy.algorithms:
+            return Verdict("refused", "policy:algorithm", f"the owner does not allow {spec.does}")
         if policy.submitters and self.submitted_by not in policy.submitters:
             submitter = self.submitted_by or "nobody"
             return Verdict("refused", "policy:submitter", f"the owner does not allow runs that {submitter} submitted")
@@ -100,6 +99,12 @@ class RunRequest:
             return RunSpec.parse(self.document).models
         except SpecError:
             return ()
+
+    @property
+    def approved_models(self) -> tuple[str, ...]:
+        """The models that it may measure by the owner's own word: none before the owner has approved it."""
+        # Section 3, rule 4: by `worker approve` alone: a policy that accepts runs has not seen these models.
+        return self.evaluates if self.owner == APPROVED else ()
 
     @property
     def discloses(self) -> frozenset[str] | None:

@@ -178,6 +178,7 @@ class Execution:
             inputs={item.name: self._input(order, item, control) for item in manifest.inputs},
             # Section 3, rule 2: read before `answer` notes the question: afterwards, each one looks like a repetition.
             again=self.memory.answered(order),
+            measures=order.measures,
         )
 
     def _input(self, order: CheckedAssignment, item: Input, control: Control) -> memoryview:

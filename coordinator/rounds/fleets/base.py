@@ -272,6 +272,10 @@ class Fleet(ABC):
         """The clients that offer the task and could not be asked now, by name, with the reason."""
         return {}
 
+    def back(self, question: Question) -> list[str]:
+        """The clients that were away when the round began, and attend now; none of simulated ones."""
+        return []
+
     def complete(self) -> bool:
         """False while clients are expected back, so that a round does not select without them."""
         return True

@@ -40,6 +40,7 @@ from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import AssignmentManifest, Input, Row
 from federation.work.base import payload_layout
 from federation.work.closing import SiteClosing
+from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
 from storage import audit, models
 from storage.models import Assignment
@@ -174,6 +175,17 @@ class RemoteFleet(Fleet):
             declined = (Assignment.phase_id == phase_id, Assignment.state == AssignmentState.DECLINED)
             reasons = session.execute(select(Assignment.client_id, Assignment.reason).where(*declined)).all()
         return Replies(replies, device=self.context.device, declines=dict(reasons))
+
+    def back(self, question: Question) -> list[str]:
+        asked = select(models.Phase.number, Assignment.client_id).join_from(Assignment, models.Phase)
+        asked = asked.where(models.Phase.round_id == question.current.round_id)
+        with self._database.read() as session:
+            phases = {client: number for number, client in session.execute(asked.order_by(models.Phase.number))}
+            pool = self.pool(session).keys() & self._presence.attending().keys()
+        if again := [client for client, number in phases.items() if number > question.number]:
+            return sorted(again)  # before a restart
+        # With other methods, who was not selected was not away.
+        return sorted(pool - phases.keys()) if self._spec.selection.method == "all" else []
 
     def _issue(self, question: Question) -> int:
         """Records the phase with a signed assignment for each client, and tells the clients. Returns the phase's id.
@@ -386,7 +398,9 @@ class RemoteFleet(Fleet):
             # and other masks.
             if gone and self._spec.privacy.secure != "off" and question.phase.kind.decides:
                 raise RevokedMeanwhile
-            if gone and session.scalar(later.limit(1)) is not None:
+            # Nobody is asked to measure by the measurements of others.
+            follows = question.phase.kind is not Evaluate and session.scalar(later.limit(1)) is not None
+            if gone and follows:
                 raise Skipped(f"{REVOKED}: {names}: revoked after the next phase was asked for by its reply")
             for assignment in gone:
                 assignment.reason, assignment.message = REVOKED, "its reply was accepted, and does not count"
@@ -460,6 +474,17 @@ def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) 
         and (spec.trains or spec.kind in kinds)
     }
     return {name: client for name, client in offering.items() if client.objectives}
+
+
+def too_old(session: Session, spec: RunSpec) -> list[str]:
+    """The active clients that offer a run's task, and whose workers do not know runs of its kind, by name."""
+    if spec.trains:
+        return []
+    return sorted(
+        client_id
+        for client_id, tasks, _, tags, kinds in session.connection().execute(_OFFERS)
+        if tasks.get(spec.task, 0) > 0 and spec.selection.admits(client_id, tags) and spec.kind not in kinds
+    )
 
 
 def serves(

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.fleets.presence import Attending
-from coordinator.rounds.fleets.remote import known_clients
+from coordinator.rounds.fleets.remote import known_clients, too_old
 from coordinator.rounds.runs.specification import needed_abilities
 from coordinator.rounds.runs.submission import Submission
 from federation.aggregation.base import Rule
@@ -37,8 +37,8 @@ from federation.work.train.work import Train
 from federation.work.work_bounds import Problem, WorkBounds
 from storage.models import Client
 
-ABSENT, OBJECTIVES = "absent", "objectives"
-NOT_ASKED = (ABSENT, CLOSED, PAUSED, OBJECTIVES)
+ABSENT, OBJECTIVES, OLD = "absent", "objectives", "old"
+NOT_ASKED = (ABSENT, CLOSED, PAUSED, OBJECTIVES, OLD)
 NAMED = 10  # members in a warning
 
 
@@ -119,6 +119,8 @@ def prospects(
         problem = question.problem(row, known[row.client_id].objectives) or away.get(row.client_id)
         if problem is not None:
             others[row.client_id] = NotTakingPart(row.client_id, *problem)
+    old = f"its worker does not know runs of the kind {spec.kind!r}: it needs a newer release"
+    others |= {name: NotTakingPart(name, OLD, old) for name in too_old(session, spec)}
     needed = submission.cohort(session) or replies_needed(
         spec.selection.quorum, min(asked, spec.selection.wanted(len(members)))
     )
@@ -148,7 +150,7 @@ def prospects(
         )
     return Prospects(
         members=members,
-        others=tuple(others.values()),
+        others=tuple(others[name] for name in sorted(others)),
         asked=asked,
         needed=needed,
         minimum=minimum,
@@ -250,8 +252,11 @@ class _Question:
         if missing := [ability for ability in sorted(self._needs(serves)) if ability not in able]:
             inability = ", and ".join(CANNOT[ability] for ability in missing)
             yield f"ability:{missing[0]}", f"the trainer of this worker {inability}"
-        if self.private and client.sessions_left.get(task, {}).get("training") == 0:
-            yield "sessions", "this data set has been in all sessions of training that its owner allows"
+        kind = "training" if run.spec.trains else "evaluation"
+        if self.private and client.sessions_left.get(task, {}).get(kind) == 0:
+            yield "sessions", f"this data set has been in all sessions of {kind} that its owner allows"
+        if run.spec.evaluates_privately and not (run.spec.trains or client.consents):
+            yield "evaluations", "its owner approves no runs, and models are measured privately in approved runs alone"
 
     def _other_layout(self, theirs: TaskLayout) -> Iterator[Problem]:
         ours = self.model.layout

@@ -244,7 +244,7 @@ def needed_abilities(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]
 def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
     """Warnings for the operator of a run, such as claims of members that steer it, or a decay without effect."""
     if not spec.trains:
-        return ()
+        return () if spec.privacy.secure == "off" else private_cautions(spec, rule)
     with _named(), rule_code(rule, "asking it for cautions"):
         given = rule.cautions()
         warnings = (given,) if isinstance(given, str) else tuple(map(str, given))  # a plug-in may return one
@@ -292,6 +292,8 @@ def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
 
 def needed_sessions(spec: RunSpec, rule: Algorithm) -> dict[str, int]:
     """The private rounds of a whole run, for "training" and for "evaluation", if no attempt at a round is voided."""
+    if not spec.trains:
+        return {"training": 0, "evaluation": spec.rounds}
     every, each = spec.evaluate.every, 2 if rule.name.startswith("fedcmoo") else 1
     evaluations = 1 if every == 0 else -(-spec.rounds // every)
     return {
@@ -314,6 +316,12 @@ def private_cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
             f"privacy.evaluation_noise = {spec.privacy.evaluation_noise:g}: the mean accuracy of 10 members has noise "
             f"of {ten:.2g}, of 20 members {twenty:.2g}, and a mean loss 10 times as much. Metrics that not every "
             "member computes are left out, and those on splits that not every member has",
+        )
+    if not spec.trains:
+        return (
+            *warnings,
+            "members take part only if their owners approve this run (`fedpareto worker approve`): approve = "
+            '"each-run" in policy.toml',
         )
     if spec.train.batch_size == 0 and not spec.privacy.sample_noise:
         warnings += (

@@ -162,7 +162,7 @@ class Submission:
             return 0
         active = session.scalar(select(func.count()).where(Client.state == ClientState.ACTIVE)) or 0
         cohort = smallest_cohort(Mode(self.spec.privacy.secure), assumed(active))
-        return max(cohort, SMALLEST_MGDA if self.rule.private != "sum" else SMALLEST)
+        return max(cohort, SMALLEST_MGDA if self.spec.trains and self.rule.private != "sum" else SMALLEST)
 
     def check_makes_cohort(self, session: Session) -> None:
         """Raises if too few members offer the task for a private round, and the run would not wait for more.

@@ -123,7 +123,7 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
     return like(
         messages.Run,
         item,
-        algorithm=parsed.algorithm.name if parsed.trains else parsed.kind,
+        algorithm=parsed.does,
         task=parsed.task,
         rounds_done=done or 0,
         rounds_total=parsed.rounds,

@@ -12,6 +12,7 @@ from coordinator.rounds.transitions import COUNTS, EVALUATES, ROUND_ENDED
 from coordinator.services.views.conversion import like
 from federation.record.metric_definitions import SCORED
 from federation.v1 import admin_pb2 as messages
+from federation.work.evaluate.work import Evaluate
 from storage import models
 from storage.states import AssignmentState
 
@@ -63,21 +64,24 @@ def ended_rounds(session: Session, run_id: str) -> int:
 
 def _tallies(session: Session, round_ids: list[int]) -> list[Counter[AssignmentState]]:
     """The clients of each round by state: in the last phase that its end depends on, or where they failed before."""
-    last: dict[tuple[int, str], tuple[int, AssignmentState]] = {}
+    last: dict[tuple[int, str], tuple[int, str, AssignmentState]] = {}
     final: dict[int, int] = {}
+    phase = models.Phase
     rows = (
-        select(models.Phase.round_id, models.Phase.number, models.Assignment.client_id, models.Assignment.state)
+        select(phase.round_id, phase.number, phase.kind, models.Assignment.client_id, models.Assignment.state)
         .join(models.Phase)
         .join(models.Round)
         .where(models.Phase.round_id.in_(round_ids), COUNTS)
         .order_by(models.Phase.number)
     )
-    for round_id, number, client, state in session.execute(rows):
-        last[round_id, client] = number, state
+    for round_id, number, kind, client, state in session.execute(rows):
+        last[round_id, client] = number, kind, state
         final[round_id] = number
     tallies = {round_id: Counter[AssignmentState]() for round_id in round_ids}
-    for (round_id, _), (number, state) in last.items():
-        if number == final[round_id] or state is not AssignmentState.FULFILLED:
+    for (round_id, _), (number, kind, state) in last.items():
+        # A second phase of measurements asks only members that were away in the first one.
+        ends = number == final[round_id] or kind == Evaluate.name
+        if ends or state is not AssignmentState.FULFILLED:
             tallies[round_id][state] += 1
     return list(tallies.values())
 

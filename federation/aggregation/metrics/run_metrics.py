@@ -124,7 +124,7 @@ class RunMetrics:
     @property
     def evaluates_privately(self) -> bool:
         """True if members show no measurement of their own."""
-        return self.private and "evaluation" not in self.spec.privacy.disclose
+        return self.spec.evaluates_privately
 
     # --- the step
 

@@ -19,7 +19,8 @@ def check_sessions(client: WorkingClient, session: str, *, work: str, count: boo
     """Checks that the owner's limits allow one more session; `count` makes it count, durably.
 
     An evaluation is deterministic: two evaluations of one model, the second without one member, would show the values
-    of this member. So each model is evaluated once, and in a run as often as this member has trained in private rounds.
+    of this member. So each model is evaluated once. A run has as many evaluations as this member has trained in its
+    private rounds; a run that only measures models has those of the models with which the owner has approved it.
 
     Args:
         client: the member.
@@ -144,11 +145,15 @@ def _check_masks(rivals: Sequence[SessionEntry], policy: SecurePolicy, work: str
 
 
 def _check_evaluations(client: WorkingClient, others: Sequence[SessionEntry]) -> None:
+    """Checks that this model may be measured: once over all runs, and in a run that may ask for it."""
     model, run_id = _model(client), client.origin.run_id
     # Section 3, rule 4: over all runs: the second evaluation of a model, without one member, shows that member's
     # values.
     evaluated = any(entry.evaluation and entry.base_model == model for entry in others)
     require(not evaluated, "model-evaluated", "this model was evaluated here before; the numbers of then stand")
+    # Section 3, rule 4: the owner has approved the run with the digests of its models: no other model is among them.
+    if client.origin.base_model in client.measures:
+        return
     # Section 3, rule 4: no more evaluations than trainings that counted: else a coordinator measures models of its
     # choice for nothing.
     measured, trained = (
@@ -158,5 +163,5 @@ def _check_evaluations(client: WorkingClient, others: Sequence[SessionEntry]) ->
         measured < trained + client.site.evaluations_ahead,
         "evaluations",
         f"this data set has been in {trained} private rounds of training of this run and in {measured} evaluations; "
-        "there are no more evaluations than rounds",
+        "there are no more evaluations than rounds, but for the models of a run that the owner has approved",
     )

@@ -50,7 +50,9 @@ class Unspecified:
 
 
 def phases(spec: RunSpec) -> tuple[str, ...]:
-    """The phases of the sessions of one attempt at a round, without the evaluation."""
+    """The phases of the sessions of one attempt at a round, without the evaluation; none of a run that evaluates."""
+    if not spec.trains:
+        return ()
     return (JACOBIAN, TRAIN) if spec.algorithm.name in _WITH_JACOBIAN else (TRAIN,)
 
 
@@ -172,11 +174,12 @@ def difference(
     """
     phase = terms.work.name
     # Section 8: both. An owner who names a built-in algorithm does not free its terms.
-    unknown = by_name and is_unknown(spec)
+    unknown = by_name and spec.trains and is_unknown(spec)
     allowed = (JACOBIAN, TRAIN) if unknown else phases(spec)
     # Section 8: a phase that the algorithm does not have is one more sum of the same model.
     if phase != EVALUATE and phase not in allowed:
-        return f"the algorithm {spec.algorithm.name} has no session of the kind {phase}"
+        what = f"the algorithm {spec.algorithm.name}" if spec.trains else "a run that only measures models"
+        return f"{what} has no session of the kind {phase}"
     weights = _weights(terms.work) if phase == TRAIN and finds_weights(spec) else None
     # Section 8: free values, but no others than weights: negative or infinite ones train on something else.
     if weights is not None and not _possible(weights, objectives):

@@ -148,16 +148,17 @@ def compare(
 ) -> Answer:
     """Show runs beside each other.
 
-    That is: the numbers of their last evaluated rounds, their bytes and their time.
+    That is: the numbers of their last evaluated rounds, their bytes and their time. A run that measures models is shown
+    once for each model, so one such run is enough.
     """
-    if len(runs) < 2:
-        raise CommandFailure("name two runs or more: fedpareto admin compare RUN RUN", code=USAGE)
     read_runs = []
     for run in runs:
         response = stub.GetRun(v1.GetRunRequest(run=run))
         read_runs.append((response.run, admin_messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=run)).rounds))
     table = metric_tables.comparison(read_runs)
-    return table, lambda: metric_tables.compared(table, [when(run, "created")[:16] for run, _ in read_runs])
+    if len(table["runs"]) < 2:
+        raise CommandFailure("name two runs or more: fedpareto admin compare RUN RUN", code=USAGE)
+    return table, lambda: metric_tables.compared(table, {run.run_id: when(run, "created")[:16] for run, _ in read_runs})
 
 
 @command

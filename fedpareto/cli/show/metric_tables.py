@@ -12,7 +12,8 @@ from federation.v1.admin_pb2 import GetRoundRequest, Participation, RoundSummary
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.admin_messages import name_of
 from fedpareto.cli.show.tables import NAME_WIDTH, new_table, state
-from fedpareto.formatting import DIGITS, UNKNOWN, natural, number, recorded, seconds, size
+from fedpareto.formatting import DIGITS, UNKNOWN, natural, number, recorded, seconds, short, size
+from fedpareto.run_names import EVALUATE
 from fedpareto.series import known, metric, own_names, own_values
 
 _COLUMNS = 6  # metrics that the table of members has room for
@@ -52,11 +53,14 @@ def members(parts: Sequence[Participation]) -> Iterator[RenderableType]:
 def comparison(runs: Sequence[tuple[Run, Sequence[RoundSummary]]]) -> dict[str, Any]:
     """Several runs beside each other: their states, the numbers of the last evaluated round, and their costs.
 
-    A number that a run does not have is not there; `undisclosed` names those that privacy hides.
+    A run that measures models is there once for each model that it has measured. A number that a run does not have is
+    not there; `undisclosed` names those that privacy hides.
     """
     compared_runs = []
-    for run, rounds in runs:
-        latest = run.latest
+    shown = [(run, rounds, latest) for run, rounds in runs for latest in _shown(run, rounds)]
+    for run, rounds, latest in shown:
+        measures = run.algorithm == EVALUATE
+        of_run = [latest] if measures else rounds
         scores = {name: value for name, value in sorted(latest.metrics.items()) if math.isfinite(value)}
         compared_runs.append(
             {
@@ -67,19 +71,30 @@ def comparison(runs: Sequence[tuple[Run, Sequence[RoundSummary]]]) -> dict[str, 
                 "state": name_of(run, "state"),
                 "reason": run.reason,
                 "rounds": run.rounds_done,
-                "evaluated_round": latest.round if run.HasField("latest") else None,
+                "model": latest.base_model if measures else "",
+                "evaluated_round": latest.round if measures or run.HasField("latest") else None,
                 "metrics": scores,
                 "undisclosed": list(latest.undisclosed),
-                "bytes_up": math.fsum(known(metric(item, "bytes/up") for item in rounds)),
-                "bytes_down": math.fsum(known(metric(item, "bytes/down") for item in rounds)),
-                "seconds": math.fsum(known(item.seconds for item in rounds)),
+                "bytes_up": math.fsum(known(metric(item, "bytes/up") for item in of_run)),
+                "bytes_down": math.fsum(known(metric(item, "bytes/down") for item in of_run)),
+                "seconds": math.fsum(known(item.seconds for item in of_run)),
             }
         )
     return {"runs": compared_runs}
 
 
-def compared(comparison: Mapping[str, Any], created: Sequence[str]) -> RenderableType:
-    """A comparison as a table: a column for each run, a row for each number; `created` says when each was submitted."""
+def _shown(run: Run, rounds: Sequence[RoundSummary]) -> list[RoundSummary]:
+    """The rounds of a run that are compared: the last evaluated one, or each that has measured a model."""
+    if run.algorithm != EVALUATE:
+        return [run.latest]
+    return [summary for summary in rounds if "evaluated" in summary.metrics] or [run.latest]
+
+
+def compared(comparison: Mapping[str, Any], created: Mapping[str, str]) -> RenderableType:
+    """A comparison as a table: a column for each run or model, a row for each number.
+
+    `created` says when each run was submitted, by its id.
+    """
     runs = comparison["runs"]
     table = new_table("", *(f">{run['name'][:NAME_WIDTH]}" for run in runs))
 
@@ -87,10 +102,12 @@ def compared(comparison: Mapping[str, Any], created: Sequence[str]) -> Renderabl
         table.add_row(title, *(text(run) for run in runs))
 
     row("run", lambda run: run["run"][:DIGITS])
-    table.add_row("created", *created)
+    row("created", lambda run: created[run["run"]])
     row("task", lambda run: run["task"])
     row("algorithm", lambda run: run["algorithm"])
     row("state", lambda run: state(run["state"]))
+    if any(run["model"] for run in runs):
+        row("model", lambda run: short(run["model"]) or UNKNOWN)
     row("rounds", lambda run: str(run["rounds"]))
     row("evaluated after", lambda run: UNKNOWN if run["evaluated_round"] is None else f"round {run['evaluated_round']}")
     for name in _compared({name for run in runs for name in (*run["metrics"], *run["undisclosed"])}):

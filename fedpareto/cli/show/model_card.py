@@ -165,7 +165,12 @@ def privacy_words(facts: CardFacts) -> Iterator[str]:
     """Who saw what of the members' updates, and the noise, in sentences."""
     privacy = facts.spec.privacy
     if not facts.spec.trains:
-        yield "This run measured the model and did not train it. Each member told the coordinator its own measurements."
+        told = (
+            "The coordinator saw means over the members, with noise, and no member's own measurements."
+            if facts.spec.evaluates_privately
+            else "Each member told the coordinator its own measurements."
+        )
+        yield f"This run measured the model and did not train it. {told}"
         return
     yield {
         "off": "The coordinator saw the update of every member; its operators can read and export them.",

@@ -65,7 +65,11 @@ def _with_steps(content: Content) -> Content:
 
 def _members(data: ShownRun) -> Html:
     results = tag("div", member_results.results(data), class_="figures one")
-    return join([results, _card(member_results.members_table(data))])
+    return join([Html("") if data.has_means_alone else results, _card(member_results.members_table(data))])
+
+
+def _course(data: ShownRun) -> Html:
+    return Html("") if data.has_means_alone else figures.course(data)
 
 
 def _models(data: ShownRun) -> Html:
@@ -84,7 +88,7 @@ def _metrics(data: ShownRun, beside: Sequence[ShownRun]) -> Html:
 SECTIONS = (
     PageSection("alerts", "Alerts", Pace.ALWAYS, lambda data, _: run_words.alerts(data)),
     PageSection("models", "The models", Pace.ALWAYS, _with_rounds(lambda data, _: _models(data))),
-    PageSection("course", "How each member fares", Pace.OWN, _with_rounds(lambda data, _: figures.course(data))),
+    PageSection("course", "How each member fares", Pace.OWN, _with_rounds(lambda data, _: _course(data))),
     PageSection("members", "Members", Pace.ALWAYS, _with_rounds(lambda data, _: _members(data))),
     PageSection("heat", "Members and rounds", Pace.OWN, _with_rounds(lambda data, _: heat_maps.maps(data))),
     PageSection("objectives", "The objectives", Pace.SELDOM, _with_rounds(_objectives)),

@@ -156,6 +156,14 @@ class ShownRun:
         """True if its rounds measure one model each, and make no step."""
         return self.run.algorithm == EVALUATE
 
+    @cached_property
+    def has_means_alone(self) -> bool:
+        """True if it measures models privately: only means over the members are known."""
+        try:
+            return self.evaluates and RunSpec.parse(self.run.spec.encode()).evaluates_privately
+        except SpecError:
+            return False
+
     @property
     def has_step(self) -> bool:
         """True if a round has made a step; otherwise the run's model is the initial one."""

@@ -20,6 +20,7 @@ from worker.site.run_requests import APPROVED, RunRequest
 from worker.status import OfferedTask, read_status
 
 _FLOAT_BYTES = 4
+_NAMED = 10  # models
 _SUM = "the coordinator sees one weighted sum of the updates of a round"
 _SKETCHED = f"{_SUM}, and inner products of sketches of them; no member's own update"
 _SEEN = {
@@ -59,6 +60,9 @@ def asked_words(run: RunRequest, facts: SiteFacts) -> Iterator[tuple[str, str]]:
     except SpecError as error:
         yield "specification", escaped(f"this worker cannot read it: {error}")
         return
+    if not spec.trains:
+        yield from _measures(run, spec, facts)
+        return
     yield "rounds", f"{spec.rounds} at most"
     rule = ", ".join(f"{name} = {value}" for name, value in spec.algorithm.hyperparameters.items())
     yield "algorithm", escaped(spec.algorithm.name + (f" ({rule})" if rule else ""))
@@ -77,6 +81,14 @@ def asked_words(run: RunRequest, facts: SiteFacts) -> Iterator[tuple[str, str]]:
 
 def compared_words(run: RunRequest, policy: Policy) -> list[str]:
     """What the worker compares of the work for a run, as sentences; it compares no more than this."""
+    if run.evaluates:
+        once = [] if run.discloses is None else ["It measures each model privately once, over all runs."]
+        return [
+            "The worker works for this run only under the specification with this digest, and for this task.",
+            "It measures the models that the specification names, each in its round, and no others. It trains nothing.",
+            *once,
+            "Each assignment is within the limits of policy.toml.",
+        ]
     shown = [
         "The worker works for this run only under the specification with this digest, and for this task.",
         "In round 0 it starts from the initial model with this digest. It cannot tell where later models come from.",
@@ -156,6 +168,29 @@ def _leaves(spec: RunSpec) -> str:
     own = [name for name in spec.privacy.disclose if name != "evaluation"]
     shown = f"; and your own {', '.join(own)} in the clear" if own else ""
     return f"after each training {update}{shown}; after each evaluation {_measured(spec)}{also}"
+
+
+def _measures(run: RunRequest, spec: RunSpec, facts: SiteFacts) -> Iterator[tuple[str, str]]:
+    """The same about a run that only measures models."""
+    private, left = spec.evaluates_privately, facts.budgets.rounds(run.task).evaluations
+    yield "rounds", f"{len(spec.models)}, one for each model; nothing is trained"
+    more = f", and {len(spec.models) - _NAMED} more" if len(spec.models) > _NAMED else ""
+    yield "models", ", ".join(spec.models[:_NAMED]) + more
+    yield "would leave", f"in each round {_measured(spec)}"
+    sees = (
+        "the coordinator sees the mean of each value over all members, with noise, and no member's own"
+        if private
+        else "the coordinator's operator sees the values of every member"
+    )
+    yield "who sees it", f"{sees}. Administrators see the numbers and names"
+    yield (
+        "what it can show",
+        "a model that always names one class asks for the share of this class in your data, and a model made for it "
+        "asks whether you have a certain record: approve only models whose origin you know",
+    )
+    if private:
+        planned = counted(len(spec.models), "is", "are")
+        yield "private rounds", f"at most the {left.left} evaluations that are left of {left.most}; {planned} planned"
 
 
 def _measured(spec: RunSpec) -> str:

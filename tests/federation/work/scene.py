@@ -137,6 +137,7 @@ class Member:
     origin: Origin = ORIGIN
     samples: int = 100
     failure: str = ""
+    approved: Mapping[str, frozenset[str]] = field(default_factory=dict)  # the models of approved runs, by run
 
     @property
     def site(self) -> Any:
@@ -167,6 +168,7 @@ class Member:
             site=self.site,
             inputs=inputs,
             again=again,
+            measures=self.approved.get(self.origin.run_id, frozenset()),
         )
         if sorted(inputs) != sorted(work.input_sizes(self.shape)):
             raise WorkError("other inputs", reason="inputs")

@@ -250,6 +250,18 @@ def test_an_approved_run_that_evaluates_gets_measurements_of_the_models_that_it_
     assert running.events("training") == []
 
 
+def test_only_the_owners_own_approval_lets_a_run_measure_models_privately() -> None:
+    models = [digest(b"one"), digest(b"two")]
+    head = b'name = "run"\ntask = "digits"\n'
+    fields = dict.fromkeys(("run", "spec", "initial_model", "submitted_by", "asked", "owner", "words", "decided"), "")
+    document = with_models(head + b'kind = "evaluate"\nprivacy.secure = "sum"\n', models)
+    run = RunRequest(**fields, name="run", task="digits", document=document)
+    assert run.verdict(Policy(algorithms=("evaluate",))).answer == "accepted"
+    assert run.approved_models == replace(run, owner="refused").approved_models == ()
+    assert replace(run, owner="approved").approved_models == tuple(models)
+    assert replace(run, owner="approved", document=head + b"rounds = 1\n").approved_models == ()
+
+
 def test_an_owner_that_names_algorithms_allows_runs_that_evaluate_by_the_name_of_their_kind() -> None:
     document = b'name = "run"\ntask = "digits"\nkind = "evaluate"\n'
     fields = dict.fromkeys(("run", "spec", "initial_model", "submitted_by", "asked", "owner", "words", "decided"), "")

@@ -14,6 +14,7 @@ from fedpareto.web.pages.dumbbells import Dumbbell, dumbbells
 from fedpareto.web.pages.html import Html, join
 from fedpareto.web.sections import run_words
 from fedpareto.web.sections.layout import folded
+from fedpareto.web.sections.measured_models import models
 from fedpareto.web.sections.shown_run import Scored, ShownRun
 
 LEAST, MOST = 2, 6
@@ -31,6 +32,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
         "figures": [],
         "sentences": [],
         "table": [],
+        "models": [],
     }
     if not chosen:
         return PageView("Compare runs", "compare.html", values)
@@ -42,6 +44,7 @@ def _view(reader: Reader, asked: PageRequest) -> PageView:
         "chosen": [shown.run.run_id for shown in runs],
         "held": runs,
         "sentences": _sentences(runs, names),
+        "models": [(name, models(shown)) for name, shown in zip(names, runs, strict=True) if shown.evaluates],
         "figures": _figures(runs, names),
         "names": names,
         "table": _table(runs),

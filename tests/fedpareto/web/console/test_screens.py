@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from federation.digests import digest
+from federation.spec.run_spec import with_models
+from federation.v1.admin_pb2 import MeasuredModel
 from federation.v1.federation_pb2 import Heartbeat
 from fedpareto.web.report import page
 from fedpareto.web.sections.shown_run import ShownRun
@@ -16,7 +19,7 @@ from storage.states import RunState
 from tests.fedpareto.scene import play_without, run_without_some
 from tests.fedpareto.web.console.scene import Served, served
 from tests.running import wait_for
-from tests.stage import Stage
+from tests.stage import MODEL, Stage
 
 RUN_COMMANDS = ("run {run}", "rounds {run}", "replies {run}", "round {run} -1")
 COMMANDS = ("runs", "clients", "client ann", "alerts --all", "disk", "join-strings --all", "coordinators", "admins")
@@ -203,6 +206,22 @@ def test_the_matrix_of_conflicts_names_the_members(stage: Stage, console: Served
     matrix = source.partition("Who pulls against whom")[2].partition("<figcaption>")[0]
     assert [matrix.count(f">{name}</text>") for name in ("ann", "ben")] == [2, 2]  # of a row, and of a column
     assert not re.search(r">\d</text>", matrix)
+
+
+def test_the_models_that_a_run_measured_are_on_its_page_and_beside_another_run(
+    stage: Stage, console: Served, lacking: Lacking
+) -> None:
+    task, players = stage.crew("ann", "ben")
+    text = f'name = "{task}"\ntask = "{task}"\nkind = "evaluate"\nevaluate.splits = ["test"]\n'.encode()
+    named = with_models(text, [digest(MODEL)])
+    run = stage.submit(named, models=[MeasuredModel(digest=digest(MODEL), size=len(MODEL))])
+    stage.complete(run, *players)
+    seen_ended(console, run)
+    for path in (f"/runs/{run}", f"/compare?run={run}&run={lacking.run}"):
+        source = console.page(path)
+        assert ">spread<" in source, path
+        assert digest(MODEL).partition(":")[2][:12] in source, path
+    assert f"The models of {task}" in source
 
 
 def test_runs_of_one_name_are_told_apart_by_id_and_date_and_commands_name_the_id(

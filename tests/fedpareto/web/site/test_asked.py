@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from federation.spec.run_spec import with_models
 from federation.work.site import SessionEntry
 from fedpareto.web.site.asked import SiteFacts, asked_words, can_be_approved, changed_lines, changes, compared_words
 from tests.fedpareto.web.site.scene import request
@@ -53,6 +54,26 @@ def test_the_words_say_what_leaves_who_sees_it_and_who_gets_the_model(
     home: WorkerHome, more: str, key: str, told: str
 ) -> None:
     assert told in words(home, HEAD + more)[key]
+
+
+def test_an_owner_reads_which_models_a_run_measures_and_what_they_can_show(home: WorkerHome) -> None:
+    named = [f"blake3:{number:064x}" for number in range(12)]
+    for more, sees in (
+        ("", "the values of every member"),
+        ('privacy.secure = "sum"\n', "with noise, and no member's own"),
+    ):
+        head = f'name = "a"\ntask = "digits"\nkind = "evaluate"\n{more}'
+        document = with_models(head.encode(), named).decode()
+        told = words(home, document)
+        assert told["rounds"] == "12, one for each model; nothing is trained"
+        assert told["models"] == ", ".join(named[:10]) + ", and 2 more"
+        assert sees in told["who sees it"]
+        assert "algorithm" not in told
+        assert ("private rounds" in told) == bool(more)
+        compared = " ".join(compared_words(request(1, document), Policy()))
+        assert "It trains nothing." in compared
+        assert ("privately once, over all runs" in compared) == bool(more)
+    assert told["private rounds"] == "at most the 1000 evaluations that are left of 1000; 12 are planned"
 
 
 def test_the_most_that_each_budget_can_lose_is_what_is_left_of_it(home: WorkerHome) -> None:
