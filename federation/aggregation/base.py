@@ -170,7 +170,8 @@ class Rule(Algorithm, ABC):
     def needs_of_updates(self) -> Reads:
         """What the rule and its stages read of the updates."""
         needed, mixed = Reads.NOTHING, False
-        for part in (*self.stages, self):
+        parts: tuple[Stage | Rule, ...] = (*self.stages, self)
+        for part in parts:
             # The lengths of rows that a stage has mixed follow from K alone.
             needed = max(needed, Reads.GRAM if mixed and part.reads > Reads.NOTHING else part.reads)
             mixed = mixed or (isinstance(part, Stage) and part.compares)

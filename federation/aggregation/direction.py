@@ -104,7 +104,10 @@ class Direction:
 
 def _lengths(matrix: Matrix, K: Matrix, squares: Vector) -> Vector:
     """The lengths of the averaged rows `matrix @ U`; without K, those that they have if the rows do not cancel."""
+    lengths: Vector
     if not K.size:
-        lengths: Vector = np.abs(matrix) @ np.sqrt(squares)
+        lengths = np.abs(matrix) @ np.sqrt(squares)
         return lengths
-    return np.sqrt(np.maximum((matrix @ K * matrix).sum(axis=1), 0.0))
+    squares = (matrix @ K * matrix).sum(axis=1)
+    lengths = np.sqrt(np.maximum(squares, 0.0))
+    return lengths
