@@ -1,0 +1,104 @@
+"""The CPU time of one aggregation off line, `fedpareto.aggregate`, beside other libraries that are installed.
+
+For each of `--sizes` (updates x parameters, float32 in memory), each rule and each library: the CPU time, the best of
+`--repeats` runs; `ratio`, that of ours over it; and `difference`, the largest one of its direction from ours, relative
+to the largest element of ours. A tenth of the updates is left out at each end, or counts as attackers. Other libraries
+compute in float32, but for the mean in float64; ours in float64.
+
+`make test-peers` makes an environment with the libraries, `.venv-peers`.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from measuring import Document, cases, progress, timed
+from numpy.typing import NDArray
+from scipy.stats import trim_mean
+
+from fedpareto.offline_aggregation import aggregate
+
+FORMS = {
+    "full": {"sizes": "10x100000 100x100000 1000x100000 10x1000000 100x1000000", "repeats": 3},
+    "quick": {"sizes": "10x100000 100x100000", "repeats": 2},
+    "smallest": {"sizes": "8x1000", "repeats": 1},
+}
+Updates = NDArray[np.float32]
+Peers = Mapping[str, Callable[[], Any]]
+
+
+def measure(sizes: str, repeats: int) -> Document:
+    result: Document = {"load": os.getloadavg()[0], "cases": []}
+    for m, d in cases(sizes):
+        U = updates(m, d)
+        f = max(1, m // 10)
+        options: Mapping[str, Mapping[str, int]] = {"trimmed-mean": {"byzantine": f}, "krum": {"byzantine": f}}
+        for name, peers in by_rule(U, f).items():
+            progress(f"{name} of {m} x {d:,}")
+            rows = compared(lambda name=name: aggregate(name, U, **options.get(name, {})).direction, peers, repeats)
+            result["cases"] += [{"m": m, "d": d, "rule": name, **row} for row in rows]
+    return result
+
+
+def updates(m: int, d: int) -> Updates:
+    """Correlated updates of different norms."""
+    rng = np.random.default_rng(0)
+    U = rng.standard_normal((m, d), dtype=np.float32)
+    U += rng.standard_normal(d, dtype=np.float32) / 3
+    U *= rng.uniform(0.5, 2, (m, 1)).astype(np.float32)
+    return U
+
+
+def by_rule(U: Updates, f: int) -> dict[str, Peers]:
+    """The peers of each rule, by name."""
+    peers: dict[str, dict[str, Callable[[], Any]]] = {
+        "fedavg": {"numpy": lambda: U.mean(axis=0), "numpy, float64": lambda: U.mean(axis=0, dtype=np.float64)},
+        "median": {"numpy": lambda: np.median(U, axis=0)},
+        "trimmed-mean": {"scipy": lambda: trim_mean(U, (f + 0.5) / len(U), axis=0)},
+        "geometric-median": {},
+        "krum": {},
+    }
+    if find_spec("byzfl"):
+        import byzfl
+        import torch
+
+        rules = {
+            "fedavg": byzfl.Average(),
+            "median": byzfl.Median(),
+            "trimmed-mean": byzfl.TrMean(f=f),
+            "geometric-median": byzfl.GeometricMedian(nu=1e-3, T=20),  # its 3 steps by default are far from the median
+            "krum": byzfl.Krum(f=f + 1),  # its f is not the number of attackers: see tests/peers
+        }
+        for name, rule in rules.items():
+            peers[name]["byzfl, numpy"] = lambda rule=rule: rule(U)
+            peers[name]["byzfl, torch"] = lambda rule=rule: rule(torch.from_numpy(U)).numpy()
+    if find_spec("torchjd"):
+        import torch
+        from torchjd import aggregation
+
+        rules = {
+            "fedavg": aggregation.Mean(),
+            "trimmed-mean": aggregation.TrimmedMean(trim_number=f),
+            "krum": aggregation.Krum(n_byzantine=f),
+        }
+        for name, rule in rules.items():
+            peers[name]["torchjd"] = lambda rule=rule: rule(torch.from_numpy(U)).numpy()
+    return peers
+
+
+def compared(ours: Callable[[], Any], peers: Peers, repeats: int) -> list[Document]:
+    """One rule by each library, ours first."""
+    direction, cpu_s = ours(), cpu(ours, repeats)
+    rows: list[Document] = [{"library": "ours", "cpu_ms": 1e3 * cpu_s}]
+    for library, work in peers.items():
+        difference = float(np.abs(work() - direction).max() / np.abs(direction).max())
+        seconds = cpu(work, repeats)
+        rows.append({"library": library, "cpu_ms": 1e3 * seconds, "ratio": cpu_s / seconds, "difference": difference})
+    return rows
+
+
+def cpu(work: Callable[[], object], repeats: int) -> float:
+    return min(timed(work, time.process_time) for _ in range(repeats))
