@@ -11,6 +11,7 @@ compute in float32, but for the mean in float64; ours in float64.
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -38,7 +39,7 @@ def measure(sizes: str, repeats: int) -> Document:
         options: Mapping[str, Mapping[str, int]] = {"trimmed-mean": {"byzantine": f}, "krum": {"byzantine": f}}
         for name, peers in by_rule(U, f).items():
             progress(f"{name} of {m} x {d:,}")
-            rows = compared(lambda name=name: aggregate(name, U, **options.get(name, {})).direction, peers, repeats)
+            rows = compared(partial(ours, name, U, options.get(name, {})), peers, repeats)
             result["cases"] += [{"m": m, "d": d, "rule": name, **row} for row in rows]
     return result
 
@@ -89,9 +90,13 @@ def by_rule(U: Updates, f: int) -> dict[str, Peers]:
     return peers
 
 
-def compared(ours: Callable[[], Any], peers: Peers, repeats: int) -> list[Document]:
+def ours(name: str, U: Updates, options: Mapping[str, Any]) -> NDArray[np.float64]:
+    return aggregate(name, U, **options).direction
+
+
+def compared(our_rule: Callable[[], Any], peers: Peers, repeats: int) -> list[Document]:
     """One rule by each library, ours first."""
-    direction, cpu_s = ours(), cpu(ours, repeats)
+    direction, cpu_s = our_rule(), cpu(our_rule, repeats)
     rows: list[Document] = [{"library": "ours", "cpu_ms": 1e3 * cpu_s}]
     for library, work in peers.items():
         difference = float(np.abs(work() - direction).max() / np.abs(direction).max())

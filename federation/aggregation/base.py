@@ -164,7 +164,8 @@ class Rule(Algorithm, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.reads = Reads.said_by(cls, "combine")
+        if (reads := Reads.of(cls, "combine")) is not cls.reads:
+            cls.reads = reads
 
     @property
     def needs_of_updates(self) -> Reads:

@@ -42,13 +42,14 @@ class Reads(IntEnum):
     GRAM = 2  # K, their products with each other: m^2 d multiplications
 
     @classmethod
-    def said_by(cls, kind: type, method: str) -> "Reads":
-        """What a class says that it reads; K if it says nothing and has this method itself.
+    def of(cls, kind: type, method: str) -> "Reads":
+        """What a class says that it reads: K if it has this method itself and says nothing.
 
         Raises:
             ValueError: its `reads` is none of these.
         """
-        said: Any = vars(kind).get("reads", cls.GRAM if method in vars(kind) else getattr(kind, "reads", cls.GRAM))
+        own = vars(kind)
+        said: Any = cls.GRAM if method in own and "reads" not in own else getattr(kind, "reads", cls.GRAM)
         if not isinstance(said, cls):
             names = ", ".join(f"Reads.{item.name}" for item in cls)
             raise ArgumentError(f"{kind.__name__}.reads must be one of {names}; got {said!r}")

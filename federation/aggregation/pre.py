@@ -52,7 +52,8 @@ class Stage(Options, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.reads = Reads.said_by(cls, "mix")
+        if (reads := Reads.of(cls, "mix")) is not cls.reads:
+            cls.reads = reads
 
     @abstractmethod
     def mix(self, rows: Rows) -> Mixture:
