@@ -164,7 +164,8 @@ class Rule(Algorithm, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if (reads := Reads.of(cls, "combine")) is not cls.reads:
+        reads = Reads.of(cls, "combine")
+        if "combine" in vars(cls):
             cls.reads = reads
 
     @property

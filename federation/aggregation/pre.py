@@ -52,7 +52,8 @@ class Stage(Options, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if (reads := Reads.of(cls, "mix")) is not cls.reads:
+        reads = Reads.of(cls, "mix")
+        if "mix" in vars(cls):
             cls.reads = reads
 
     @abstractmethod
