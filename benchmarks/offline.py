@@ -53,7 +53,7 @@ def updates(m: int, d: int) -> Updates:
     return U
 
 
-def by_rule(U: Updates, f: int) -> dict[str, Peers]:
+def by_rule(U: Updates, f: int) -> Mapping[str, Peers]:
     """The peers of each rule, by name."""
     peers: dict[str, dict[str, Callable[[], Any]]] = {
         "fedavg": {"numpy": lambda: U.mean(axis=0), "numpy, float64": lambda: U.mean(axis=0, dtype=np.float64)},
@@ -64,7 +64,6 @@ def by_rule(U: Updates, f: int) -> dict[str, Peers]:
     }
     if find_spec("byzfl"):
         import byzfl
-        import torch
 
         rules = {
             "fedavg": byzfl.Average(),
@@ -74,10 +73,9 @@ def by_rule(U: Updates, f: int) -> dict[str, Peers]:
             "krum": byzfl.Krum(f=f + 1),  # its f is not the number of attackers: see tests/peers
         }
         for name, rule in rules.items():
-            peers[name]["byzfl, numpy"] = lambda rule=rule: rule(U)
-            peers[name]["byzfl, torch"] = lambda rule=rule: rule(torch.from_numpy(U)).numpy()
+            peers[name]["byzfl, numpy"] = partial(rule, U)
+            peers[name]["byzfl, torch"] = partial(in_torch, rule, U)
     if find_spec("torchjd"):
-        import torch
         from torchjd import aggregation
 
         rules = {
@@ -86,8 +84,15 @@ def by_rule(U: Updates, f: int) -> dict[str, Peers]:
             "krum": aggregation.Krum(n_byzantine=f),
         }
         for name, rule in rules.items():
-            peers[name]["torchjd"] = lambda rule=rule: rule(torch.from_numpy(U)).numpy()
+            peers[name]["torchjd"] = partial(in_torch, rule, U)
     return peers
+
+
+def in_torch(rule: Callable[[Any], Any], U: Updates) -> Updates:
+    import torch
+
+    direction: Updates = rule(torch.from_numpy(U)).numpy()
+    return direction
 
 
 def ours(name: str, U: Updates, options: Mapping[str, Any]) -> NDArray[np.float64]:
