@@ -22,8 +22,9 @@ from scipy.stats import trim_mean
 
 from fedpareto.offline_aggregation import aggregate
 
+RULES = "fedavg median trimmed-mean geometric-median krum"
 FORMS = {
-    "full": {"sizes": "10x100000 100x100000 1000x100000 10x1000000 100x1000000", "repeats": 3},
+    "full": {"sizes": "10x100000 100x100000 1000x100000 10x1000000 100x1000000", "rules": RULES, "repeats": 3},
     "quick": {"sizes": "10x100000 100x100000", "repeats": 2},
     "smallest": {"sizes": "8x1000", "repeats": 1},
 }
@@ -31,15 +32,16 @@ Updates = NDArray[np.float32]
 Peers = Mapping[str, Callable[[], Any]]
 
 
-def measure(sizes: str, repeats: int) -> Document:
+def measure(sizes: str, rules: str, repeats: int) -> Document:
     result: Document = {"load": os.getloadavg()[0], "cases": []}
     for m, d in cases(sizes):
         U = updates(m, d)
         f = max(1, m // 10)
         options: Mapping[str, Mapping[str, int]] = {"trimmed-mean": {"byzantine": f}, "krum": {"byzantine": f}}
-        for name, peers in by_rule(U, f).items():
+        peers = by_rule(U, f)
+        for name in rules.split():
             progress(f"{name} of {m} x {d:,}")
-            rows = compared(partial(ours, name, U, options.get(name, {})), peers, repeats)
+            rows = compared(partial(ours, name, U, options.get(name, {})), peers[name], repeats)
             result["cases"] += [{"m": m, "d": d, "rule": name, **row} for row in rows]
     return result
 
@@ -73,8 +75,8 @@ def by_rule(U: Updates, f: int) -> Mapping[str, Peers]:
             "krum": byzfl.Krum(f=f + 1),  # its f is not the number of attackers: see tests/peers
         }
         for name, rule in rules.items():
-            peers[name]["byzfl, numpy"] = partial(rule, U)
             peers[name]["byzfl, torch"] = partial(in_torch, rule, U)
+            peers[name]["byzfl, numpy"] = partial(rule, U)
     if find_spec("torchjd"):
         from torchjd import aggregation
 
@@ -103,8 +105,10 @@ def compared(our_rule: Callable[[], Any], peers: Peers, repeats: int) -> list[Do
     """One rule by each library, ours first."""
     our_seconds, direction = best(our_rule, repeats)
     rows: list[Document] = [{"library": "ours", "cpu_ms": 1e3 * our_seconds}]
+    progress(f"  ours: {our_seconds:.4f} CPU-s")
     for library, work in peers.items():
         seconds, theirs = best(work, repeats)
+        progress(f"  {library}: {seconds:.4f} CPU-s")
         difference = float(np.abs(theirs - direction).max() / np.abs(direction).max())
         rows.append(
             {"library": library, "cpu_ms": 1e3 * seconds, "ratio": our_seconds / seconds, "difference": difference}
