@@ -37,7 +37,7 @@ from federation.transport.tls import require_tls13  # noqa: E402
 require_tls13()  # gRPC reads it once
 
 SCENARIOS = (
-    *("qp", "aggregation", "private", "round", "large", "verify", "connections", "wan", "start", "simulate"),
+    *("qp", "aggregation", "offline", "private", "round", "large", "verify", "connections", "wan", "start", "simulate"),
     *("console", "population", "scrape"),
 )
 FORMS = ("quick", "smallest")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from federation.aggregation.interface import Combination as Combination
     from federation.aggregation.interface import HyperparameterError as HyperparameterError
     from federation.aggregation.interface import Mixture as Mixture
+    from federation.aggregation.interface import Reads as Reads
     from federation.aggregation.interface import Rows as Rows
     from federation.aggregation.interface import TooFewUpdatesError as TooFewUpdatesError
     from federation.aggregation.pre import Stage as Stage
@@ -66,7 +67,7 @@ _PLACES = {
         "fedpareto.offline_aggregation": "Aggregate aggregate",
         "federation.aggregation.base": "Rule conclude",
         "federation.aggregation.pre": "Stage",
-        "federation.aggregation.interface": "Combination HyperparameterError Mixture Rows TooFewUpdatesError",
+        "federation.aggregation.interface": "Combination HyperparameterError Mixture Reads Rows TooFewUpdatesError",
         "federation.attacks.base": "Attack AttackError",
         "federation.errors": "Error",
         "federation.spec.task_metrics": "Metric",

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from federation.aggregation.base import Rule
 from federation.aggregation.direction import Direction
-from federation.aggregation.gram import combine, gram
-from federation.aggregation.interface import HyperparameterError, Rows, TooFewUpdatesError
+from federation.aggregation.gram import gram, squared_norms
+from federation.aggregation.interface import UNREAD, HyperparameterError, Reads, Rows, TooFewUpdatesError
 from federation.aggregation.registry import algorithm
-from federation.aggregation.streaming import Row, one_thread
+from federation.aggregation.streaming import Row, Source, one_thread
 from federation.arrays import Numbers, detached, numbers
 from federation.errors import ArgumentError
 from federation.process.shared_state import ordinary_numpy
@@ -37,7 +37,8 @@ class Aggregate:
         weights: lambda, shape (m,), sum 1; 0 for a row that was dropped.
         direction: shape (d,), float64; the step is against it: w - rate * direction.
         state: for the next call of an algorithm that keeps one.
-        diagnostics: measurements by name; `dropped` is the number of dropped rows.
+        diagnostics: measurements by name; `dropped` is the number of dropped rows. Those that compare the rows are
+            there if the algorithm reads K, or with `measure`.
         dropped: the indices of the dropped rows.
     """
 
@@ -61,6 +62,7 @@ def aggregate(
     ages: Numbers | None = None,
     clients: Sequence[str] | None = None,
     state: Mapping[str, Any] | None = None,
+    measure: bool = False,
     **hyperparameters: Any,
 ) -> Aggregate:
     """Combines updates into one direction.
@@ -83,6 +85,8 @@ def aggregate(
             Rows of earlier rounds come last; their losses, accuracies and prior are ignored.
         clients: the name of each row's client, for algorithms with a memory of each client; else "0", "1", ...
         state: the `state` that the last call returned.
+        measure: compare the rows with each other and with the direction, such as `conflicts` and `descent_min`. This
+            takes K, m^2 d multiplications, which an algorithm such as "fedavg" or "median" does without.
         hyperparameters: of the algorithm and of the stages in `pre`.
 
     Raises:
@@ -108,9 +112,15 @@ def aggregate(
     names = [str(i) for i in range(m)] if clients is None else list(clients)
     if len(names) != m:
         raise ArgumentError(f"clients has {len(names)} names; one for each of the {m} rows is needed")
+    reads = Reads.GRAM if measure else rule.needs_of_updates
+    K, squares = UNREAD, np.zeros(m)
     with np.errstate(over="ignore", invalid="ignore"):
-        K = gram(rows)
-        usable = np.isfinite(np.diag(K))
+        if reads is Reads.GRAM:
+            K = gram(rows)
+            squares = np.diagonal(K)
+        elif reads is Reads.NORMS:
+            squares = squared_norms(rows)
+    usable = np.isfinite(squares)
     present = elapsed == 0
     reports: dict[str, Any] = {}
     for label, values_given, read in (
@@ -123,39 +133,46 @@ def aggregate(
             usable &= np.isfinite(reports[label]) | (not read)
         elif read:
             raise ArgumentError(f"{name} needs {label}, one per row")
-    dropped = tuple(np.flatnonzero(~usable).tolist())
     coefficients, weights = np.zeros(m), np.zeros(m)
-    if not (usable & present).any():
-        direction = np.concatenate(list(combine(coefficients, rows)))
-        still = {"direction_norm": 0.0, "stationary": 1.0, "dropped": float(len(dropped))}
-        return Aggregate(coefficients, weights, direction, dict(state or {}), still, dropped)
-    shares = (lambda0 * present)[usable]
-    K = K[np.ix_(usable, usable)]
-    with one_thread():
-        answer = rule.decide(
-            Rows(
-                gram=K,
-                prior=shares / shares.sum() if shares.sum() > 0 else present[usable] / present[usable].sum(),
-                samples=counts[usable],
-                clients=tuple(client for client, use in zip(names, usable, strict=True) if use),
-                ages=None if ages is None else elapsed[usable],
-                state=dict(state or {}),
-                **{label: values[usable] for label, values in reports.items() if np.isfinite(values[usable]).all()},
+    while (usable & present).any():
+        shares = (lambda0 * present)[usable]
+        known = K[np.ix_(usable, usable)] if K.size else UNREAD
+        with one_thread():
+            answer = rule.decide(
+                Rows(
+                    gram=known,
+                    squares=np.zeros(0) if reads is Reads.NOTHING else squares[usable],
+                    prior=shares / shares.sum() if shares.sum() > 0 else present[usable] / present[usable].sum(),
+                    samples=counts[usable],
+                    clients=tuple(client for client, use in zip(names, usable, strict=True) if use),
+                    ages=None if ages is None else elapsed[usable],
+                    state=dict(state or {}),
+                    **{label: values[usable] for label, values in reports.items() if np.isfinite(values[usable]).all()},
+                )
             )
+        used = np.flatnonzero(usable)
+        streamed = Direction(answer, [rows[i] for i in used], known)
+        with np.errstate(over="ignore", invalid="ignore"):
+            direction = np.concatenate(list(streamed)) * (not streamed.stationary)
+        finite = np.isfinite(streamed.squares)
+        if not finite.all():  # of an algorithm that reads nothing of the updates, this is known only now
+            usable[used[~finite]] = False
+            continue
+        weights[used[: len(answer.weights)]] = answer.weights
+        if answer.coordinates is None:
+            coefficients[used] = answer.coefficients * (not streamed.stationary)
+        dropped = tuple(np.flatnonzero(~usable).tolist())
+        return Aggregate(
+            coefficients=coefficients if answer.coordinates is None else None,
+            weights=weights,
+            direction=direction,
+            state=answer.state,
+            diagnostics=streamed.diagnostics | {"dropped": float(len(dropped))},
+            dropped=dropped,
         )
-    streamed = Direction(answer, [rows[i] for i in np.flatnonzero(usable)], K)
-    direction = np.concatenate(list(streamed)) * (not streamed.stationary)
-    weights[np.flatnonzero(usable)[: len(answer.weights)]] = answer.weights
-    if answer.coordinates is None:
-        coefficients[usable] = answer.coefficients
-    return Aggregate(
-        coefficients=coefficients if answer.coordinates is None else None,
-        weights=weights,
-        direction=direction,
-        state=answer.state,
-        diagnostics=streamed.diagnostics | {"dropped": float(len(dropped))},
-        dropped=dropped,
-    )
+    still = {"direction_norm": 0.0, "stationary": 1.0, "dropped": float((~usable).sum())}
+    nothing = np.zeros(Source(rows).length)
+    return Aggregate(coefficients, weights, nothing, dict(state or {}), still, tuple(np.flatnonzero(~usable).tolist()))
 
 
 def _rows(updates: Numbers) -> list[Row]:

@@ -38,7 +38,7 @@ def panels(work: Callable[[slice, Matrix], T], rows: Sequence[RowFile]) -> Itera
         with Source.opened(rows) as source:
 
             def results_of(panel: slice, space: Space) -> list[T]:
-                blocks = widened(source.read(panel, space), space)
+                blocks = widened(source.read(panel, space), space, products=True)
                 return [work(slice(panel.start + part.start, panel.start + part.stop), block) for part, block in blocks]
 
             for results in in_order(results_of, source.panels(), None):

@@ -4,12 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpareto import Mixture, Rows, Stage
+from fedpareto import Mixture, Reads, Rows, Stage
 
 
 @dataclass(frozen=True, kw_only=True)
 class EqualLength(Stage):
     """Every update as long as the median one."""
+
+    reads = Reads.NORMS
 
     def mix(self, rows: Rows) -> Mixture:
         norms = rows.norms

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpareto import Combination, Rows, Rule, conclude, option
+from fedpareto import Combination, Reads, Rows, Rule, conclude, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorstFirst(Rule):
     """Averages the updates of the clients that report the highest losses."""
 
+    reads = Reads.NOTHING
     reads_losses = True
 
     share: float = option(0.5, "share of the clients that count", "(0, 1]")

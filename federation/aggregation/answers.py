@@ -95,7 +95,8 @@ def combination(answer: Any, rows: Rows) -> Combination:
     weights = vector("weights", answer.weights, rows.current)
     _check_finite("coefficients", coefficients)
     _check_shares("weights", weights[None])
-    described = {} if coordinates is not None else describe(rows.gram, coefficients, weights)
+    measurable = coordinates is None and rows.gram.size
+    described = describe(rows.gram, coefficients, weights) if measurable else {}
     return dataclasses.replace(
         answer,
         coefficients=coefficients.copy(),  # the code may go on with its own

@@ -15,6 +15,7 @@ from federation.aggregation.interface import (
     Coordinates,
     HyperparameterError,
     Matrix,
+    Reads,
     Rows,
     TooFewUpdatesError,
     Vector,
@@ -147,6 +148,10 @@ class Algorithm(Options, ABC):
 class Rule(Algorithm, ABC):
     """An algorithm in which every client trains once, and a function of the Gram matrix of the updates makes the step.
 
+    Attributes:
+        reads: what `combine` reads of the updates; `rows` has no more. A class with a `combine` of its own that does
+            not say it reads K.
+
     A subclass is a frozen dataclass that defines `combine`:
 
         @dataclass(frozen=True, kw_only=True)
@@ -154,6 +159,25 @@ class Rule(Algorithm, ABC):
             def combine(self, rows):
                 return conclude(rows.gram, rows.prior, rows.prior)
     """
+
+    reads: ClassVar[Reads] = Reads.GRAM
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        reads = Reads.of(cls, "combine")
+        if "combine" in vars(cls):
+            cls.reads = reads
+
+    @property
+    def needs_of_updates(self) -> Reads:
+        """What the rule and its stages read of the updates."""
+        needed, mixed = Reads.NOTHING, False
+        parts: tuple[Stage | Rule, ...] = (*self.stages, self)
+        for part in parts:
+            # The lengths of rows that a stage has mixed follow from K alone.
+            needed = max(needed, Reads.GRAM if mixed and part.reads > Reads.NOTHING else part.reads)
+            mixed = mixed or (isinstance(part, Stage) and part.compares)
+        return needed
 
     @abstractmethod
     def combine(self, rows: Rows) -> Combination:
@@ -184,17 +208,29 @@ class Rule(Algorithm, ABC):
             coordinates = Coordinates(answer.coordinates.matrix @ staged.matrix, answer.coordinates.trim)
             return dataclasses.replace(answer, weights=weights, coordinates=coordinates)
         coefficients = answer.coefficients @ staged.matrix
-        diagnostics = answer.diagnostics | describe(rows.gram, coefficients, weights)
-        return Combination(coefficients, weights, answer.state, diagnostics)
+        described = describe(rows.gram, coefficients, weights) if rows.gram.size else {}
+        return Combination(coefficients, weights, answer.state, answer.diagnostics | described)
 
     def _combined(self, rows: Rows) -> Combination:
-        if not is_owners_class(type(self)):
-            return self.combine(rows)
-        return asked(self._whose, "combine", lambda: self.combine(rows), partial(combination, rows=rows), twice=False)
+        """The answer of `combine` to what it reads of these rows, completed from K where K is known."""
+        seen = rows.reading(self.reads)
+        if is_owners_class(type(self)):
+            read = partial(combination, rows=seen)
+            answer = asked(self._whose, "combine", lambda: self.combine(seen), read, twice=False)
+        else:
+            answer = self.combine(seen)
+        if seen.gram.size or not rows.gram.size or answer.coordinates is not None:
+            return answer
+        return dataclasses.replace(
+            _concluded(rows.gram, answer.coefficients, answer.weights, answer.diagnostics),
+            state=answer.state,
+            objectives=answer.objectives,
+        )
 
     @property
     def _whose(self) -> str:
-        return f"algorithm {self.name or type(self).__name__!r}"
+        said = "" if self.reads is Reads.GRAM else f" (reads = Reads.{self.reads.name})"
+        return f"algorithm {self.name or type(self).__name__!r}{said}"
 
     def round(self, context: RoundContext) -> RoundGenerator:
         if context.private is not None:
@@ -207,17 +243,22 @@ def conclude(K: Matrix, coefficients: Numbers, weights: Numbers, **measured: flo
     """The answer of a rule without state; where the rows cancel each other, all coefficients are 0: no step.
 
     K is (m, m), the coefficients are (m,), the weights those of the rows of this round, which come first; `measured`
-    are further diagnostics. Lists and tensors of PyTorch are read as arrays.
+    are further diagnostics. Lists and tensors of PyTorch are read as arrays. For a rule that does not read K, it is
+    (0, 0) here: whether the rows cancel is then found from the direction.
 
     Raises:
         ValueError: no vectors of numbers, or of other lengths.
     """
-    c, shares = vector("coefficients", coefficients, len(K)), vector("weights", weights)
-    if len(shares) > len(K):
-        raise ArgumentError(f"weights has {len(shares)} numbers; there are {len(K)} rows")
+    c, shares = vector("coefficients", coefficients, len(K) or None), vector("weights", weights)
+    if len(shares) > len(c):
+        raise ArgumentError(f"weights has {len(shares)} numbers; there are {len(c)} rows")
+    return _concluded(K, c, shares, measured) if K.size else Combination(c, shares, {}, measured)
+
+
+def _concluded(K: Matrix, c: Vector, shares: Vector, measured: Mapping[str, float]) -> Combination:
     length = float(np.abs(c) @ np.sqrt(np.diag(K)))
     stationary = bool(c @ K @ c <= STATIONARY_TOLERANCE * length**2)
     if stationary:
         c = np.zeros(len(K))
-    diagnostics = describe(K, c, shares) | measured | {"stationary": float(stationary)}
+    diagnostics = describe(K, c, shares) | {**measured, "stationary": float(stationary)}
     return Combination(c, shares, {}, diagnostics)

@@ -15,8 +15,12 @@ def unit_gram(K: Matrix) -> Matrix:
 
 def inverse_norms(K: Matrix) -> Vector:
     """1/||u_i||, shape (m,); 0 for a zero row, which contributes nothing."""
-    norms: Vector = np.sqrt(np.diag(K))
-    return np.divide(1.0, norms, out=np.zeros(len(K)), where=norms > 0)
+    return inverse(np.sqrt(np.diag(K)))
+
+
+def inverse(norms: Vector) -> Vector:
+    """1/||u_i|| of these norms, shape (m,); 0 for a zero row, which contributes nothing."""
+    return np.divide(1.0, norms, out=np.zeros(len(norms)), where=norms > 0)
 
 
 def squared_distances(K: Matrix) -> Matrix:

@@ -1,7 +1,7 @@
 """The operations that touch d numbers.
 
-`gram` is K = U U^T, `combine` the direction c U, `trimmed_mean` a direction made coordinate by coordinate, and
-`apply_step` the new model.
+`gram` is K = U U^T, `squared_norms` its diagonal alone, `combine` the direction c U, `combine_all` both of these,
+`trimmed_mean` a direction made coordinate by coordinate, and `apply_step` the new model.
 
 They stream over rows in panels of columns, each panel in sub-blocks that stay in a core's cache, widened to float64
 there (`federation.aggregation.streaming`): memory depends neither on m nor on d, and the same inputs give the same
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.aggregation.interface import Matrix
+from federation.aggregation.interface import Matrix, Vector
 from federation.aggregation.server_optimizers import Optimizer, Sgd
 from federation.aggregation.streaming import BLOCK, Row, Source, Space, in_order, widened
 
@@ -37,6 +37,32 @@ def gram(rows: Sequence[Row], *, device: str = "cpu", workers: int | None = None
             K += part
     upper = np.triu(K)
     return upper + np.triu(K, 1).T
+
+
+def squared_norms(rows: Sequence[Row], *, workers: int | None = None) -> Vector:
+    """||u_i||^2, shape (m,), in float64 in one pass over m rows of d elements; finite (not checked here)."""
+    return sum((squares for _, squares in combine_all(np.zeros(len(rows)), rows, workers=workers)), np.zeros(len(rows)))
+
+
+def combine_all(
+    coefficients: Matrix, rows: Sequence[Row], *, workers: int | None = None
+) -> Iterator[tuple[Matrix, Vector]]:
+    """As `combine`, on the CPU, with the squared lengths of all rows from the same pass.
+
+    Yields:
+        Consecutive blocks of the direction; with each, the squared length of the same columns of every row, (m,).
+    """
+    with Source.opened(rows) as source:
+
+        def part(panel: slice, space: Space) -> tuple[Matrix, Vector]:
+            direction, squares = np.zeros(panel.stop - panel.start), np.zeros(len(rows))
+            for some, block in source.pieces(panel, space):
+                if coefficients[some].any():
+                    direction += np.dot(coefficients[some], block)
+                squares[some] = np.einsum("ij,ij->i", block, block)
+            return direction, squares
+
+        yield from in_order(part, source.panels(), workers)
 
 
 def combine(
@@ -201,7 +227,7 @@ class _Cpu:
         m = len(panel)
         K = np.zeros((m, m))
         part = np.empty((m, m))
-        for _, block in widened(panel, space):
+        for _, block in widened(panel, space, products=True):
             K += np.dot(block, block.T, out=part)  # a syrk; np.matmul would keep the interpreter lock for small m
         return K
 

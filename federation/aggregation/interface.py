@@ -1,7 +1,8 @@
 """The input and the answers of rules and stages: the whole interface between K and an algorithm."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ from federation.errors import ArgumentError, Error
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
+
+UNREAD: Matrix = np.empty((0, 0))  # in place of a K that is not known, or not read
 
 LOCAL_RATE = 0.1  # the default of train.learning_rate, where no run gives the clients' rate
 
@@ -31,12 +34,35 @@ def check_updates(m: int, least: int, rule: str) -> None:
         raise TooFewUpdatesError(f"{rule} needs at least {least} updates; there are {m}")
 
 
+class Reads(IntEnum):
+    """What a rule or a stage reads of the updates, besides the numbers that come with them; each includes the last."""
+
+    NOTHING = 0
+    NORMS = 1  # their lengths
+    GRAM = 2  # K, their products with each other: m^2 d multiplications
+
+    @classmethod
+    def of(cls, kind: type, method: str) -> "Reads":
+        """What a class says that it reads: K if it has this method itself and says nothing.
+
+        Raises:
+            ValueError: its `reads` is none of these.
+        """
+        own = vars(kind)
+        said: Any = cls.GRAM if method in own and "reads" not in own else getattr(kind, "reads", cls.GRAM)
+        if not isinstance(said, cls):
+            names = ", ".join(f"Reads.{item.name}" for item in cls)
+            raise ArgumentError(f"{kind.__name__}.reads must be one of {names}; got {said!r}")
+        return said
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """The input of a rule: the Gram matrix of the m rows of U, and numbers for each row. Nothing can be written into.
 
     Attributes:
-        gram: K = U U^T, shape (m, m).
+        gram: K = U U^T, shape (m, m); (0, 0) where it is not known, or not read.
+        squares: ||u_i||^2, shape (m,): the diagonal of K, where K is known; (0,) where they are not known, or not read.
         prior: lambda0, shape (m,): the weights of plain averaging, not negative, sum 1.
         samples: training samples of each row's client, shape (m,).
         losses: loss of the base model at each row's client, shape (m,); None unless every client reported one.
@@ -58,6 +84,7 @@ class Rows:
     gram: Matrix
     prior: Vector
     samples: Vector
+    squares: Vector = field(default_factory=lambda: np.empty(0))
     losses: Vector | None = None
     accuracies: Vector | None = None
     clients: tuple[str, ...] = ()
@@ -72,15 +99,19 @@ class Rows:
         m = len(self.prior)
         if m == 0:
             raise ArgumentError("there is nothing to combine: no rows")
-        if self.gram.shape != (m, m):
+        if self.gram.shape not in {(m, m), (0, 0)}:
             raise ArgumentError(f"K has shape {self.gram.shape}; {m} rows need {(m, m)}")
+        if self.gram.size:
+            object.__setattr__(self, "squares", np.diagonal(self.gram))
+        if self.squares.shape not in {(m,), (0,)}:
+            raise ArgumentError(f"squares has shape {self.squares.shape}; {m} rows need {(m,)}")
         for name in ("prior", "samples", "losses", "accuracies", "ages"):
             values = getattr(self, name)
             if values is not None and values.shape != (m,):
                 raise ArgumentError(f"{name} has shape {values.shape}; {m} rows need {(m,)}")
             if values is not None and not np.isfinite(values).all():
                 raise ArgumentError(f"{name} must be finite")
-        if not np.isfinite(self.gram).all():
+        if not (np.isfinite(self.gram).all() and np.isfinite(self.squares).all()):
             raise ArgumentError("K must be finite: leave out updates that are not, or are too large to be squared")
         if (self.prior < 0).any() or abs(self.prior.sum() - 1) > 1e-9:
             raise ArgumentError(f"the prior must be a distribution; it sums to {self.prior.sum():g}")
@@ -92,7 +123,7 @@ class Rows:
             raise ArgumentError(f"ages must not be negative, and rows of earlier rounds come last; got {self.ages}")
         if self.prior[self.current :].any():
             raise ArgumentError("the prior of rows of earlier rounds must be 0")
-        for name in ("gram", "prior", "samples", "losses", "accuracies", "ages"):
+        for name in ("gram", "squares", "prior", "samples", "losses", "accuracies", "ages"):
             if (values := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _read_only(values))
         object.__setattr__(self, "state", MappingProxyType(dict(self.state)))
@@ -104,8 +135,21 @@ class Rows:
 
     @property
     def norms(self) -> Vector:
-        """||u_i||, shape (m,)."""
-        return np.sqrt(np.diag(self.gram))
+        """||u_i||, shape (m,).
+
+        Raises:
+            ValueError: they are not known, or not read.
+        """
+        if not self.squares.size:
+            raise ArgumentError("the norms of the updates are for a rule that says `reads = Reads.NORMS` or Reads.GRAM")
+        return np.sqrt(self.squares)
+
+    def reading(self, reads: Reads) -> "Rows":
+        """The rows with no more of the updates than a rule or a stage says that it reads."""
+        known = Reads.GRAM if self.gram.size else Reads.NORMS if self.squares.size else Reads.NOTHING
+        if reads >= known:
+            return self
+        return replace(self, gram=UNREAD, squares=np.empty(0) if reads is Reads.NOTHING else self.squares)
 
     def reported(self, kind: Literal["losses", "accuracies"], rule: str) -> Vector:
         """The losses or accuracies, shape (m,), for a rule that needs them.

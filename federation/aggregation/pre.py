@@ -1,6 +1,7 @@
 """Stages before the rule: operations on the updates, in Gram space.
 
-Each stage replaces the rows U by W U, with W from K alone. The rule then answers for W U, and c W is the answer for U.
+Each stage replaces the rows U by W U, with W from K alone, or from the norms, or from neither. The rule then answers
+for W U, and c W is the answer for U.
 """
 
 from abc import ABC, abstractmethod
@@ -8,14 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from federation.aggregation.answers import asked, copied
 from federation.aggregation.answers import mixture as read
-from federation.aggregation.geometry import clipping, coordinates, inverse_norms, squared_distances
-from federation.aggregation.interface import HyperparameterError, Matrix, Mixture, Rows, check_updates
+from federation.aggregation.geometry import clipping, coordinates, inverse, squared_distances
+from federation.aggregation.interface import (
+    UNREAD,
+    HyperparameterError,
+    Matrix,
+    Mixture,
+    Reads,
+    Rows,
+    Vector,
+    check_updates,
+)
 from federation.aggregation.qp import STATIONARY_TOLERANCE
 from federation.owners_code import is_owners_class
 from federation.spec.options import Options, option
@@ -31,11 +41,20 @@ class Stage(Options, ABC):
         name: its name in run specifications.
         compares: True if it compares or mixes the updates of one round. Rules that also read updates of earlier rounds
             (`tau`) refuse such a stage.
+        reads: what `mix` reads of the updates; `rows` has no more. A class with a `mix` of its own that does not say it
+            reads K.
     """
 
     refusal = HyperparameterError
     name: ClassVar[str] = ""
     compares: ClassVar[bool] = True
+    reads: ClassVar[Reads] = Reads.GRAM
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        reads = Reads.of(cls, "mix")
+        if "mix" in vars(cls):
+            cls.reads = reads
 
     @abstractmethod
     def mix(self, rows: Rows) -> Mixture:
@@ -62,20 +81,25 @@ def apply(stages: Sequence[Stage], rows: Rows) -> Staged:
         TooFewUpdatesError: there are too few rows for a stage.
         PluginError: the code of a plug-in raised an exception, or its answer cannot be used; see `answers.asked`.
     """
-    points, norms = coordinates(rows.gram), rows.norms
+    known = bool(rows.gram.size)
+    points, norms = (coordinates(rows.gram), rows.norms) if known else (UNREAD, np.zeros(0))
     matrix = shares = np.eye(len(rows.prior))
     for stage in stages:
         mixture = _mixed(stage, rows)
         mean = mixture.matrix if mixture.shares is None else mixture.shares
         matrix, shares = mixture.matrix @ matrix, mean @ shares
-        mixed = matrix @ points
-        # Rows that cancel leave rounding errors, which a rule that normalises would treat as a direction.
-        size = np.abs(matrix) @ norms
-        mixed[(mixed**2).sum(axis=1) <= STATIONARY_TOLERANCE * size**2] = 0.0
+        products = UNREAD
+        if known:
+            mixed = matrix @ points
+            # Rows that cancel leave rounding errors, which a rule that normalises would treat as a direction.
+            size = np.abs(matrix) @ norms
+            mixed[(mixed**2).sum(axis=1) <= STATIONARY_TOLERANCE * size**2] = 0.0
+            products = mixed @ mixed.T
         losses, accuracies = rows.losses, rows.accuracies
         rows = replace(
             rows,
-            gram=mixed @ mixed.T,
+            gram=products,
+            squares=_squares(mixture.matrix, rows.squares),
             prior=rows.prior if mixture.prior is None else mixture.prior,
             samples=rows.samples if mixture.samples is None else mixture.samples,
             losses=None if losses is None else mean @ np.clip(losses, -_LARGEST_LOSS, _LARGEST_LOSS),
@@ -85,10 +109,18 @@ def apply(stages: Sequence[Stage], rows: Rows) -> Staged:
     return Staged(rows, matrix, shares)
 
 
+def _squares(matrix: Matrix, squares: Vector) -> Vector:
+    """The squared lengths of the rows W U where W only scales the rows of U; (0,) where they do not follow."""
+    scales = matrix.shape == (len(squares),) * 2 and np.count_nonzero(matrix) == np.count_nonzero(np.diag(matrix))
+    return np.diag(matrix) ** 2 * squares if scales else np.zeros(0)
+
+
 def _mixed(stage: Stage, rows: Rows) -> Mixture:
+    rows = rows.reading(stage.reads)
     if not is_owners_class(type(stage)):
         return stage.mix(rows)
-    whose = f"stage {stage.name or type(stage).__name__!r}"
+    said = "" if stage.reads is Reads.GRAM else f" (reads = Reads.{stage.reads.name})"
+    whose = f"stage {stage.name or type(stage).__name__!r}{said}"
     return asked(whose, "mix", lambda: stage.mix(copied(rows)), partial(read, rows=rows))
 
 
@@ -98,9 +130,10 @@ class Normalize(Stage):
 
     name = "normalize"
     compares = False
+    reads = Reads.NORMS
 
     def mix(self, rows: Rows) -> Mixture:
-        return Mixture.scaled(inverse_norms(rows.gram))
+        return Mixture.scaled(inverse(rows.norms))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +142,7 @@ class Clip(Stage):
 
     name = "clip"
     compares = False
+    reads = Reads.NORMS
 
     clip_norm: float = option(0.0, "the norm that clip allows; 0 is the median of the norms", "[0, inf)")
 
@@ -135,6 +169,7 @@ class Arc(_Outnumbered):
     """
 
     name = "arc"
+    reads = Reads.NORMS
 
     def mix(self, rows: Rows) -> Mixture:
         m, f, norms = len(rows.prior), self.byzantine, rows.norms
@@ -171,6 +206,7 @@ class Bucket(Stage):
     """
 
     name = "bucket"
+    reads = Reads.NOTHING
 
     bucket_size: int = option(2, "updates in a bucket", "[1, inf)")
     bucket_seed: int = option(0, "with the round, decides which clients share a bucket", "[0, inf)")

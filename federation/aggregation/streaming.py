@@ -34,6 +34,8 @@ BLOCK = 8192  # columns of a sub-block at most
 _PANEL_ELEMENTS = 1 << 21  # m x columns of a panel: 8 MiB of float32, shared caches hold it
 _PANEL_COLUMNS = (1 << 12, 1 << 16)  # pieces of 16 to 256 KiB of a file: fewer, longer reads
 _BLOCK_ELEMENTS = 1 << 16  # m x columns of a sub-block: 512 KiB of float64, a core's own cache
+_MANY_ROWS = 256
+_PRODUCT_ELEMENTS = 1 << 22  # m x columns of a sub-block of more rows whose products are made: 32 MiB of float64
 _OPEN_FILES = 256  # with more rows than this, files are opened anew for each read
 _WORKERS = 8  # reading and arithmetic are bound by memory long before this
 
@@ -75,16 +77,29 @@ class Source:
     def read(self, panel: slice, space: "Space") -> NDArray[Any]:
         """The columns `panel` of all rows, shape (m, columns); in `space`, valid until the next call with it."""
         values = space.array("panel", (len(self._rows), panel.stop - panel.start), self._dtype)
-        for row, out in zip(self._rows, values, strict=True):
+        self._fill(values, self._rows, panel, space)
+        return values
+
+    def pieces(self, panel: slice, space: "Space") -> Iterator[tuple[slice, Matrix]]:
+        """Some rows at a time, and their columns `panel` in float64; each is valid until the next."""
+        columns = panel.stop - panel.start
+        count = max(1, _BLOCK_ELEMENTS // columns)
+        for start in range(0, len(self._rows), count):
+            some = slice(start, min(start + count, len(self._rows)))
+            block = space.array("block", (some.stop - start, columns), np.float64)
+            self._fill(block, self._rows[some], panel, space)
+            yield some, block
+
+    def _fill(self, values: NDArray[Any], rows: Sequence[Row], panel: slice, space: "Space") -> None:
+        for row, out in zip(rows, values, strict=True):
             if isinstance(row, np.ndarray):
                 out[:] = row[panel]
             else:
-                same = row.dtype == "F32" and self._dtype == np.float32  # as in the panel: read without a copy
+                same = row.dtype == "F32" and values.dtype == np.float32  # as in the panel: read without a copy
                 target = out if same else space.array("piece", (len(out),), DTYPES[row.dtype])
                 self._read_file(row, panel.start, target)
                 if not same:
                     out[:] = widen(target) if row.dtype == "BF16" else target
-        return values
 
     def _read_file(self, row: RowFile, start: int, out: NDArray[Any]) -> None:
         view, offset = out.data.cast("B"), row.offset + row.itemsize * start
@@ -113,10 +128,16 @@ class Space:
         return array
 
 
-def widened(panel: NDArray[Any], space: Space) -> Iterator[tuple[slice, Matrix]]:
-    """Sub-blocks of a panel and their columns, in float64; each is valid until the next."""
+def widened(panel: NDArray[Any], space: Space, *, products: bool = False) -> Iterator[tuple[slice, Matrix]]:
+    """Sub-blocks of a panel and their columns, in float64; each is valid until the next.
+
+    With `products`, those of many rows are wide: to add m x m products takes as long as to make some columns of them.
+    """
     m, columns = panel.shape
-    width = min(BLOCK, max(256, _BLOCK_ELEMENTS // m, m))  # of m columns: adding m x m products costs less than one
+    width = max(256, _BLOCK_ELEMENTS // m)
+    if products and m > _MANY_ROWS:
+        width = max(m, _PRODUCT_ELEMENTS // m)
+    width = min(BLOCK, width)
     for start in range(0, columns, width):
         piece = panel[:, start : start + width]
         block = space.array("block", piece.shape, np.float64)

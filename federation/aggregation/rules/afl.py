@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from federation.aggregation.base import Rule, conclude
-from federation.aggregation.interface import Combination, Rows, Vector
+from federation.aggregation.interface import Combination, Reads, Rows, Vector
 from federation.aggregation.phase_kinds import TrainingPhase
 from federation.aggregation.phases import RoundContext, RoundGenerator, Step
 from federation.spec.options import option
@@ -33,6 +33,7 @@ class AFL(Rule):
     """
 
     name = "afl"
+    reads = Reads.NOTHING
     private = "sum"
     reads_losses = True
     averages = True

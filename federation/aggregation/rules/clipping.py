@@ -6,7 +6,7 @@ import numpy as np
 
 from federation.aggregation.base import Rule, conclude
 from federation.aggregation.geometry import clipping, coordinates
-from federation.aggregation.interface import Combination, Rows
+from federation.aggregation.interface import Combination, Reads, Rows
 from federation.spec.options import option
 
 
@@ -18,6 +18,7 @@ class NormClipping(Rule):
     """
 
     name = "norm-clipping"
+    reads = Reads.NORMS
 
     radius: float = option(0.0, "the largest norm of an update; 0 is the median of the norms", "[0, inf)")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from federation.aggregation.base import Rule
-from federation.aggregation.interface import Combination, Coordinates, Rows, check_updates
+from federation.aggregation.interface import Combination, Coordinates, Reads, Rows, check_updates
 from federation.spec.options import option
 
 _BY_COORDINATES = "the direction is made coordinate by coordinate, so the Gram matrix does not tell its length"
@@ -19,6 +19,7 @@ class Median(Rule):
     """Coordinate by coordinate, the median of the updates; the mean of the two in the middle of an even number."""
 
     name = "median"
+    reads = Reads.NOTHING
     no_auto = _BY_COORDINATES
 
     def combine(self, rows: Rows) -> Combination:
@@ -30,6 +31,7 @@ class TrimmedMean(Rule):
     """Coordinate by coordinate, the mean of the updates without the `byzantine` lowest and highest values."""
 
     name = "trimmed-mean"
+    reads = Reads.NOTHING
     no_auto = _BY_COORDINATES
 
     byzantine: int = option(

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from federation.aggregation.base import Opened, Rule, conclude
-from federation.aggregation.geometry import inverse_norms
-from federation.aggregation.interface import Combination, Rows
+from federation.aggregation.geometry import inverse
+from federation.aggregation.interface import Combination, Reads, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,6 +13,7 @@ class FedAvg(Rule):
     """The plain average of the updates: c = lambda0 (McMahan et al., 2017). FedProx has the same server."""
 
     name = "fedavg"
+    reads = Reads.NOTHING
     private: ClassVar[Opened] = "sum"
 
     def combine(self, rows: Rows) -> Combination:
@@ -27,10 +28,11 @@ class FedAvgN(Rule):
     """
 
     name = "fedavg-n"
+    reads = Reads.NORMS
     private = "sum"
 
     def sensitivity(self, updates: int) -> float | None:
         return None if self.stages else 2.0 / updates
 
     def combine(self, rows: Rows) -> Combination:
-        return conclude(rows.gram, rows.prior * inverse_norms(rows.gram), rows.prior)
+        return conclude(rows.gram, rows.prior * inverse(rows.norms), rows.prior)

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from federation.aggregation.base import Rule, conclude
-from federation.aggregation.interface import Combination, Rows, Vector
+from federation.aggregation.interface import Combination, Reads, Rows, Vector
 from federation.aggregation.server_optimizers import FedFaMomentum, Optimizer
 from federation.spec.options import option
 
@@ -23,6 +23,7 @@ class FedFa(Rule):
     """
 
     name = "fedfa"
+    reads = Reads.NOTHING
     private = "sum"
     reads_accuracies = True
 

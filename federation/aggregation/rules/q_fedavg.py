@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from federation.aggregation.base import Rule, conclude
-from federation.aggregation.interface import Combination, Rows
+from federation.aggregation.interface import Combination, Reads, Rows
 from federation.spec.options import option
 
 _LEAST_LOSS = 1e-10
@@ -22,6 +22,7 @@ class QFedAvg(Rule):
     """
 
     name = "q-fedavg"
+    reads = Reads.NORMS
     private = "sum"
     reads_losses = True
 
@@ -47,6 +48,6 @@ class QFedAvg(Rule):
         powers = ratios**self.q
         slopes = np.divide(self.q * powers, losses, out=np.zeros(len(losses)), where=powers > 0)
         L = self.lipschitz or (1.0 / rows.local_rate if rows.local_rate > 0 else 1.0)
-        h = slopes * L**2 * np.diag(rows.gram) + L * powers
+        h = slopes * L**2 * rows.squares + L * powers
         shares = rows.prior * powers
         return conclude(rows.gram, L * shares / (rows.prior @ h), shares / shares.sum())

@@ -77,7 +77,7 @@ def aggregate_command(
     per_row: dict[str, Any] = {key: arrays[key] for key in _PER_ROW if key in arrays}
     state, parameters = _state(file, arrays), parameters_of(param or [])
     try:
-        result = aggregate(name, arrays["updates"], **per_row, state=state, **parameters)
+        result = aggregate(name, arrays["updates"], **per_row, state=state, measure=True, **parameters)
     except interface.HyperparameterError as error:
         raise CommandFailure(str(error), code=USAGE) from None
     except plugins.PluginError as error:

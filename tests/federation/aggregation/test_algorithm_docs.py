@@ -5,6 +5,8 @@ import re
 from typing import Any
 
 from federation.aggregation.hyperparameters import Hyperparameter, hyperparameters
+from federation.aggregation.interface import Reads
+from federation.aggregation.pre import STAGES
 from federation.aggregation.registry import ALGORITHMS, common_hyperparameters
 from tests.paths import DOCS, ROOT
 
@@ -40,6 +42,20 @@ def test_the_page_lists_every_stage_with_its_hyperparameters_and_defaults() -> N
         for stage in field.stages:
             expected[stage][field.name] = field.default
     assert there == expected
+
+
+def test_the_page_says_what_each_rule_and_each_stage_reads_of_the_updates() -> None:
+    text = (DOCS / "research/algorithms.md").read_text()
+    cells = {
+        reads: [set(re.findall(r"`([a-z+-]+)`", cell)) for cell in row.split("|")]
+        for reads, row in zip(
+            Reads, re.findall(r"^\| (?:nothing|their norms|K, .*?) \|(.+)\|$", text, re.MULTILINE), strict=True
+        )
+    }
+    for reads, (rules, stages) in cells.items():
+        said = {name for name, kind in ALGORITHMS.items() if getattr(kind, "reads", Reads.GRAM) is reads}
+        assert rules == (set() if reads is Reads.GRAM else said)  # K: "the others"
+        assert stages == {name for name, stage in STAGES.items() if stage.reads is reads}
 
 
 def test_every_algorithm_says_in_one_line_what_it_does() -> None:

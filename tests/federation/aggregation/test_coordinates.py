@@ -74,7 +74,7 @@ def test_a_minority_cannot_leave_the_range_of_the_honest(f: int, seed: int, size
 
 def test_what_is_known_of_the_direction_is_measured_on_it() -> None:
     U = drawn(7, 5000).astype(np.float64) + 0.3
-    result = aggregate("trimmed-mean", U, byzantine=2)
+    result = aggregate("trimmed-mean", U, byzantine=2, measure=True)
     norm = np.linalg.norm(result.direction)
     cosines = U @ result.direction / np.linalg.norm(U, axis=1) / norm
     assert result.diagnostics["direction_norm"] == pytest.approx(norm, rel=1e-12)

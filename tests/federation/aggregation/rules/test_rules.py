@@ -115,7 +115,10 @@ def test_the_centre_of_the_box_is_the_prior() -> None:
 @given(U=scene.zoo)
 def test_epsilon_zero_is_the_average_and_epsilon_one_no_box(boxed: str, average: str, U: scene.Matrix) -> None:
     samples = np.arange(1, len(U) + 1)
-    none, plain = aggregate(boxed, U, samples=samples, epsilon=0.0), aggregate(average, U, samples=samples)
+    none, plain = (
+        aggregate(boxed, U, samples=samples, epsilon=0.0),
+        aggregate(average, U, samples=samples, measure=True),
+    )
     np.testing.assert_array_equal(none.weights, plain.weights)
     if not none.diagnostics["stationary"]:
         np.testing.assert_array_equal(none.direction, plain.direction)
