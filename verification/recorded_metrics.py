@@ -113,9 +113,9 @@ class RecordedMetrics:
                 )
         if self.computed.evaluates_privately:
             return
-        work = encode(self.run.evaluation)
+        work = self.run.measurement
         for order in signed.evaluation_orders:
-            if (order.kind, order.work) != (Evaluate.name, work):
+            if (order.kind, order.work) != (work.name, encode(work)):
                 raise VerificationError(f"{order.client_id} was asked for other measurements than those of the run")
 
     def _of_step(self, measured: MeasuredRound, step: StepManifest) -> RoundMetrics:

@@ -14,7 +14,7 @@ from coordinator.rounds.step import recall
 from federation.aggregation.base import Algorithm
 from federation.aggregation.interface import TooFewUpdatesError
 from federation.aggregation.metrics.step_rate import scheduled_rate
-from federation.aggregation.phase_kinds import EvaluationPhase
+from federation.aggregation.phase_kinds import measuring_phase
 from federation.aggregation.phases import AlgorithmPhase, Replies, RoundContext, Selected, Step
 from federation.aggregation.qp import UnsolvedError
 from federation.aggregation.secure.evaluation import Means, evaluation
@@ -55,12 +55,12 @@ def run_phases(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step
 
 
 def measure(fleet: Fleet, current: Round) -> Replies:
-    """The measurements of a round that makes no step, by the members that were selected for it.
+    """The measurements of a model, or of data, in a round that makes no step, by the members that were selected for it.
 
     Raises:
         Held, Skipped: as `run_phases`.
     """
-    phase = EvaluationPhase(splits=fleet.run.spec.evaluated, metrics=fleet.run.metrics)
+    phase = measuring_phase(fleet.run.spec, fleet.run.metrics)
     return _ask(fleet, current, 0, phase, current.base_model, _required(fleet, current), None)
 
 

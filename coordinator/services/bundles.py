@@ -218,14 +218,16 @@ def _consents(session: Session, run_id: str) -> Sequence[bytes]:
 
 def _named(record: RoundRecord, *, payloads: bool) -> Iterator[str]:
     """The digests of the blobs of a round that belong into the bundle."""
-    if not record.HasField("step"):
+    if record.HasField("step"):
+        step = StepManifest.FromString(record.step.manifest)
+        yield step.gram
+    elif not record.HasField("result"):
         return
-    step = StepManifest.FromString(record.step.manifest)
-    yield step.gram
     if not payloads:
         return
-    yield from (step.base_model, step.result_model, step.combined, step.noise)
-    yield from json.loads(record.state_after).get("vectors", {}).values()
+    if record.HasField("step"):
+        yield from (step.base_model, step.result_model, step.combined, step.noise)
+        yield from json.loads(record.state_after).get("vectors", {}).values()
     for phase in record.phases:
         if phase.attempt == record.attempt:
             for exchange in phase.exchanges:

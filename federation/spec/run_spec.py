@@ -161,6 +161,11 @@ class RunSpec(Section):
         return self.kind == "train"
 
     @property
+    def measures(self) -> bool:
+        """True if each round measures a model."""
+        return self.kind == EVALUATE
+
+    @property
     def describes(self) -> bool:
         """True if its only round describes the members' data."""
         return self.kind == STATISTICS

@@ -15,7 +15,11 @@ _NAME = re.compile(r"[^\W_][\w .:/()%+-]{0,79}")
 
 
 class ColumnError(Error, ValueError):
-    """A column cannot be described; the message names it."""
+    """A column cannot be described; the message names it. `wire` is the text for others than the owner."""
+
+    def __init__(self, message: str, *, wire: str = "the columns of the data are not those that are asked for") -> None:
+        super().__init__(message)
+        self.wire = wire
 
 
 @dataclass(frozen=True, kw_only=True)

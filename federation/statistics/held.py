@@ -1,5 +1,6 @@
 """The columns of a data set in memory, by name: the features of a table or the channels of images, then the targets."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,19 @@ from federation.statistics.columns import Column, ColumnError
 from federation.value_words import in_words
 
 _TABLE = 2  # dimensions: samples and features
+
+
+class DataSet(ABC):
+    """The samples of a client."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[Column, ...]:
+        """The columns that the task names; none where the data name them."""
+
+    @abstractmethod
+    def parts(self, split: str) -> Iterator[tuple[Any, Any]]:
+        """The samples of a split, some at a time: inputs x (n, ...) and targets y (n, ...)."""
 
 
 def held(x: Any, y: Any, named: Sequence[Column] = ()) -> dict[str, Any]:
@@ -40,22 +54,27 @@ def numbers(name: str, values: Any) -> NDArray[np.float64]:
         if array.dtype == object or array.dtype.kind not in "biuf":  # columns of pandas with its own missing values
             kind = getattr(getattr(values, "dtype", None), "kind", "O")
             if kind not in "biuf":
-                raise ColumnError(f"column {name!r} is {in_words(values)}, such as text; needed: numbers")
+                raise _no_numbers(name, values)
             array = values.to_numpy(dtype=np.float64, na_value=np.nan)
         return array.astype(np.float64, copy=False)
     except (TypeError, ValueError, AttributeError) as error:
         if isinstance(error, ColumnError):
             raise
-        raise ColumnError(f"column {name!r} is {in_words(values)}; needed: numbers") from error
+        raise _no_numbers(name, values) from error
 
 
 def chosen(columns: Sequence[Column], data: Mapping[str, Any]) -> Iterator[tuple[Column, NDArray[np.float64]]]:
     """The numbers of some columns of a data set. Raises ColumnError: it has no column of this name, or no numbers."""
     if missing := [column.name for column in columns if column.name not in data]:
-        some = ", ".join([*data][:6])
-        raise ColumnError(f"there is no column {missing[0]!r}; the data have {len(data)}: {some}")
+        absent, some = f"there is no column {missing[0]!r}", ", ".join([*data][:6])
+        raise ColumnError(f"{absent}; the data have {len(data)}: {some}", wire=absent)
     for column in columns:
         yield column, numbers(column.name, data[column.name])
+
+
+def _no_numbers(name: str, values: Any) -> ColumnError:
+    text = f"column {name!r} is {in_words(values)}, such as text; needed: numbers"
+    return ColumnError(text, wire=f"column {name!r} holds no numbers")
 
 
 def _columns(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:

@@ -84,6 +84,9 @@ class RunRequest:
         work = spec.algorithm.name if spec.trains else spec.kind
         if policy.algorithms and work not in policy.algorithms:
             return Verdict("refused", "policy:algorithm", f"the owner does not allow {work}")
+        if spec.describes and not policy.statistics.open:
+            why = "the owner tells no statistics in the open (statistics.open in policy.toml)"
+            return Verdict("refused", "policy:statistics", why)
         if policy.submitters and self.submitted_by not in policy.submitters:
             submitter = self.submitted_by or "nobody"
             return Verdict("refused", "policy:submitter", f"the owner does not allow runs that {submitter} submitted")
@@ -100,6 +103,15 @@ class RunRequest:
             return RunSpec.parse(self.document).models
         except SpecError:
             return ()
+
+    @property
+    def describes(self) -> RunSpec | None:
+        """The specification of a run that describes the data of this site; None for other runs."""
+        try:
+            spec = RunSpec.parse(self.document)
+        except SpecError:
+            return None
+        return spec if spec.describes else None
 
     @property
     def discloses(self) -> frozenset[str] | None:

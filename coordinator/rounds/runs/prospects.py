@@ -17,7 +17,7 @@ from coordinator.rounds.fleets.remote import known_clients
 from coordinator.rounds.runs.specification import needed_abilities
 from coordinator.rounds.runs.submission import Submission
 from federation.aggregation.base import Rule
-from federation.aggregation.phase_kinds import EvaluationPhase, GradientsPhase, TrainingPhase
+from federation.aggregation.phase_kinds import GradientsPhase, TrainingPhase, measuring_phase
 from federation.aggregation.phases import Asked
 from federation.aggregation.registry import ALGORITHMS
 from federation.aggregation.rules.fedcmoo import Conversation
@@ -273,7 +273,7 @@ class _Question:
             return
         asked = Asked("", serves, spec, 0)
         if not spec.trains:
-            yield EvaluationPhase(splits=spec.evaluated, metrics=run.metrics).work(asked)
+            yield measuring_phase(spec, run.metrics).work(asked)
             return
         if isinstance(rule, Conversation):
             yield GradientsPhase(sketch=rule.sketch, budget=rule.budget).work(asked)

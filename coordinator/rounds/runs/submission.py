@@ -60,7 +60,11 @@ class Submission:
         """
         try:
             spec, rule = parse_run(document)
-            if not (spec.trains or spec.models):
+            if spec.describes and not spec.statistics.columns:
+                raise SpecError(
+                    "statistics.columns: missing; `fedpareto admin submit` writes those that the task names"
+                )
+            if spec.measures and not spec.models:
                 raise SpecError(
                     "models: missing; `fedpareto admin submit --model FILE` or `--model-of RUN` writes the digests"
                 )

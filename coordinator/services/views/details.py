@@ -94,6 +94,9 @@ def round_detail(
             response.step.CopyFrom(step)
         if response.step_check.verified and not concealed(item.run) and item.combined is None:
             _add_cosines(session, blobs, item, response)
+    if item.result is not None and (result := parsed(item.result)) is not None:
+        response.result.CopyFrom(result)
+        response.document = item.document or b""
     return response
 
 

@@ -1,0 +1,43 @@
+"""The data set of a trainer, as statistics read it: without its model, and without its code."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from federation.statistics.columns import Column
+from federation.statistics.held import DataSet
+from federation.tasks import Dataset, Splits, TaskError, columns_of
+from federation.training.trainer import Trainer
+
+_AT_A_TIME = 256  # samples that are not in memory
+
+
+class TrainerData(DataSet):
+    """The splits that a trainer holds in this process."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> "TrainerData | None":
+        """The data of a trainer; None if another process has them."""
+        return cls(trainer) if isinstance(trainer.data, Splits) else None
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return columns_of(self._trainer.task)
+
+    def parts(self, split: str) -> Iterator[tuple[Any, Any]]:
+        samples = getattr(self._trainer.data, split)
+        if isinstance(samples, Dataset):
+            if len(samples):
+                yield samples.x, samples.y
+            return
+        for start in range(0, len(samples), _AT_A_TIME):
+            pairs = [samples[index] for index in range(start, min(start + _AT_A_TIME, len(samples)))]
+            try:
+                x, y = (np.stack([np.asarray(pair[part]) for pair in pairs]) for part in (0, 1))
+            except ValueError as error:
+                raise TaskError(f"task {self._trainer.task.name!r}: samples of the {split} split: {error}") from error
+            yield x, y
