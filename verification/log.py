@@ -18,11 +18,11 @@ from federation.record.joinings import LEFT
 from federation.record.log_entries import (
     ACCEPTED,
     DECLINED,
+    DESCRIBED,
     EPOCH,
     EQUIVOCATED,
     FIRST,
     ISSUED,
-    DESCRIBED,
     MEASURED,
     REFUSED,
     SKIPPED,

@@ -14,7 +14,6 @@ from federation.record.bundle import BlobAbsent
 from federation.record.metric_definitions import Basis
 from federation.record.results import not_finite
 from federation.v1.common_pb2 import StepManifest
-from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
 from verification.arithmetic import Matrix, products_along
 from verification.errors import VerificationError

@@ -20,6 +20,7 @@ from federation.aggregation.phases import Replies, Voided, Waiting
 from federation.record import log_entries
 from federation.statistics.columns import ColumnError
 from federation.statistics.result import StatisticsResult, result
+from federation.vectors import RowFile
 from storage import audit, models
 from storage.states import RoundState
 
@@ -79,7 +80,8 @@ def measure_round(fleet: Fleet, metrics: RunMetrics, current: models.Round) -> N
 def described(run: RunFacts, replies: Replies) -> StatisticsResult:
     """What the members of a round that describes data have told. Raises Skipped: none of it can be used."""
     asked = run.spec.statistics
-    told = {reply.client_id: np.asarray(reply.rows[0].read()).tobytes() for reply in replies}
+    rows = {reply.client_id: reply.rows[0] for reply in replies}
+    told = {name: np.asarray(row.read() if isinstance(row, RowFile) else row).tobytes() for name, row in rows.items()}
     try:
         return result(told, asked.described, asked.bins, asked.splits)
     except ColumnError as error:

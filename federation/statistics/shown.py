@@ -1,7 +1,7 @@
 """Totals as they are shown: a count below 10 is not told, and no other number gives it back.
 
 The values of a column are divided into the missing ones, those outside the range, and the bins or classes. Who knows
-how many they are and all counts but one knows that one, too. So, besides the counts below 10, the smallest others are
+how many they are and all counts but one knows that one, too. So, besides the counts below 10, the smallest bins are
 left out until what is not shown could be any count below 10. What cannot be reached so is not shown at all.
 """
 
@@ -19,6 +19,7 @@ FEWEST = 10
 FEWER = "fewer than 10"
 WITHHELD = "not shown"
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_BINS = 2  # the place of the first bin, after the missing values and those outside the range
 _AROUND = 20  # the mean is rounded to what this number of samples changes that are one deviation away
 
 Shown = int | str
@@ -88,15 +89,14 @@ def described(sums: ColumnSums, column: Column, bins: int, *, fewest: int = FEWE
     )
     if column.classes or not sums.count or not any(isinstance(cell, int) for cell in cells):
         return shown
-    mean = sums.first / sums.count
-    variance = max(Fraction(0), sums.second / sums.count - mean * mean)
-    deviation = math.sqrt(variance)
+    exact = sums.first / sums.count
+    mean, deviation = float(exact), math.sqrt(max(Fraction(0), sums.second / sums.count - exact * exact))
     if FEWER in told:
         step = _step(_AROUND * sums.unit * deviation / sums.count)
-        mean, deviation = _rounded(float(mean), step), _rounded(deviation, step)
+        mean, deviation = _rounded(mean, step), _rounded(deviation, step)
     quantiles = _quantiles(_spread(told, sums.values), column, edges)
     return Description(
-        **{**vars(shown), "mean": float(mean), "deviation": deviation, "quantiles": MappingProxyType(quantiles)}
+        **{**vars(shown), "mean": mean, "deviation": deviation, "quantiles": MappingProxyType(quantiles)}
     )
 
 
@@ -107,15 +107,16 @@ def _hidden(counts: Sequence[int], values: int, fewest: int) -> list[Shown]:
     while small:
         others = [at for at in range(len(counts)) if at not in left_out]
         rest, more = values - sum(counts[at] for at in others), len(left_out) - len(small)
-        if more:  # each of them is at least `fewest`, and at most the smallest that is shown
-            enough = fewest * more + most <= rest and (not others or rest <= more * min(counts[at] for at in others))
+        if more:  # each of them is at least `fewest`, and at most the smallest bin that is shown
+            largest = min((counts[at] for at in others if at >= _BINS), default=rest)
+            enough = fewest * more + most <= rest <= more * largest
         else:
             enough = most <= rest <= most * (len(small) - 1)
         if enough:
             break
         if not others:
             return [WITHHELD] * len(counts)
-        left_out.add(min(others, key=lambda at: (counts[at], at)))
+        left_out.add(min(others, key=lambda at: (at < _BINS, counts[at], at)))
     return [FEWER if at in small else WITHHELD if at in left_out else count for at, count in enumerate(counts)]
 
 
@@ -132,7 +133,7 @@ def _spread(told: Sequence[Shown], values: int) -> list[float]:
     """The counts of the bins by what is shown alone: what is not is spread over the counts that are not."""
     known = [count for count in told if isinstance(count, int)]
     rest = (values - sum(known)) / max(1, len(told) - len(known))
-    return [count if isinstance(count, int) else rest for count in told[2:]]
+    return [count if isinstance(count, int) else rest for count in told[_BINS:]]
 
 
 def _quantiles(counts: Sequence[float], column: Column, edges: Sequence[float]) -> dict[float, float]:

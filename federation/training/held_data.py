@@ -26,9 +26,11 @@ class TrainerData(DataSet):
 
     @property
     def columns(self) -> tuple[Column, ...]:
+        """Those that the task names. Raises TaskError: its code raised an exception."""
         return columns_of(self._trainer.task)
 
     def parts(self, split: str) -> Iterator[tuple[Any, Any]]:
+        """The samples of a split. Raises TaskError: those that are not in memory differ in shape."""
         samples = getattr(self._trainer.data, split)
         if isinstance(samples, Dataset):
             if len(samples):

@@ -274,8 +274,8 @@ class Policy(Section):
         (),
         description="The [algorithms](research/algorithms.md) of runs in which the site takes part. Empty: any. "
         'Name `"evaluate"` for runs that only [measure models](research/evaluation.md), and `"statistics"` for runs '
-        "that [describe data](research/statistics.md). In a private round, a plug-in that is named here may also ask for gradients, for other targets than the mean "
-        "of the objectives, and for negative coefficients.",
+        "that [describe data](research/statistics.md). In a private round, a plug-in that is named here may also ask "
+        "for gradients, for other targets than the mean of the objectives, and for negative coefficients.",
     )
     submitters: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         (),

@@ -50,7 +50,7 @@ def possible(shown: tuple[Shown, ...], values: int) -> list[set[int]]:
     rest = values - sum(count for count in shown if isinstance(count, int))
     small = [at for at, count in enumerate(shown) if count == FEWER]
     withheld = sum(count == WITHHELD for count in shown)
-    largest = min((count for count in shown if isinstance(count, int)), default=values)
+    largest = min((count for count in shown[2:] if isinstance(count, int)), default=values)
     found: list[set[int]] = [set() for _ in small]
     for guess in product(range(FEWEST), repeat=len(small)):
         left = rest - sum(guess)
