@@ -121,8 +121,11 @@ def _hidden(counts: Sequence[int], values: int, fewest: int) -> list[Shown]:
 
 
 def _step(least: float) -> float:
-    """The power of ten from a number on; 0 for 0."""
-    return 10.0 ** math.ceil(math.log10(least)) if least > 0 else 0.0
+    """The next number of 1, 2, 5, 10, 20, ... or 0.5, 0.2, ... from a number on; 0 for 0."""
+    if least <= 0:
+        return 0.0
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(power * times for times in (1, 2, 5, 10, 20) if power * times >= least)
 
 
 def _rounded(value: float, step: float) -> float:

@@ -7,31 +7,31 @@ import numpy as np
 
 from federation.statistics.columns import Column
 from federation.statistics.held import DataSet
-from federation.tasks import Dataset, Splits, TaskError, columns_of
+from federation.tasks import Dataset, Splits, Task, TaskError, columns_of
 from federation.training.trainer import Trainer
 
 _AT_A_TIME = 256  # samples that are not in memory
 
 
-class TrainerData(DataSet):
-    """The splits that a trainer holds in this process."""
+class HeldSplits(DataSet):
+    """The splits of a task's data in this process."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+    def __init__(self, task: Task, splits: Splits) -> None:
+        self._task, self._splits = task, splits
 
     @classmethod
-    def of(cls, trainer: Trainer) -> "TrainerData | None":
+    def of(cls, trainer: Trainer) -> "HeldSplits | None":
         """The data of a trainer; None if another process has them."""
-        return cls(trainer) if isinstance(trainer.data, Splits) else None
+        return cls(trainer.task, trainer.data) if isinstance(trainer.data, Splits) else None
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """Those that the task names. Raises TaskError: its code raised an exception."""
-        return columns_of(self._trainer.task)
+        return columns_of(self._task)
 
     def parts(self, split: str) -> Iterator[tuple[Any, Any]]:
         """The samples of a split. Raises TaskError: those that are not in memory differ in shape."""
-        samples = getattr(self._trainer.data, split)
+        samples = getattr(self._splits, split)
         if isinstance(samples, Dataset):
             if len(samples):
                 yield samples.x, samples.y
@@ -41,5 +41,5 @@ class TrainerData(DataSet):
             try:
                 x, y = (np.stack([np.asarray(pair[part]) for pair in pairs]) for part in (0, 1))
             except ValueError as error:
-                raise TaskError(f"task {self._trainer.task.name!r}: samples of the {split} split: {error}") from error
+                raise TaskError(f"task {self._task.name!r}: samples of the {split} split: {error}") from error
             yield x, y

@@ -1,14 +1,16 @@
 """The results of a run: numbers in memory, as tables, pictures and a model for a notebook."""
 
+import json
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.alerts.about_rounds import read_facts
@@ -26,7 +28,7 @@ from fedpareto.admin_messages import name_of
 from fedpareto.missing_packages import need
 from fedpareto.run_table import Outcome, parts_of
 from storage.blobs import BlobStore
-from storage.models import Run
+from storage.models import Round, Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,6 +64,7 @@ class History:
         warnings: the alerts that last after the last round, in words: members that fail, or whose updates are far
             longer than the others', rounds in which nobody improves, and so on. The first ones are about measurements
             of this call that were left out.
+        statistics: what a run that describes data has shown, as its JSON document says; None of other runs.
         layout: the names and shapes of the model's tensors; None of a run whose model is not known.
         task: the class of the task, if the call was given one; otherwise None, and `spec.task` names it.
         message, exported: the run and its rounds as the Admin service tells them, serialised; for the picture.
@@ -80,6 +83,7 @@ class History:
     objective_records: tuple[Record, ...] = ()
     member_records: tuple[Record, ...] = ()
     warnings: tuple[str, ...] = ()
+    statistics: "Mapping[str, Any] | None" = None
     layout: Layout | None = None
     task: "type[Task] | None" = None
     message: bytes = b""
@@ -108,7 +112,8 @@ class History:
         ended = [record for record in self.round_records if record["state"] in ("COMPLETED", "SKIPPED")]
         skipped = sum(record["state"] == "SKIPPED" for record in ended)
         rounds = f"{len(ended)} of {counted(self.spec.rounds, 'round')}" + (f", {skipped} skipped" if skipped else "")
-        yield f"  {self.spec.algorithm.name} on {self.spec.task}: {rounds}, in {self.seconds:.1f} s"
+        what = self.spec.algorithm.name if self.spec.trains else self.spec.kind
+        yield f"  {what} on {self.spec.task}: {rounds}, in {self.seconds:.1f} s"
         if self.attackers:
             yield f"  attackers: {', '.join(self.attackers)}"
         evaluated = next((record for record in reversed(ended) if "evaluated" in record), None)
@@ -116,6 +121,10 @@ class History:
             numbers = [f"{name} {evaluated[name]:.4g}" for name in _SHOWN if name in evaluated]
             own = " (personalised models)" if self.spec.parameters.measured == "personalised" else ""
             yield f"  round {evaluated['round']}{own}: {', '.join(numbers)}"
+        if self.statistics is not None:
+            columns, samples = len(self.statistics["columns"]), self.statistics["samples"]
+            yield f"  {counted(columns, 'column')} of {samples:,} samples of {len(self.statistics['members'])} members"
+            return
         accepted = sum(record["accepted"] for record in self.reply_records)
         yield f"  replies: {accepted} of {len(self.reply_records)} accepted"
         for warning in self.warnings[:_WARNINGS]:
@@ -304,6 +313,7 @@ def read_history(
     message = overview.run(session, run, spec=True)
     watching.add_members(message, facts.participation)
     layout, model = read_vector(blobs.local(run.model))
+    results = select(Round.document).where(Round.run_id == run.run_id, Round.document.is_not(None))
 
     def exported() -> Iterator[ExportRoundsResponse]:
         done = 0
@@ -318,6 +328,7 @@ def read_history(
         attackers=attackers,
         seconds=seconds,
         warnings=(*notes, *(f"{fact.message}; {fact.remedy}" for fact in facts.open)),
+        document=session.scalar(results.limit(1)),
     )
 
 
@@ -330,6 +341,7 @@ def history_of(
     seconds: float,
     warnings: tuple[str, ...],
     task: "type[Task] | None" = None,
+    document: bytes | None = None,
 ) -> History:
     """A run as the Admin service tells of it: with its specification and members, its rounds, and its model."""
     tables: dict[str, list[Record]] = {"round": [], "client": [], "reply": [], "objective": []}
@@ -350,6 +362,7 @@ def history_of(
         seconds=seconds,
         member_records=tuple(map(_member_record, run.members)),
         warnings=warnings,
+        statistics=json.loads(document) if document else None,
         layout=model[0],
         task=task,
         message=run.SerializeToString(),

@@ -11,7 +11,7 @@ from federation.refusals import Refusal
 from federation.spec.computation import Ability
 from federation.tensor_names import first_difference
 from federation.training.contract import no_share_in_words, no_shares
-from federation.training.held_data import TrainerData
+from federation.training.held_data import HeldSplits
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, Input, SignedEnvelope
 from federation.vectors import Vector, read_vector
@@ -179,7 +179,7 @@ class Execution:
             inputs={item.name: self._input(order, item, control) for item in manifest.inputs},
             # Section 3, rule 2: read before `answer` notes the question: afterwards, each one looks like a repetition.
             again=self.memory.answered(order),
-            data=TrainerData.of(self.offers[manifest.task]),
+            data=HeldSplits.of(self.offers[manifest.task]),
         )
 
     def _input(self, order: CheckedAssignment, item: Input, control: Control) -> memoryview:
