@@ -3505,6 +3505,9 @@ class ExportRoundsResponse(_message.Message):
     SCORES_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
     OBJECTIVES_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    document: _builtins.bytes
+    """The document of the result of a round that describes data, JSON; empty in others."""
     @_builtins.property
     def summary(self) -> Global___RoundSummary:
         """The round in numbers."""
@@ -3533,10 +3536,11 @@ class ExportRoundsResponse(_message.Message):
         scores: _abc.Iterable[Global___ClientScores] | None = ...,
         phases: _abc.Iterable[Global___PhaseProgress] | None = ...,
         objectives: Global___Objectives | None = ...,
+        document: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "participations", b"participations", "phases", b"phases", "scores", b"scores", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "objectives", b"objectives", "participations", b"participations", "phases", b"phases", "scores", b"scores", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

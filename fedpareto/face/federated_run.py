@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from federation.errors import ArgumentError, Error
-from federation.spec.run_spec import RunSpec
 from federation.text import counted
 from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
@@ -125,8 +124,6 @@ class FederatedRun:
         with self._calls() as stub:
             self._run = run = stub.GetRun(v1.GetRunRequest(run=self.run_id, choice=v1.RUN_CHOICE_ONLY)).run
             rounds = list(stub.ExportRounds(v1.ExportRoundsRequest(run=self.run_id)))
-            described = RunSpec.parse(run.spec).describes and any(item.summary.metrics for item in rounds)
-            document = stub.GetRound(v1.GetRoundRequest(run=self.run_id, round=0)).document if described else b""
         model: tuple[Layout | None, Vector]
         absent = []
         try:
@@ -143,7 +140,6 @@ class FederatedRun:
             seconds=took / 1e9,
             warnings=(*(f"{alert.message}; {alert.remedy}" for alert in told), *absent),
             task=self._task,
-            document=document,
         )
 
     def report(self) -> RunReport:

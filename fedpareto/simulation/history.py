@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.alerts.about_rounds import read_facts
@@ -28,7 +27,7 @@ from fedpareto.admin_messages import name_of
 from fedpareto.missing_packages import need
 from fedpareto.run_table import Outcome, parts_of
 from storage.blobs import BlobStore
-from storage.models import Round, Run
+from storage.models import Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -313,7 +312,6 @@ def read_history(
     message = overview.run(session, run, spec=True)
     watching.add_members(message, facts.participation)
     layout, model = read_vector(blobs.local(run.model))
-    results = select(Round.document).where(Round.run_id == run.run_id, Round.document.is_not(None))
 
     def exported() -> Iterator[ExportRoundsResponse]:
         done = 0
@@ -328,7 +326,6 @@ def read_history(
         attackers=attackers,
         seconds=seconds,
         warnings=(*notes, *(f"{fact.message}; {fact.remedy}" for fact in facts.open)),
-        document=session.scalar(results.limit(1)),
     )
 
 
@@ -341,12 +338,12 @@ def history_of(
     seconds: float,
     warnings: tuple[str, ...],
     task: "type[Task] | None" = None,
-    document: bytes | None = None,
 ) -> History:
     """A run as the Admin service tells of it: with its specification and members, its rounds, and its model."""
     tables: dict[str, list[Record]] = {"round": [], "client": [], "reply": [], "objective": []}
-    exported = []
+    exported, document = [], b""
     for item in rounds:
+        document = item.document or document
         exported.append(item.SerializeToString())
         tables["round"].append(_round_record(item.summary))
         tables["client"] += _client_records(item)

@@ -43,6 +43,8 @@ def rounds_with_parts(session: Session, items: Sequence[models.Round]) -> list[m
     for item, response in zip(items, responses, strict=True):
         for client, values in sorted(scores.get(item.round_id, {}).items()):
             response.scores.add(client_id=client, scores=values)
+        if item.result is not None:
+            response.document = item.document or b""
     return responses
 
 
