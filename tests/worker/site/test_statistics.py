@@ -3,6 +3,7 @@
 The worker is real, over TLS; the coordinator signs what it likes.
 """
 
+import json
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from federation.vectors import payload_rows
 from federation.work.base import payload_layout
 from federation.work.statistics.wire import to_proto
 from federation.work.statistics.work import ROW, Statistics
-from tests.worker.scene import Running, Scene
+from tests.harness import wait_for
+from tests.worker.scene import Running, Scene, command
 from tests.worker.site.test_specified import Hospital
 from worker.service import prepare_offers
 from worker.site.policy_file import Policy, StatisticsPolicy
@@ -114,3 +116,20 @@ def test_data_on_which_the_model_has_no_finite_loss_are_offered_for_statistics_a
     assert "offered for statistics alone" in str(running.events("policy"))
     assert site.told(site.work(DOCUMENT)) == "statistics:alone"
     assert site.told(asked(site)) == ""
+
+
+def test_an_owner_sees_the_numbers_that_would_leave_before_the_decision(site: Hospital) -> None:
+    site.attending(policy=OPEN)
+    site.coordinator.ask(DOCUMENT, "run")
+    wait_for(lambda: site.coordinator.consents, "an answer")
+    site.home.policy.write_text('approve = "each-run"\nstatistics.open = true\n')
+    place = ("--home", site.joined())
+    shown = command("runs", "run", *place)
+    assert "kind: statistics" in shown
+    assert "would leave: these numbers of 1,437 samples, in the clear" in shown
+    (document,) = json.loads(command("runs", "run", *place, "--json"))
+    own = document["statistics"]
+    assert (own["samples"], own["problem"], len(own["columns"])) == (1437, "", 65)
+    assert sum(own["columns"][-1]["counts"]) == 1437
+    site.home.policy.write_text('approve = "each-run"\n')
+    assert "no statistics would leave: policy.toml allows none" in command("runs", "run", *place)
