@@ -1,5 +1,6 @@
 """Statistics: what members tell adds up to what NumPy says of the data of all; text and other names are refused."""
 
+import json
 import math
 from fractions import Fraction
 
@@ -11,6 +12,7 @@ from federation.statistics.columns import Column, ColumnError, check_columns
 from federation.statistics.held import chosen, held, numbers
 from federation.statistics.shown import described
 from federation.statistics.sums import ColumnSums, decoded, encoded, sums_of, total, width
+from tests.paths import ROOT
 
 BINS = 20
 NUMBER = Column(name="x0")
@@ -158,3 +160,11 @@ def test_impossible_numbers_are_refused_by_the_name_of_the_column(change: dict[i
 def test_a_column_that_makes_no_sense_cannot_be_made(bad: dict[str, float]) -> None:
     with pytest.raises(ColumnError):
         Column(**{"name": "age", **bad})  # type: ignore[arg-type]
+
+
+def test_the_numbers_of_the_documents_example_are_those_on_the_wire() -> None:
+    page = (ROOT / "docs/research/statistics.md").read_text()
+    expected = json.loads(page.partition("<!-- vector -->\n```json\n")[2].partition("```")[0])
+    ages = np.array([10.0, 20.0, 30.0, 40.0, 90.0, 120.0, np.nan])
+    column = Column(name="age", low=0.0, high=100.0)
+    assert encoded(7, [sums_of(ages, column, 4)], [column]).tolist() == expected

@@ -126,7 +126,7 @@ def test_an_owner_sees_the_numbers_that_would_leave_before_the_decision(site: Ho
     place = ("--home", site.joined())
     shown = command("runs", "run", *place)
     assert "kind: statistics" in shown
-    assert "would leave: these numbers of 1,437 samples, in the clear" in shown
+    assert "would leave: these numbers of 1437 samples, in the clear" in shown
     (document,) = json.loads(command("runs", "run", *place, "--json"))
     own = document["statistics"]
     assert (own["samples"], own["problem"], len(own["columns"])) == (1437, "", 65)
