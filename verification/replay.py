@@ -28,7 +28,7 @@ from federation.digests import digest
 from federation.record.bundle import BlobAbsent, BundleReader
 from federation.spec.objective_names import encoder_columns
 from federation.spec.sharing import BUFFERS
-from federation.statistics.columns import ColumnError
+from federation.statistics.data_columns import ColumnError
 from federation.statistics.result import result
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import AssignmentManifest, ResultManifest, StepManifest

@@ -18,7 +18,7 @@ from federation.aggregation.metrics.run_metrics import RunMetrics
 from federation.aggregation.phase_kinds import EvaluationPhase
 from federation.aggregation.phases import Replies, Voided, Waiting
 from federation.record import log_entries
-from federation.statistics.columns import ColumnError
+from federation.statistics.data_columns import ColumnError
 from federation.statistics.result import StatisticsResult, result
 from federation.vectors import RowFile
 from storage import audit, models

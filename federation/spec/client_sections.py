@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from federation.spec.part import Part
 from federation.spec.problems import Section
 from federation.spec.run_sections import MAX_DEADLINE, Count, Quorum, Seconds, Split
-from federation.statistics.columns import LEAST_BINS, MAX_BINS, Column, ColumnError, check_columns
+from federation.statistics.data_columns import LEAST_BINS, MAX_BINS, Column, ColumnError, check_columns
 
 Clients = Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(strict=False, max_length=1000)]
 

@@ -38,7 +38,7 @@ from federation.spec.run_sections import (
     StopSpec,
 )
 from federation.spec.train_section import TrainSpec
-from federation.statistics.columns import Column
+from federation.statistics.data_columns import Column
 from federation.text_files import decoded, unmarked
 
 # What a run does not do that trains nothing: it makes no step, and has a round for each model, or a single one.

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.statistics.columns import Column, ColumnError
+from federation.statistics.data_columns import Column, ColumnError
 from federation.value_words import in_words
 
 _TABLE = 2  # dimensions: samples and features
 
 
-class DataSet(ABC):
+class HeldData(ABC):
     """The samples of a client."""
 
     @property

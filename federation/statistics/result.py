@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from federation.statistics.columns import Column, ColumnError
+from federation.statistics.data_columns import Column, ColumnError
 from federation.statistics.shown import FEWEST, described
 from federation.statistics.sums import ColumnSums, decoded, total
 

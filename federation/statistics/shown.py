@@ -12,7 +12,7 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
-from federation.statistics.columns import Column
+from federation.statistics.data_columns import Column
 from federation.statistics.sums import ColumnSums
 
 FEWEST = 10

@@ -12,7 +12,7 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.statistics.columns import Column, ColumnError
+from federation.statistics.data_columns import Column, ColumnError
 
 _TERMS = 3  # numbers of a sum
 _HALF = 2.0**27 + 1.0  # splits a float64 into halves of 26 binary places (Veltkamp)

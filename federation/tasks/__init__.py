@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from federation.plugins import Offer, PluginAbsent, PluginError, Plugins
 from federation.spec.part import Part, PartError
-from federation.statistics.columns import Column
+from federation.statistics.data_columns import Column
 from federation.tasks.classification import cross_entropy, right_samples
 from federation.tasks.data import Dataset, DataSource, Loading, Pool, Splits
 from federation.tasks.errors import DataError, LossError, TaskAbsent, TaskError, task_code

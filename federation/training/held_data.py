@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from federation.statistics.columns import Column
-from federation.statistics.held import DataSet
+from federation.statistics.data_columns import Column
+from federation.statistics.held import HeldData
 from federation.tasks import Dataset, Splits, Task, TaskError, columns_of
 from federation.training.trainer import Trainer
 
 _AT_A_TIME = 256  # samples that are not in memory
 
 
-class HeldSplits(DataSet):
+class HeldSplits(HeldData):
     """The splits of a task's data in this process."""
 
     def __init__(self, task: Task, splits: Splits) -> None:

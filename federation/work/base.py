@@ -16,7 +16,7 @@ from federation.refusals import Refusal
 from federation.spec.accounting import SamplePrivacy
 from federation.spec.computation import Computation
 from federation.spec.sharing import Unshared
-from federation.statistics.held import DataSet
+from federation.statistics.held import HeldData
 from federation.vectors import Array, Layout, Vector, update_layout
 from federation.work.site import Site
 
@@ -207,7 +207,7 @@ class WorkingClient:
     inputs: Mapping[str, bytes | memoryview] = field(default_factory=dict)
     residual: Vector | None = None
     again: bool = False
-    data: DataSet | None = None
+    data: HeldData | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Statistics as a StatisticsWork, and back."""
 
-from federation.statistics.columns import Column, ColumnError
+from federation.statistics.data_columns import Column, ColumnError
 from federation.v1.common_pb2 import StatisticsColumn, StatisticsWork
 from federation.work.base import Shape, WorkError
 from federation.work.registry import Kind

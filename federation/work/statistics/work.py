@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from federation.spec.computation import SPLITS
-from federation.statistics.columns import Column, ColumnError, check_columns
-from federation.statistics.held import DataSet, chosen, held
+from federation.statistics.data_columns import Column, ColumnError, check_columns
+from federation.statistics.held import HeldData, chosen, held
 from federation.statistics.rules import MemberRules
 from federation.statistics.sums import ColumnSums, encoded, sums_of, width
 from federation.work.base import Result, RowSchema, Shape, Shows, Terms, Work, WorkError, WorkingClient
@@ -82,7 +82,7 @@ class Statistics(Work):
         rows = {ROW: np.frombuffer(told.astype("<f8").tobytes(), dtype=np.uint8)}
         return replace(computed, rows=rows, seconds=time.perf_counter() - began)
 
-    def described(self, data: DataSet) -> tuple[int, list[ColumnSums]]:
+    def described(self, data: HeldData) -> tuple[int, list[ColumnSums]]:
         """The number of samples, and the sums of each column, without any rule. Raises ColumnError."""
         samples, found = 0, list[ColumnSums]()
         for split in self.splits:

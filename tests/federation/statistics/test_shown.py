@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federation.statistics.columns import Column
+from federation.statistics.data_columns import Column
 from federation.statistics.rules import MemberRules
 from federation.statistics.shown import FEWER, FEWEST, WITHHELD, Shown, described
 from federation.statistics.sums import sums_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from federation.statistics.columns import Column, ColumnError, check_columns
+from federation.statistics.data_columns import Column, ColumnError, check_columns
 from federation.statistics.held import chosen, held, numbers
 from federation.statistics.shown import described
 from federation.statistics.sums import ColumnSums, decoded, encoded, sums_of, total, width

@@ -20,7 +20,7 @@ from federation.work.statistics.wire import to_proto
 from federation.work.statistics.work import ROW, Statistics
 from tests.harness import wait_for
 from tests.worker.scene import Running, Scene, command
-from tests.worker.site.test_specified import Hospital
+from tests.worker.site.scene import Hospital
 from worker.service import prepare_offers
 from worker.site.policy_file import Policy, StatisticsPolicy
 from worker.site.run_requests import RunRequest

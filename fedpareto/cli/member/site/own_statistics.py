@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from federation.plugins import PluginError
-from federation.statistics.columns import ColumnError
+from federation.spec.run_spec import RunSpec
+from federation.statistics.data_columns import ColumnError
 from federation.statistics.shown import described
 from federation.tasks import DataError, PartError, Splits, TaskError, task, task_code
 from federation.text import counted, escaped
@@ -17,9 +18,6 @@ from fedpareto.web.sections.described_data import HEADS, bars, cells
 from worker.config import WorkerConfig
 from worker.site.policy_file import Policy
 from worker.site.run_requests import RunRequest
-
-if TYPE_CHECKING:
-    from federation.spec.run_spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def own_statistics(run: RunRequest, site: WorkerConfig, policy: Policy) -> OwnSt
         return OwnStatistics(f"the data of {run.task} are read with {error.name}, which is not installed here")
 
 
-def _told(name: str, spec: "RunSpec", site: WorkerConfig, policy: Policy) -> OwnStatistics:
+def _told(name: str, spec: RunSpec, site: WorkerConfig, policy: Policy) -> OwnStatistics:
     loaded, work = task(name), Statistics.of(spec)
     kind = trainers_of(site).get(name, TrainerChoice()).kind(loaded)
     with task_code(name, "loading its data"):

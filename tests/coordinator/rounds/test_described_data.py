@@ -16,8 +16,8 @@ from sqlalchemy import select
 from federation.digests import digest
 from federation.record.log_entries import DESCRIBED
 from federation.spec.run_spec import RunSpec, SpecError, with_columns
-from federation.statistics.columns import Column
-from federation.statistics.held import DataSet
+from federation.statistics.data_columns import Column
+from federation.statistics.held import HeldData
 from federation.statistics.rules import MemberRules
 from federation.transport.channels import refusal_from_rpc_error
 from federation.trust.envelope import envelope_digest, verify
@@ -40,7 +40,7 @@ SHAPE = Shape(LAYOUT, ("loss",), ("loss",))
 Numbers = NDArray[np.float64]
 
 
-class Held(DataSet):
+class Held(HeldData):
     """A table of two features, and classes."""
 
     def __init__(self, x: Numbers, y: Numbers, columns: tuple[Column, ...] = COLUMNS) -> None:
@@ -67,7 +67,7 @@ def document(task: str, more: str = "") -> bytes:
     return with_columns(text.encode(), COLUMNS)
 
 
-def client(data: DataSet | None, rules: MemberRules | None = MemberRules()) -> WorkingClient:  # noqa: B008 - frozen
+def client(data: HeldData | None, rules: MemberRules | None = MemberRules()) -> WorkingClient:  # noqa: B008 - frozen
     """A client of the real code, whose owner tells statistics by these rules."""
     origin = Origin("f", "r", "t", "s", "m", 0, None)  # type: ignore[arg-type]
     site = Site(statistics=MappingProxyType({} if rules is None else {"t": rules}))
@@ -167,7 +167,7 @@ def test_members_whose_workers_do_not_know_statistics_are_not_asked_and_those_wi
 def test_a_member_tells_statistics_by_the_rules_of_its_owner_alone() -> None:
     work = Statistics(columns=COLUMNS, bins=4, splits=("train",))
 
-    def reason(data: DataSet | None, rules: MemberRules | None = MemberRules(), **asked: Any) -> tuple[str, str]:  # noqa: B008 - frozen
+    def reason(data: HeldData | None, rules: MemberRules | None = MemberRules(), **asked: Any) -> tuple[str, str]:  # noqa: B008 - frozen
         with pytest.raises(WorkError) as error:
             Statistics(**{**vars(work), **asked}).answer(client(data, rules), Result({}, {}, {}, 10))
         return error.value.reason, error.value.wire or str(error.value)
