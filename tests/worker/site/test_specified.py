@@ -22,6 +22,7 @@ from federation.v1.common_pb2 import (
     JacobianWork,
     ResidualWork,
     SearchWork,
+    StatisticsWork,
     TrainWork,
 )
 from federation.v1.secure_pb2 import (
@@ -211,7 +212,7 @@ def test_all_work_but_evaluations_and_later_stages_starts_from_the_model_of_its_
     jacobian = JacobianWork(objectives=["left"], sketch="exact", budget=1)
     messages: dict[str, Message] = {
         "train": train, "evaluate": evaluate, "jacobian": jacobian, "search": SearchWork(steps=[1.0]),
-        "residual": ResidualWork(jacobian=jacobian, objectives=["left"]),
+        "residual": ResidualWork(jacobian=jacobian, objectives=["left"]), "statistics": StatisticsWork(),
         **stages(SecureTerms(mode="sum", train=train)),
     }  # fmt: skip
     assert set(messages) == {*BUILT_IN, *STAGES}
