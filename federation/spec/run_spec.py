@@ -135,7 +135,7 @@ class RunSpec(Section):
         if self.kind == "train":
             if self.models:
                 raise ValueError('models: only a run of kind = "evaluate" measures models of others')
-            if "statistics" in self.model_fields_set:
+            if self.statistics != StatisticsSpec():
                 raise ValueError('statistics: only a run of kind = "statistics" describes the data of members')
             return self
         self.model_fields_set.discard("rounds")  # it follows from the kind

@@ -8,9 +8,10 @@ import numpy as np
 
 from federation.statistics.data_columns import Column, ColumnError
 from federation.statistics.shown import FEWEST, described
-from federation.statistics.sums import ColumnSums, decoded, total
+from federation.statistics.sums import ColumnSums, decoded, total, width
 
 FORMAT = 1
+_BYTES = 8  # of a number
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ def result(
     left_out = {}
     for name in sorted(told):
         try:
+            if len(told[name]) != _BYTES * width(columns, bins):
+                raise ColumnError(f"{len(told[name])} bytes are not the numbers of these columns")
             found[name] = decoded(np.frombuffer(told[name], dtype="<f8"), columns, bins)
         except ColumnError as error:
             left_out[name] = str(error)

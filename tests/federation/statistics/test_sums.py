@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from federation.statistics.data_columns import Column, ColumnError, check_columns
 from federation.statistics.held import chosen, held, numbers
+from federation.statistics.result import result
 from federation.statistics.shown import described
 from federation.statistics.sums import ColumnSums, decoded, encoded, sums_of, total, width
 from tests.paths import ROOT
@@ -168,3 +169,11 @@ def test_the_numbers_of_the_documents_example_are_those_on_the_wire() -> None:
     ages = np.array([10.0, 20.0, 30.0, 40.0, 90.0, 120.0, np.nan])
     column = Column(name="age", low=0.0, high=100.0)
     assert encoded(7, [sums_of(ages, column, 4)], [column]).tolist() == expected
+
+
+def test_a_result_leaves_out_who_tells_bytes_that_are_no_numbers_of_these_columns() -> None:
+    good = encoded(60, [sums_of(np.linspace(10, 90, 60), RANGED, BINS)], [RANGED]).astype("<f8").tobytes()
+    found = result({"ada": good, "ben": good[:-1], "cleo": b"", "dan": good + good}, [RANGED], BINS, ["train"])
+    assert (found.used, [*found.left_out]) == (("ada",), ["ben", "cleo", "dan"])
+    with pytest.raises(ColumnError, match="no member's numbers can be used: 0 bytes are not"):
+        result({"cleo": b""}, [RANGED], BINS, ["train"])
