@@ -86,8 +86,8 @@ def _described(run: RunRequest, spec: RunSpec) -> Iterator[tuple[str, str]]:
     yield (
         "would leave",
         f"counts, sums, and histograms of at most {asked.bins} bins, of these columns on {', '.join(asked.splits)}, in "
-        f"the clear, by the rules of [statistics] in policy.toml. `fedpareto worker runs {escaped(run.run)}` shows the "
-        "numbers",
+        f"the clear, by the rules of [statistics] in policy.toml. `fedpareto worker runs {escaped(run.run)}` and "
+        "the page of the run show the numbers",
     )
     yield "who sees it", "the coordinator's operator sees your numbers. Administrators see the totals of all members"
 

@@ -20,9 +20,10 @@ from federation.statistics.data_columns import Column
 from federation.statistics.held import HeldData
 from federation.statistics.rules import MemberRules
 from federation.transport.channels import refusal_from_rpc_error
-from federation.trust.envelope import envelope_digest, verify
+from federation.trust.envelope import envelope_digest, sign, verify
 from federation.v1.admin_pb2 import GetRoundRequest
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ResultManifest
+from federation.v1.record_pb2 import RoundRecord
 from federation.vectors import payload_bytes
 from federation.work.base import Origin, Result, Shape, WorkError, WorkingClient, payload_layout
 from federation.work.registry import decode
@@ -121,8 +122,26 @@ def test_a_run_that_describes_data_signs_a_result_that_follows_from_the_replies(
     assert told.words.endswith(", 3 columns")
     assert not told.missing
 
+    def forged(record: RoundRecord, document: bytes, **changes: Any) -> None:
+        """The coordinator signs another result."""
+        signed = ResultManifest.FromString(record.result.manifest)
+        for name, values in changes.items():
+            signed.ClearField(name)  # type: ignore[arg-type]
+            getattr(signed, name).extend(values)
+        signed.document, signed.document_bytes = digest(document), len(document)
+        record.document = document
+        record.result.CopyFrom(sign(signed, stage.served.home.signing_key))
+
     file = Edited.of(tmp_path / "run.fedpareto")
     for change, words in (
+        (lambda record: forged(record, shown.document.replace(b"600", b"601")), "not what follows from the replies"),
+        (lambda record: forged(record, shown.document, replies=manifest.replies[:2]), "the reply of cleo was accepted"),
+        (
+            lambda record: forged(record, shown.document, replies=manifest.replies[:2], left_out=["cleo"]),
+            "not what follows from the replies",
+        ),
+        (lambda record: forged(record, shown.document, replies=[*manifest.replies] * 2), "names a reply twice"),
+        (lambda record: forged(record, shown.document, left_out=["dan"]), "leaves dan out, and has no reply"),
         (lambda record: setattr(record, "document", record.document.replace(b"600", b"601")), "not the one that was"),
         (lambda record: record.ClearField("result"), "has no result about data"),
         (lambda record: setattr(record, "state", "SKIPPED"), "SKIPPED"),

@@ -1,14 +1,20 @@
 """Runs that describe data, from Python: on simulated clients."""
 
+import csv
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fedpareto
 from federation.tasks import task
 from federation.tasks.digits import bundled
+from fedpareto.cli.main import app
 
 
-def test_simulated_clients_describe_the_columns_of_their_data() -> None:
+def test_simulated_clients_describe_the_columns_of_their_data(tmp_path: Path) -> None:
     spec = {
         "name": "held",
         "kind": "statistics",
@@ -16,7 +22,7 @@ def test_simulated_clients_describe_the_columns_of_their_data() -> None:
         "statistics": {"open": True, "bins": 5, "splits": ["train", "validation", "test"]},
         "simulation": {"clients": 8, "partition": "iid"},
     }
-    history = fedpareto.simulate(spec, progress=lambda progress: None, threads=1)
+    history = fedpareto.simulate(spec, home=tmp_path / "home", progress=lambda progress: None, threads=1)
     found = history.statistics
     assert history.state == "COMPLETED"
     assert found is not None
@@ -32,3 +38,30 @@ def test_simulated_clients_describe_the_columns_of_their_data() -> None:
         count for count, shown in zip(counts, told, strict=True) if isinstance(shown, int)
     ]
     assert "65 columns of 1,797 samples of 8 members" in repr(history)
+    assert shown_by_commands(tmp_path) == found
+
+
+def printed(*arguments: str) -> str:
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments])
+    assert done.exit_code == 0, done.output + str(done.exception)
+    return done.stdout
+
+
+def shown_by_commands(directory: Path) -> object:
+    """What the command and the report show of the run, and the document that the command prints."""
+    home = ("--home", str(directory / "home/admin"))
+    lines = printed("admin", *home, "statistics", "held").splitlines()
+    assert lines[0].split()[:4] == ["column", "count", "missing", "outside"]
+    assert lines[1].split()[:4] == ["x0", "hidden", "<", "10"]
+    assert lines[-2].startswith("8 members with 1797 samples (train, validation, test). A count below 10 is not told")
+    assert "wrote" in printed("admin", *home, "statistics", "held", "--csv", str(directory / "held.csv"))
+    rows = list(csv.reader((directory / "held.csv").read_text().splitlines()))
+    assert rows[:2] == [["column", "number", "from", "to", "value"], ["x0", "values", "", "", "1797"]]
+    assert ["x1", "bin", "0.0", "0.2"] in [row[:4] for row in rows]
+    assert ["y", "class", "9", "9"] in [row[:4] for row in rows]
+    printed("report", "held", *home, "--out", str(directory / "held.html"))
+    page = (directory / "held.html").read_text()
+    assert "<h2>The data</h2>" in page
+    assert "<title>class 9: " in page
+    assert "How each member fares" not in page
+    return json.loads(printed("admin", *home, "statistics", "held", "--json"))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from federation.findings import CheckOutcome
 from federation.spec.run_spec import RunSpec, with_columns
 from federation.statistics.sums import decoded
 from federation.tasks import Dataset, DataSource, LossError, Splits, task
@@ -21,6 +22,7 @@ from federation.work.statistics.work import ROW, Statistics
 from tests.harness import wait_for
 from tests.worker.scene import Running, Scene, command
 from tests.worker.site.scene import Hospital
+from worker.doctor import check_tasks
 from worker.service import prepare_offers
 from worker.site.policy_file import Policy, StatisticsPolicy
 from worker.site.run_requests import RunRequest
@@ -109,6 +111,8 @@ def test_data_on_which_the_model_has_no_finite_loss_are_offered_for_statistics_a
         prepare_offers(["digits"], DataSource(), **made)
     found, _ = prepare_offers(["digits"], DataSource(), describes=["digits"], **made)
     assert "not finite" in found["digits"].unfit
+    (_, (finding, _)) = check_tasks(["digits"], DataSource(), "cpu", {}, ["digits"])
+    assert (finding.outcome, "for statistics alone" in finding.message) == (CheckOutcome.WARNING, True)
     site = Hospital(Scene(scene.coordinator, scene.home.directory, found, scene.model))
     site.started = scene.started
     running = site.approved(DOCUMENT, OPEN)
