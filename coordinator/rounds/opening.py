@@ -145,7 +145,7 @@ def _missing(session: Session, fleet: Fleet, pool: Mapping[str, int], complete: 
     """Describes what a round waits for, as the reason of its run is kept; empty when it can begin with this pool."""
     ready, spec = len(pool), fleet.run.spec
     if ready < spec.selection.minimum:
-        reasons = [*filter(None, [missing_offer(session, spec.task)])]
+        reasons = [*filter(None, [missing_offer(session, spec)])]
         reasons += [f"{name} {why}" for name, why in fleet.absent(session).items()]
         others = "".join(f"; {reason}" for reason in reasons)
         why = f"waiting for members: {ready} of {spec.selection.minimum} are ready for {spec.task}{others}"

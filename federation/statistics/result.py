@@ -35,7 +35,7 @@ def result(
     """The result, from the bytes that each client told, by name.
 
     Raises:
-        ColumnError: no client has told what some data have.
+        ColumnError: no client has told what some data have, or they have fewer than `fewest` samples together.
     """
     found: dict[str, tuple[int, list[ColumnSums]]] = {}
     left_out = {}
@@ -49,12 +49,15 @@ def result(
     if not found:
         why = next(iter(left_out.values()), "nobody replied")
         raise ColumnError(f"no member's numbers can be used: {why}")
+    samples = sum(held for held, _ in found.values())
+    if samples < fewest:
+        raise ColumnError(f"there are fewer than {fewest} samples at all members together")
     totals = [total(sums[at] for _, sums in found.values()) for at in range(len(columns))]
     document = {
         "format": FORMAT,
         "members": [*found],
         "left_out": [*left_out],
-        "samples": sum(samples for samples, _ in found.values()),
+        "samples": samples,
         "splits": [*splits],
         "fewest": fewest,
         "columns": [

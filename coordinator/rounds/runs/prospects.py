@@ -240,7 +240,7 @@ class _Question:
         yield from _some(bounds.problem_of_members(self.members))
         if task in client.layouts:
             yield from self._other_layout(TaskLayout(**client.layouts[task]))
-        if not self.private and task in client.private_only:
+        if not (self.private or self.submission.spec.describes) and task in client.private_only:
             yield "policy:required", "the owner requires private rounds"
         declared = client.objectives.get(task) or run.objectives
         for work in self._works(serves):

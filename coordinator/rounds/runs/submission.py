@@ -188,7 +188,7 @@ class Submission:
 
     def unoffered(self, session: Session) -> Iterator[str]:
         """A warning if no member offers the task."""
-        if problem := missing_offer(session, self.spec.task):
+        if problem := missing_offer(session, self.spec):
             yield f"{problem}. The run waits until a member runs `fedpareto worker run --task {self.spec.task}`"
 
 

@@ -177,3 +177,6 @@ def test_a_result_leaves_out_who_tells_bytes_that_are_no_numbers_of_these_column
     assert (found.used, [*found.left_out]) == (("ada",), ["ben", "cleo", "dan"])
     with pytest.raises(ColumnError, match="no member's numbers can be used: 0 bytes are not"):
         result({"cleo": b""}, [RANGED], BINS, ["train"])
+    few = encoded(4, [sums_of(np.linspace(10, 90, 4), RANGED, BINS)], [RANGED]).astype("<f8").tobytes()
+    with pytest.raises(ColumnError, match="fewer than 10 samples"):
+        result({"ada": few, "ben": few}, [RANGED], BINS, ["train"])
