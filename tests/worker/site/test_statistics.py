@@ -4,6 +4,7 @@ The worker is real, over TLS; the coordinator signs what it likes.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from federation.vectors import payload_rows
 from federation.work.base import payload_layout
 from federation.work.statistics.wire import to_proto
 from federation.work.statistics.work import ROW, Statistics
-from tests.harness import wait_for
+from tests.harness import federation, wait_for
 from tests.worker.scene import Running, Scene, command
 from tests.worker.site.scene import Hospital
 from worker.doctor import check_tasks
@@ -137,3 +138,37 @@ def test_an_owner_sees_the_numbers_that_would_leave_before_the_decision(site: Ho
     assert sum(own["columns"][-1]["counts"]) == 1437
     site.home.policy.write_text('approve = "each-run"\n')
     assert "no statistics would leave: policy.toml allows none" in command("runs", "run", *place)
+
+
+@pytest.mark.full
+def test_real_members_describe_their_data_once_their_owners_have_allowed_it(tmp_path: Path) -> None:
+    with federation(tmp_path) as made:
+        made.serve()
+        for place, client in enumerate(("open", "asks", "silent")):
+            rules = {"open": "statistics.open = true\n", "asks": 'approve = "each-run"\nstatistics.open = true\n'}
+            (made.join(client) / "policy.toml").write_text(rules.get(client, 'submitters = ["admin"]\n'))
+            made.work(client, "--set", f"part={place + 1}/3")
+        made.attending("open", "asks", "silent")
+        run = made.submit(
+            "held",
+            HEAD.decode().partition("\n")[2] + "splits = ['train', 'test']\n[selection]\nminimum = 2\n",
+            "--paused",
+        )
+        made.admin("resume", run)
+        home = ("--home", str(tmp_path / "asks"))
+        wait_for(lambda: made.query("select 1 from consents where client_id = 'asks'"), "the run to ask")
+        assert "would leave: these numbers of" in made.fedpareto("worker", "runs", run, *home)
+        made.fedpareto("worker", "approve", run, *home)
+        made.wait_completed(run)
+        answers = {one["client_id"]: (one["answer"], one["reason"]) for one in made.run_state(run)["consents"]}
+        assert answers["silent"] == ("refused", "policy:statistics")
+        found = made.admin("statistics", run)
+        assert (found["members"], len(found["columns"])) == (["asks", "open"], 65)
+        assert made.admin("audit", "verify")["problems"] == []
+        bundle = str(tmp_path / "run.fedpareto")
+        made.admin("bundle", run, "--out", bundle, "--payloads", "--yes")
+        assert json.loads(made.fedpareto("verify", bundle, "--json"))["verified"] is True
+        assert json.loads(made.fedpareto("worker", "verify", bundle, *home, "--json"))["problems"] == []
+        made.admin("bundle", run, "--out", str(tmp_path / "small.fedpareto"), "--yes")
+        (without,) = json.loads(made.fedpareto("verify", str(tmp_path / "small.fedpareto"), "--json", code=3))["rounds"]
+        assert "the result" in str(without["missing"])
