@@ -109,6 +109,8 @@ def check_in_order(record: RoundRecord, spec: RunSpec) -> None:
     stepped, measured = record.HasField("step"), not spec.trains and record.state == "COMPLETED"
     if stepped and not spec.trains:
         raise VerificationError("it has a step, and the run only measures models or describes data")
+    if record.document and not record.HasField("result"):
+        raise VerificationError("it has a document, and no signed result")
     if record.HasField("result") != (measured and spec.describes):
         has = "a" if record.HasField("result") else "no"
         raise VerificationError(f"it has {has} result about data, and is {record.state[:40]} in a run of {spec.kind!r}")

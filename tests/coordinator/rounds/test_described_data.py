@@ -143,7 +143,7 @@ def test_a_run_that_describes_data_signs_a_result_that_follows_from_the_replies(
         (lambda record: forged(record, shown.document, replies=[*manifest.replies] * 2), "names a reply twice"),
         (lambda record: forged(record, shown.document, left_out=["dan"]), "leaves dan out, and has no reply"),
         (lambda record: setattr(record, "document", record.document.replace(b"600", b"601")), "not the one that was"),
-        (lambda record: record.ClearField("result"), "has no result about data"),
+        (lambda record: record.ClearField("result"), "a document, and no signed result"),
         (lambda record: setattr(record, "state", "SKIPPED"), "SKIPPED"),
         (lambda record: record.phases[0].exchanges.pop(), "not accepted in its round|members"),
     ):
