@@ -38,7 +38,7 @@ require_tls13()  # gRPC reads it once
 
 SCENARIOS = (
     *("qp", "aggregation", "offline", "private", "round", "large", "verify", "connections", "wan", "start", "simulate"),
-    *("console", "population", "scrape"),
+    *("console", "population", "scrape", "held"),
 )
 FORMS = ("quick", "smallest")
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)

@@ -63,7 +63,7 @@ def run_bytes(spec: RunSpec, *, model: int, members: int, objectives: int, round
     update has at most a row for each of the task's `objectives`. `rounds` is None for all rounds of the run.
     """
     if not spec.trains:
-        return len(spec.models) * model  # as submitted; replies have no payload
+        return max(1, len(spec.models)) * model  # as submitted; replies have no payload, or counts alone
     replies = spec.selection.wanted(max(members, spec.selection.minimum, 1))
     return (spec.rounds if rounds is None else rounds) * model * (1 + replies * objectives)
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from federation.spec.options import option as option
     from federation.spec.run_spec import RunSpec as RunSpec
     from federation.spec.task_metrics import Metric as Metric
+    from federation.tasks import Column as Column
     from federation.tasks import DataError as DataError
     from federation.tasks import Dataset as Dataset
     from federation.tasks import DataSource as DataSource
@@ -74,7 +75,7 @@ _PLACES = {
         "federation.spec.options": "option",
         "federation.spec.run_spec": "RunSpec",
         "federation.sketches.base": "LinearSketch Sketch SketchError",
-        "federation.tasks": "DataError DataSource Dataset Pool Splits Task task",
+        "federation.tasks": "Column DataError DataSource Dataset Pool Splits Task task",
         "federation.training": "TrainingDiverged TrainingStopped",
         "federation.training.plans": "EvaluationPlan TrainingPlan",
         "federation.training.trainer": "Trainer",

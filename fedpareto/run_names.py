@@ -9,6 +9,7 @@ from federation.v1.common_pb2 import RunState
 from fedpareto.formatting import when
 
 EVALUATE = "evaluate"  # in place of the algorithm of a run that only measures models
+STATISTICS = "statistics"  # the same of a run that describes data
 ENDED = tuple(RunState.Value(f"RUN_STATE_{state}") for state in RUN_ENDED)
 
 

@@ -181,6 +181,7 @@ class RunTable:
         self.lines: dict[int, RoundLine] = {}
         self.whole: set[int] = set()  # the rounds that were read with every client's part
         self.scored: tuple[str, str] | None = None
+        self.document = b""  # of the result of a run that describes data, JSON
         self.evaluation: RoundScores | None = None
         self.undisclosed: set[str] = set()
         self.samples: dict[str, int] = {}
@@ -220,6 +221,7 @@ class RunTable:
                 if measure is MemberNumber.LOSS or part.weighed:
                     self._arrays[measure][at, number] = value
         self._add_scores(item, number)
+        self.document = item.document or self.document
         self.stop = max(self.stop, number + 1)
         fetchers = {part.name for part in parts if part.answered}
         fetchers.update(scored.client_id for scored in item.scores)

@@ -324,6 +324,8 @@ class Round(Base):
     combined: Mapped[str | None] = mapped_column(DIGEST, index=True)  # the combined vector of a private round
     noise: Mapped[str | None] = mapped_column(DIGEST, index=True)  # that protects clients; recorded before its use
     step: Mapped[bytes | None]  # SignedEnvelope of a StepManifest
+    result: Mapped[bytes | None]  # SignedEnvelope of a ResultManifest, of a round that describes data
+    document: Mapped[bytes | None] = mapped_column(deferred=True)  # of this result, JSON
     state_after: Mapped[dict[str, Any]] = mapped_column(default=dict)  # a RunMemory, after the step; empty without one
     selected: Mapped[list[str]] = mapped_column(default=list)  # clients asked to train, by name
     not_asked: Mapped[dict[str, str]] = mapped_column(

@@ -10,6 +10,7 @@ from federation.v1 import common_pb2 as common
 MESSAGES: dict[str, type[Any]] = {
     "train": common.TrainWork,
     "evaluate": common.EvaluateWork,
+    "statistics": common.StatisticsWork,
     "jacobian": common.JacobianWork,
     "residual": common.ResidualWork,
     "search": common.SearchWork,

@@ -74,6 +74,12 @@ RESULTS = {
     "experiment": str, "directory": str, "results": [Open(method=str, condition=str, seed=int)], "tables": [Table],
     "figures": [str], "failed": Mapping[str, str],
 }  # fmt: skip
+COUNT = Either((int, str))  # or why it is not shown
+DESCRIBED = {
+    "name": str, "bins?": int, "classes?": int, "range?": [float], "values": int,
+    **dict.fromkeys(("missing", "outside", "count"), COUNT), **dict.fromkeys(("mean", "deviation"), float | None),
+    "edges": [float], "counts": [COUNT], "quantiles": Mapping[str, float],
+}  # fmt: skip
 COMPARED = {
     **dict.fromkeys(("run", "name", "task", "algorithm", "state", "reason", "model"), str), "rounds": int,
     "evaluated_round": int | None, "metrics": Mapping[str, float], "undisclosed": [str],
@@ -166,7 +172,10 @@ DOCUMENTS: dict[str, Any] = {
         "scores": [{"split": str, "metric": str, "own": float, "members": int, "mean": float, "worst": float}],
         "numbers": Mapping[str, float], "personal": Either((None, PERSONAL)), "card": str | None,
     },
-    "worker runs": [{**ASKED, "origin": ModelOrigin | None}],
+    "worker runs": [{
+        **ASKED, "origin": ModelOrigin | None,
+        "statistics": Either((None, {"problem": str, "samples": int, "columns": [DESCRIBED]})),
+    }],
     "worker console": {"url": str, "address": str, "home": str},
     "worker status": {
         "sentence": str, "runs": bool, "last_sign": str | None, "closing": CLOSING, "approval": str,
@@ -253,6 +262,10 @@ DOCUMENTS: dict[str, Any] = {
     "admin round": (
         v1.GetRoundResponse, {"cosines": SQUARE, "objectives": Either(((v1.Objectives, {"cosines": SQUARE}), None))}
     ),
+    "admin statistics": {
+        "format": int, "members": [str], "left_out": [str], "samples": int, "splits": [str], "fewest": int,
+        "columns": [DESCRIBED],
+    },
     "admin replies": v1.ListRepliesResponse,
     "admin export": {
         "file": str,

@@ -6,7 +6,7 @@ from functools import partial
 
 from google.protobuf.message import DecodeError, Message
 
-from federation.aggregation.phase_kinds import EvaluationPhase
+from federation.aggregation.phase_kinds import measuring_phase
 from federation.aggregation.phases import AlgorithmPhase
 from federation.record.bundle import has_unknown_fields
 from federation.record.rounds import OpenedRound
@@ -17,9 +17,9 @@ from federation.v1.common_pb2 import AssignmentManifest, RunState
 from federation.v1.record_pb2 import Bundle, RoundRecord
 from federation.v1.secure_pb2 import SecureReadyWork, SecureTerms
 from federation.work.base import RowSchema, Work, WorkError, payload_layout
-from federation.work.evaluate.work import Evaluate
 from federation.work.registry import Kind, encode, kind, statement_problem
 from federation.work.secure.terms import SessionStage
+from federation.work.statistics.work import Statistics
 from verification.errors import VerificationError
 from verification.recorded_run import RecordedRun
 
@@ -77,7 +77,7 @@ def check_description(about: Bundle, spec: RunSpec) -> None:
     Raises VerificationError.
     """
     names = tuple(about.objectives)
-    if not spec.trains and about.initial_model != spec.models[0]:
+    if spec.measures and about.initial_model != spec.models[0]:
         raise VerificationError(
             f"the bundle says that the run began with {about.initial_model[:80]!r}; its "
             f"specification measures {spec.models[0]} first"
@@ -108,7 +108,12 @@ def check_in_order(record: RoundRecord, spec: RunSpec) -> None:
     """Checks the facts of a round that stand beside its envelopes. Raises VerificationError."""
     stepped, measured = record.HasField("step"), not spec.trains and record.state == "COMPLETED"
     if stepped and not spec.trains:
-        raise VerificationError("it has a step, and the run only measures models")
+        raise VerificationError("it has a step, and the run only measures models or describes data")
+    if record.document and not record.HasField("result"):
+        raise VerificationError("it has a document, and no signed result")
+    if record.HasField("result") != (measured and spec.describes):
+        has = "a" if record.HasField("result") else "no"
+        raise VerificationError(f"it has {has} result about data, and is {record.state[:40]} in a run of {spec.kind!r}")
     if record.state != ("COMPLETED" if stepped or measured else "SKIPPED"):
         raise VerificationError(
             f"it is {record.state[:40] or 'without a state'}, and has {'a' if stepped else 'no'} step"
@@ -128,7 +133,7 @@ def check_in_order(record: RoundRecord, spec: RunSpec) -> None:
         if phase.decides and not deciding:
             raise VerificationError(f"phase {number} decides on the step, after a phase that evaluates the model")
         if phase.decides and not spec.trains:
-            raise VerificationError(f"phase {number} decides on a step, and the run only measures models")
+            raise VerificationError(f"phase {number} decides on a step, and the run makes none")
         if not phase.decides and not stepped and spec.trains:
             raise VerificationError(f"phase {number} evaluates a model, and the round has no step")
         if spec.privacy.secure == "off" and phase.decides != _work(phase.kind).decides:
@@ -251,13 +256,13 @@ class Crowd:
 
 def measured_in(spec: RunSpec, number: int, model: str) -> str:
     """The digest of the model that members measure in a round; `model` is the one after the round's step, if any."""
-    if spec.trains:
+    if not spec.measures:
         return model
     return spec.models[number] if number < len(spec.models) else ""
 
 
 def check_measures(spec: RunSpec, opened: OpenedRound, gone: int) -> None:
-    """Checks that a round that only measures a model has asked enough members, and has enough replies, each one once.
+    """Checks that a round without a step has asked enough members, and has enough replies, each one once.
 
     Of a private round, its phases and replies are verified where they are repeated. `gone` is as in `Crowd`. Raises
     VerificationError.
@@ -269,11 +274,10 @@ def check_measures(spec: RunSpec, opened: OpenedRound, gone: int) -> None:
             raise VerificationError("it has 0 phases, and says that members measured a model")
         crowd.check_orders([exchange.assignment.manifest for exchange in opened.phases[0].exchanges])
         return
-    if not 1 <= len(opened.phases) <= 2:
-        raise VerificationError(
-            f"it has {len(opened.phases)} phases; a round that only measures a model has one, and one more if members "
-            "were away"
-        )
+    if not 1 <= len(opened.phases) <= (2 if spec.measures else 1):
+        most = "a model has one, and one more if members were away" if spec.measures else "data has one"
+        what = "measures" if spec.measures else "describes"
+        raise VerificationError(f"it has {len(opened.phases)} phases; a round that only {what} {most}")
     orders = [exchange.assignment.manifest for exchange in opened.phases[0].exchanges]
     crowd.check_orders(orders)
     answered = [exchange for exchange in opened.exchanges if [*exchange.accepted]]
@@ -281,7 +285,7 @@ def check_measures(spec: RunSpec, opened: OpenedRound, gone: int) -> None:
     # Verify, 4: a member that replied twice would count twice in the means.
     if twice := [name for name in replied if replied.count(name) > 1]:
         raise VerificationError(f"two replies of {twice[0]} were accepted; the second phase asks who was away")
-    crowd.check_replied(EvaluationPhase(splits=spec.evaluated), len(orders), orders, replied)
+    crowd.check_replied(measuring_phase(spec, ()), len(orders), orders, replied)
 
 
 def check_asks_for_evaluation(run: RecordedRun, opened: OpenedRound, model: str) -> None:
@@ -290,7 +294,9 @@ def check_asks_for_evaluation(run: RecordedRun, opened: OpenedRound, model: str)
     Raises VerificationError.
     """
     spec, private = run.spec, run.spec.privacy.secure != "off"
-    work = encode(Evaluate(splits=spec.evaluated, metrics=run.kinds)) if spec.evaluated else b""
+    asked = run.measurement
+    work = encode(asked) if spec.evaluated or spec.describes else b""
+    schemas = asked.payload if isinstance(asked, Statistics) else ()
     size = run.blobs.size(model) if run.reads_updates and run.blobs.has(model) else None
     for phase in opened.phases:
         if not phase.evaluates:
@@ -308,7 +314,8 @@ def check_asks_for_evaluation(run: RecordedRun, opened: OpenedRound, model: str)
                 raise VerificationError(
                     f"the model has {size} bytes; {order.client_id} was told {order.base_model_bytes}"
                 )
-            if not private and (order.kind != Evaluate.name or order.work != work or order.inputs or order.rows):
+            rows = tuple(RowSchema(row.name, row.length, row.dtype) for row in order.rows)
+            if not private and (order.kind != asked.name or order.work != work or order.inputs or rows != schemas):
                 raise VerificationError(f"{name} asks for another evaluation than the specification")
 
 

@@ -18,6 +18,7 @@ from federation.record.joinings import LEFT
 from federation.record.log_entries import (
     ACCEPTED,
     DECLINED,
+    DESCRIBED,
     EPOCH,
     EQUIVOCATED,
     FIRST,
@@ -133,7 +134,7 @@ class RunLog:
         # this evaluation.
         issued = max((entry.number for name in asked for entry in self._by.get((ISSUED, name), ())), default=-1)
         later = (entry for entry in self.entries if entry.number > issued)
-        goes_on = (ISSUED, STEPPED, MEASURED, SKIPPED)
+        goes_on = (ISSUED, STEPPED, MEASURED, DESCRIBED, SKIPPED)
         until = next((entry.number for entry in later if entry.action in goes_on or self._ends(entry)), math.inf)
         revoked: dict[int, str] = {}
         for name, assignment in accepted.items():
@@ -249,6 +250,10 @@ class RunLog:
             self._check_precedes(opened.step.envelope, stepped, opened.step.name)
             self._check_gone(step.revoked, stepped.number, (REVOKED,))
             self._check_gone(step.forgotten, stepped.number, (REVOKED, LEFT))
+        if opened.result is not None:
+            described = self._check_envelope_logged(opened.result, COORDINATOR)
+            self._check_follows(described, began, "the result")
+            self._check_precedes(opened.result.envelope, described, opened.result.name)
         for phase in opened.phases:
             # Verify, 15: an evaluation of a model that the log does not know yet was not of this model.
             after = stepped.number if stepped is not None and phase.evaluates else began
@@ -301,7 +306,7 @@ class RunLog:
         """Checks that the record has the facts of all entries about rounds. Raises VerificationError."""
         for entry in self.entries:
             kept = entry.action in _OF_EXCHANGES or (
-                entry.action in (STEPPED, MEASURED, SKIPPED) and entry.subject.startswith(f"{self.run_id}/")
+                entry.action in (STEPPED, MEASURED, DESCRIBED, SKIPPED) and entry.subject.startswith(f"{self.run_id}/")
             )
             # Verify, 15: the log must tell of nothing that the record leaves out: a reply that was accepted, and then
             # hidden.

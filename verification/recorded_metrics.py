@@ -14,7 +14,6 @@ from federation.record.bundle import BlobAbsent
 from federation.record.metric_definitions import Basis
 from federation.record.results import not_finite
 from federation.v1.common_pb2 import StepManifest
-from federation.work.evaluate.work import Evaluate
 from federation.work.registry import encode
 from verification.arithmetic import Matrix, products_along
 from verification.errors import VerificationError
@@ -113,9 +112,9 @@ class RecordedMetrics:
                 )
         if self.computed.evaluates_privately:
             return
-        work = encode(self.run.evaluation)
+        work = self.run.measurement
         for order in signed.evaluation_orders:
-            if (order.kind, order.work) != (Evaluate.name, work):
+            if (order.kind, order.work) != (work.name, encode(work)):
                 raise VerificationError(f"{order.client_id} was asked for other measurements than those of the run")
 
     def _of_step(self, measured: MeasuredRound, step: StepManifest) -> RoundMetrics:

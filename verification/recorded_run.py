@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from federation.aggregation.base import Algorithm
+from federation.aggregation.phase_kinds import measuring_phase
+from federation.aggregation.phases import Asked
 from federation.spec.run_spec import RunSpec
 from federation.spec.task_metrics import MetricKind
 from federation.trust.key_chain import KeyChain
 from federation.vectors import Layout, RowFile
+from federation.work.base import Work
 from federation.work.evaluate.work import Evaluate
 
 
@@ -67,6 +70,11 @@ class RecordedRun:
     clients: Container[str]
     chain: Callable[[str], KeyChain | None]
     reads_updates: bool = True
+
+    @property
+    def measurement(self) -> Work:
+        """The work of members that measure a model, or describe their data, in the clear."""
+        return measuring_phase(self.spec, self.kinds).work(Asked("", (), self.spec, 0))
 
     @property
     def evaluation(self) -> Evaluate:

@@ -5,7 +5,7 @@ bundle without payloads has no rows: a rule that reads more than K cannot be rep
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,11 +28,14 @@ from federation.digests import digest
 from federation.record.bundle import BlobAbsent, BundleReader
 from federation.spec.objective_names import encoder_columns
 from federation.spec.sharing import BUFFERS
+from federation.statistics.data_columns import ColumnError
+from federation.statistics.result import result
 from federation.trust.key_chain import KeyChain
-from federation.v1.common_pb2 import AssignmentManifest, StepManifest
+from federation.v1.common_pb2 import AssignmentManifest, ResultManifest, StepManifest
 from federation.vectors import Layout, RowFile
 from federation.work.base import WorkError
 from federation.work.registry import decode_statement, encode
+from federation.work.statistics.work import ROW
 from verification.assignments import Crowd
 from verification.errors import VerificationError
 from verification.recorded_run import RecordedBlobs, RecordedRun
@@ -114,6 +117,50 @@ def step_from_numbers(
         return _evaluated(run, signed, step, state, replies, asked=False)
     except (BlobAbsent, VerificationError):
         return None
+
+
+def check_result(
+    run: RecordedRun, signed: SignedRound, stated: ResultManifest, document: bytes, gone: Collection[str]
+) -> int:
+    """Checks that the signed result of a round that describes data follows from what the members have told.
+
+    Args:
+        run: the run.
+        signed: the round.
+        stated: its signed result.
+        document: of the result, JSON.
+        gone: the clients that may have been revoked after their replies.
+
+    Returns:
+        The number of columns.
+
+    Raises:
+        BlobAbsent: a payload is not there.
+        VerificationError: it does not follow.
+    """
+    if (digest(document), len(document)) != (stated.document, stated.document_bytes):
+        raise VerificationError("the document of the result is not the one that was signed")
+    by_client = {reply.manifest.client_id: reply for reply in signed.evaluations.values()}
+    replied = {reply.envelope: client_id for client_id, reply in by_client.items()}
+    unknown = [name for name in stated.replies if name not in replied]
+    if unknown or len(set(stated.replies)) < len(stated.replies):
+        raise VerificationError("the result names a reply twice, or one that was not accepted in its round")
+    named = [*(replied[name] for name in stated.replies), *stated.left_out]
+    if hidden := sorted({*by_client} - {*named} - {*gone}):
+        raise VerificationError(f"the reply of {hidden[0]} was accepted, and the result leaves it out")
+    if strangers := sorted({*named} - {*by_client}):
+        raise VerificationError(f"the result leaves {strangers[0]} out, and has no reply of it")
+    told, asked = {}, run.spec.statistics
+    for name in named:
+        rows = run.blobs.rows(by_client[name].manifest.payload)
+        told[name] = np.asarray(rows[ROW].read()).tobytes() if ROW in rows else b""
+    try:
+        made = result(told, asked.described, asked.bins, asked.splits)
+    except ColumnError as error:
+        raise VerificationError(f"no result follows from the replies: {error}") from error
+    if (made.document, [*made.left_out]) != (document, [*stated.left_out]) or [*made.used] != named[: len(made.used)]:
+        raise VerificationError("the result is not what follows from the replies")
+    return len(asked.columns)
 
 
 def _replies(run: RecordedRun, signed: SignedRound, step: StepManifest) -> dict[int, list[PhaseReply]]:

@@ -23,7 +23,7 @@ from federation.record.withdrawals import withdrawal_problems
 from federation.spec.run_facts import run_facts
 from federation.spec.run_sections import AUTO
 from federation.spec.run_spec import RunSpec, SpecError
-from federation.v1.common_pb2 import StepManifest
+from federation.v1.common_pb2 import ResultManifest, StepManifest
 from federation.v1.record_pb2 import RoundRecord
 from verification.arithmetic import Matrix, check_gram, gram
 from verification.assignments import (
@@ -52,7 +52,7 @@ from verification.model import (
 )
 from verification.private import private_step, refusable_orders
 from verification.recorded_metrics import MeasuredRound, MetricFindings, RecordedMetrics
-from verification.replay import BundleRunFacts, open_step, read_gram
+from verification.replay import BundleRunFacts, check_result, open_step, read_gram
 from verification.signed import SignedRound
 
 _CUT_SHORT = ("STOPPED", "FAILED")  # states of a run whose last round may have ended before its bytes were counted
@@ -195,6 +195,8 @@ class OpenedRun:
             raise VerificationError(problem)
         if signed.step is None and record.state == "COMPLETED":
             check_measures(run.spec, opened, signed.gone)
+            if opened.result is not None:
+                return self._described(record, signed, opened.result.manifest, metrics, at), at
             named = self._compared(metrics, record, signed, None, at, at).named
             members = dict(record.metrics).get("evaluated", 0)
             words = f"{members:.0f} members measured {at.model}; verified: {count}, {len(named.verified)} metrics"
@@ -284,6 +286,32 @@ class OpenedRun:
         )
         return findings, after
 
+    def _described(
+        self,
+        record: RoundRecord,
+        signed: SignedRound,
+        stated: ResultManifest,
+        metrics: RecordedMetrics,
+        at: ReplayState,
+    ) -> Verified:
+        """The findings about a round that describes data. Raises VerificationError."""
+        run, missing, checks = self.facts, list[str](), [f"{signed.envelopes} signatures"]
+        gone = {name for names in self.log.left_out(signed) for name in names}
+        try:
+            run.bundle.verify_blobs(
+                [
+                    reply.manifest.payload
+                    for reply in signed.evaluations.values()
+                    if run.bundle.has(reply.manifest.payload)
+                ]
+            )
+            checks.append(f"{check_result(run, signed, stated, record.document, gone)} columns")
+        except BlobAbsent as error:
+            missing.append(f"the result: {error}")
+        found = self._compared(metrics, record, signed, None, at, at)
+        words = f"{len(stated.replies)} members described their data; verified: {', '.join(checks)}"
+        return Verified(number=record.number, words=words, missing=tuple(missing), measured=found.named.measured)
+
     def _compared(
         self,
         metrics: RecordedMetrics,
@@ -306,7 +334,7 @@ class OpenedRun:
                 after=after,
                 cut_short=record.state == "OPEN" or (last and "bytes/up" not in recorded),
                 left_out=partial(self.log.left_out, signed),
-                measures=signed.step is not None or record.state == "COMPLETED",
+                measures=signed.step is not None or (record.state == "COMPLETED" and self.facts.spec.measures),
             )
         )
         if found.problem:

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import socket
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
@@ -353,14 +353,23 @@ def check_device(name: str) -> Finding:
 
 
 def check_tasks(
-    names: Sequence[str], source: DataSource, device: str, trainers: Mapping[str, TrainerChoice]
+    names: Sequence[str],
+    source: DataSource,
+    device: str,
+    trainers: Mapping[str, TrainerChoice],
+    describes: Collection[str] = (),
 ) -> Iterator[tuple[Finding, int]]:
-    """Loads each task and this client's data, and tries a batch; each finding with the size of the model in bytes."""
+    """Loads each task and this client's data, and tries a batch; each finding with the size of the model in bytes.
+
+    `describes` are the tasks of which the owner tells statistics, also where the model has no finite loss.
+    """
     from worker.service import prepare_offers  # noqa: PLC0415 - loads PyTorch
 
     for name in names:
         try:
-            offers, _ = prepare_offers([name], source, device=device, threads=None, trainers=trainers)
+            offers, _ = prepare_offers(
+                [name], source, device=device, threads=None, trainers=trainers, describes=describes
+            )
         except DataError as error:
             yield Finding.ok("task", f"{name} is found"), 0
             yield Finding.failed("data", f"{name}: {error}"), 0
@@ -377,6 +386,9 @@ def check_tasks(
                 close_trainer(trainer)
             except PluginError as error:
                 yield Finding.failed("task", f"{name}: {error}"), 0
+            if trainer.unfit:
+                yield Finding.warning("data", f"{name} is offered for statistics alone: {trainer.unfit}"), size
+                continue
             samples = f"{name}: {trainer.samples} training samples; a batch of each split has finite losses"
             yield (Finding.ok if trainer.samples else Finding.warning)("data", samples), size
 

@@ -52,6 +52,7 @@ LEAVES: Mapping[str, tuple[str, ...]] = {
     "Sketch": _TRAINED,
     "Masked vector": (*_TRAINED, "ReplyManifest.statement"),
     "Averaged buffers": _TRAINED,
+    "Statistics": _TRAINED,
     "Scores": (
         *_of("ReplyManifest", "losses", "metrics", "samples", "seconds"),
         *_of("LossesEntry", "key", "value"),

@@ -31,6 +31,7 @@ ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", 
 PRIVACY = frozenset({
     "policy:mode", "policy:disclose", "policy:required", "policy:approved", "policy:blur", "policy:evaluation-noise",
     "dp-budget", "dp-work", "roster", "cohort", "cover", "coefficients", "initial-model", "evaluates-only",
+    "statistics-only",
     "sessions", "model-sessions", "model-sums",
 })  # fmt: skip
 """The reasons of declines by the owner's rules about privacy."""

@@ -1,7 +1,7 @@
 """The worker as a whole: threads that attend, that work in each lane, and that submit the replies in the spool."""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ from federation.attacks import Attack, AttackError, attack_seed, poisoned
 from federation.monitoring.events import Events
 from federation.process.service_manager import ServiceManager
 from federation.spec.run_spec import RunSpec
-from federation.tasks import Dataset, DataSource, Splits, task, task_code
+from federation.tasks import Dataset, DataSource, LossError, Splits, task, task_code
 from federation.training.run_trial import FirstTraining
 from federation.training.trainer import Trainer
 from federation.training.trainers import TrainerChoice, close_trainer, trainer_code
@@ -71,13 +71,14 @@ def prepare_offers(
     objectives: Mapping[str, Sequence[str]] | None = None,
     trainers: Mapping[str, TrainerChoice] | None = None,
     run: RunSpec | None = None,
+    describes: Collection[str] = (),
 ) -> tuple[dict[str, Trainer], str]:
     """Loads the owner's tasks and this client's data, and tries each task on a batch.
 
     The caller closes the trainers; where this fails, those that were made are closed. `names` is the allow-list; an
     attack poisons the training data of `client_id`; `objectives` are those that the owner
     serves, by task, and all for other tasks; `trainers` replace the tasks' own. Of `run`, the smallest minibatch is
-    tried, too.
+    tried, too. A task of `describes` whose losses are not finite is offered for statistics alone.
     `device` and `threads` are as for `Trainer`.
 
     Returns:
@@ -101,7 +102,12 @@ def prepare_offers(
             trainer = choice.make(loaded, data, device, threads, served.get(name))
             made.callback(close_trainer, trainer)
             with trainer_code(kind, "trying it on the data"):
-                trainer.try_out()
+                try:
+                    trainer.try_out()
+                except LossError as error:
+                    if name not in describes or (run is not None and run.task == name):
+                        raise
+                    trainer.unfit = str(error)
                 if run is not None and run.task == name:
                     FirstTraining.of(trainer, run).try_smallest(trainer)
             in_memory = isinstance(data, Splits) and isinstance(data.train, Dataset)
@@ -137,6 +143,7 @@ def _site(
         ledger=ledger,
         open_reply=open_reply,
         algorithms=frozenset(policy.algorithms),
+        statistics=policy.statistics_of(offers),
     )
 
 
@@ -177,6 +184,9 @@ class Worker:
             for trainer in offers.values():
                 scope.callback(close_trainer, trainer)
             rounds = scope.enter_context(closing(RoundLedger(home.rounds, self._counted)))
+            for name, trainer in offers.items():
+                if trainer.unfit:
+                    events.warn("policy", f"{name} is offered for statistics alone: {trainer.unfit}", task=name)
             site = _site(pinned_roster(home.roster, member), policy, offers, rounds, events)
             if attacker is not None:
                 site = replace(site, stretch=attacker.attack.stretch)

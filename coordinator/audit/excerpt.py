@@ -65,7 +65,10 @@ def marked(session: Session, run: Run, number: int | None) -> int | None:
     elif number is None:
         action, subject = log_entries.SUBMITTED, run.run_id
     else:
-        action = log_entries.STEPPED if parsed_spec(run.spec).trains else log_entries.MEASURED
+        spec = parsed_spec(run.spec)
+        action = (
+            log_entries.STEPPED if spec.trains else log_entries.MEASURED if spec.measures else log_entries.DESCRIBED
+        )
         subject = f"{run.run_id}/{number}"
     entry_number = audit.newest_number(session, action, subject)
     return None if entry_number is None else entry_number + 1
@@ -120,12 +123,12 @@ def _later(subject: str, run_id: str, rounds: int) -> bool:
 
 
 def _covering(sizes: Sequence[int], entries: Iterable[ChainedEntry]) -> set[int]:
-    """The sizes of the first checkpoints that cover the steps, the measured models and the end of a run."""
+    """The sizes of the first checkpoints that cover the steps, the measured models or data and the end of a run."""
     ends = {f"run.{state.lower()}" for state in RUN_ENDED}
     indices = (
         bisect_right(sizes, chained.entry.number)
         for chained in entries
-        if chained.entry.action in {log_entries.STEPPED, log_entries.MEASURED, *ends}
+        if chained.entry.action in {log_entries.STEPPED, log_entries.MEASURED, log_entries.DESCRIBED, *ends}
     )
     return {sizes[index] for index in indices if index < len(sizes)}
 

@@ -40,7 +40,7 @@ LOOK_SECONDS = 0.5
 SHOW_SECONDS = 60.0  # the longest time until a checkpoint is shown to members, and kept
 BATCH = 5000  # entries that one transaction chains
 _TOLD_AT_A_TIME = 500  # entries
-_SHOWN = (log_entries.STEPPED, log_entries.MEASURED)  # the checkpoints after these are kept
+_SHOWN = (log_entries.STEPPED, log_entries.MEASURED, log_entries.DESCRIBED)  # the checkpoints after these are kept
 
 
 class _Behind(Exception):

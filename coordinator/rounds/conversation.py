@@ -14,7 +14,7 @@ from coordinator.rounds.step import recall
 from federation.aggregation.base import Algorithm
 from federation.aggregation.interface import TooFewUpdatesError
 from federation.aggregation.metrics.step_rate import scheduled_rate
-from federation.aggregation.phase_kinds import EvaluationPhase
+from federation.aggregation.phase_kinds import measuring_phase
 from federation.aggregation.phases import AlgorithmPhase, Replies, RoundContext, Selected, Step
 from federation.aggregation.qp import UnsolvedError
 from federation.aggregation.secure.evaluation import Means, evaluation
@@ -55,18 +55,18 @@ def run_phases(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step
 
 
 def measure(fleet: Fleet, current: Round) -> Replies:
-    """The measurements of a round that makes no step, by the members that were selected for it.
+    """The measurements of a model, or of data, in a round that makes no step, by the members that were selected for it.
 
     When these have answered, members are asked that were away when the round began, and attend now.
 
     Raises:
         Held, Skipped: as `run_phases`.
     """
-    phase = EvaluationPhase(splits=fleet.run.spec.evaluated, metrics=fleet.run.metrics)
+    phase = measuring_phase(fleet.run.spec, fleet.run.metrics)
     required, model = _required(fleet, current), current.base_model
     first = fleet.question(current, 0, phase, list(current.selected), current.wanted, model)
     replies = fleet.ask(first)
-    if back := fleet.back(first):
+    if fleet.run.spec.measures and (back := fleet.back(first)):
         later = fleet.ask(fleet.question(current, 1, phase, back, len(back), model))
         replies = Replies([*replies, *later], declines={**replies.declines, **later.declines})
     _check_enough(fleet, first, replies, required)

@@ -56,6 +56,8 @@ def round_record(row: Round, phases: Iterable[Phase]) -> RoundRecord:
         state_after=json.dumps(row.state_after, sort_keys=True, separators=(",", ":")) if row.step else "",
         phases=[_phase(phase, row.evaluation_phase) for phase in phases],
         metrics=row.metrics,
+        result=None if row.result is None else _envelope(row.result),
+        document=row.document or b"",
     )
 
 

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from sqlalchemy import insert, select
 
 from coordinator.rounds import signed_results
 from coordinator.rounds.conversation import hold_evaluation, measure, measure_privately
-from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile, Skipped
+from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile, RunFacts, Skipped
 from coordinator.rounds.runs import scores
 from coordinator.rounds.runs.on_record import MODEL_EVALUATED, private_numbers
 from coordinator.rounds.transitions import ROUND_OVER, close_open_phases, move_round
@@ -19,6 +20,9 @@ from federation.aggregation.phase_kinds import EvaluationPhase
 from federation.aggregation.phases import Replies, Voided, Waiting
 from federation.aggregation.secure.evaluation import Means
 from federation.record import log_entries
+from federation.statistics.data_columns import ColumnError
+from federation.statistics.result import StatisticsResult, result
+from federation.vectors import RowFile
 from storage import audit, models
 from storage.states import RoundState
 
@@ -62,12 +66,16 @@ def finish_round(fleet: Fleet, metrics: RunMetrics, round_id: int) -> None:
 
 
 def measure_round(fleet: Fleet, metrics: RunMetrics, current: models.Round) -> None:
-    """Measures the model of a round that makes no step, and completes the round.
+    """Measures the model of a round that makes no step, or describes the members' data, and completes the round.
 
     Raises:
         Held: the run is not RUNNING.
-        Skipped: the model was not measured.
+        Skipped: the model was not measured, or nothing was described.
     """
+    if fleet.run.spec.describes:
+        replies = measure(fleet, current)
+        complete_round(fleet, current, EvaluationFindings(), (described(fleet.run, replies), replies))
+        return
     if metrics.evaluates_privately:
         findings = _means(fleet, metrics, current)
     else:
@@ -96,6 +104,17 @@ def _means(fleet: Fleet, metrics: RunMetrics, current: models.Round) -> Evaluati
 def _of_means(metrics: RunMetrics, means: Means, earlier: Earlier) -> EvaluationFindings:
     why = means.left_out and f"evaluation: {means.left_out}"
     return EvaluationFindings(metrics=metrics.of_means(means, earlier), why_not=why)
+
+
+def described(run: RunFacts, replies: Replies) -> StatisticsResult:
+    """What the members of a round that describes data have told. Raises Skipped: none of it can be used."""
+    asked = run.spec.statistics
+    rows = {reply.client_id: reply.rows[0] for reply in replies}
+    told = {name: np.asarray(row.read() if isinstance(row, RowFile) else row).tobytes() for name, row in rows.items()}
+    try:
+        return result(told, asked.described, asked.bins, asked.splits)
+    except ColumnError as error:
+        raise Skipped(f"statistics: {error}") from None
 
 
 def evaluate(
@@ -140,8 +159,13 @@ def evaluate_privately(
     return _of_means(metrics, means, earlier)
 
 
-def complete_round(fleet: Fleet, current: models.Round, findings: EvaluationFindings) -> None:
-    """Records the end of a round, and the results of the evaluation of its model."""
+def complete_round(
+    fleet: Fleet,
+    current: models.Round,
+    findings: EvaluationFindings,
+    statistics: tuple[StatisticsResult, Replies] | None = None,
+) -> None:
+    """Records the end of a round, and the results of the evaluation of its model, or the signed one about data."""
     with fleet.context.database.begin() as session:
         fleet.run.running(session)
         round_ = session.get_one(models.Round, current.round_id)
@@ -151,7 +175,9 @@ def complete_round(fleet: Fleet, current: models.Round, findings: EvaluationFind
         round_.metrics = round_.metrics | ended.numbers
         now = fleet.context.clock()
         move_round(round_, RoundState.COMPLETED, now, findings.why_not)
-        if not fleet.run.spec.trains:
+        if statistics is not None:
+            signed_results.record_result(session, fleet, round_, *statistics, now)
+        if fleet.run.spec.measures:
             round_.deployed_model = current.base_model
             subject, action = f"{fleet.run.run_id}/{current.number}", log_entries.MEASURED
             audit.record(

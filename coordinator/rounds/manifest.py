@@ -1,4 +1,4 @@
-"""The signed step as a message: its fields about the step, and about the sessions of a private round."""
+"""The signed step as a message, with the sessions of a private round; and the signed result about data."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,10 @@ from typing import Any
 
 from coordinator.rounds.fleets.base import RunFacts
 from coordinator.rounds.step import Stepped
-from federation.aggregation.phases import Record, Step
-from federation.v1.common_pb2 import Code, ObjectiveWeight, SecureSession, StepManifest
+from federation.aggregation.phases import Record, Replies, Step
+from federation.digests import digest
+from federation.statistics.result import StatisticsResult
+from federation.v1.common_pb2 import Code, ObjectiveWeight, ResultManifest, SecureSession, StepManifest
 from storage.models import Round
 from storage.records import canonical, memory_digest
 
@@ -57,6 +59,23 @@ def step_manifest(
         code=[Code(**dataclasses.asdict(origin)) for origin in stepped.code],
         weights=[ObjectiveWeight(objective=name, weight=value) for name, value in weights(step).items()],
         secure=[_message(session) for session in step.sessions],
+    )
+
+
+def result_manifest(
+    run: RunFacts, federation_id: str, current: Round, found: StatisticsResult, replies: Replies
+) -> ResultManifest:
+    """The manifest of the result of a round that describes data, without its time."""
+    envelopes = {reply.client_id: reply.envelope for reply in replies}
+    return ResultManifest(
+        federation_id=federation_id,
+        run_id=run.run_id,
+        round=current.number,
+        spec=run.spec_digest,
+        replies=[envelopes[name] for name in found.used],
+        left_out=found.left_out,
+        document=digest(found.document),
+        document_bytes=len(found.document),
     )
 
 

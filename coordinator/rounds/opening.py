@@ -49,7 +49,7 @@ def _ended(session: Session, fleet: Fleet, run: Run, number: int, recent: Sequen
 
     A run that trains and made no step has failed, because its model is the initial one. A round whose model stayed as
     it was, since no direction is good for every participant, has a step. A run that evaluates has failed if no model
-    was measured.
+    was measured, and one that describes data if nothing was described.
     """
     now, spec = fleet.context.clock(), fleet.run.spec
     limit = spec.limits.skipped_rounds
@@ -58,7 +58,7 @@ def _ended(session: Session, fleet: Fleet, run: Run, number: int, recent: Sequen
         move_run(run, RunState.FAILED, now, why)
     elif number >= spec.rounds and not _has_result(session, run):
         which = "its only round" if number == 1 else f"any of its {number} rounds"
-        what = "step was made" if spec.trains else "model was measured"
+        what = "step was made" if spec.trains else "model was measured" if spec.measures else "data were described"
         why = f"no {what} in {which}{_failed(session, run)}; the last one: {recent[0].reason}"
         move_run(run, RunState.FAILED, now, why)
     elif number >= spec.rounds or (enough := why_stopped(fleet.run, recent[0].metrics if recent else {})):
@@ -91,7 +91,7 @@ def _failed(session: Session, run: Run) -> str:
 
 
 def _has_result(session: Session, run: Run) -> bool:
-    ended_well = select(Round.round_id).where(Round.run_id == run.run_id, Round.deployed_model.is_not(None))
+    ended_well = select(Round.round_id).where(Round.run_id == run.run_id, Round.state == RoundState.COMPLETED)
     return session.scalar(ended_well.limit(1)) is not None
 
 
@@ -145,7 +145,7 @@ def _missing(session: Session, fleet: Fleet, pool: Mapping[str, int], complete: 
     """Describes what a round waits for, as the reason of its run is kept; empty when it can begin with this pool."""
     ready, spec = len(pool), fleet.run.spec
     if ready < spec.selection.minimum:
-        reasons = [*filter(None, [missing_offer(session, spec.task)])]
+        reasons = [*filter(None, [missing_offer(session, spec)])]
         reasons += [f"{name} {why}" for name, why in fleet.absent(session).items()]
         others = "".join(f"; {reason}" for reason in reasons)
         why = f"waiting for members: {ready} of {spec.selection.minimum} are ready for {spec.task}{others}"
@@ -192,6 +192,7 @@ def _selected(session: Session, fleet: Fleet, run: Run, number: int, pool: Mappi
 
 
 def _begins(fleet: Fleet, run: Run, number: int) -> dict[str, Any]:
-    """The model that a round begins with; in a run that evaluates, all phases of the round measure it."""
+    """The model that a round begins with; in a run that does not train, no phase of the round decides on a step."""
     spec = fleet.run.spec
-    return {"base_model": run.model} if spec.trains else {"base_model": spec.models[number], "evaluation_phase": 0}
+    begins = {"base_model": spec.models[number] if spec.measures else run.model}
+    return begins if spec.trains else {**begins, "evaluation_phase": 0}

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile
-from coordinator.rounds.manifest import step_manifest, weights
+from coordinator.rounds.manifest import result_manifest, step_manifest, weights
 from coordinator.rounds.replies import signed_columns
 from coordinator.rounds.replies.revoked import left_out, revoked_clients
 from coordinator.rounds.runs.client_noise import noisy_steps
@@ -20,8 +21,9 @@ from coordinator.rounds.step import Stepped
 from coordinator.rounds.transitions import move_round
 from federation.aggregation.direction import Direction
 from federation.aggregation.metrics.run_metrics import RunMetrics, StepFacts
-from federation.aggregation.phases import Step
+from federation.aggregation.phases import Replies, Step
 from federation.record import log_entries
+from federation.statistics.result import StatisticsResult
 from federation.trust.envelope import envelope_digest
 from storage import audit
 from storage.models import Assignment, Input, Model, Phase, Reply, Round, note_model
@@ -139,6 +141,24 @@ def record_step(fleet: Fleet, metrics: RunMetrics, current: Round, step: Step, p
         row.model = stepped.model
         row.state_data = round_.state_after = stepped.memory.encode()
     log.info("run %s round %d: stepped to %s", run.run_id, current.number, stepped.model)
+
+
+def record_result(
+    session: Session, fleet: Fleet, round_: Round, found: StatisticsResult, replies: Replies, now: datetime
+) -> None:
+    """Signs and records the result of a round that describes data."""
+    manifest = result_manifest(fleet.run, fleet.context.federation_id, round_, found, replies)
+    manifest.created.FromDatetime(now)
+    envelope = fleet.context.sign(manifest)
+    round_.result, round_.document = envelope.SerializeToString(), found.document
+    audit.record(
+        session,
+        at=now,
+        actor="coordinator",
+        action=log_entries.DESCRIBED,
+        subject=f"{fleet.run.run_id}/{round_.number}",
+        digest=envelope_digest(envelope),
+    )
 
 
 def _record_shares(session: Session, step: Step, direction: Direction) -> None:

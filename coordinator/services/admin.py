@@ -106,7 +106,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         submission.check_sharing(session)
         check_unmeasured(session, submission.spec)
         models = _models(header)
-        if submission.spec.models != (() if submission.spec.trains else tuple(model.digest for model in models)):
+        if submission.spec.models != (() if not submission.spec.measures else tuple(model.digest for model in models)):
             raise Refusal("argument", "the models of the header are not those that the specification names")
         if (most := max(model.size for model in models)) > (limit := self._settings.max_model_bytes):
             raise Refusal("limit:model", f"the model has {most} bytes; this federation accepts at most {limit}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,11 @@ from federation.work.evaluate.work import Evaluate
 from federation.work.jacobian.work import Jacobian
 from federation.work.residual.work import REFERENCE, Residual
 from federation.work.search.work import DIRECTION, Search, direction_layout
+from federation.work.statistics.work import Statistics
 from federation.work.train.work import Train
+
+if TYPE_CHECKING:
+    from federation.spec.run_spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +114,21 @@ class EvaluationPhase(AlgorithmPhase):
 
     def work(self, asked: Asked) -> Evaluate:
         return Evaluate(splits=self.splits, metrics=self.metrics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatisticsPhase(AlgorithmPhase):
+    """Ask clients to describe the columns of their data that the specification names."""
+
+    kind = Statistics
+
+    def work(self, asked: Asked) -> Statistics:
+        return Statistics.of(asked.spec)
+
+
+def measuring_phase(spec: "RunSpec", metrics: tuple[MetricKind, ...]) -> AlgorithmPhase:
+    """The phase in which the clients of a run measure a model, or, in one that describes data, their data."""
+    return StatisticsPhase() if spec.describes else EvaluationPhase(splits=spec.evaluated, metrics=metrics)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ EQUIVOCATED = "reply.equivocation"
 STEPPED = "round.stepped"
 SKIPPED = "round.skipped"
 MEASURED = "round.measured"  # the end of a round that only measures a model, whose digest is in the entry
+DESCRIBED = "round.described"  # the end of a round that describes data; the digest is that of its signed result
 SUBMITTED = "run.submitted"
 
 

@@ -15,9 +15,9 @@ from federation.record.exchange import (
     open_assignment,
     opened,
 )
-from federation.record.log_entries import MEASURED, SKIPPED, STEPPED, Fact
+from federation.record.log_entries import DESCRIBED, MEASURED, SKIPPED, STEPPED, Fact
 from federation.refusals import Refusal
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
+from federation.v1.common_pb2 import AssignmentManifest, ResultManifest, SignedEnvelope, StepManifest
 from federation.v1.record_pb2 import PhaseRecord, RoundRecord
 
 
@@ -47,11 +47,13 @@ class OpenedRound:
         step: None if the round has none.
         ended: the fact that the log must have about the end of a round without a step: it was skipped, or measured a
             model; None for others.
+        result: of a round that describes data; None for others.
     """
 
     phases: tuple[OpenedPhase, ...]
     step: Opened[StepManifest] | None
     ended: Fact | None
+    result: Opened[ResultManifest] | None = None
 
     @property
     def exchanges(self) -> Iterator[OpenedExchange]:
@@ -70,11 +72,13 @@ class OpenedRound:
 
     @property
     def envelopes(self) -> Iterator[Opened[Any]]:
-        """All envelopes, the step last."""
+        """All envelopes, the step or the result last."""
         for exchange in self.exchanges:
             yield from exchange.envelopes
         if self.step is not None:
             yield self.step
+        if self.result is not None:
+            yield self.result
 
 
 @dataclass
@@ -117,18 +121,23 @@ class RecordReader:
             expected = {**self.facts, "round": record.number}
             expected |= {"base_model": base_model, "previous_step": previous_step} if phase.decides else {}
             phases.append(self._phase(record, phase, expected, known.get(phase.number, ())))
-        step, ended, subject = None, None, f"{self.facts['run_id']}/{record.number}"
+        step, result, ended, subject = None, None, None, f"{self.facts['run_id']}/{record.number}"
         if record.HasField("step"):
             step = opened("step", "the step", record.step, StepManifest, self.signers.of_coordinator)
             expected = {"federation_id": self.facts["federation_id"], "run_id": self.facts["run_id"]}
             expected |= {"round": record.number, "base_model": base_model}
             problems = mismatch(step.manifest, expected), _leaves_out(step.manifest, phases)
             step = step.but(*problems, action=STEPPED, subject=subject)
+        elif record.HasField("result"):
+            result = opened("result", "the result", record.result, ResultManifest, self.signers.of_coordinator)
+            expected = {name: self.facts[name] for name in ("federation_id", "run_id", "spec")}
+            problem = mismatch(result.manifest, {**expected, "round": record.number})
+            result = result.but(problem, action=DESCRIBED, subject=subject)
         elif record.state == "SKIPPED":
             ended = Fact(SKIPPED, subject, "")
         elif record.state == "COMPLETED":
             ended = Fact(MEASURED, subject, base_model)
-        return OpenedRound(phases=tuple(phases), step=step, ended=ended)
+        return OpenedRound(phases=tuple(phases), step=step, ended=ended, result=result)
 
     def _phase(
         self,

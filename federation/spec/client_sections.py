@@ -1,4 +1,4 @@
-"""The sections of a run specification about its clients: who is asked, and whom a simulation makes up."""
+"""The sections of a run specification about its clients: who is asked, what data are asked for, who is simulated."""
 
 import math
 import re
@@ -9,7 +9,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from federation.spec.part import Part
 from federation.spec.problems import Section
-from federation.spec.run_sections import MAX_DEADLINE, Count, Quorum
+from federation.spec.run_sections import MAX_DEADLINE, Count, Quorum, Seconds, Split
+from federation.statistics.data_columns import LEAST_BINS, MAX_BINS, Column, ColumnError, check_columns
 
 Clients = Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(strict=False, max_length=1000)]
 
@@ -128,6 +129,63 @@ class SelectionSpec(Section):
         if self.patience_seconds and not self.required:
             raise ValueError("patience_seconds is for required clients, and required names none")
         return self
+
+
+class StatisticsSpec(Section):
+    """What a run of the kind "statistics" asks of the members' data."""
+
+    open: bool = Field(
+        False,
+        description="Whether members send their numbers so that the coordinator reads those of each. It has to be "
+        "true; the owner of a site has to allow it, too (`statistics.open` in policy.toml).",
+    )
+    columns: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        (),
+        description="The names of the columns. If empty, `submit` takes all of them from the task; likewise `ranges` "
+        "and `classes`.",
+    )
+    ranges: dict[str, Annotated[tuple[float, float], Field(strict=False)]] = Field(
+        {},
+        description="The smallest and the largest value of columns, by name: `ranges = { age = [0, 120] }`. Bins "
+        "divide the range. Without one, they are powers of two on both sides of 0.",
+    )
+    classes: dict[str, int] = Field(
+        {}, description="The number of classes, C, of columns with classes from 0 to C - 1, by name."
+    )
+    bins: int = Field(20, ge=LEAST_BINS, le=MAX_BINS, description="The bins of the histogram of a column of numbers.")
+    splits: tuple[Split, ...] = Field(
+        ("train",), strict=False, min_length=1, description="The splits whose samples are described, together."
+    )
+    deadline_seconds: Seconds = Field(
+        600.0, description="The round continues without clients that have not replied by then."
+    )
+
+    @model_validator(mode="after")
+    def _describes(self) -> "StatisticsSpec":
+        if len(set(self.splits)) < len(self.splits):
+            raise ValueError("splits: one is there twice")
+        for key, named in (("ranges", self.ranges), ("classes", self.classes)):
+            if self.columns and (unknown := [name for name in named if name not in self.columns]):
+                raise ValueError(f"{key}: {unknown[0]!r} is none of the columns")
+        if self.columns:
+            try:
+                check_columns(self.described, self.bins)
+            except ColumnError as error:
+                raise ValueError(f"columns: {error}") from None
+        return self
+
+    @property
+    def described(self) -> tuple[Column, ...]:
+        """The columns, with their ranges and classes."""
+        return tuple(
+            Column(
+                name=name,
+                low=self.ranges[name][0] if name in self.ranges else None,
+                high=self.ranges[name][1] if name in self.ranges else None,
+                classes=self.classes.get(name, 0),
+            )
+            for name in self.columns
+        )
 
 
 class SimulationSpec(Section):

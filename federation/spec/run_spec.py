@@ -13,6 +13,7 @@ Every key is optional but `name`, `task` and `rounds`. An unknown or wrong key i
 
 import codecs
 import json
+import re
 import tomllib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from federation.errors import Error
-from federation.spec.client_sections import SelectionSpec, SimulationSpec
+from federation.spec.client_sections import SelectionSpec, SimulationSpec, StatisticsSpec
 from federation.spec.problems import Section, explain
 from federation.spec.run_sections import (
     IDENTIFIER,
@@ -37,17 +38,21 @@ from federation.spec.run_sections import (
     StopSpec,
 )
 from federation.spec.train_section import TrainSpec
+from federation.statistics.data_columns import Column
 from federation.text_files import decoded, unmarked
 
-# What a run of the kind "evaluate" does not do: it trains nothing, makes no step, and has a round for each model.
+# What a run does not do that trains nothing: it makes no step, and has a round for each model, or a single one.
 _OF_TRAINING = ("rounds", "algorithm", "server", "train", "jacobian", "stop")
 _OF_UPDATES = (
     *("clip", "blur", "disclose", "effective_members"),
     *("sample_noise", "sample_clip", "client_noise", "client_epsilon", "client_delta"),
 )
 EVALUATE = "evaluate"  # the kind of a run that measures models
-RUN_KINDS = (EVALUATE,)  # besides "train"
+STATISTICS = "statistics"  # the kind of a run that describes the members' data
+RUN_KINDS = (EVALUATE, STATISTICS)  # besides "train"
+_NOT_IN = {EVALUATE: (*_OF_TRAINING, "statistics"), STATISTICS: (*_OF_TRAINING, "models", "evaluate", "parameters")}
 MAX_MODELS = 1000
+_HEADER = re.compile(rb"^[ \t]*\[[ \t]*statistics[ \t]*\][^\n\r]*", re.MULTILINE)
 Digest = Annotated[str, Field(pattern=r"^(blake3|sha256):[0-9a-f]{64}$")]
 _KEYS = "see `fedpareto admin submit --explain` for the keys that exist"
 MAX_LINE = 1000
@@ -70,10 +75,11 @@ class RunSpec(Section):
         pattern=f"^{TASK}$",
         description="The [task](research/tasks.md). A worker takes part if its owner has allowed a task of this name.",
     )
-    kind: Literal["train", "evaluate"] = Field(
+    kind: Literal["train", "evaluate", "statistics"] = Field(
         "train",
         description='`"train"` trains a model. `"evaluate"` only [measures models](research/evaluation.md): it has '
-        "one round for each model and makes no step. It refuses `rounds`, `[algorithm]`, `[server]`, `[train]`, "
+        'one round for each model and makes no step. `"statistics"` only [describes the members\' '
+        "data](research/statistics.md), in one round. Both refuse `rounds`, `[algorithm]`, `[server]`, `[train]`, "
         "`[jacobian]` and `[stop]`.",
     )
     models: Annotated[tuple[Digest, ...], Field(strict=False, max_length=MAX_MODELS)] = Field(
@@ -82,7 +88,7 @@ class RunSpec(Section):
         "from `--model` or `--model-of`.",
     )
     rounds: int = Field(
-        ge=1, le=1_000_000, description='The number of rounds, 1 to 1 000 000. Not with `kind = "evaluate"`.'
+        ge=1, le=1_000_000, description='The number of rounds, 1 to 1 000 000. Only with `kind = "train"`.'
     )
     seed: int = Field(
         0,
@@ -104,6 +110,7 @@ class RunSpec(Section):
     objectives: ObjectivesSpec = ObjectivesSpec()
     jacobian: JacobianSpec = JacobianSpec()
     evaluate: EvaluateSpec = EvaluateSpec()
+    statistics: StatisticsSpec = StatisticsSpec()
     stop: StopSpec = StopSpec()
     privacy: PrivacySpec = PrivacySpec()
     selection: SelectionSpec = SelectionSpec()
@@ -113,15 +120,16 @@ class RunSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_kind(cls, values: Any) -> Any:
-        """Refuses the keys that another kind of run has, and counts the rounds of a run that evaluates."""
-        if not isinstance(values, dict) or values.get("kind", "train") != EVALUATE:
+        """Refuses the keys that another kind of run has, and counts the rounds of a run that does not train."""
+        kind = values.get("kind", "train") if isinstance(values, dict) else "train"
+        if kind not in RUN_KINDS:
             return values
-        unsuitable = [key for key in _OF_TRAINING if key in values]
+        unsuitable = [key for key in _NOT_IN[kind] if key in values]
         for section, keys in (("privacy", _OF_UPDATES), ("evaluate", ("every",)), ("simulation", ("attack",))):
             given = values.get(section)
             unsuitable += [f"{section}.{key}" for key in keys if isinstance(given, dict) and key in given]
         if unsuitable:
-            raise ValueError(f'{unsuitable[0]}: a run of kind = "evaluate" has no such key: it trains nothing')
+            raise ValueError(f'{unsuitable[0]}: a run of kind = "{kind}" has no such key: it trains nothing')
         models = values.get("models")
         return {**values, "rounds": max(1, len(models)) if isinstance(models, list | tuple) else 1}
 
@@ -130,8 +138,10 @@ class RunSpec(Section):
         if self.kind == "train":
             if self.models:
                 raise ValueError('models: only a run of kind = "evaluate" measures models of others')
+            if self.statistics != StatisticsSpec():
+                raise ValueError('statistics: only a run of kind = "statistics" describes the data of members')
             return self
-        self.model_fields_set.discard("rounds")  # it follows from the models
+        self.model_fields_set.discard("rounds")  # it follows from the kind
         if len(set(self.models)) < len(self.models):
             raise ValueError("models: one model is there twice; a run measures each once")
         if self.parameters.keeps:
@@ -139,16 +149,23 @@ class RunSpec(Section):
                 "parameters: a run that evaluates measures models of files, which hold no personal parameters and no "
                 'local buffers: leave out `personal`, and use buffers = "averaged" or "frozen"'
             )
-        if self.privacy.secure not in ("off", "sum"):
+        if self.measures and self.privacy.secure not in ("off", "sum"):
             raise ValueError(
                 f'privacy.secure: a run of kind = "evaluate" has no updates to compare: "sum" in place of '
                 f'"{self.privacy.secure}" hides each member\'s values'
+            )
+        if self.describes and self.privacy.secure != "off":
+            raise ValueError(f'privacy.secure: a run of kind = "{self.kind}" is open')
+        if self.describes and not self.statistics.open:
+            raise ValueError(
+                "statistics.open: the coordinator reads the statistics of each member, so it has to be true, here and "
+                "in the policy.toml of each member"
             )
         return self
 
     @property
     def trains(self) -> bool:
-        """True if rounds end in a step; False if they only measure a model."""
+        """True if rounds end in a step; False if they only measure a model, or describe data."""
         return self.kind == "train"
 
     @property
@@ -160,6 +177,16 @@ class RunSpec(Section):
     def evaluates_privately(self) -> bool:
         """True if members show no measurement of their own, but only means over all of them."""
         return self.privacy.secure != "off" and "evaluation" not in self.privacy.disclose
+
+    @property
+    def measures(self) -> bool:
+        """True if each round measures a model."""
+        return self.kind == EVALUATE
+
+    @property
+    def describes(self) -> bool:
+        """True if its only round describes the members' data."""
+        return self.kind == STATISTICS
 
     @property
     def evaluated(self) -> tuple[Split, ...]:
@@ -228,6 +255,45 @@ def with_models(document: bytes, models: Sequence[str], source: RunSpec | None =
         for name, value in wanted.model_dump(exclude_defaults=True).items():
             many = [f"    {json.dumps(item)}," for item in value] if isinstance(value, tuple) else []
             lines += [f"parameters.{name} = [", *many, "]"] if many else [f"parameters.{name} = {json.dumps(value)}"]
+    return _checked(lines, document)
+
+
+def with_columns(document: bytes, columns: Sequence[Column]) -> bytes:
+    """A specification of the kind "statistics" that names its columns, those of the task if it names none itself.
+
+    Raises:
+        SpecError: neither names any; or it names one that the task, which names its columns, does not have.
+    """
+    spec = RunSpec.parse(document)
+    asked, known = spec.statistics, {column.name: column for column in columns}
+    if not (asked.columns or known):
+        raise SpecError(
+            f"statistics.columns: missing, and the task {spec.task} names none (Task.columns): name those that members "
+            "shall describe"
+        )
+    for name in (*asked.columns, *asked.ranges, *asked.classes) if known else ():
+        if name not in known:
+            raise SpecError(f"statistics: the task {spec.task} has no column {name!r}; it has {', '.join(known)[:200]}")
+    chosen = [known[name] for name in asked.columns or known if name in known]
+    lines = []
+    if not asked.columns:
+        lines += ["columns = [", *(f"    {json.dumps(column.name)}," for column in chosen), "]"]
+    if not asked.ranges:
+        ranged = [column for column in chosen if column.low is not None and column.name not in asked.classes]
+        lines += [f"ranges.{json.dumps(column.name)} = [{column.low!r}, {column.high!r}]" for column in ranged]
+    if not asked.classes:
+        counted = [column for column in chosen if column.classes and column.name not in asked.ranges]
+        lines += [f"classes.{json.dumps(column.name)} = {column.classes}" for column in counted]
+    header = _HEADER.search(document)
+    if header is None:
+        return _checked([line if line[:1] in " ]" else f"statistics.{line}" for line in lines], document)
+    return _checked(
+        [], document[: header.end()] + "".join(f"\n{line}" for line in lines).encode() + document[header.end() :]
+    )
+
+
+def _checked(lines: Sequence[str], document: bytes) -> bytes:
+    """The document with these lines before it. Raises SpecError if it cannot be used."""
     named = "".join(f"{line}\n" for line in lines).encode() + document.removeprefix(codecs.BOM_UTF8)
     RunSpec.parse(named)
     return named

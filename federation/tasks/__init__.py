@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from federation.plugins import Offer, PluginAbsent, PluginError, Plugins
 from federation.spec.part import Part, PartError
+from federation.statistics.data_columns import Column
 from federation.tasks.classification import cross_entropy, right_samples
 from federation.tasks.data import Dataset, DataSource, Loading, Pool, Splits
-from federation.tasks.errors import DataError, TaskAbsent, TaskError, task_code
+from federation.tasks.errors import DataError, LossError, TaskAbsent, TaskError, task_code
 from federation.value_words import in_words
 
 if TYPE_CHECKING:
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
     from federation.vectors import Layout
 
 __all__ = [
+    "Column",
     "DataError",
     "DataSource",
     "Dataset",
     "Loading",
+    "LossError",
     "Part",
     "PartError",
     "Pool",
@@ -40,6 +43,7 @@ __all__ = [
     "available",
     "buffers_of",
     "cautions_of",
+    "columns_of",
     "initial_model",
     "metrics_of",
     "pool_of",
@@ -165,6 +169,14 @@ class Task:
         """
         return {}
 
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of the data for statistics: those of x, then those of y, with ranges and classes.
+
+        By default none are named: a table of pandas has its own names, other data "x0", "x1", ..., of images "x0" for
+        the first channel, and "y", or "y0", ....
+        """
+        return ()
+
     def cautions(self, spec: "RunSpec") -> tuple[str, ...]:
         """What the author of a run should know before it begins; told when it is submitted or simulated."""
         return ()
@@ -241,6 +253,15 @@ def cautions_of(task: Task, spec: "RunSpec") -> tuple[str, ...]:
     """The task's warnings about a run. Raises TaskError: its code raised an exception."""
     with task_code(task.name, "asking it for cautions"):
         return tuple(task.cautions(spec))
+
+
+def columns_of(task: Task) -> tuple[Column, ...]:
+    """The columns that a task names. Raises TaskError: its code raised an exception, or returned something else."""
+    with task_code(task.name, "naming its columns"):
+        columns = tuple(task.columns())
+    if wrong := [column for column in columns if not isinstance(column, Column)]:
+        raise TaskError(f"task {task.name!r}: columns() returned {in_words(wrong[0])}; needed: Column(name=...)")
+    return columns
 
 
 def buffers_of(task: Task) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.files.npz import NpzError, read_npz
-from federation.tasks import DataError, DataSource, Part, Pool
+from federation.tasks import Column, DataError, DataSource, Part, Pool
 from federation.tasks.partition import partition
 from federation.tasks.published import Published
 
@@ -31,6 +31,10 @@ class Digits(Published):
 
         x, y = bundled() if source.directory is None else _read(source.directory / FILE)
         return Pool(torch.from_numpy(inputs(x)), torch.from_numpy(y))
+
+    def columns(self) -> tuple[Column, ...]:
+        """The pixels `x0` to `x63` in [0, 1], and the digit `y`."""
+        return (*(Column(name=f"x{number}", low=0.0, high=1.0) for number in range(64)), Column(name="y", classes=10))
 
 
 def write_parts(directories: Sequence[Path], *, scheme: str = "shards:2", seed: int = 0) -> tuple[Path, ...]:

@@ -27,6 +27,10 @@ class DataError(Error):
         self.wire = wire
 
 
+class LossError(DataError):
+    """The model has no finite loss on some samples: values are missing or infinite, say."""
+
+
 @contextmanager
 def task_code(name: str, doing: str) -> Iterator[None]:
     """Turns an error of a task's code into a TaskError that says where it was raised.

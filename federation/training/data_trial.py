@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from federation.tasks import DataError, Dataset, Task, TaskError, metrics_of, task_code
+from federation.tasks import Dataset, LossError, Task, TaskError, metrics_of, task_code
 from federation.tasks.classification import check_labels
 from federation.tasks.parameters import build, trainable
 from federation.training.buffers import buffers_kept
@@ -56,7 +56,7 @@ class DataTrial:
         The names are those in messages. `start` loads the initial model. The model's buffers stay as they are.
 
         Raises:
-            DataError: a loss is not finite; the message names the data set.
+            LossError: a loss is not finite; the message names the data set.
             TaskError: the task's code raised an exception; the message names the data set and the line of code.
         """
         with buffers_kept(self.model):
@@ -90,7 +90,7 @@ class DataTrial:
                 raise
         for name, loss in values.items():
             if not math.isfinite(loss):
-                raise DataError(f"task {self.task.name!r}: {_why(name, loss, place, split)}")
+                raise LossError(f"task {self.task.name!r}: {_why(name, loss, place, split)}")
 
     def _evaluate(self, model: nn.Module, x: Tensor, y: Tensor) -> Losses:
         """The losses of a batch, after everything that an evaluation does with one."""

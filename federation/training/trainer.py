@@ -23,7 +23,7 @@ from federation.spec.computation import (
     MeasureAlong,
     training_losses,
 )
-from federation.tasks import DataError, DataSource, Task, TaskError, buffers_of, initial_model
+from federation.tasks import DataError, DataSource, LossError, Task, TaskError, buffers_of, initial_model
 from federation.training import TrainingDiverged
 from federation.training.contract import (
     gradients_of,
@@ -59,9 +59,11 @@ class Trainer(ABC):
         objectives: those that the client serves, in the task's order.
         device: the device of its computations: the owner's name, or a description, if `prepare` sets it.
         threads: CPU threads that it may use; None for any number.
+        unfit: why its data are offered for statistics alone; empty where they can train.
     """
 
     abilities: frozenset[str] = frozenset()
+    unfit: str = ""
 
     def __init__(
         self,
@@ -155,7 +157,7 @@ class Trainer(ABC):
         """Tries the data on the initial model, before the client takes part. Warns of scores that nobody counts.
 
         Raises:
-            DataError: a loss is not finite.
+            LossError: a loss is not finite.
         """
         model = initial_model(self.task, 0)[1]
         for name in SPLITS:
@@ -164,7 +166,7 @@ class Trainer(ABC):
                 LOGGER.warning("task %s: %s", self.task.name, no_share_in_words(score, value))
             losses = reported_losses(scores, self.objectives)
             if not all(map(math.isfinite, losses.values())):
-                raise DataError(f"task {self.task.name!r}: the initial model has no finite loss on the {name} split")
+                raise LossError(f"task {self.task.name!r}: the initial model has no finite loss on the {name} split")
 
     def check_private(self) -> None:
         """Checks that the model can be trained with noise.

@@ -3343,6 +3343,10 @@ class GetRoundResponse(_message.Message):
     STEP_CHECK_FIELD_NUMBER: _builtins.int
     VOIDED_FIELD_NUMBER: _builtins.int
     NOT_ASKED_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    document: _builtins.bytes
+    """The document of this result, JSON; empty without one."""
     @_builtins.property
     def run(self) -> Global___Run:
         """The run."""
@@ -3387,6 +3391,10 @@ class GetRoundResponse(_message.Message):
     def not_asked(self) -> _containers.RepeatedCompositeFieldContainer[Global___NotAsked]:
         """The members that offer the task and attended, and could not be asked when the round began, by name."""
 
+    @_builtins.property
+    def result(self) -> _common_pb2.SignedEnvelope:
+        """The signed ResultManifest of a round that describes data; absent in others."""
+
     def __init__(
         self,
         *,
@@ -3401,10 +3409,12 @@ class GetRoundResponse(_message.Message):
         step_check: Global___EnvelopeCheck | None = ...,
         voided: _abc.Iterable[Global___VoidedAttempt] | None = ...,
         not_asked: _abc.Iterable[Global___NotAsked] | None = ...,
+        result: _common_pb2.SignedEnvelope | None = ...,
+        document: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "run", b"run", "step", b"step", "step_check", b"step_check", "summary", b"summary"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "result", b"result", "run", b"run", "step", b"step", "step_check", b"step_check", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosines", b"cosines", "gram_clients", b"gram_clients", "not_asked", b"not_asked", "objectives", b"objectives", "participations", b"participations", "phases", b"phases", "run", b"run", "step", b"step", "step_check", b"step_check", "summary", b"summary", "voided", b"voided"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosines", b"cosines", "document", b"document", "gram_clients", b"gram_clients", "not_asked", b"not_asked", "objectives", b"objectives", "participations", b"participations", "phases", b"phases", "result", b"result", "run", b"run", "step", b"step", "step_check", b"step_check", "summary", b"summary", "voided", b"voided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3495,6 +3505,9 @@ class ExportRoundsResponse(_message.Message):
     SCORES_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
     OBJECTIVES_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    document: _builtins.bytes
+    """The document of the result of a round that describes data, JSON; empty in others."""
     @_builtins.property
     def summary(self) -> Global___RoundSummary:
         """The round in numbers."""
@@ -3523,10 +3536,11 @@ class ExportRoundsResponse(_message.Message):
         scores: _abc.Iterable[Global___ClientScores] | None = ...,
         phases: _abc.Iterable[Global___PhaseProgress] | None = ...,
         objectives: Global___Objectives | None = ...,
+        document: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "participations", b"participations", "phases", b"phases", "scores", b"scores", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "objectives", b"objectives", "participations", b"participations", "phases", b"phases", "scores", b"scores", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -571,6 +571,85 @@ class EvaluateWork(_message.Message):
 Global___EvaluateWork: _TypeAlias = EvaluateWork  # noqa: Y015
 
 @_typing.final
+class StatisticsWork(_message.Message):
+    """Work of the kind "statistics": describe columns of the client's data. It takes no model. The payload has one row of
+    bytes, "statistics", with little-endian float64 numbers: the samples; then for each column its values, the values of
+    one sample, the missing ones, those outside the range; for numbers three that add up to the sum of x, and three to that of
+    x^2; and a count for each bin or class.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    BINS_FIELD_NUMBER: _builtins.int
+    SPLITS_FIELD_NUMBER: _builtins.int
+    bins: _builtins.int
+    """The bins of the histogram of a column of numbers, from 2 to 64."""
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatisticsColumn]:
+        """The columns, in their order."""
+
+    @_builtins.property
+    def splits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The splits whose samples are described, together: "train", "validation", "test"."""
+
+    def __init__(
+        self,
+        *,
+        columns: _abc.Iterable[Global___StatisticsColumn] | None = ...,
+        bins: _builtins.int = ...,
+        splits: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bins", b"bins", "columns", b"columns", "splits", b"splits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatisticsWork: _TypeAlias = StatisticsWork  # noqa: Y015
+
+@_typing.final
+class StatisticsColumn(_message.Message):
+    """A column of a data set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    low: _builtins.float
+    """The smallest value of its range; not set without one."""
+    high: _builtins.float
+    """The largest value of its range; not set without one."""
+    classes: _builtins.int
+    """The number of classes of a column that holds classes; 0 for numbers."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        low: _builtins.float | None = ...,
+        high: _builtins.float | None = ...,
+        classes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "high", b"high", "low", b"low"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "classes", b"classes", "high", b"high", "low", b"low", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__high: _TypeAlias = _typing.Literal["high"]  # noqa: Y015
+    _WhichOneofArgType__high: _TypeAlias = _typing.Literal["_high", b"_high"]  # noqa: Y015
+    _WhichOneofReturnType__low: _TypeAlias = _typing.Literal["low"]  # noqa: Y015
+    _WhichOneofArgType__low: _TypeAlias = _typing.Literal["_low", b"_low"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__high) -> _WhichOneofReturnType__high | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__low) -> _WhichOneofReturnType__low | None: ...
+
+Global___StatisticsColumn: _TypeAlias = StatisticsColumn  # noqa: Y015
+
+@_typing.final
 class TaskLayout(_message.Message):
     """All tensors of a task's model, its buffers among them."""
 
@@ -1369,6 +1448,66 @@ class StepManifest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepManifest: _TypeAlias = StepManifest  # noqa: Y015
+
+@_typing.final
+class ResultManifest(_message.Message):
+    """The result of a round that describes the members' data, as the coordinator signs it: a JSON document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    REPLIES_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    DOCUMENT_BYTES_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    run_id: _builtins.str
+    """The run."""
+    round: _builtins.int
+    """The round."""
+    spec: _builtins.str
+    """The digest of the specification."""
+    document: _builtins.str
+    """The digest of the document."""
+    document_bytes: _builtins.int
+    """The size of the document in bytes."""
+    @_builtins.property
+    def replies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The digests of the envelopes of the replies that it was made from, in the order of their clients."""
+
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The clients whose accepted replies it was not made from: their numbers are those of no data."""
+
+    @_builtins.property
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When it was made."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        round: _builtins.int = ...,
+        spec: _builtins.str = ...,
+        replies: _abc.Iterable[_builtins.str] | None = ...,
+        left_out: _abc.Iterable[_builtins.str] | None = ...,
+        document: _builtins.str = ...,
+        document_bytes: _builtins.int = ...,
+        created: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "document", b"document", "document_bytes", b"document_bytes", "federation_id", b"federation_id", "left_out", b"left_out", "replies", b"replies", "round", b"round", "run_id", b"run_id", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResultManifest: _TypeAlias = ResultManifest  # noqa: Y015
 
 @_typing.final
 class SecureSession(_message.Message):

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from federation.v1 import common_pb2 as federation_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x66\x65\x64\x65ration/v1/record.proto\x12\rfederation.v1\x1a\x1a\x66\x65\x64\x65ration/v1/common.proto\"\xf2\x01\n\x06\x42undle\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x15\n\rfederation_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\x12\n\nobjectives\x18\x06 \x03(\t\x12&\n\x07metrics\x18\x07 \x03(\x0b\x32\x15.federation.v1.Metric\x12\x15\n\rinitial_model\x18\x08 \x01(\t\x12\r\n\x05model\x18\t \x01(\t\x12\x0e\n\x06rounds\x18\n \x01(\x04\x12\x10\n\x08payloads\x18\x0b \x01(\x08\x12\x10\n\x08software\x18\x0c \x01(\t\":\n\tRotations\x12-\n\trotations\x18\x01 \x03(\x0b\x32\x1a.federation.v1.KeyRotation\"\xa5\x02\n\x0bRoundRecord\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12+\n\x04step\x18\x05 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12\x13\n\x0bstate_after\x18\x06 \x01(\t\x12*\n\x06phases\x18\x07 \x03(\x0b\x32\x1a.federation.v1.PhaseRecord\x12\x38\n\x07metrics\x18\x08 \x03(\x0b\x32\'.federation.v1.RoundRecord.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"y\n\x0bPhaseRecord\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07\x64\x65\x63ides\x18\x04 \x01(\x08\x12*\n\texchanges\x18\x05 \x03(\x0b\x32\x17.federation.v1.Exchange\"\x95\x01\n\x08\x45xchange\x12\x31\n\nassignment\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12&\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x15.federation.v1.Answer\x12.\n\x07\x64\x65\x63line\x18\x03 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\"f\n\x06\x41nswer\x12,\n\x05reply\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12.\n\x07receipt\x18\x02 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\"\xbf\x01\n\tLogRecord\x12*\n\x03key\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12\x32\n\x0b\x63heckpoints\x18\x02 \x03(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12+\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x1a.federation.v1.LoggedEntry\x12%\n\x05nodes\x18\x04 \x03(\x0b\x32\x16.federation.v1.LogNode\"\xbd\x01\n\x0bLoggedEntry\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08\x65ntry_id\x18\x02 \x01(\x04\x12\n\n\x02\x61t\x18\x03 \x01(\x03\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x05 \x01(\t\x12\x0f\n\x07subject\x18\x06 \x01(\t\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\x12\x0e\n\x06\x64igest\x18\t \x01(\t\x12\r\n\x05times\x18\n \x01(\x04\x12\x10\n\x08previous\x18\x0b \x01(\x0c\"4\n\x07LogNode\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\x12\x0c\n\x04hash\x18\x03 \x01(\x0c\"A\n\x0bWithdrawals\x12\x32\n\x0bwithdrawals\x18\x01 \x03(\x0b\x32\x1d.federation.v1.SignedEnvelope\";\n\x08\x43onsents\x12/\n\x08\x63onsents\x18\x01 \x03(\x0b\x32\x1d.federation.v1.SignedEnvelopeb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x66\x65\x64\x65ration/v1/record.proto\x12\rfederation.v1\x1a\x1a\x66\x65\x64\x65ration/v1/common.proto\"\xf2\x01\n\x06\x42undle\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x15\n\rfederation_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\x12\n\nobjectives\x18\x06 \x03(\t\x12&\n\x07metrics\x18\x07 \x03(\x0b\x32\x15.federation.v1.Metric\x12\x15\n\rinitial_model\x18\x08 \x01(\t\x12\r\n\x05model\x18\t \x01(\t\x12\x0e\n\x06rounds\x18\n \x01(\x04\x12\x10\n\x08payloads\x18\x0b \x01(\x08\x12\x10\n\x08software\x18\x0c \x01(\t\":\n\tRotations\x12-\n\trotations\x18\x01 \x03(\x0b\x32\x1a.federation.v1.KeyRotation\"\xe6\x02\n\x0bRoundRecord\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12+\n\x04step\x18\x05 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12\x13\n\x0bstate_after\x18\x06 \x01(\t\x12*\n\x06phases\x18\x07 \x03(\x0b\x32\x1a.federation.v1.PhaseRecord\x12\x38\n\x07metrics\x18\x08 \x03(\x0b\x32\'.federation.v1.RoundRecord.MetricsEntry\x12-\n\x06result\x18\t \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12\x10\n\x08\x64ocument\x18\n \x01(\x0c\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"y\n\x0bPhaseRecord\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07\x64\x65\x63ides\x18\x04 \x01(\x08\x12*\n\texchanges\x18\x05 \x03(\x0b\x32\x17.federation.v1.Exchange\"\x95\x01\n\x08\x45xchange\x12\x31\n\nassignment\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12&\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x15.federation.v1.Answer\x12.\n\x07\x64\x65\x63line\x18\x03 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\"f\n\x06\x41nswer\x12,\n\x05reply\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12.\n\x07receipt\x18\x02 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\"\xbf\x01\n\tLogRecord\x12*\n\x03key\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12\x32\n\x0b\x63heckpoints\x18\x02 \x03(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12+\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x1a.federation.v1.LoggedEntry\x12%\n\x05nodes\x18\x04 \x03(\x0b\x32\x16.federation.v1.LogNode\"\xbd\x01\n\x0bLoggedEntry\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08\x65ntry_id\x18\x02 \x01(\x04\x12\n\n\x02\x61t\x18\x03 \x01(\x03\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x05 \x01(\t\x12\x0f\n\x07subject\x18\x06 \x01(\t\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\x12\x0e\n\x06\x64igest\x18\t \x01(\t\x12\r\n\x05times\x18\n \x01(\x04\x12\x10\n\x08previous\x18\x0b \x01(\x0c\"4\n\x07LogNode\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\x12\x0c\n\x04hash\x18\x03 \x01(\x0c\"A\n\x0bWithdrawals\x12\x32\n\x0bwithdrawals\x18\x01 \x03(\x0b\x32\x1d.federation.v1.SignedEnvelope\";\n\x08\x43onsents\x12/\n\x08\x63onsents\x18\x01 \x03(\x0b\x32\x1d.federation.v1.SignedEnvelopeb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,23 +39,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROTATIONS']._serialized_start=318
   _globals['_ROTATIONS']._serialized_end=376
   _globals['_ROUNDRECORD']._serialized_start=379
-  _globals['_ROUNDRECORD']._serialized_end=672
-  _globals['_ROUNDRECORD_METRICSENTRY']._serialized_start=626
-  _globals['_ROUNDRECORD_METRICSENTRY']._serialized_end=672
-  _globals['_PHASERECORD']._serialized_start=674
-  _globals['_PHASERECORD']._serialized_end=795
-  _globals['_EXCHANGE']._serialized_start=798
-  _globals['_EXCHANGE']._serialized_end=947
-  _globals['_ANSWER']._serialized_start=949
-  _globals['_ANSWER']._serialized_end=1051
-  _globals['_LOGRECORD']._serialized_start=1054
-  _globals['_LOGRECORD']._serialized_end=1245
-  _globals['_LOGGEDENTRY']._serialized_start=1248
-  _globals['_LOGGEDENTRY']._serialized_end=1437
-  _globals['_LOGNODE']._serialized_start=1439
-  _globals['_LOGNODE']._serialized_end=1491
-  _globals['_WITHDRAWALS']._serialized_start=1493
-  _globals['_WITHDRAWALS']._serialized_end=1558
-  _globals['_CONSENTS']._serialized_start=1560
-  _globals['_CONSENTS']._serialized_end=1619
+  _globals['_ROUNDRECORD']._serialized_end=737
+  _globals['_ROUNDRECORD_METRICSENTRY']._serialized_start=691
+  _globals['_ROUNDRECORD_METRICSENTRY']._serialized_end=737
+  _globals['_PHASERECORD']._serialized_start=739
+  _globals['_PHASERECORD']._serialized_end=860
+  _globals['_EXCHANGE']._serialized_start=863
+  _globals['_EXCHANGE']._serialized_end=1012
+  _globals['_ANSWER']._serialized_start=1014
+  _globals['_ANSWER']._serialized_end=1116
+  _globals['_LOGRECORD']._serialized_start=1119
+  _globals['_LOGRECORD']._serialized_end=1310
+  _globals['_LOGGEDENTRY']._serialized_start=1313
+  _globals['_LOGGEDENTRY']._serialized_end=1502
+  _globals['_LOGNODE']._serialized_start=1504
+  _globals['_LOGNODE']._serialized_end=1556
+  _globals['_WITHDRAWALS']._serialized_start=1558
+  _globals['_WITHDRAWALS']._serialized_end=1623
+  _globals['_CONSENTS']._serialized_start=1625
+  _globals['_CONSENTS']._serialized_end=1684
 # @@protoc_insertion_point(module_scope)

@@ -164,6 +164,8 @@ class RoundRecord(_message.Message):
     STATE_AFTER_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """The number of the round, from 0."""
     state: _builtins.str
@@ -174,6 +176,8 @@ class RoundRecord(_message.Message):
     """The attempt that was the last one, from 0."""
     state_after: _builtins.str
     """What the run remembers after the step, as JSON: its digest is `state_after` of the step. Empty without a step."""
+    document: _builtins.bytes
+    """The document of this result, JSON."""
     @_builtins.property
     def step(self) -> _common_pb2.SignedEnvelope:
         """The step; absent without one."""
@@ -186,6 +190,10 @@ class RoundRecord(_message.Message):
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Metrics of the round."""
 
+    @_builtins.property
+    def result(self) -> _common_pb2.SignedEnvelope:
+        """The result of a round that describes data, a ResultManifest; absent in others."""
+
     def __init__(
         self,
         *,
@@ -197,10 +205,12 @@ class RoundRecord(_message.Message):
         state_after: _builtins.str = ...,
         phases: _abc.Iterable[Global___PhaseRecord] | None = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        result: _common_pb2.SignedEnvelope | None = ...,
+        document: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "metrics", b"metrics", "number", b"number", "phases", b"phases", "reason", b"reason", "state", b"state", "state_after", b"state_after", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "document", b"document", "metrics", b"metrics", "number", b"number", "phases", b"phases", "reason", b"reason", "result", b"result", "state", b"state", "state_after", b"state_after", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

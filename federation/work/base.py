@@ -16,6 +16,7 @@ from federation.refusals import Refusal
 from federation.spec.accounting import SamplePrivacy
 from federation.spec.computation import Computation
 from federation.spec.sharing import Unshared
+from federation.statistics.held import HeldData
 from federation.vectors import Array, Layout, Vector, update_layout
 from federation.work.site import Site
 
@@ -56,6 +57,7 @@ class Shows(StrEnum):
 
     UPDATE = "update"  # an update, a gradient, or anything else
     METRICS = "metrics"  # losses and accuracies of one model
+    STATISTICS = "statistics"  # counts and sums of columns
     NOTHING = "nothing"  # only the result of a private round
 
 
@@ -193,6 +195,7 @@ class WorkingClient:
         residual: the rounding errors of its last accepted reply, in the order of `Work.residuals`; None for zeros.
         again: True if this client may have answered the same question before: the question is on record.
         measures: the digests of the models of a run that only measures models, if the owner has approved this run.
+        data: its samples; None where they are not in this process.
     """
 
     client_id: str
@@ -206,6 +209,7 @@ class WorkingClient:
     residual: Vector | None = None
     again: bool = False
     measures: frozenset[str] = frozenset()
+    data: HeldData | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from federation.spec.computation import NoisyTraining
 from federation.work.base import Shape, Work, WorkError
 
 GROUP = "fedpareto.work"
-BUILT_IN = ("train", "evaluate", "jacobian", "residual", "search")
+BUILT_IN = ("train", "evaluate", "statistics", "jacobian", "residual", "search")
 SECURE = "secure"
 STAGES = tuple(f"{SECURE}-{stage}" for stage in ("ready", "deal", "open", "mask", "confirm", "unmask"))
 

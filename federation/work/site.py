@@ -13,6 +13,7 @@ from pydantic import Field
 from federation.secure.thresholds import BLUR, EVALUATION_NOISE, LARGEST, SMALLEST, Mode, assumed
 from federation.spec.problems import Section
 from federation.spec.run_sections import Scalar
+from federation.statistics.rules import MemberRules
 
 EVALUATE = "evaluate"
 """The kind of work whose vectors are metrics."""
@@ -269,6 +270,7 @@ class Site:
             since its ledger ends with its process.
         failures: computations of private sessions that may fail in a row, before the owner has to look. Only a
             simulation has more: it has no owner who looks.
+        statistics: the owner's rules of the tasks whose statistics may be told in the open, by task.
         stretch: the length of the vector that this client enters into private rounds; above 1 for an attacker.
     """
 
@@ -281,6 +283,7 @@ class Site:
     algorithms: frozenset[str] = frozenset()
     evaluations_ahead: int = 0
     failures: int = FAILURES
+    statistics: Mapping[str, MemberRules] = field(default_factory=lambda: MappingProxyType({}))
     stretch: float = 1.0
 
     def key_id(self, client_id: str) -> bytes | None:

@@ -93,7 +93,7 @@ class TransformersTrainer(Trainer):
         with task_code(name, "making its TrainingArguments"):
             self._arguments()
         splits = splits_of_tensors(self.data)
-        self.data = Splits(*(_samples(split, self.task.columns) for split in splits))
+        self.data = Splits(*(_samples(split, self.task.sample_keys) for split in splits))
 
     def train(self, model: Vector, plan: TrainingPlan) -> Vector:
         """The library's training, with the epochs or steps, the batch size, the rate and the precision of the run.
@@ -184,7 +184,7 @@ class TransformersTask(Task):
             "accuracy", and those of `metrics`.
         arguments: further arguments of TrainingArguments.
         options: further arguments of the Trainer, such as `data_collator` and `compute_metrics`.
-        columns: the names of x and y in a sample, where the data is that of `pool`, or `Dataset`s.
+        sample_keys: those of x and y in a sample, where the data is that of `pool`, or `Dataset`s.
         trainer_class: a class derived from the library's Trainer, in place of it.
         arguments_class: likewise, of TrainingArguments.
     """
@@ -193,7 +193,7 @@ class TransformersTask(Task):
     scores: ClassVar[Mapping[str, str]] = {"loss": "eval_loss", "accuracy": "eval_accuracy"}
     arguments: ClassVar[Mapping[str, Any]] = {}
     options: ClassVar[Mapping[str, Any]] = {}
-    columns: ClassVar[tuple[str, str]] = ("input_ids", "labels")
+    sample_keys: ClassVar[tuple[str, str]] = ("input_ids", "labels")
     trainer_class: ClassVar[Any] = None
     arguments_class: ClassVar[Any] = None
 

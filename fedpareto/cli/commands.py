@@ -132,6 +132,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "rounds": ("admin.runs:rounds", "List the rounds of a run."),
         "compare": ("admin.runs:compare", "Show runs beside each other."),
         "round": ("admin.runs:show_round", "Show a round."),
+        "statistics": ("admin.described.statistics:statistics", "Show what a run has told of the members' data."),
         "replies": ("admin.runs:replies", "List the received replies, including refused ones."),
         "export": ("admin.download:export", "Write a model of a run to a file."),
         "bundle": ("admin.bundle:bundle_command", "Write the record of a run to one file."),
@@ -163,7 +164,7 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "Runs": (
             *("submit", "runs", "run", "watch", "follow", "rounds", "round", "replies", "compare"),
-            *("pause", "resume", "stop"),
+            *("statistics", "pause", "resume", "stop"),
         ),
         "Officers and their requests": ("requests", "consent", "withdraw", "admins", "revoke-admin"),
         "Models and the record": ("export", "bundle", "replay", "audit", "disk"),

@@ -30,8 +30,11 @@ from federation.digests import digest
 from federation.owners_code import described
 from federation.spec.computation import SPLITS, Computation, Descend, Measure, MeasureAlong, training_losses
 from federation.spec.sharing import BUFFERS
+from federation.statistics.rules import MemberRules
+from federation.tasks import task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.contract import no_share_in_words, no_shares
+from federation.training.held_data import HeldSplits
 from federation.transport.payload_check import PayloadCheck
 from federation.trust.envelope import envelope_digest, sign
 from federation.trust.proofs import UNSIGNED
@@ -207,6 +210,11 @@ class SimulatedFleet(Fleet):
         origin = self.run.origin(self.context.federation_id, question.base_model)
         if self._attempt != (question.current.number, question.current.attempt):
             self._attempt, self._memories = (question.current.number, question.current.attempt), {}
+        site, held = Site(), dict[str, HeldSplits]()
+        if spec.describes:
+            site = Site(statistics={spec.task: MemberRules()})
+            known, splits = task(spec.task), self._population.splits
+            held = {name: HeldSplits(known, splits[name]) for name in clients}
         members = {
             name: WorkingClient(
                 client_id=name,
@@ -216,7 +224,8 @@ class SimulatedFleet(Fleet):
                 memory=self._memories.setdefault(name, _ClientMemory()),
                 inputs={**shared, **question.phase.own_inputs(name)},
                 origin=origin,
-                site=self._members.site(name, self._population.attackers.get(name)) if private else Site(),
+                site=self._members.site(name, self._population.attackers.get(name)) if private else site,
+                data=held.get(name),
             )
             for name in clients
         }

@@ -1,9 +1,10 @@
 """The results of a run: numbers in memory, as tables, pictures and a model for a notebook."""
 
+import json
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ class History:
         warnings: the alerts that last after the last round, in words: members that fail, or whose updates are far
             longer than the others', rounds in which nobody improves, and so on. The first ones are about measurements
             of this call that were left out.
+        statistics: what a run that describes data has shown, as its JSON document says; None of other runs.
         layout: the names and shapes of the model's tensors; None of a run whose model is not known.
         task: the class of the task, if the call was given one; otherwise None, and `spec.task` names it.
         message, exported: the run and its rounds as the Admin service tells them, serialised; for the picture.
@@ -80,6 +82,7 @@ class History:
     objective_records: tuple[Record, ...] = ()
     member_records: tuple[Record, ...] = ()
     warnings: tuple[str, ...] = ()
+    statistics: "Mapping[str, Any] | None" = None
     layout: Layout | None = None
     task: "type[Task] | None" = None
     message: bytes = b""
@@ -116,6 +119,10 @@ class History:
             numbers = [f"{name} {evaluated[name]:.4g}" for name in _SHOWN if name in evaluated]
             own = " (personalised models)" if self.spec.parameters.measured == "personalised" else ""
             yield f"  round {evaluated['round']}{own}: {', '.join(numbers)}"
+        if self.statistics is not None:
+            columns, samples = len(self.statistics["columns"]), self.statistics["samples"]
+            yield f"  {counted(columns, 'column')} of {samples:,} samples of {len(self.statistics['members'])} members"
+            return
         accepted = sum(record["accepted"] for record in self.reply_records)
         yield f"  replies: {accepted} of {len(self.reply_records)} accepted"
         for warning in self.warnings[:_WARNINGS]:
@@ -343,8 +350,9 @@ def history_of(
 ) -> History:
     """A run as the Admin service tells of it: with its specification and members, its rounds, and its model."""
     tables: dict[str, list[Record]] = {"round": [], "client": [], "reply": [], "objective": []}
-    exported = []
+    exported, document = [], b""
     for item in rounds:
+        document = item.document or document
         exported.append(item.SerializeToString())
         tables["round"].append(_round_record(item.summary))
         tables["client"] += _client_records(item)
@@ -360,6 +368,7 @@ def history_of(
         seconds=seconds,
         member_records=tuple(map(_member_record, run.members)),
         warnings=warnings,
+        statistics=json.loads(document) if document else None,
         layout=model[0],
         task=task,
         message=run.SerializeToString(),

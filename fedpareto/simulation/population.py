@@ -7,7 +7,6 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from federation.attacks import Attack, AttackError, attack_seed, parse_attack, poisoned
-from federation.spec.client_sections import SimulationSpec
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Dataset, DataSource, Part, Splits, Task, TaskError, pool_of, task_code
 from federation.tasks.partition import deal_all
@@ -64,7 +63,7 @@ def populate(
     if spec.attackers > len(names):
         raise AttackError(f"simulation.attackers = {spec.attackers}, but there are {len(names)} members")
     sources = [DataSource(members[name], download=source.download) for name in names] if members else []
-    dealt = _loaded(task, sources, names, trainer, device) if members else _deal(task, spec, source, trainer, device)
+    dealt = _loaded(task, sources, names, trainer, device) if members else _deal(task, run, source, trainer, device)
     splits = dict(zip(names, dealt, strict=True))
     attackers: dict[str, Attack] = {}
     if spec.attackers and (attack := parse_attack(spec.attack)) is not None:
@@ -124,13 +123,14 @@ def client_names(count: int) -> list[str]:
     return [f"client-{number:0{width}d}" for number in range(count)]
 
 
-def _deal(task: Task, spec: SimulationSpec, source: DataSource, trainer: type[Trainer], device: str) -> list[Splits]:
+def _deal(task: Task, run: RunSpec, source: DataSource, trainer: type[Trainer], device: str) -> list[Splits]:
+    spec = run.simulation
     parts = [
         Part(index, spec.clients, spec.partition, spec.partition_seed, spec.sizes) for index in range(spec.clients)
     ]
     if type(task).pool is not Task.pool:
         pool = pool_of(task, source)
-        if trainer is TorchTrainer:
+        if trainer is TorchTrainer and not run.describes:  # which needs no finite loss
             with generators_kept():
                 pool = tried_pool(task, pool, trainer, device, speaks=False)
         return deal_all(pool, parts[0])

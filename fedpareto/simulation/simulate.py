@@ -36,8 +36,8 @@ from federation.owners_code import without_exit
 from federation.process.shared_state import ordinary, ordinary_numpy
 from federation.spec.client_sections import SelectionSpec
 from federation.spec.computation import CANNOT
-from federation.spec.run_spec import RunSpec, with_models
-from federation.tasks import Dataset, DataSource, Task, cautions_of, metrics_of, task
+from federation.spec.run_spec import RunSpec, with_columns, with_models
+from federation.tasks import Dataset, DataSource, Task, cautions_of, columns_of, metrics_of, task
 from federation.training.determinism import pick_device
 from federation.training.given_model import given_model
 from federation.training.own import run_model
@@ -102,9 +102,9 @@ class Simulation(AbstractContextManager["Simulation"]):
         given: Sequence[Path] = (),
     ) -> None:
         self.spec, self._algorithm = parse_run(spec)
-        if len(given) > 1 and self.spec.trains:
+        if len(given) > 1 and not self.spec.measures:
             raise SimulationError('a run that trains begins with one model; several are for kind = "evaluate"')
-        if not (given or self.spec.trains):
+        if self.spec.measures and not given:
             raise SimulationError('kind = "evaluate": give the models to measure, each a safetensors file')
         existing = _existing(home, resume)  # first, as all checks that need no data, which may take a while
         picked_device = pick_device(device)
@@ -117,13 +117,16 @@ class Simulation(AbstractContextManager["Simulation"]):
         if missing := sorted(needed - self._trainer.abilities):
             raise SimulationError(f"the run cannot be simulated: {self._trainer.__name__} {CANNOT[missing[0]]}")
         self.remarks: tuple[str, ...] = ()
-        if self.spec.trains and not given:
+        if not (self.spec.measures or given):
             self._models = [run_model(known_task, self.spec.seed, self.spec.parameters)]
         else:
             read = [given_model(path, known_task, self.spec.seed, self.spec.parameters) for path in given]
             self._models = [(model.layout, model.vector) for model in read]
             self.remarks = tuple(dict.fromkeys(remark for model in read for remark in model.remarks))
-        if not self.spec.trains:
+        if self.spec.describes:
+            spec = with_columns(spec, columns_of(known_task))
+            self.spec = RunSpec.parse(spec)
+        if self.spec.measures:
             spec = with_models(spec, [digest(to_bytes(*one)) for one in self._models])
             self.spec = RunSpec.parse(spec)
         self.cautions = cautions(self.spec, self._algorithm) + cautions_of(known_task, self.spec)
@@ -143,7 +146,7 @@ class Simulation(AbstractContextManager["Simulation"]):
                 ray_address=ray_address,
             )
             stack.callback(self.backend.close)
-            if self._trainer is TorchTrainer:
+            if self._trainer is TorchTrainer and not self.spec.describes:
                 try_smallest(known_task, self.spec, self._population, picked_device)
             self._probe = _probe(known_task, self._trainer, self._population, picked_device)
             settings = Settings(federation_id=_FEDERATION, keep_rounds=_KEEP_ROUNDS)

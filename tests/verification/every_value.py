@@ -46,6 +46,7 @@ MANIFESTS = {
     "Answer.reply": "ReplyManifest",
     "Answer.receipt": "ReceiptManifest",
     "RoundRecord.step": "StepManifest",
+    "RoundRecord.result": "ResultManifest",
     "LogRecord.key": "LogKeyManifest",
     "LogRecord.checkpoints": "CheckpointManifest",
     "Consents.consents": "ConsentManifest",

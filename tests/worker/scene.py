@@ -63,6 +63,7 @@ LAYOUT = Layout((Tensor("weight", (4,)),))
 class Trained:
     shape, samples = Shape(LAYOUT, ("left", "right"), ("left", "right")), 50
     buffers: frozenset[str] = frozenset()
+    unfit = ""
 
 
 ALLOWED: Any = {"digits": Trained()}

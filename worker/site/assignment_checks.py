@@ -125,6 +125,12 @@ def check_assignment(
         shape, sharing = run_shape(trainer, manifest.unshared)
         work = decode(manifest.kind, manifest.work, shape)
         _check_model(manifest, shape)
+        fits = not trainer.unfit or work.shows is Shows.STATISTICS
+        _require(
+            fits,
+            "statistics:alone",
+            "this task is offered for statistics alone: the model has no finite loss on its data",
+        )
         # Section 3, rule 4: before `_check_clear`: what a kept run says holds also where the owner requires nothing.
         _check_specified(manifest, work, kept, site.policy(manifest.task))
         _check_clear(work, site.policy(manifest.task))

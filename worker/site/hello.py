@@ -72,7 +72,7 @@ class Introduction:
         self._sizes[task] = OfferedTask(task, trainer.layout.size, len(trainer.objectives))
         return TaskOffer(
             task=task,
-            samples=trainer.samples,
+            samples=0 if trainer.unfit else trainer.samples,  # no training or evaluation asks a client without samples
             objectives=trainer.objectives,
             abilities=sorted(trainer.abilities),
             layout=common_pb2.TaskLayout(**asdict(TaskLayout.of(trainer.layout, trainer.buffers))),

@@ -36,7 +36,7 @@ def model_origin(run: RunRequest) -> ModelOrigin:
         # nothing.
         if spec.task != run.task:
             return _unknown(f"the specification is for the task {spec.task}, the run for {run.task}")
-        if not spec.trains:
+        if spec.measures:
             return ModelOrigin("submitter", "given by the submitter, as all models that the run measures")
         layout, vector = run_model(task(run.task), spec.seed, spec.parameters)
     except ModuleNotFoundError as error:

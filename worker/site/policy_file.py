@@ -23,6 +23,7 @@ from federation.errors import Error
 from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.computation import PrivateSgd
 from federation.spec.problems import Format, Section, read_document
+from federation.statistics.rules import MemberRules
 from federation.text_files import FORMAT
 from federation.work.site import SecurePolicy
 from federation.work.work_bounds import LARGEST_BOUND, WorkBounds
@@ -105,6 +106,30 @@ class WorkLimits(Section):
     def bounds(self) -> WorkBounds:
         """The bounds on the work of an assignment, which the worker tells the coordinator."""
         return WorkBounds(**{item.name: min(getattr(self, item.name), LARGEST_BOUND) for item in fields(WorkBounds)})
+
+
+class StatisticsPolicy(Section):
+    """The rules for runs that describe the data of this site."""
+
+    open: bool = Field(
+        False,
+        description="Whether runs that [describe data](research/statistics.md) get counts and sums of this site in the "
+        "open: the coordinator reads them. Data under [`[privacy.NAME]`]"
+        "(member/differential-privacy.md#the-owners-section) are never described so.",
+    )
+    samples: int = Field(50, ge=1, description="The fewest samples that are described.")
+    samples_per_bin: int = Field(10, ge=1, description="The fewest samples for each bin of a histogram.")
+    smallest: int = Field(
+        5,
+        ge=1,
+        description="The smallest count of a bin, of a class, or of values outside the range that is told; a smaller "
+        "one is told as 0.",
+    )
+
+    @property
+    def rules(self) -> MemberRules:
+        """The rules by which counts are told."""
+        return MemberRules(**{item.name: getattr(self, item.name) for item in fields(MemberRules)})
 
 
 class OpenHours(Section):
@@ -248,9 +273,9 @@ class Policy(Section):
     algorithms: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         (),
         description="The [algorithms](research/algorithms.md) of runs in which the site takes part. Empty: any. "
-        'Name `"evaluate"` for runs that only [measure models](research/evaluation.md). In '
-        "a private round, a plug-in that is named here may also ask for gradients, for other targets than the mean "
-        "of the objectives, and for negative coefficients.",
+        'Name `"evaluate"` for runs that only [measure models](research/evaluation.md), and `"statistics"` for runs '
+        "that [describe data](research/statistics.md). In a private round, a plug-in that is named here may also ask "
+        "for gradients, for other targets than the mean of the objectives, and for negative coefficients.",
     )
     submitters: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         (),
@@ -277,6 +302,7 @@ class Policy(Section):
     limits: WorkLimits = WorkLimits()
     open: OpenHours = OpenHours()
     secure: SecureSection = SecureSection()
+    statistics: StatisticsPolicy = StatisticsPolicy()
     privacy: dict[str, SamplePolicy] = Field(
         {},
         description="[Differential privacy](member/differential-privacy.md#the-owners-section), by the name of a "
@@ -317,7 +343,12 @@ class Policy(Section):
     @property
     def decides(self) -> bool:
         """True if the site answers each run before it works for it."""
-        return bool(self.algorithms or self.submitters) or self.approve == "each-run"
+        return bool(self.algorithms or self.submitters or self.statistics.open) or self.approve == "each-run"
+
+    def statistics_of(self, tasks: Iterable[str]) -> dict[str, MemberRules]:
+        """The rules of those of these tasks whose statistics may be told in the open, by name."""
+        noisy = {task for name, rule in self.privacy.items() for task in rule.tasks or (name,)}
+        return {name: self.statistics.rules for name in tasks if self.statistics.open and name not in noisy}
 
     def check_allows(self, tasks: Iterable[str]) -> None:
         """Raises PolicyError if the owner does not allow one of these tasks to be offered."""

@@ -15,6 +15,7 @@ ATTACKS = {
     "policy:approved": "results in the clear, in a run whose specification asks for private rounds",
     "initial-model": "work from another model than the one with which the run asked",
     "evaluates-only": "other work than to measure the models of a run that only measures models",
+    "statistics-only": "other work than its specification names, of a run that only describes data",
 }
 """By reason of a decline for which the owner is alerted, what the coordinator asked for."""
 MAX_KEPT = 100  # orders; later ones are alerts without a file

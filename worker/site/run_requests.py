@@ -83,6 +83,9 @@ class RunRequest:
             return Verdict("refused", "spec", f"the specification is for the task {spec.task}, the run for {self.task}")
         if policy.algorithms and spec.does not in policy.algorithms:
             return Verdict("refused", "policy:algorithm", f"the owner does not allow {spec.does}")
+        if spec.describes and not policy.statistics.open:
+            why = "the owner tells no statistics in the open (statistics.open in policy.toml)"
+            return Verdict("refused", "policy:statistics", why)
         if policy.submitters and self.submitted_by not in policy.submitters:
             submitter = self.submitted_by or "nobody"
             return Verdict("refused", "policy:submitter", f"the owner does not allow runs that {submitter} submitted")
@@ -105,6 +108,15 @@ class RunRequest:
         """The models that it may measure by the owner's own word: none before the owner has approved it."""
         # Section 3, rule 4: by `worker approve` alone: a policy that accepts runs has not seen these models.
         return self.evaluates if self.owner == APPROVED else ()
+
+    @property
+    def describes(self) -> RunSpec | None:
+        """The specification of a run that describes the data of this site; None for other runs."""
+        try:
+            spec = RunSpec.parse(self.document)
+        except SpecError:
+            return None
+        return spec if spec.describes else None
 
     @property
     def discloses(self) -> frozenset[str] | None:

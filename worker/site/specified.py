@@ -7,6 +7,7 @@ rules out stays ruled out.
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Shows, Work
 from federation.work.site import SecurePolicy
+from federation.work.statistics.work import Statistics
 from worker.site.run_requests import RunRequest
 
 
@@ -37,9 +38,19 @@ def problem(run: RunRequest, manifest: AssignmentManifest, work: Work, policy: S
                 f"the specification {run.spec} names the models to measure; {manifest.base_model} is not that of round "
                 f"{manifest.round}",
             )
+    # Section 7: statistics tell of the samples what neither a training nor an evaluation does, and the other way round.
+    described = run.describes
+    if described is not None and work != Statistics.of(described):
+        return (
+            "statistics-only",
+            f"the run {run.run} only describes the columns that its specification {run.spec} names, and {work.name!r} "
+            "is other work",
+        )
+    if described is None and work.shows is Shows.STATISTICS:
+        return "statistics-only", f"the specification {run.spec} asks for no statistics"
     discloses = run.discloses
     # Section 3, rule 4: an open run, or work that shows nothing, as the phases of private rounds.
-    if discloses is None or work.shows is Shows.NOTHING:
+    if described is not None or discloses is None or work.shows is Shows.NOTHING:
         return None
     # Section 3, rule 4: the run asks for private rounds. An update in the clear is what the masks are there to prevent.
     if work.shows is not Shows.METRICS:

@@ -12,6 +12,7 @@ from federation.refusals import Refusal
 from federation.spec.computation import Ability
 from federation.tensor_names import first_difference
 from federation.training.contract import no_share_in_words, no_shares
+from federation.training.held_data import HeldSplits
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, Input, SignedEnvelope
 from federation.vectors import Vector, read_vector
@@ -179,6 +180,7 @@ class Execution:
             # Section 3, rule 2: read before `answer` notes the question: afterwards, each one looks like a repetition.
             again=self.memory.answered(order),
             measures=order.measures,
+            data=HeldSplits.of(self.offers[manifest.task]),
         )
 
     def _input(self, order: CheckedAssignment, item: Input, control: Control) -> memoryview:

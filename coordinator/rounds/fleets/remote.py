@@ -463,13 +463,14 @@ def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) 
 
     Their workers know the kind of the run.
     """
-    # The samples of an offer are an unsigned claim: bounded as those of a reply are.
+    # The samples of an offer are an unsigned claim: bounded as those of a reply are. A task without samples is offered
+    # for statistics alone.
     offering = {
         client_id: Selected(
-            min(int(tasks[spec.task]), spec.limits.samples), serves(client_id, declared, spec, objectives)
+            max(1, min(int(tasks[spec.task]), spec.limits.samples)), serves(client_id, declared, spec, objectives)
         )
         for client_id, tasks, declared, tags, kinds in session.connection().execute(_OFFERS)
-        if tasks.get(spec.task, 0) > 0
+        if tasks.get(spec.task, -1) >= (0 if spec.describes else 1)
         and spec.selection.admits(client_id, tags)
         and (spec.trains or spec.kind in kinds)
     }

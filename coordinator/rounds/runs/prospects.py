@@ -17,7 +17,7 @@ from coordinator.rounds.fleets.remote import known_clients, too_old
 from coordinator.rounds.runs.specification import needed_abilities
 from coordinator.rounds.runs.submission import Submission
 from federation.aggregation.base import Rule
-from federation.aggregation.phase_kinds import EvaluationPhase, GradientsPhase, TrainingPhase
+from federation.aggregation.phase_kinds import GradientsPhase, TrainingPhase, measuring_phase
 from federation.aggregation.phases import Asked
 from federation.aggregation.registry import ALGORITHMS
 from federation.aggregation.rules.fedcmoo import Conversation
@@ -242,7 +242,7 @@ class _Question:
         yield from _some(bounds.problem_of_members(self.members))
         if task in client.layouts:
             yield from self._other_layout(TaskLayout(**client.layouts[task]))
-        if not self.private and task in client.private_only:
+        if not (self.private or self.submission.spec.describes) and task in client.private_only:
             yield "policy:required", "the owner requires private rounds"
         declared = client.objectives.get(task) or run.objectives
         for work in self._works(serves):
@@ -278,7 +278,7 @@ class _Question:
             return
         asked = Asked("", serves, spec, 0)
         if not spec.trains:
-            yield EvaluationPhase(splits=spec.evaluated, metrics=run.metrics).work(asked)
+            yield measuring_phase(spec, run.metrics).work(asked)
             return
         if isinstance(rule, Conversation):
             yield GradientsPhase(sketch=rule.sketch, budget=rule.budget).work(asked)

@@ -60,7 +60,11 @@ class Submission:
         """
         try:
             spec, rule = parse_run(document)
-            if not (spec.trains or spec.models):
+            if spec.describes and not spec.statistics.columns:
+                raise SpecError(
+                    "statistics.columns: missing; `fedpareto admin submit` writes those that the task names"
+                )
+            if spec.measures and not spec.models:
                 raise SpecError(
                     "models: missing; `fedpareto admin submit --model FILE` or `--model-of RUN` writes the digests"
                 )
@@ -184,7 +188,7 @@ class Submission:
 
     def unoffered(self, session: Session) -> Iterator[str]:
         """A warning if no member offers the task."""
-        if problem := missing_offer(session, self.spec.task):
+        if problem := missing_offer(session, self.spec):
             yield f"{problem}. The run waits until a member runs `fedpareto worker run --task {self.spec.task}`"
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from federation.spec.run_spec import RunSpec
 from federation.text import counted
 from storage import models
 from storage.states import ClientState
@@ -12,10 +13,14 @@ from storage.states import ClientState
 LISTED_TASKS = 8
 
 
-def missing_offer(session: Session, task: str) -> str:
-    """Says that no active client offers a task, and lists the offered ones; empty if one does, or none offers any."""
+def missing_offer(session: Session, spec: RunSpec) -> str:
+    """Says that no active client offers the task of a run, and lists the offered ones; empty if one does, or none any.
+
+    A run that describes data can have a task that is offered for statistics alone, with 0 samples.
+    """
+    task, least = spec.task, 0 if spec.describes else 1
     active = session.scalars(select(models.Client.tasks).where(models.Client.state == ClientState.ACTIVE))
-    counts = Counter(name for tasks in active for name, samples in tasks.items() if samples > 0)
+    counts = Counter(name for tasks in active for name, samples in tasks.items() if samples >= least)
     if not counts or task in counts:
         return ""
     offered = [f"{name} ({counted(count, 'member')})" for name, count in sorted(counts.items())]

@@ -46,6 +46,7 @@ _OF_ROUNDS = {
     log_entries.STEPPED: "step of round",
     log_entries.SKIPPED: "end of round",
     log_entries.MEASURED: "measurement of round",
+    log_entries.DESCRIBED: "result of round",
     log_entries.ISSUED: "assignment",
     log_entries.DECLINED: "decline of assignment",
     log_entries.ACCEPTED: "accepted reply to assignment",

@@ -5,6 +5,7 @@ signed numbers alone; a blob that is gone is no problem; revocations are on reco
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ from verification.model import ReplayState, check_begins
 from verification.private import refusable_orders
 from verification.recorded_metrics import MeasuredRound, RecordedMetrics
 from verification.recorded_run import RecordedRun
-from verification.replay import step_from_numbers
+from verification.replay import check_result, step_from_numbers
 from verification.signed import SignedRound
 
 # The members whose measurements of a round's model were left out; built once, since each round is asked about.
@@ -141,6 +142,13 @@ class RoundsCheck:
             except VerificationError as error:
                 yield str(error)
         yield from round_problems(of.run, opened, measured_in(of.spec, row.number, _after(row).evaluated))
+        if opened.result is not None:
+            with suppress(BlobAbsent):
+                try:
+                    gone = self.session.scalars(_LEFT_OUT, {"round": row.round_id}).all()
+                    check_result(of.run, SignedRound.of(opened), opened.result.manifest, checked.record.document, gone)
+                except VerificationError as error:
+                    yield str(error)
         if metrics is None:
             return
         try:
@@ -174,7 +182,7 @@ class RoundsCheck:
                 after=_after(row),
                 cut_short=row.state not in _ENDED or self._cut_short(row),
                 left_out=lambda: self._left_out(row, signed, private=metrics.computed.evaluates_privately),
-                measures=signed.step is not None or row.state is RoundState.COMPLETED,
+                measures=signed.step is not None or (row.state is RoundState.COMPLETED and row.result is None),
             )
         )
         if signed.step is not None:

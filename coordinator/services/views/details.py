@@ -44,6 +44,8 @@ def rounds_with_parts(session: Session, items: Sequence[models.Round]) -> list[m
     for item, response in zip(items, responses, strict=True):
         for client, values in sorted(scores.get(item.round_id, {}).items()):
             response.scores.add(client_id=client, scores=values)
+        if item.result is not None:
+            response.document = item.document or b""
     return responses
 
 
@@ -95,6 +97,9 @@ def round_detail(
             response.step.CopyFrom(step)
         if response.step_check.verified and not concealed(item.run) and item.combined is None:
             _add_cosines(session, blobs, item, response)
+    if item.result is not None and (result := parsed(item.result)) is not None:
+        response.result.CopyFrom(result)
+        response.document = item.document or b""
     return response
 
 

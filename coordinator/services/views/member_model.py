@@ -53,7 +53,7 @@ def member_model(session: Session, client_id: str, wanted: GetModelRequest) -> M
             "not-contributed", f"run {run.run_id} has no accepted reply of {client_id}; its models are for contributors"
         )
     if not spec.trains:
-        raise Refusal("model-missing", f"run {run.run_id} only measures models, and makes none")
+        raise Refusal("model-missing", f"run {run.run_id} only measures models or describes data, and makes none")
     if spec.results == "admins":
         raise Refusal(
             "results",

@@ -84,6 +84,8 @@ def stop(stub: "AdminStub", run: OpenRunName, reason: Reason = "", yes: Yes = Fa
     confirm(yes, question)
     response = stub.StopRun(v1.StopRunRequest(run=present.run_id, reason=reason))
     ended = admin_messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=response.run.run_id)).rounds
+    if response.run.algorithm == run_names.STATISTICS:
+        return response, "stopped"
     if response.run.algorithm == run_names.EVALUATE:
         return response, "stopped; the models that it has measured stay in its record"
     if not any(summary.result_model for summary in ended):
@@ -120,7 +122,10 @@ def follow(stub: "AdminStub", run: str, as_json: bool) -> None:
     if problem := watching.not_completed(run_state):
         raise CommandFailure(problem)
     if not as_json:
-        typer.echo(f"completed; its model: fedpareto admin export {run_state.run_id} --out model.safetensors", err=True)
+        what = f"its model: fedpareto admin export {run_state.run_id} --out model.safetensors"
+        if run_state.algorithm == run_names.STATISTICS:
+            what = f"what it told of the data: fedpareto admin statistics {run_state.run_id}"
+        typer.echo(f"completed; {what}", err=True)
     if silent := participation_table.silent(run_state):
         failures = "; ".join(map(participation_table.said, silent))
         asked = counted(len(participation_table.asked_last(run_state)), "member")

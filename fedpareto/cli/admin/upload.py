@@ -10,11 +10,11 @@ import typer
 from coordinator.rounds.runs.specification import parse_run
 from federation import tasks
 from federation.plugins import PluginError
-from federation.spec.run_spec import RunSpec, SpecError, with_models
+from federation.spec.run_spec import RunSpec, SpecError, with_columns, with_models
 from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
 from federation.task_layout import TaskLayout
-from federation.tasks import Task, TaskAbsent, TaskError, buffers_of, cautions_of, metrics_of
+from federation.tasks import Column, Task, TaskAbsent, TaskError, buffers_of, cautions_of, columns_of, metrics_of
 from federation.text import counted
 from federation.text_files import EncodingError, read_text
 from federation.training.given_model import given_model, model_in_order
@@ -185,10 +185,26 @@ def given_models(
     Raises:
         CommandFailure: as of `initial_model`; or the sources do not suit each other or the kind of the run.
     """
-    _check_sources(spec.trains, files, run, best)
-    if spec.trains:
+    _check_sources(not spec.measures, files, run, best)
+    if spec.describes:
+        text = named_columns(text, spec, own)
+        spec = RunSpec.parse(text)
+    if not spec.measures:
         return text, [initial_model(spec, files[0] if files else None, own)]
     return models_of_files(text, files, own) if files else (text, [])
+
+
+def named_columns(text: bytes, spec: RunSpec, own: Task | None = None) -> bytes:
+    """The specification of a run that describes data, with the columns that its task names.
+
+    Raises:
+        CommandFailure: neither the specification nor the task, as it is here, names any.
+    """
+    columns: tuple[Column, ...] = ()
+    with failing(TaskError, SpecError, code=USAGE):
+        with suppress(TaskAbsent, ModuleNotFoundError):
+            columns = columns_of(own or tasks.task(spec.task))
+        return with_columns(text, columns)
 
 
 def _check_sources(trains: bool, files: Sequence[Path], run: str, best: str) -> None:
@@ -260,7 +276,7 @@ def submit(
 
     `models` are the one that a run begins with, or those that it evaluates.
     """
-    model, trains = models[0], RunSpec.parse(spec).trains
+    model, measures = models[0], RunSpec.parse(spec).measures
 
     def requests() -> Iterator[SubmitRunRequest]:
         header = RunHeader(
@@ -274,7 +290,7 @@ def submit(
             layout=None if model.layout is None else common_pb2.TaskLayout(**asdict(model.layout)),
             parameters=model.parameters,
             buffers=model.buffers,
-            models=[] if trains else [MeasuredModel(digest=m.digest, size=m.size, stored=m.stored) for m in models],
+            models=[MeasuredModel(digest=m.digest, size=m.size, stored=m.stored) for m in models] if measures else [],
         )
         yield SubmitRunRequest(header=header)
         for sent in () if dry_run else models:

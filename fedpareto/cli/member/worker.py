@@ -126,7 +126,12 @@ def run(
                 if rehearsal is not None:
                     shared = Accomplices(Path(site.accomplices), member.client_id) if site.accomplices else None
                     attacker = Attacker(rehearsal, member.client_id, shared)
-                offers, devices = offered(attack=rehearsal, client_id=member.client_id, run=intended)
+                offers, devices = offered(
+                    attack=rehearsal,
+                    client_id=member.client_id,
+                    run=intended,
+                    describes=policy.statistics_of(site.tasks),
+                )
                 worker = Worker(
                     home=worker_home,
                     member=member,

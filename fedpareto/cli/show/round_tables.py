@@ -36,7 +36,7 @@ from fedpareto.formatting import (
     size,
     when,
 )
-from fedpareto.run_names import EVALUATE
+from fedpareto.run_names import EVALUATE, STATISTICS
 from fedpareto.series import equals, metric, own_names
 
 _COLUMNS = ("accuracy/mean", "accuracy/worst5", "improved", "conflicts", "direction_norm", "bytes/up")  # of `rounds`
@@ -99,6 +99,8 @@ def round_(item: GetRoundResponse) -> RenderableType:
     head.add_row("replies", ", ".join(f"{getattr(summary, name)} {name}" for name in counts))
     if item.run.algorithm == EVALUATE:
         head.add_row("model", f"{short(summary.base_model)}, measured and not changed")
+    elif item.run.algorithm == STATISTICS:
+        head.add_row("data", f"fedpareto admin statistics {item.run.run_id}" if item.document else "not described")
     else:
         head.add_row("model", f"{short(summary.base_model)} → {short(summary.result_model) or '(no step)'}")
     if item.HasField("step_check"):

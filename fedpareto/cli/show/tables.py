@@ -33,7 +33,7 @@ from fedpareto.formatting import (
     size,
     when,
 )
-from fedpareto.run_names import ENDED, EVALUATE, RunNames
+from fedpareto.run_names import ENDED, EVALUATE, STATISTICS, RunNames
 from fedpareto.series import metric
 from fedpareto.turnout import Turnout
 
@@ -181,7 +181,7 @@ def run(item: Run, own: Sequence[RenderableType] = (), *, every: bool = False) -
     grid.add_row("run", item.run_id)
     grid.add_row("name", item.name)
     grid.add_row("state", state_of(item))
-    grid.add_row("kind" if item.algorithm == EVALUATE else "algorithm", item.algorithm)
+    grid.add_row("kind" if item.algorithm in (EVALUATE, STATISTICS) else "algorithm", item.algorithm)
     grid.add_row("task", item.task)
     grid.add_row("rounds", f"{item.rounds_done} of {item.rounds_total}")
     mean = ", the mean of the models of all rounds" if item.averaged else ""

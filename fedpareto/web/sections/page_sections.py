@@ -6,6 +6,7 @@ from enum import Enum
 
 from fedpareto.web.pages.html import Html, join, tag
 from fedpareto.web.sections import (
+    described_data,
     figures,
     heat_maps,
     measured_models,
@@ -59,8 +60,15 @@ def _with_rounds(content: Content) -> Content:
 
 
 def _with_steps(content: Content) -> Content:
-    """A content that a run that only measures models has not, either."""
-    return lambda data, beside: content(data, beside) if data.lines and not data.evaluates else Html("")
+    """A content that a run without steps has not, either: one that only measures models, or describes data."""
+    return lambda data, beside: (
+        content(data, beside) if data.lines and not (data.evaluates or data.describes) else Html("")
+    )
+
+
+def _with_scores(content: Content) -> Content:
+    """A content that a run that describes data has not."""
+    return lambda data, beside: content(data, beside) if data.lines and not data.describes else Html("")
 
 
 def _members(data: ShownRun) -> Html:
@@ -77,6 +85,11 @@ def _models(data: ShownRun) -> Html:
     return _card(content) if content else content
 
 
+def _data(data: ShownRun) -> Html:
+    content = described_data.data(data)
+    return _card(content) if content else content
+
+
 def _objectives(data: ShownRun, beside: Sequence[ShownRun]) -> Html:
     return _figures(objective_figures.figures(data, beside) if data.objectives else ())
 
@@ -88,11 +101,12 @@ def _metrics(data: ShownRun, beside: Sequence[ShownRun]) -> Html:
 SECTIONS = (
     PageSection("alerts", "Alerts", Pace.ALWAYS, lambda data, _: run_words.alerts(data)),
     PageSection("models", "The models", Pace.ALWAYS, _with_rounds(lambda data, _: _models(data))),
-    PageSection("course", "How each member fares", Pace.OWN, _with_rounds(lambda data, _: _course(data))),
-    PageSection("members", "Members", Pace.ALWAYS, _with_rounds(lambda data, _: _members(data))),
-    PageSection("heat", "Members and rounds", Pace.OWN, _with_rounds(lambda data, _: heat_maps.maps(data))),
-    PageSection("objectives", "The objectives", Pace.SELDOM, _with_rounds(_objectives)),
-    PageSection("rounds", "Round by round", Pace.SELDOM, _with_rounds(lambda data, _: _figures(figures.rounds(data)))),
+    PageSection("data", "The data", Pace.ALWAYS, _with_rounds(lambda data, _: _data(data))),
+    PageSection("course", "How each member fares", Pace.OWN, _with_scores(lambda data, _: _course(data))),
+    PageSection("members", "Members", Pace.ALWAYS, _with_scores(lambda data, _: _members(data))),
+    PageSection("heat", "Members and rounds", Pace.OWN, _with_scores(lambda data, _: heat_maps.maps(data))),
+    PageSection("objectives", "The objectives", Pace.SELDOM, _with_scores(_objectives)),
+    PageSection("rounds", "Round by round", Pace.SELDOM, _with_scores(lambda data, _: _figures(figures.rounds(data)))),
     PageSection("metrics", "The task's own metrics", Pace.SELDOM, _with_rounds(_metrics)),
     PageSection("weights", "Who decided", Pace.SELDOM, _with_steps(lambda data, _: _figures([figures.entropy(data)]))),
     PageSection(

@@ -122,14 +122,16 @@ def itself(data: ShownRun) -> Html:
     """What the run is, and its specification."""
     run = data.run
     reason = f" ({run.reason})" if run.reason else ""
-    initial = "" if data.has_step or data.evaluates else " (the initial one: no round has made a step)"
+    initial = (
+        "" if data.has_step or data.evaluates or data.describes else " (the initial one: no round has made a step)"
+    )
     rows = [
         ("run", tag("code", run.run_id)),
         (
             "state",
             f"{name_of(run, 'state').lower()}{reason}, {run.rounds_done} of {counted(run.rounds_total, 'round')}",
         ),
-        ("kind" if data.evaluates else "algorithm", run.algorithm),
+        ("kind" if data.evaluates or data.describes else "algorithm", run.algorithm),
         ("task", run.task),
         *((("objectives", ", ".join(run.objectives)),) if data.objectives else ()),
         ("parameters", f"{run.parameters:,}"),

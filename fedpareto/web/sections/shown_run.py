@@ -25,7 +25,7 @@ from federation.v1.admin_pb2 import (
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto import formatting
 from fedpareto.admin_messages import whole
-from fedpareto.run_names import ENDED, EVALUATE
+from fedpareto.run_names import ENDED, EVALUATE, STATISTICS
 from fedpareto.run_table import MemberNumber, RoundLine, RunTable
 from fedpareto.series import known, last, metric, own_names, own_values
 from fedpareto.turnout import Turnout
@@ -165,6 +165,11 @@ class ShownRun:
             return False
 
     @property
+    def describes(self) -> bool:
+        """True if its only round describes the members' data."""
+        return self.run.algorithm == STATISTICS
+
+    @property
     def has_step(self) -> bool:
         """True if a round has made a step; otherwise the run's model is the initial one."""
         return any(line.summary.result_model for line in self.lines)
@@ -285,6 +290,8 @@ class ShownRun:
             return "Its rounds are being read."
         if self.evaluates:
             return self._measured
+        if self.describes:
+            return "The members' data are described." if self.table.document else "No data were described."
         mean = last(self.metric("accuracy/mean"))
         sentence = verdict(self.standing, over=self.over, accuracy=mean, turnout=self.turnout)
         return sentence if sentence.endswith(".") else f"{sentence}."

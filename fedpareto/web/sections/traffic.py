@@ -28,6 +28,7 @@ _WORDS = 2  # phases of a round whose replies stand beside it
 _LOOKS = {
     "train": (0, 0),
     "evaluate": (2, 1),
+    "statistics": (2, 1),
     "jacobian": (4, 2),
     "residual": (1, 3),
     "search": (3, 2),

@@ -60,6 +60,9 @@ def asked_words(run: RunRequest, facts: SiteFacts) -> Iterator[tuple[str, str]]:
     except SpecError as error:
         yield "specification", escaped(f"this worker cannot read it: {error}")
         return
+    if spec.describes:
+        yield from _described(run, spec)
+        return
     if not spec.trains:
         yield from _measures(run, spec, facts)
         return
@@ -79,6 +82,20 @@ def asked_words(run: RunRequest, facts: SiteFacts) -> Iterator[tuple[str, str]]:
     yield "private rounds", _private_rounds(run, spec, facts)
 
 
+def _described(run: RunRequest, spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """What a run that describes data asks for."""
+    asked = spec.statistics
+    yield "kind", "statistics: it describes your data, trains nothing, and takes no model"
+    yield "columns", escaped(", ".join(asked.columns))
+    yield (
+        "would leave",
+        f"counts, sums, and histograms of at most {asked.bins} bins, of these columns on {', '.join(asked.splits)}, in "
+        f"the clear, by the rules of [statistics] in policy.toml. `fedpareto worker runs {escaped(run.run)}` and "
+        "the page of the run show the numbers",
+    )
+    yield "who sees it", "the coordinator's operator sees your numbers. Administrators see the totals of all members"
+
+
 def compared_words(run: RunRequest, policy: Policy) -> list[str]:
     """What the worker compares of the work for a run, as sentences; it compares no more than this."""
     if run.evaluates:
@@ -96,6 +113,11 @@ def compared_words(run: RunRequest, policy: Policy) -> list[str]:
     ]
     if any(run.task in (rule.tasks or (name,)) for name, rule in policy.privacy.items()):
         shown.append("Each training has at least the noise of policy.toml, and stays within its epsilon.")
+    if run.describes is not None:
+        return [
+            *shown[:1],
+            "It describes the columns that the specification names, on its splits, and declines all other work.",
+        ]
     if run.discloses is None:
         shown.append(
             "Rounds, algorithm and the rest of the specification are the coordinator's word: the worker does not "

@@ -71,10 +71,16 @@ _OWNER = {"all": None, "undecided": "", "approved": APPROVED, "refused": REFUSED
 
 
 class SiteConsole:
-    """The pages of the worker's directory `home`."""
+    """The pages of the worker's directory `home`.
 
-    def __init__(self, home: WorkerHome, keys: EntranceKeys) -> None:
+    `own` reads this site's data and gives, as lines, what it would tell in a run that describes data; None for others.
+    """
+
+    def __init__(
+        self, home: WorkerHome, keys: EntranceKeys, own: Callable[[RunRequest], Sequence[str] | None] = lambda run: None
+    ) -> None:
         self.home = home
+        self._own = own
         self.keys = keys
         self._files = shared_files()
         self._environment: Environment = environment("fedpareto.web.site")
@@ -156,8 +162,12 @@ class SiteConsole:
         if run is None:
             raise RefusedRequest(404, "No run with this specification has asked this site.")
         facts = SiteFacts.read(self.home)
+        described = run.describes is not None
         values = {
             "run": run,
+            "described": described,
+            "address": _address(run.run, run.spec),
+            "numbers": self._own(run) if described and request.query_params.get("numbers") else None,
             "verdict": run.verdict(facts.policy),
             "words": list(asked_words(run, facts)),
             "compared": compared_words(run, facts.policy),

@@ -204,7 +204,7 @@ def test_samples_without_labels_and_other_names_of_scores_are_told(notes: Any) -
     model = initial_model(notes, 0)[1]
     renamed = changed(notes, scores={"loss": "eval_runtime"})
     assert set(made(renamed).scored(model, EvaluationPlan(split="test"))) == {"loss"}
-    unlabelled = changed(notes, columns=("input_ids", "ignored"), pool=pool, data=TransformersTask.data, options={})
+    unlabelled = changed(notes, sample_keys=("input_ids", "ignored"), pool=pool, data=TransformersTask.data, options={})
     with pytest.raises(WorkError, match=r"needs 'eval_loss' as the loss; the Trainer tells .*whether each sample has"):
         made(unlabelled).scored(model, EvaluationPlan(split="test"))
     with pytest.raises(TaskError, match=r"making its TrainingArguments.*no_such_argument"):

@@ -7,12 +7,8 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any
 
-import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import UInt64Value
 
@@ -22,12 +18,11 @@ from federation.spec.run_spec import RunSpec, with_models
 from federation.tasks import task
 from federation.training.own import run_model
 from federation.v1.common_pb2 import (
-    AssignmentManifest,
     EvaluateWork,
     JacobianWork,
     ResidualWork,
     SearchWork,
-    SignedEnvelope,
+    StatisticsWork,
     TrainWork,
 )
 from federation.v1.secure_pb2 import (
@@ -43,11 +38,10 @@ from federation.vectors import to_bytes
 from federation.work.base import Shows
 from federation.work.registry import BUILT_IN, STAGES, decode
 from federation.work.site import SecurePolicy, Site
-from tests.harness import wait_for
 from tests.paths import OWNERS_CODE
-from tests.scripted import Submission
-from tests.worker.scene import ALLOWED, Running, Scene, command, gradients, reason, run_request, training
-from tests.worker.work.scene import DOCUMENT, keys_of_five, pin, session_terms, to_be_ready
+from tests.worker.scene import ALLOWED, Scene, command, gradients, reason, run_request, training
+from tests.worker.site.scene import EACH_RUN, Hospital
+from tests.worker.work.scene import DOCUMENT
 from tests.works import set_work
 from worker.site import specified
 from worker.site.policy_file import Policy
@@ -55,83 +49,7 @@ from worker.site.run_requests import RunRequest, RunsFile
 
 OPEN = DOCUMENT.replace(b'privacy.secure = "sum"\n', b"")
 DISCLOSED = DOCUMENT + b'privacy.disclose = ["evaluation"]\n'
-EACH_RUN = Policy(approve="each-run")
 LOYAL = Policy(algorithms=("fedavg-n",))
-
-
-class Hospital(Scene):
-    """A member of five that have pinned a roster, and its coordinator, for the run `run`."""
-
-    number = 0
-
-    def __init__(self, scene: Scene) -> None:
-        super().__init__(scene.coordinator, scene.home.directory, scene.offers, scene.model)
-        self.member, self.started = scene.member, scene.started
-        self.keys: dict[str, Ed25519PrivateKey] = keys_of_five(self.member)
-        pin(self.home, self.member, self.keys)
-
-    def approved(self, document: bytes, policy: Policy = EACH_RUN, **changes: str) -> Running:
-        """A worker, after the run has asked with this specification and was approved."""
-        running = self.attending(policy=policy)
-        self.approve(document, **changes)
-        return running
-
-    def approve(self, document: bytes, **changes: str) -> None:
-        """The run asks with this specification, and the owner approves it."""
-        asked = self.coordinator.ask(document, "run", **changes)
-        wait_for(lambda: any(said.spec == asked.spec for said in self.coordinator.consents), "an answer")
-        with closing(RunsFile(self.home.runs)) as file:
-            (run,) = [run for run in file.of("run") if run.spec == asked.spec]
-            file.decide(run, "approved", "", datetime.now(UTC))
-        wait_for(lambda: self.answer(asked.spec) == "accepted", "the run to be accepted")
-
-    def answer(self, spec: str) -> str:
-        return [said.answer for said in self.coordinator.consents if said.spec == spec][-1]
-
-    def work(self, document: bytes, message: Message | None = None, **changes: Any) -> AssignmentManifest:
-        """To do some work of the run in round 0, or to train."""
-        self.number += 1
-        fields = {"run_id": "run", "round": 0, "assignment_id": f"assignment-{self.number}", "spec": digest(document)}
-        asked = self.order(**{**fields, **changes})
-        if message is not None:
-            set_work(asked, message)
-        if isinstance(message, EvaluateWork):
-            del asked.rows[:]
-        return asked
-
-    def ready(self, **changes: Any) -> AssignmentManifest:
-        """To become ready for a session of the private run."""
-        self.coordinator.blobs[digest(DOCUMENT)] = DOCUMENT
-        terms = session_terms(self.order(**changes), self.keys, nonce=bytes(16))
-        return to_be_ready(self.work(DOCUMENT, **changes), terms)
-
-    def other_model(self) -> dict[str, Any]:
-        """The fields of an assignment from another model of the same layout."""
-        layout, data = self.model
-        other = to_bytes(layout, np.ones(layout.size, np.float32))
-        self.coordinator.blobs[digest(other)] = other
-        assert len(other) == len(data)
-        return {"base_model": digest(other)}
-
-    def told(self, asked: AssignmentManifest) -> str:
-        """The reason with which the worker declines; empty if it replies."""
-        self.coordinator.assign(asked)
-
-        def found() -> str | Submission | None:
-            declines = {one.assignment_id: one.reason for one in self.coordinator.declines}
-            replies = {one.manifest.assignment_id: one for one in self.coordinator.submissions}
-            return declines.get(asked.assignment_id) or replies.get(asked.assignment_id)
-
-        answer = wait_for(found, "an answer", 60)
-        self.coordinator.open.clear()
-        return answer if isinstance(answer, str) else ""
-
-    def evidence(self) -> list[tuple[str, str]]:
-        """The reason in the name of each kept order, and the assignment that it holds."""
-        kept = sorted(self.home.evidence.glob("*.order"))
-        orders = [SignedEnvelope.FromString(path.read_bytes()) for path in kept]
-        ids = [AssignmentManifest.FromString(order.manifest).assignment_id for order in orders]
-        return [(path.name.removesuffix(f"-{name}.order"), name) for path, name in zip(kept, ids, strict=True)]
 
 
 @pytest.fixture
@@ -306,7 +224,7 @@ def test_all_work_but_evaluations_and_later_stages_starts_from_the_model_of_its_
     jacobian = JacobianWork(objectives=["left"], sketch="exact", budget=1)
     messages: dict[str, Message] = {
         "train": train, "evaluate": evaluate, "jacobian": jacobian, "search": SearchWork(steps=[1.0]),
-        "residual": ResidualWork(jacobian=jacobian, objectives=["left"]),
+        "residual": ResidualWork(jacobian=jacobian, objectives=["left"]), "statistics": StatisticsWork(),
         **stages(SecureTerms(mode="sum", train=train)),
     }  # fmt: skip
     assert set(messages) == {*BUILT_IN, *STAGES}

@@ -17,6 +17,7 @@ from fedpareto.cli.shared_options import CodeOption, use_code
 from fedpareto.on_first_use import on_first_use
 
 with on_first_use():
+    from fedpareto.cli.member.site.own_statistics import own_statistics
     from fedpareto.web.site.asked import SiteFacts, asked_words, compared_words
     from worker.home import WorkerHome
     from worker.site.model_origin import model_origin
@@ -48,23 +49,30 @@ def runs_command(
 ) -> None:
     """List the runs that asked this site to take part.
 
-    A run asks where policy.toml names algorithms or submitters, or says approve = "each-run". The command can be used
-    while the worker runs. For one run, it makes the initial model from task and seed, and compares it with the run's;
-    it finds your own tasks in the directories of `code` in worker.toml, or of --code.
+    A run asks where policy.toml names algorithms or submitters, allows statistics, or says approve = "each-run". The
+    command can be used while the worker runs. For one run, it makes the initial model from task and seed, and compares
+    it with the run's; of a run that describes data, it reads your data and shows the numbers that would leave. It finds
+    your own tasks in the directories of `code` in worker.toml, or of --code.
     """
+    site = site_config(home.directory, None)
     if run and not code:
-        use_code([Path(directory) for directory in site_config(home.directory, None).code], "worker.toml: code")
+        use_code([Path(directory) for directory in site.code], "worker.toml: code")
     with _opened(home) as (file, policy):
         run_requests = file.runs(run)
     origins = [model_origin(request) if run else None for request in run_requests]
+    told = [own_statistics(request, site, policy) if run else None for request in run_requests]
     documents = [
-        {**_document(request, policy), "origin": None if origin is None else asdict(origin)}
-        for request, origin in zip(run_requests, origins, strict=True)
+        {
+            **_document(request, policy),
+            "origin": None if origin is None else asdict(origin),
+            "statistics": None if own is None else asdict(own),
+        }
+        for request, origin, own in zip(run_requests, origins, told, strict=True)
     ]
     if run and not run_requests:
         raise CommandFailure(f"no run {run!r} has asked this site: `fedpareto worker runs` lists those that have")
     lines = []
-    for request, origin, asked in zip(run_requests, origins, documents, strict=True):
+    for request, origin, own, asked in zip(run_requests, origins, told, documents, strict=True):
         reason = f", {asked['reason']}: {asked['message']}" if asked["reason"] else ""
         by = request.submitted_by or "nobody"
         lines.append(
@@ -77,6 +85,7 @@ def runs_command(
             warning = "" if origin.source == "task" else "warning: "
             lines.append(escaped(f"{warning}initial model {request.initial_model}: {origin.message}"))
             lines += [f"{name}: {value}" for name, value in asked_words(request, SiteFacts.read(home))]
+            lines += own.lines() if own is not None else ()
             lines += [f"your worker compares: {sentence}" for sentence in compared_words(request, policy)]
             lines += [escaped(line) for line in request.document.decode(errors="replace").splitlines()]
     answer(as_json, documents, *lines or ["no run has asked this site"])

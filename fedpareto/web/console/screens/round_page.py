@@ -22,7 +22,14 @@ from fedpareto.web.pages.heat import heat
 from fedpareto.web.pages.html import Html
 from fedpareto.web.pages.timeline import TimelineLane, TimelineSpan, timeline
 
-_COLOURS = {"fetch and wait": (5, 2), "train": (0, 0), "evaluate": (2, 0), "send": (4, 0), "no reply": (1, 3)}
+_COLOURS = {
+    "fetch and wait": (5, 2),
+    "train": (0, 0),
+    "evaluate": (2, 0),
+    "describe": (2, 1),
+    "send": (4, 0),
+    "no reply": (1, 3),
+}
 _DOCTOR = "its owner starts its worker; `fedpareto worker doctor` on its machine says what is wrong."
 _REMEDIES = {
     "disk": "The member's disk is full: ask its owner to free some space.",
@@ -143,7 +150,7 @@ def _spans(phase: v1.PhaseProgress, reply: v1.Reply, began: float, received: flo
         manifest = ReplyManifest.FromString(reply.envelope.manifest)
     except DecodeError:
         manifest = ReplyManifest()
-    work = "evaluate" if phase.kind == "evaluate" else "train"
+    work = {"evaluate": "evaluate", "statistics": "describe"}.get(phase.kind, "train")
     title = f"{reply.client_id}, {phase.kind}"
     if not manifest.HasField("created") or not math.isfinite(manifest.seconds):
         yield TimelineSpan(

@@ -1,16 +1,21 @@
 """What a run asks of a site, in words that promise no more than the worker compares."""
 
+import asyncio
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from federation.spec.run_spec import with_models
 from federation.work.site import SessionEntry
+from fedpareto.web.serving.security import EntranceKeys
 from fedpareto.web.site.asked import SiteFacts, asked_words, can_be_approved, changed_lines, changes, compared_words
-from tests.fedpareto.web.site.scene import request
+from fedpareto.web.site.site_pages import SiteConsole
+from tests.fedpareto.web.site.scene import answer_of, request, run_address
 from worker.home import WorkerHome
 from worker.ledgers.round_ledger import RoundLedger
 from worker.site.policy_file import Policy
+from worker.site.run_requests import RunsFile
 from worker.status import OfferedTask, StatusFile, WorkerStatus
 
 HEAD = 'name = "a"\ntask = "digits"\nrounds = 10\n'
@@ -133,3 +138,21 @@ def test_a_run_can_be_approved_where_the_policy_allows_it() -> None:
     policy = Policy.model_validate({"approve": "each-run", "submitters": ["alice"]})
     assert can_be_approved(request(1), policy)
     assert not can_be_approved(request(1, submitted_by="bob"), policy)
+
+
+def test_a_run_that_describes_data_shows_its_columns_and_on_request_the_numbers_that_would_leave(
+    home: WorkerHome,
+) -> None:
+    text = 'name = "a"\ntask = "digits"\nkind = "statistics"\n[statistics]\nopen = true\ncolumns = ["x1", "y"]\n'
+    run = request(1, text)
+    told = words(home, text)
+    assert told["columns"] == "x1, y"
+    assert "histograms of at most 20 bins, of these columns on train, in the clear" in told["would leave"]
+    assert "and declines all other work" in compared_words(run, Policy())[-1]
+    assert not can_be_approved(run, Policy())
+    with closing(RunsFile(home.runs)) as file:
+        file.add(run)
+    console = SiteConsole(home, EntranceKeys(lambda: 0.0), lambda run: [f"numbers of {run.name}"])
+    for more, found in (("", "and show the numbers</a>"), ("&numbers=yes", "numbers of run-1")):
+        status, page = asyncio.run(answer_of(console, f"{run_address(run)}{more}", "GET"))
+        assert (status, found in page) == (200, True), page

@@ -1,0 +1,68 @@
+"""The result of a round that describes data: a JSON document, which follows from what the members told."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from federation.statistics.data_columns import Column, ColumnError
+from federation.statistics.shown import FEWEST, described
+from federation.statistics.sums import ColumnSums, decoded, total, width
+
+FORMAT = 1
+_BYTES = 8  # of a number
+
+
+@dataclass(frozen=True)
+class StatisticsResult:
+    """What is shown.
+
+    Attributes:
+        document: JSON, with sorted keys.
+        used: the clients that it is made from, sorted.
+        left_out: the others, sorted: their numbers are those of no data, with the reason.
+    """
+
+    document: bytes
+    used: tuple[str, ...]
+    left_out: Mapping[str, str]
+
+
+def result(
+    told: Mapping[str, bytes], columns: Sequence[Column], bins: int, splits: Sequence[str], *, fewest: int = FEWEST
+) -> StatisticsResult:
+    """The result, from the bytes that each client told, by name.
+
+    Raises:
+        ColumnError: no client has told what some data have, or they have fewer than `fewest` samples together.
+    """
+    found: dict[str, tuple[int, list[ColumnSums]]] = {}
+    left_out = {}
+    for name in sorted(told):
+        try:
+            if len(told[name]) != _BYTES * width(columns, bins):
+                raise ColumnError(f"{len(told[name])} bytes are not the numbers of these columns")
+            found[name] = decoded(np.frombuffer(told[name], dtype="<f8"), columns, bins)
+        except ColumnError as error:
+            left_out[name] = str(error)
+    if not found:
+        why = next(iter(left_out.values()), "nobody replied")
+        raise ColumnError(f"no member's numbers can be used: {why}")
+    samples = sum(held for held, _ in found.values())
+    if samples < fewest:
+        raise ColumnError(f"there are fewer than {fewest} samples at all members together")
+    totals = [total(sums[at] for _, sums in found.values()) for at in range(len(columns))]
+    document = {
+        "format": FORMAT,
+        "members": [*found],
+        "left_out": [*left_out],
+        "samples": samples,
+        "splits": [*splits],
+        "fewest": fewest,
+        "columns": [
+            described(sums, column, bins, fewest=fewest).document for sums, column in zip(totals, columns, strict=True)
+        ],
+    }
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return StatisticsResult(text.encode(), (*found,), left_out)
