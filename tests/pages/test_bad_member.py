@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness import SECONDS
 from tests.paths import DOCS
-from tests.reader import Reader, pattern
+from tests.pages.reader import Reader, pattern
 
 BAD_MEMBER = (DOCS / "operate/bad-member.md").read_text()
 
@@ -20,7 +20,7 @@ def test_a_reader_finds_the_bad_member_shuts_it_out_and_sees_what_the_page_shows
     reader = Reader(tmp_path, monkeypatch.setenv)
     try:
         assert reader.read(BAD_MEMBER) > 20
-        shut_out = reader.terminals[-1]
+        _, shut_out = reader.terminals[-1]
         assert shut_out.popen.wait(SECONDS) == 1
     finally:
         reader.close()

@@ -7,7 +7,7 @@ import pytest
 
 from federation.tasks.digits import bundled
 from tests.paths import DOCS
-from tests.reader import Reader
+from tests.pages.reader import Reader
 
 PAGE = (DOCS / "start/three-terminals.md").read_text()
 DEMO = "fedpareto demo "  # tests/fedpareto/test_demo.py plays it

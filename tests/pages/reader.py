@@ -1,8 +1,10 @@
-"""A reader of a tutorial, who types the commands of a page, in real processes, and compares what they print with it."""
+"""A reader of a page, who types its commands, in real processes, and compares what they print with it."""
 
+import os
 import re
 import shlex
 import signal
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,24 +15,34 @@ from fedpareto.processes.forked import completed
 from fedpareto.processes.process_federation import Process
 from tests.harness import SECONDS, wait_for
 
-BLOCK = re.compile(r"^ *```(?:console|python|toml)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(<!-- generated [^\n]*\n\n)? *```(console|python|toml)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"# (\S+\.(?:py|toml))\n")
+SCRIPT = re.compile(r"(import|from) ")  # other Python is a part of something
 # Commands that go on, each with the text after which a reader types the next one.
-LASTING = {"fedpareto coordinator serve ": "members at", "fedpareto worker run ": "attending federation"}
+LASTING = {
+    "fedpareto coordinator serve": "members at",
+    "fedpareto worker run": "attending federation",
+    "fedpareto console": "/enter?key=",
+    "fedpareto worker console": "/enter?key=",
+}
+ENDING = "--rehearse"  # with it, a worker ends by itself
 INSTALLING = ("make ", ". ", "mkdir ", "cd ")  # what is installed and made before
 LATER = "fedpareto admin audit"  # an entry is in the log a moment after what it tells of
 NOTHING: Mapping[str, str] = MappingProxyType({})
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+JOIN_STRING = re.compile(r"fpjoin1_\S+")
 
 
-def blocks(page: str) -> list[str]:
-    """The files and the commands of a page, in their order."""
-    return [textwrap.dedent(block) for block in BLOCK.findall(page)]
+def blocks(page: str) -> Iterator[tuple[str, str]]:
+    """The files, programs and commands of a page, in their order, each after its kind; not the files of examples."""
+    for generated, kind, text in BLOCK.findall(page):
+        if not generated:
+            yield kind, textwrap.dedent(text)
 
 
 def commands(block: str) -> Iterator[tuple[str, list[str]]]:
     """The commands of a block, each with the lines of output that the page shows."""
-    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+    for part in re.split(r"^\$ ", re.sub(r" \\\n\s*", " ", block), flags=re.MULTILINE)[1:]:
         command, *output = part.splitlines()
         yield command, [line for line in output if line.strip() not in ("", "...")]
 
@@ -54,30 +66,53 @@ def python(command: str) -> list[str]:
     return ["-m", "fedpareto", *arguments] if program == "fedpareto" else arguments
 
 
+def home(command: str) -> str:
+    """The command's program, and the directory that it has for itself."""
+    words = shlex.split(command)
+    return " ".join(words[1:3] + ([words[words.index("--home") + 1]] if "--home" in words else []))
+
+
 @dataclass
 class Reader:
     """Types what the page shows, every terminal in the same directory.
 
     `own` are commands that the test runs in another way; at the command `after_ctrl_c`, the terminals are left first.
+    A command that asks gets a yes, and `worker join` the oldest join string that was made and not used.
     """
 
     directory: Path
     environment: Callable[[str, str], None]
-    own: Mapping[str, Callable[[], None]] = field(default_factory=dict)
+    own: Mapping[str, Callable[[], object]] = field(default_factory=dict)
     after_ctrl_c: str = "fedpareto admin runs"
     skipped: tuple[str, ...] = ()
-    terminals: list[Process] = field(default_factory=list)
+    terminals: list[tuple[str, Process]] = field(default_factory=list)
     fingerprint: str = ""
+    join_strings: list[str] = field(default_factory=list)
+
+    def begin(self, *members: str, settings: str = "", serves: bool = True) -> None:
+        """What a page takes for granted: a federation in `coordinator`, whose members have joined, each in its home."""
+        self.enter("fedpareto coordinator init --home coordinator --name clinic")
+        with (self.directory / "coordinator/coordinator.toml").open("a") as file:
+            file.write(settings)
+        self.enter("export FEDPARETO_ADMIN=coordinator/admin")
+        if serves:
+            self.enter("fedpareto coordinator serve --home coordinator")
+        for member in members:
+            self.enter(f"fedpareto admin join-string {member}")
+            self.enter(f"fedpareto worker join --home {member}")
 
     def read(self, page: str, replaced: Mapping[str, str] = NOTHING) -> int:
         """Types a page, with other words in place of some of its own; returns how many commands it has entered."""
         entered = 0
         for old, new in replaced.items():
             page = page.replace(old, new)
-        for block in blocks(page):
+        for kind, block in blocks(page):
             file_name = FILE_NAME.match(block)
             if file_name:
                 (self.directory / file_name[1]).write_text(block)
+            elif kind == "python" and SCRIPT.match(block):
+                self.finish(["-c", block], block)
+                entered += 1
             for command, shown in commands(block):
                 if command.startswith((*INSTALLING, *self.skipped)):
                     continue
@@ -94,9 +129,9 @@ class Reader:
         if missing(shown, printed) and command.startswith(LATER):
             wait_for(lambda: not missing(shown, self.enter(command)), f"{shown} of {command}:\n{printed}")
         else:
-            assert not missing(shown, printed), f"{command}\n{printed}"
+            assert not missing(shown, printed), f"{missing(shown, printed)}\n{command}\n{printed}"
 
-    def enter(self, line: str, text: str = "") -> str:
+    def enter(self, line: str) -> str:
         """Runs a command line; returns what it printed, a lasting one until the next may follow."""
         if line == self.after_ctrl_c:
             self.leave()
@@ -104,31 +139,47 @@ class Reader:
             self.environment(*line.removeprefix("export ").split("="))
             return ""
         lasting = next((told for start, told in LASTING.items() if line.startswith(start)), None)
-        if lasting is not None:
+        if lasting is not None and ENDING not in line:
             return self.keep(line, lasting)
-        output = text
+        line, _, file = line.partition(" > ")
+        output = self.join_strings.pop(0) if line.startswith("fedpareto worker join") else "y\n"
         for command in FINGERPRINT.sub(self.fingerprint, line).split(" | "):
-            done = completed(python(command), cwd=self.directory, text=output, timeout=SECONDS)
-            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-            output = done.stdout
+            output = self.finish(python(command), command, output)
         self.fingerprint = self.fingerprint or next(iter(FINGERPRINT.findall(output)), "")
+        if " | " not in line and "join-string" in line:
+            self.join_strings += JOIN_STRING.findall(output)
+        if file:
+            (self.directory / file).write_text(output)
         return output
 
+    def finish(self, arguments: list[str], named: str, text: str = "") -> str:
+        """Runs Python with these arguments to its end; returns what it printed."""
+        done = completed(arguments, cwd=self.directory, text=text, timeout=SECONDS)
+        assert done.returncode == 0, f"{named}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
     def keep(self, line: str, text: str) -> str:
+        """Starts a process that goes on, after Ctrl-C in the terminal whose process has the same directory."""
+        self.leave(home(line))
         name = f"terminal-{len(self.terminals) + 1}"
         terminal = Process(name, python(line), self.directory / f"{name}.log", cwd=self.directory)
-        self.terminals.append(terminal)
+        self.terminals.append((home(line), terminal))
         wait_for(lambda: text in terminal.text or terminal.popen.poll() is not None, f"{text!r} of {line}")
-        assert terminal.popen.poll() is None, terminal.text
+        assert terminal.popen.poll() is None, f"{line}\n{terminal.text}"
         return terminal.text
 
-    def leave(self) -> None:
-        """Ctrl-C in each terminal that has not ended, the workers first."""
-        for terminal in reversed(self.terminals):
-            if terminal.popen.poll() is None:
+    def leave(self, directory: str = "") -> None:
+        """Ctrl-C in each terminal that has not ended, or in that of one directory; the workers first."""
+        for used, terminal in reversed(self.terminals):
+            if terminal.popen.poll() is None and directory in ("", used):
                 terminal.send(signal.SIGINT)
                 assert terminal.popen.wait(SECONDS) == 0, terminal.text
 
     def close(self) -> None:
-        for terminal in self.terminals:
+        for _, terminal in self.terminals:
             terminal.kill()
+
+
+def programs() -> str:
+    """The path on which external programs find `python` and `fedpareto`, as in an environment that is activated."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
