@@ -25,11 +25,14 @@ LASTING = {
     "fedpareto console": "/enter?key=",
     "fedpareto worker console": "/enter?key=",
 }
+# Commands that ask at a terminal, which these processes do not have.
+ASKING = re.compile(r"fedpareto (worker roster pin|admin .*(approve|bundle|consent|forget|revoke|revoke-admin|stop)) ")
 ENDING = "--rehearse"  # with it, a worker ends by itself
 INSTALLING = ("make ", ". ", "mkdir ", "cd ")  # what is installed and made before
 LATER = "fedpareto admin audit"  # an entry is in the log a moment after what it tells of
 NOTHING: Mapping[str, str] = MappingProxyType({})
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+QUESTION = "[y/N]"
 JOIN_STRING = re.compile(r"fpjoin1_\S+")
 
 
@@ -44,7 +47,7 @@ def commands(block: str) -> Iterator[tuple[str, list[str]]]:
     """The commands of a block, each with the lines of output that the page shows."""
     for part in re.split(r"^\$ ", re.sub(r" \\\n\s*", " ", block), flags=re.MULTILINE)[1:]:
         command, *output = part.splitlines()
-        yield command, [line for line in output if line.strip() not in ("", "...")]
+        yield command, [line for line in output if line.strip() not in ("", "...") and QUESTION not in line]
 
 
 def pattern(line: str) -> str:
@@ -76,30 +79,43 @@ def home(command: str) -> str:
 class Reader:
     """Types what the page shows, every terminal in the same directory.
 
-    `own` are commands that the test runs in another way; at the command `after_ctrl_c`, the terminals are left first.
-    A command that asks gets a yes, and `worker join` the oldest join string that was made and not used.
+    `own` are commands that the test runs in another way, `before` what others do before a command is typed. At the
+    command `after_ctrl_c`, the terminals are left first.
+    A command that asks gets `--yes`, and `worker join` the oldest join string that was made and not used.
     """
 
     directory: Path
     environment: Callable[[str, str], None]
     own: Mapping[str, Callable[[], object]] = field(default_factory=dict)
+    before: Mapping[str, Callable[[], object]] = field(default_factory=dict)
     after_ctrl_c: str = "fedpareto admin runs"
     skipped: tuple[str, ...] = ()
     terminals: list[tuple[str, Process]] = field(default_factory=list)
     fingerprint: str = ""
     join_strings: list[str] = field(default_factory=list)
 
-    def begin(self, *members: str, settings: str = "", serves: bool = True) -> None:
-        """What a page takes for granted: a federation in `coordinator`, whose members have joined, each in its home."""
-        self.enter("fedpareto coordinator init --home coordinator --name clinic")
-        with (self.directory / "coordinator/coordinator.toml").open("a") as file:
-            file.write(settings)
-        self.enter("export FEDPARETO_ADMIN=coordinator/admin")
-        if serves:
-            self.enter("fedpareto coordinator serve --home coordinator")
+    def begin(self, *members: str, name: str = "clinic", home: str = "coordinator") -> None:
+        """What a page takes for granted: a federation that is served, whose members have joined, each in its home."""
+        self.enter(f"fedpareto coordinator init --home {home} --name {name}")
+        self.enter(f"fedpareto coordinator serve --home {home}")
+        self.enter(f"export FEDPARETO_ADMIN={home}/admin")
         for member in members:
-            self.enter(f"fedpareto admin join-string {member}")
-            self.enter(f"fedpareto worker join --home {member}")
+            self.admit(member, member)
+
+    def admit(self, member: str, directory: str) -> None:
+        """A member joins."""
+        self.enter(f"fedpareto admin join-string {member}")
+        self.enter(f"fedpareto worker join --home {directory}")
+
+    def work(self, *directories: str) -> None:
+        """Starts workers, each with a part of the digits."""
+        for number, name in enumerate(directories, 1):
+            self.enter(f"fedpareto worker run --home {name} --task digits --set part={number}/{len(directories)}")
+
+    def run(self, name: str, more: str = "") -> None:
+        """Has a run of the digits done; its specification stays in run.toml."""
+        (self.directory / "run.toml").write_text(f'name = "{name}"\ntask = "digits"\nrounds = 2\n{more}')
+        self.enter("fedpareto admin submit run.toml --watch")
 
     def read(self, page: str, replaced: Mapping[str, str] = NOTHING) -> int:
         """Types a page, with other words in place of some of its own; returns how many commands it has entered."""
@@ -119,6 +135,8 @@ class Reader:
                 if command in self.own:
                     self.own[command]()
                     continue
+                if command in self.before:
+                    self.before[command]()
                 self.compare(command, shown)
                 entered += 1
         return entered
@@ -133,16 +151,19 @@ class Reader:
 
     def enter(self, line: str) -> str:
         """Runs a command line; returns what it printed, a lasting one until the next may follow."""
+        print("$", line)  # DEBUG
         if line == self.after_ctrl_c:
             self.leave()
         if line.startswith("export "):
             self.environment(*line.removeprefix("export ").split("="))
             return ""
-        lasting = next((told for start, told in LASTING.items() if line.startswith(start)), None)
+        lasting = next((told for start, told in LASTING.items() if f"{line} ".startswith(f"{start} ")), None)
         if lasting is not None and ENDING not in line:
             return self.keep(line, lasting)
         line, _, file = line.partition(" > ")
-        output = self.join_strings.pop(0) if line.startswith("fedpareto worker join") else "y\n"
+        output = self.join_strings.pop(0) if line.startswith("fedpareto worker join") else ""
+        if ASKING.match(f"{line} ") and "--yes" not in line:
+            line += " --yes"
         for command in FINGERPRINT.sub(self.fingerprint, line).split(" | "):
             output = self.finish(python(command), command, output)
         self.fingerprint = self.fingerprint or next(iter(FINGERPRINT.findall(output)), "")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness import SECONDS
-from tests.paths import DOCS
 from tests.pages.reader import Reader, pattern
+from tests.paths import DOCS
 
 BAD_MEMBER = (DOCS / "operate/bad-member.md").read_text()
 

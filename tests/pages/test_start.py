@@ -81,7 +81,7 @@ def test_trainers_of_ones_own_train_in_a_simulation_a_rehearsal_and_a_federation
     (reader.directory / "hospital-a").rename(reader.directory / WORKER)
     put_tumours(reader)
     page = (START / "your-own-trainer.md").read_text()
-    own_loop, title, rest = page.partition("## Several GPUs")
+    own_loop, _, rest = page.partition("## Several GPUs")
     reader.read(own_loop, {"rounds = 20": "rounds = 2"})
     reader.enter("fedpareto admin watch own-loop")
     # Slurm is not here.

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from federation.tasks.digits import bundled
-from tests.paths import DOCS
 from tests.pages.reader import Reader
+from tests.paths import DOCS
 
 PAGE = (DOCS / "start/three-terminals.md").read_text()
 DEMO = "fedpareto demo "  # tests/fedpareto/test_demo.py plays it
