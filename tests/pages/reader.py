@@ -88,7 +88,7 @@ class Reader:
     environment: Callable[[str, str], None]
     own: Mapping[str, Callable[[], object]] = field(default_factory=dict)
     before: Mapping[str, Callable[[], object]] = field(default_factory=dict)
-    after_ctrl_c: str = "fedpareto admin runs"
+    after_ctrl_c: str = ""
     skipped: tuple[str, ...] = ()
     terminals: list[tuple[str, Process]] = field(default_factory=list)
     fingerprint: str = ""

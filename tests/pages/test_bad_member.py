@@ -17,7 +17,7 @@ def test_a_reader_finds_the_bad_member_shuts_it_out_and_sees_what_the_page_shows
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    reader = Reader(tmp_path, monkeypatch.setenv)
+    reader = Reader(tmp_path, monkeypatch.setenv, after_ctrl_c="fedpareto admin runs")
     try:
         assert reader.read(BAD_MEMBER) > 20
         _, shut_out = reader.terminals[-1]

@@ -29,7 +29,7 @@ def test_an_owner_joins_runs_a_worker_sees_what_left_decides_pauses_and_leaves(r
         reader.enter(worker)
         (reader.directory / "run.toml").write_text('name = "cohort-2"\ntask = "digits"\nrounds = 1\n')
         reader.enter("fedpareto admin submit run.toml")
-        wait_for(lambda: "cohort-2" in reader.enter("fedpareto worker runs --home hospital-a"), "the run to ask the site")
+        wait_for(lambda: "cohort-2" in reader.enter("fedpareto worker runs --home hospital-a"), "the run to ask")
 
     reader.before = {
         "fedpareto worker left --home hospital-a": train,

@@ -28,7 +28,7 @@ def test_a_reader_of_the_first_tutorial_sees_what_the_page_shows(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     own = {"python data.py": lambda: deal(tmp_path)} if rounds < 20 else {}
-    reader = Reader(tmp_path, monkeypatch.setenv, own, skipped=(DEMO,))
+    reader = Reader(tmp_path, monkeypatch.setenv, own, after_ctrl_c="fedpareto admin runs", skipped=(DEMO,))
     try:
         entered = reader.read(PAGE, {"rounds = 20": f"rounds = {rounds}"})
     finally:
