@@ -20,15 +20,15 @@ FILE_NAME = re.compile(r"# (\S+\.(?:py|toml))\n")
 SCRIPT = re.compile(r"(import|from) ")  # other Python is a part of something
 # Commands that go on, each with the text after which a reader types the next one.
 LASTING = {
-    "fedpareto coordinator serve": "members at",
-    "fedpareto worker run": "attending federation",
-    "fedpareto console": "/enter?key=",
-    "fedpareto worker console": "/enter?key=",
+    re.compile("fedpareto coordinator serve "): "members at",
+    re.compile("fedpareto worker run (?!.*--rehearse)"): "attending federation",
+    re.compile("fedpareto (worker )?console "): "/enter?key=",
+    re.compile("fedpareto admin .*notify $"): "",
+    re.compile("fedpareto admin audit --follow "): "",
 }
 # Commands that ask at a terminal, which these processes do not have.
 ASKING = re.compile(r"fedpareto (worker roster pin|admin .*(approve|bundle|consent|forget|revoke|revoke-admin|stop)) ")
-ENDING = "--rehearse"  # with it, a worker ends by itself
-INSTALLING = ("make ", ". ", "mkdir ", "cd ")  # what is installed and made before
+INSTALLING = ("make ", ". ", "mkdir ", "cd ", "chmod ")  # what is installed and made before
 LATER = "fedpareto admin audit"  # an entry is in the log a moment after what it tells of
 NOTHING: Mapping[str, str] = MappingProxyType({})
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -59,7 +59,7 @@ def pattern(line: str) -> str:
 def missing(shown: list[str], printed: str) -> list[str]:
     """The lines of a page that a command has not printed."""
     lines = "\n".join(pattern(line) for line in printed.splitlines())
-    return [line for line in shown if pattern(line) not in lines]
+    return [line for line in shown if not re.search(re.escape(pattern(line)).replace(r"\.\.\.", ".*"), lines)]
 
 
 def python(command: str) -> list[str]:
@@ -79,8 +79,7 @@ def home(command: str) -> str:
 class Reader:
     """Types what the page shows, every terminal in the same directory.
 
-    `own` are commands that the test runs in another way, `before` what others do before a command is typed. At the
-    command `after_ctrl_c`, the terminals are left first.
+    `own` are commands that the test runs in another way, `before` what is done before a command is typed.
     A command that asks gets `--yes`, and `worker join` the oldest join string that was made and not used.
     """
 
@@ -88,7 +87,6 @@ class Reader:
     environment: Callable[[str, str], None]
     own: Mapping[str, Callable[[], object]] = field(default_factory=dict)
     before: Mapping[str, Callable[[], object]] = field(default_factory=dict)
-    after_ctrl_c: str = ""
     skipped: tuple[str, ...] = ()
     terminals: list[tuple[str, Process]] = field(default_factory=list)
     fingerprint: str = ""
@@ -152,16 +150,15 @@ class Reader:
     def enter(self, line: str) -> str:
         """Runs a command line; returns what it printed, a lasting one until the next may follow."""
         print("$", line)  # DEBUG
-        if line == self.after_ctrl_c:
-            self.leave()
         if line.startswith("export "):
             self.environment(*line.removeprefix("export ").split("="))
             return ""
-        lasting = next((told for start, told in LASTING.items() if f"{line} ".startswith(f"{start} ")), None)
-        if lasting is not None and ENDING not in line:
+        lasting = next((told for command, told in LASTING.items() if command.match(f"{line} ")), None)
+        if lasting is not None:
             return self.keep(line, lasting)
         line, _, file = line.partition(" > ")
-        output = self.join_strings.pop(0) if line.startswith("fedpareto worker join") else ""
+        joins = line.startswith("fedpareto worker join ") and "--join-file" not in line
+        output = self.join_strings.pop(0) if joins else ""
         if ASKING.match(f"{line} ") and "--yes" not in line:
             line += " --yes"
         for command in FINGERPRINT.sub(self.fingerprint, line).split(" | "):

@@ -24,13 +24,10 @@ def deal(directory: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("rounds", [2, 20])
 def test_a_reader_of_the_first_tutorial_sees_what_the_page_shows(
-    rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rounds: int, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    own = {"python data.py": lambda: deal(tmp_path)} if rounds < 20 else {}
-    reader = Reader(tmp_path, monkeypatch.setenv, own, after_ctrl_c="fedpareto admin runs", skipped=(DEMO,))
-    try:
-        entered = reader.read(PAGE, {"rounds = 20": f"rounds = {rounds}"})
-    finally:
-        reader.close()
-    assert entered > 10
+    reader.own = {"python data.py": lambda: deal(reader.directory)} if rounds < 20 else {}
+    reader.before = {"fedpareto admin runs": reader.leave}
+    reader.skipped = (DEMO,)
+    assert reader.read(PAGE, {"rounds = 20": f"rounds = {rounds}"}) > 10
