@@ -149,7 +149,6 @@ class Reader:
 
     def enter(self, line: str) -> str:
         """Runs a command line; returns what it printed, a lasting one until the next may follow."""
-        print("$", line)  # DEBUG
         if line.startswith("export "):
             self.environment(*line.removeprefix("export ").split("="))
             return ""

@@ -6,6 +6,7 @@ from shutil import rmtree
 
 import pytest
 
+from tests.conftest import Postgres, postgresql_database
 from tests.federation.transport.connect_proxy import connect_proxy
 from tests.fedpareto.delivery.servers import raw_server
 from tests.pages.reader import Reader
@@ -130,6 +131,17 @@ def test_alerts_are_listed_and_delivered_and_a_contact_is_noted(reader: Reader) 
         file = reader.directory / "notifier/notify.toml"
         reader.before = {"fedpareto admin --home notifier notify --test": lambda: file.chmod(0o600)}
         reader.read(page, {**HERE, **receiver})
+
+
+@pytest.mark.full
+def test_a_second_coordinator_is_made_checked_and_served(reader: Reader, postgres: Postgres) -> None:
+    page = (OPERATE / "several-coordinators.md").read_text()
+    with postgresql_database(postgres) as url:
+        reader.enter(f"fedpareto coordinator init --home coordinator --name clinic --database {url}")
+        set_in(reader, f'blobs = "{reader.directory / "blobs"}"\n')
+        # No cluster is here; tests/project/test_deploy.py checks the manifests.
+        reader.skipped = ("fedpareto coordinator init --home keys", "kubectl ")
+        reader.read(page, {**HERE, "/srv/fedpareto-2": "second", "--host fl2.example.org": "--host localhost"})
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits
 
 from tests.pages.reader import Reader
-from tests.paths import DOCS
+from tests.paths import DOCS, ROOT
 
 START = DOCS / "start"
 HERE = {  # a directory below the reader's, in place of one that root makes, and this machine, in place of the host
@@ -124,3 +124,16 @@ def test_a_lightning_module_is_rehearsed_and_takes_part(reader: Reader) -> None:
         torch.save(own, reader.directory / "data" / name / "digits.pt")
     page = (START / "existing-clients.md").read_text().partition("\n## Flower\n")[0]
     reader.read(page, {"/srv/digits": "data/a"})
+
+
+@pytest.mark.full
+def test_a_flower_app_takes_part(reader: Reader) -> None:
+    program = ROOT / ".venv-flower/bin/fedpareto"
+    if not program.exists():
+        pytest.skip("Flower is not installed: `make test-full` installs it into .venv-flower")
+    reader.begin("hospital-a")
+    (reader.directory / "hospital-a").rename(reader.directory / WORKER)
+    reader.skipped = ("python3 -m venv", "flower/bin/pip")  # .venv-flower is such an environment
+    page = (START / "existing-clients.md").read_text().partition("\n## Flower\n")[2]
+    reader.read(page, {"=flower/bin/fedpareto": f"={program}", "rounds = 20": "rounds = 2"})
+    reader.enter("fedpareto admin submit run.toml --code docs/examples --watch")
