@@ -23,8 +23,8 @@ LASTING = {
     re.compile("fedpareto coordinator serve "): "members at",
     re.compile("fedpareto worker run (?!.*--rehearse)"): "attending federation",
     re.compile("fedpareto (worker )?console "): "/enter?key=",
-    re.compile("fedpareto admin .*notify $"): "",
-    re.compile("fedpareto admin audit --follow "): "",
+    re.compile("fedpareto admin .*notify $"): "are delivered to",
+    re.compile("fedpareto admin audit --follow "): "hospital-a",
 }
 # Commands that ask at a terminal, which these processes do not have.
 ASKING = re.compile(r"fedpareto (worker roster pin|admin .*(approve|bundle|consent|forget|revoke|revoke-admin|stop)) ")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.paths import DOCS, ROOT
 
-FOLDERS = ("start", "member", "operate", "research")
+FOLDERS = ("start", "member", "operate", "research", "reference")
 OTHER = (
     "tests/fedpareto/simulation/test_data_kinds.py::"
     "test_the_examples_of_models_and_data_of_another_form_are_those_of_the_page_and_learn"
@@ -67,6 +67,9 @@ TYPED = {
     ),
     "operate/tracking.md": ("tests/pages/test_operate.py::test_the_numbers_of_a_run_go_to_tensorboard",),
     "operate/upgrading.md": ("tests/pages/test_operate.py::test_a_coordinator_is_upgraded_and_goes_back",),
+    "reference/verify.md": (
+        "tests/pages/test_reference.py::test_an_outsider_a_user_of_the_model_and_a_member_verify_a_run",
+    ),
     "research/attacks.md": (
         "tests/pages/test_research.py::test_attacks_are_listed_and_rehearsed_by_a_worker_and_a_backdoor_is_simulated",
     ),
@@ -88,6 +91,7 @@ TYPED = {
 NOT_TYPED = {
     "../README.md": "`make demo` installs PyTorch; tests/fedpareto/test_demo.py plays the demo",
     "operate/benchmarks.md": "takes an hour; tests/project/test_benchmarks.py runs the scenarios in small forms",
+    "reference/run-spec.md": "one command; tests/project/test_docs.py reads its specification",
     "operate/monitoring.md": "curl and openssl alone; tests/coordinator/monitoring/test_number_keeper.py scrapes",
 }
 
