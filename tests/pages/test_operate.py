@@ -154,6 +154,8 @@ def test_the_console_is_opened(reader: Reader) -> None:
 @pytest.mark.full
 def test_the_audit_log_is_shown_followed_and_verified(reader: Reader) -> None:
     reader.begin("hospital-a")
+    reader.work("hospital-a")
+    reader.run("digits-1")
     reader.read((OPERATE / "audit-log.md").read_text())
 
 
