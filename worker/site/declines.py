@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from federation.monitoring.events import Events
 from federation.owners_code import TwoTexts
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from worker.connection.attendance import Attendance
-from worker.events import Events
 from worker.site.assignment_checks import Declined, UnverifiedAssignment, claimed_id
 from worker.site.refused_orders import ATTACKS, RefusedOrders
 
