@@ -27,7 +27,8 @@ def test_an_owner_joins_runs_a_worker_sees_what_left_decides_pauses_and_leaves(r
     def ask() -> None:
         (reader.directory / "hospital-a/policy.toml").write_text('approve = "each-run"\n')
         reader.enter(worker)
-        (reader.directory / "run.toml").write_text('name = "cohort-2"\ntask = "digits"\nrounds = 1\n')
+        both = "selection.minimum = 2\n"  # so that the run asks this site
+        (reader.directory / "run.toml").write_text(f'name = "cohort-2"\ntask = "digits"\nrounds = 1\n{both}')
         reader.enter("fedpareto admin submit run.toml")
         wait_for(lambda: "cohort-2" in reader.enter("fedpareto worker runs --home hospital-a"), "the run to ask")
 
