@@ -8,6 +8,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 
 from tests.pages.reader import Reader
 from tests.paths import DOCS, ROOT
+from tests.project.scene import section
 
 START = DOCS / "start"
 HERE = {  # a directory below the reader's, in place of one that root makes, and this machine, in place of the host
@@ -112,18 +113,33 @@ def test_images_are_segmented_and_the_best_model_is_exported(reader: Reader) -> 
     assert (reader.directory / "model.safetensors").exists()
 
 
+def put_parts(reader: Reader, file: str, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Writes a third of samples into the file of each of three members."""
+    for number, name in enumerate("abc"):
+        (reader.directory / "data" / name).mkdir(parents=True)
+        torch.save((x[number::3].clone(), y[number::3].clone()), reader.directory / "data" / name / file)
+
+
 @pytest.mark.full
 def test_a_lightning_module_is_rehearsed_and_takes_part(reader: Reader) -> None:
     pytest.importorskip("lightning", reason="needs fedpareto[examples]")
     reader.begin("hospital-a")
     (reader.directory / "hospital-a").rename(reader.directory / WORKER)
     images, labels = load_digits(return_X_y=True)
-    for number, name in enumerate("abc"):
-        (reader.directory / "data" / name).mkdir(parents=True)
-        own = torch.from_numpy(images[number::3]).float() / 16, torch.from_numpy(labels[number::3])
-        torch.save(own, reader.directory / "data" / name / "digits.pt")
-    page = (START / "existing-clients.md").read_text().partition("\n## Flower\n")[0]
-    reader.read(page, {"/srv/digits": "data/a"})
+    put_parts(reader, "digits.pt", torch.from_numpy(images).float() / 16, torch.from_numpy(labels))
+    page = (START / "existing-clients.md").read_text()
+    reader.read(section(page, "Lightning"), {"/srv/digits": "data/a", "rounds = 20": "rounds = 2"})
+
+
+@pytest.mark.full
+def test_a_model_of_transformers_is_rehearsed_and_takes_part(reader: Reader) -> None:
+    pytest.importorskip("transformers", reason="needs fedpareto[examples]")
+    reader.begin("hospital-a")
+    (reader.directory / "hospital-a").rename(reader.directory / WORKER)
+    tokens = torch.randint(8, 50, (900, 12), generator=torch.Generator().manual_seed(0))
+    put_parts(reader, "notes.pt", tokens, (tokens[:, 0] < 20).long())
+    page = (START / "existing-clients.md").read_text()
+    reader.read(section(page, "Transformers"), {"/srv/notes": "data/a", "rounds = 20": "rounds = 2"})
 
 
 @pytest.mark.full
@@ -134,6 +150,6 @@ def test_a_flower_app_takes_part(reader: Reader) -> None:
     reader.begin("hospital-a")
     (reader.directory / "hospital-a").rename(reader.directory / WORKER)
     reader.skipped = ("python3 -m venv", "flower/bin/pip")  # .venv-flower is such an environment
-    page = (START / "existing-clients.md").read_text().partition("\n## Flower\n")[2]
-    reader.read(page, {"=flower/bin/fedpareto": f"={program}", "rounds = 20": "rounds = 2"})
+    page = (START / "existing-clients.md").read_text()
+    reader.read(section(page, "Flower"), {"=flower/bin/fedpareto": f"={program}", "rounds = 20": "rounds = 2"})
     reader.enter("fedpareto admin submit run.toml --code docs/examples --watch")

@@ -21,6 +21,7 @@ TYPED = {
     ),
     "start/existing-clients.md": (
         "tests/pages/test_start.py::test_a_lightning_module_is_rehearsed_and_takes_part",
+        "tests/pages/test_start.py::test_a_model_of_transformers_is_rehearsed_and_takes_part",
         "tests/pages/test_start.py::test_a_flower_app_takes_part",
     ),
     "start/first-federation.md": (
