@@ -2,11 +2,12 @@
 
     make docs
 
-The pages are the Markdown of docs/, laid out for zensical beside it, in pages/. Four things differ from what a forge
+The pages are the Markdown of docs/, laid out for zensical beside it, in pages/. Five things differ from what a forge
 shows:
 
 - A link out of docs/ leads to a page with that file, or with the names in that directory, below `tree/`.
 - A notebook is a page.
+- A diagram is text: on a forge, a script draws it.
 - What stands in a list is indented by four spaces, as zensical's Markdown wants it.
 - `reference/names.md` is written here: the names of `fedpareto`, each with its docstring.
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from diagrams import in_words
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, HERE = ROOT / "docs", ROOT / "tools" / "site"
@@ -109,7 +111,7 @@ class Pages:
             found = os.path.relpath(place, self.place(source).parent)
             return f"{before}{found}{anchor})"
 
-        return LINK.sub(moved, text) if not text.startswith("\0") else text[1:]
+        return LINK.sub(moved, text) if not text.startswith("\0") else in_words(text[1:])
 
 
 def prose(text: str) -> Iterator[str]:
@@ -216,7 +218,7 @@ def build(target: Path) -> int:
     Pages(pages).write()
     (pages / "reference/names.md").write_text(reference())
     (pages / "assets").mkdir()
-    shutil.copy(HERE / "iframe-worker.min.js", pages / "assets")
+    shutil.copy(HERE / "iframe-worker.js", pages / "assets")
     settings = tomllib.loads((HERE / "zensical.toml").read_text())
     settings["project"]["nav"] = navigation()
     settings["project"]["plugins"]["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT)]

@@ -70,6 +70,37 @@ def test_lists_are_indented_by_four_spaces_and_code_in_them_moves_along() -> Non
     )
 
 
+DIAGRAM = """```mermaid
+flowchart LR
+    subgraph site["A site"]
+        W["worker<br/>with data"]
+    end
+    A["admin"]
+    W & A -- "TLS" --> S["services"] --> DB[("database")]
+```
+"""
+IN_WORDS = """```text
+A site: worker (with data)
+worker, admin → services: TLS
+services → database
+```
+"""
+
+
+def test_a_diagram_is_told_in_words_with_every_label_and_no_sign_of_its_language() -> None:
+    assert builder.in_words(DIAGRAM) == IN_WORDS
+    assert builder.in_words("```toml\nrounds = 1\n```\n") == "```toml\nrounds = 1\n```\n"
+    diagrams = [
+        found for path in SOURCES for found in re.findall(r"^```mermaid\n.*?^```\n", path.read_text(), re.M | re.S)
+    ]
+    assert len(diagrams) > 2
+    for diagram in diagrams:
+        words = builder.in_words(diagram)
+        assert not re.search(r"--|->>|subgraph|<br/>|mermaid", words)
+        labels = re.findall(r'"([^"]+)"|: (.+)$|participant \w+ as (.+)$', diagram, re.MULTILINE)
+        assert [label for group in labels for label in "".join(group).split("<br/>") if label not in words] == []
+
+
 def test_the_reference_has_every_public_name_and_the_navigation_every_page() -> None:
     assert sorted(re.findall(r"^::: fedpareto\.(\w+)$", builder.reference(), re.MULTILINE)) == fedpareto.__all__
     places = str(builder.navigation())
@@ -125,7 +156,8 @@ def test_a_browser_opens_the_pages_from_files_asks_no_host_and_finds_a_word(site
         page.goto((site / "index.html").as_uri())
         page.get_by_role("button", name="Search").first.click()
         page.keyboard.type("home-copied")
-        page.get_by_text("Two copies have started").wait_for()  # a title of another page
+        page.get_by_text("Two copies have started").click()  # a title of another page
+        page.wait_for_url("**/start/moving-a-worker.html*")
         page.goto((site / "reference/names.html").as_uri())
         assert "submit" in page.inner_text("article")
     assert len(asked) > len(OPENED)

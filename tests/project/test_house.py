@@ -21,7 +21,18 @@ LARGEST_ROOM = 15
 CATALOGUES = {"federation/aggregation/rules", "federation/secure", "federation/tasks", "federation/training"}
 # Folders of tests that are named like no package.
 NO_PACKAGES = {
-    *("owners_code", "owners_code/lottery", "peers", "programs", "project", "releases", "research", "simulated", "soak")
+    *(
+        "owners_code",
+        "owners_code/lottery",
+        "pages",
+        "peers",
+        "programs",
+        "project",
+        "releases",
+        "research",
+        "simulated",
+        "soak",
+    )
 }
 ARCHITECTURE = (ROOT / "docs/reference/architecture.md").read_text()
 

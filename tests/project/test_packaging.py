@@ -143,7 +143,7 @@ def test_the_wheel_holds_the_pages_scripts_and_styles_of_the_console(wheel: Path
     assert not {str(path.relative_to(ROOT)) for path in files} - set(zipfile.ZipFile(wheel).namelist())
 
 
-@pytest.mark.parametrize("folder", ["fedpareto/web/console/static", "tests/vendored", "tools/site"])
+@pytest.mark.parametrize("folder", ["fedpareto/web/console/static", "tests/vendored"])
 def test_each_script_of_others_is_as_it_was_published_with_version_and_licence(folder: str) -> None:
     place = ROOT / folder
     listed = tomllib.loads((place / "vendored.toml").read_text())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from federation.tasks.digits import bundled
+from tests.pages.reader import Reader
 from tests.paths import DOCS
-from tests.reader import Reader
 
 PAGE = (DOCS / "start/three-terminals.md").read_text()
 DEMO = "fedpareto demo "  # tests/fedpareto/test_demo.py plays it
@@ -24,13 +24,10 @@ def deal(directory: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("rounds", [2, 20])
 def test_a_reader_of_the_first_tutorial_sees_what_the_page_shows(
-    rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rounds: int, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    own = {"python data.py": lambda: deal(tmp_path)} if rounds < 20 else {}
-    reader = Reader(tmp_path, monkeypatch.setenv, own, skipped=(DEMO,))
-    try:
-        entered = reader.read(PAGE, {"rounds = 20": f"rounds = {rounds}"})
-    finally:
-        reader.close()
-    assert entered > 10
+    reader.own = {"python data.py": lambda: deal(reader.directory)} if rounds < 20 else {}
+    reader.before = {"fedpareto admin runs": reader.leave}
+    reader.skipped = (DEMO,)
+    assert reader.read(PAGE, {"rounds = 20": f"rounds = {rounds}"}) > 10
