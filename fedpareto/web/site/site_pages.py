@@ -7,8 +7,7 @@ written as the commands of `fedpareto worker` write it.
 
 import asyncio
 import shutil
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from itertools import chain, islice
@@ -39,14 +38,14 @@ from fedpareto.web.site.asked import (
     changed_lines,
     changes,
     compared_words,
-    flat_values,
 )
 from fedpareto.web.site.fetched_results import read_results
 from fedpareto.web.site.left_table import COLUMNS, cells, csv_text, local_time
 from fedpareto.web.site.now import closing_words, site_now
+from fedpareto.web.site.policy_rules import refused_runs, refused_work, rules
 from worker.config import WorkerConfig, WorkerConfigError
 from worker.home import WorkerHome
-from worker.ledgers.left_reading import earlier_receipts, read_left
+from worker.ledgers.left_reading import earlier_receipts, read_declines, read_left
 from worker.site.leaving import Leave, write_leave
 from worker.site.pause import Pause, end_pause, write_pause
 from worker.site.policy_file import Policy
@@ -54,7 +53,6 @@ from worker.site.run_requests import (
     APPROVED,
     REFUSED,
     DecisionRefused,
-    RunRequest,
     RunsFile,
     decided,
     read_request,
@@ -207,9 +205,16 @@ class SiteConsole:
     def _policy(self, request: Request) -> Response:
         policy = Policy.load(self.home.policy)
         newest = read_requests(self.home.runs, None, limit=PAGE).runs
+        declines = read_declines(self.home.left)
         kept = sum(1 for _ in self.home.evidence.glob("*.order")) if self.home.evidence.is_dir() else 0
-        rules = list(flat_values(policy.model_dump(mode="json")))
-        values = {"rules": rules, "refused": _refused(newest, policy), "runs": len(newest), "kept": kept}
+        shown = rules(policy)
+        values = {
+            "set": [rule for rule in shown if rule.is_set],
+            "defaults": [rule for rule in shown if not rule.is_set],
+            "refused": refused_runs(newest, policy) + refused_work(declines, by_rules=True),
+            "others": refused_work(declines, by_rules=False),
+            "kept": kept,
+        }
         return self._shown(request, "/policy", "policy", values)
 
     def _results(self, request: Request) -> Response:
@@ -335,11 +340,3 @@ def _number(request: Request, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise RefusedRequest(400, f"{name} must be a whole number.")
     return int(text)
-
-
-def _refused(runs: Sequence[RunRequest], policy: Policy) -> list[tuple[str, int, str]]:
-    """By reason, how many of some runs the policy refuses, and the words about the first of them."""
-    verdicts = [verdict for run in runs if (verdict := run.verdict(policy)).answer == "refused"]
-    counts = Counter(verdict.reason for verdict in verdicts)
-    words = {verdict.reason: verdict.message for verdict in reversed(verdicts)}
-    return [(reason, count, words[reason]) for reason, count in counts.most_common()]

@@ -137,6 +137,8 @@ def filled(directory: Path, runs: int) -> WorkerHome:
         left.keep(*hostile, NOW)
         refused = ReceiptManifest(envelope=envelope_digest(hostile[0]), reason=HOSTILE)
         left.acknowledge(sign(refused, KEY), refused)
+        for reason in ("limit:samples", "disk"):
+            left.decline(reason, HOSTILE, run=HOSTILE, assignment=HOSTILE, at=NOW)
     with closing(RoundLedger(home.rounds)) as rounds:
         for number in range(3):
             rounds.add(SessionEntry(str(number), "run-1", "digits", "m", "evaluate" if number == 2 else "train"))

@@ -58,7 +58,7 @@ def test_each_screen_is_shown_while_no_worker_runs_escapes_what_others_named_and
         assert [bad for bad in (*html, "\x1b", "\u202e") if bad in text] == [], path
         assert site.ask(path, cookie="").status == 401
     assert contents(site.home) == before
-    for path in ("/", "/runs", "/left", "/budgets", "/results"):
+    for path in SCREENS:
         assert "\\x1b[2J\\u202eevil" in site.page(path), f"{path} shows no name of others"
 
 
@@ -102,6 +102,13 @@ def test_budgets_say_what_is_spent_and_left(site: Site) -> None:
     text = site.page("/budgets")
     cells = [part.partition("</td>")[0] for part in text.partition(">digits<")[2].split('">')[1:7]]
     assert cells == ["2", "40", "38", "1", "1000", "999"]
+
+
+def test_the_policy_says_what_each_rule_refused_and_what_was_declined_without_one(site: Site) -> None:
+    text = site.page("/policy")
+    by_rules, others = text.partition("What was declined without a rule")[::2]
+    assert '<th scope="row">limits.samples</th><td data-label="refused">1 assignment</td>' in by_rules
+    assert '<th scope="row">disk</th><td data-label="refused">1 assignment</td>' in others
 
 
 def test_a_pause_from_the_page_is_written_and_ended_as_the_commands_do(site: Site) -> None:
@@ -224,7 +231,11 @@ def test_a_file_that_is_damaged_is_named(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("name", "paths"),
-    [("left.db", ("/left", "/left.csv")), ("runs.db", ("/", "/runs", "/policy")), ("private-rounds.db", ("/budgets",))],
+    [
+        ("left.db", ("/left", "/left.csv", "/policy")),
+        ("runs.db", ("/", "/runs", "/policy")),
+        ("private-rounds.db", ("/budgets",)),
+    ],
 )
 def test_a_ledger_that_another_process_has_locked_gets_a_sentence(
     site: Site, monkeypatch: pytest.MonkeyPatch, name: str, paths: tuple[str, ...]
@@ -251,7 +262,8 @@ def test_a_home_that_the_console_cannot_write_to_is_shown_but_for_a_ledger_that_
         directory.chmod(0o755)
         shutil.rmtree(directory)
     sentence = "left.db cannot be read: a process was killed in the middle of a change"
-    assert {path: status for path, (status, _) in found.items() if status != 200} == {"/left": 503, "/pause": 503}
+    refused = {path: status for path, (status, _) in found.items() if status != 200}
+    assert refused == {"/left": 503, "/policy": 503, "/pause": 503}
     assert sentence in found["/left"][1]
     assert "pause.json" in found["/pause"][1]
 
