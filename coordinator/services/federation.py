@@ -20,7 +20,15 @@ from coordinator.members.renewal import retire_older
 from coordinator.members.requests import LEAST
 from coordinator.rounds.fleets.consents import offered_specification, record_consent
 from coordinator.rounds.fleets.deliveries import open_assignments_of
-from coordinator.rounds.fleets.presence import Admitted, Assigned, AttendanceStream, Message, Offered
+from coordinator.rounds.fleets.presence import (
+    Admitted,
+    Assigned,
+    AttendanceStream,
+    LastSign,
+    Message,
+    Offered,
+    note_sign,
+)
 from coordinator.rounds.replies.intake import named_assignment
 from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
@@ -328,7 +336,7 @@ def _note_hello(session: Session, attendance: AttendanceStream, hello: ReceivedH
     client.run_kinds = hello.run_kinds
     client.noise_budgets = hello.noise_budgets
     client.software, client.device = hello.software, hello.device
-    client.last_seen = attendance.last_seen
+    note_sign(client, LastSign(attendance.last_seen, attendance.closing))
 
 
 def _pending(session: Session, client_id: str, settings: Settings) -> messages.Pending | None:
