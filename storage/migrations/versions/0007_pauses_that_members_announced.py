@@ -16,9 +16,9 @@ depends_on = None
 
 def upgrade() -> None:
     """Makes the change: members that are away have announced nothing."""
-    with op.batch_alter_table("clients", schema=None) as batch_op:
-        batch_op.add_column(sa.Column("closed_until", storage.columns.UtcDateTime(), nullable=True))
-        batch_op.add_column(sa.Column("paused", sa.Boolean(), server_default=sa.false(), nullable=False))
+    # Not in a batch, which would copy the table in SQLite: other tables refer to it.
+    op.add_column("clients", sa.Column("closed_until", storage.columns.UtcDateTime(), nullable=True))
+    op.add_column("clients", sa.Column("paused", sa.Boolean(), server_default=sa.false(), nullable=False))
 
 
 def downgrade() -> None:
