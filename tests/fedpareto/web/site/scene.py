@@ -31,6 +31,7 @@ from worker.status import CoordinatorConnection, OfferedTask, StatusFile, Worker
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J\u202eevil" + "x" * 200
 NOW = datetime(2026, 11, 4, 12, tzinfo=UTC)
+SCREENS = ("/", "/runs", "/left", "/budgets", "/policy", "/results")
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 POLICY = """approve = "each-run"
 limits.max_bytes = 1_000_000
@@ -100,6 +101,23 @@ def served_site(home: WorkerHome) -> Iterator[Site]:
             thread.join()
 
 
+async def answer_of(console: SiteConsole, path: str, method: str, body: str = "") -> tuple[int, str]:
+    """The answer of the pages themselves, without server and guard."""
+    said: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body.encode()}
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    place, _, query = path.partition("?")
+    scope = {"type": "http", "method": method, "path": place, "query_string": query.encode(), "headers": []}
+    scope |= {"token": "", "session": ""}
+    await console.pages(scope, receive, send)
+    return said[0]["status"], b"".join(message.get("body", b"") for message in said).decode()
+
+
 def request(number: int, document: str = "", **changes: Any) -> RunRequest:
     """A run that asked, later than those with smaller numbers."""
     text = (document or f'name = "run-{number}"\ntask = "digits"\nrounds = 3\n').encode()
@@ -121,6 +139,7 @@ def filled(directory: Path, runs: int) -> WorkerHome:
     No worker runs; the last one was killed.
     """
     home = WorkerHome(directory)
+    directory.mkdir(exist_ok=True)
     (directory / MEMBER_FILE).touch()
     home.policy.write_text(POLICY)
     with closing(RunsFile(home.runs)) as file:

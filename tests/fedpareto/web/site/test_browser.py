@@ -20,7 +20,7 @@ from tests.browsers import (
     smallest_text,
     violations,
 )
-from tests.fedpareto.web.site.scene import HOSTILE, Site, filled, request, run_address, served_site
+from tests.fedpareto.web.site.scene import HOSTILE, SCREENS, Site, filled, request, run_address, served_site
 from tests.harness import Federation, federation, wait_for
 from worker.site.run_requests import RunsFile
 
@@ -33,7 +33,6 @@ pytestmark = pytest.mark.full
 
 RUNS = 500
 CLIENTS = ("hospital-a", "hospital-b", "hospital-c")
-SCREENS = ("/", "/runs", "/left", "/budgets", "/policy", "/results")
 SPEC = """
 task = "digits"
 rounds = 200

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from html import unescape
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -22,7 +21,18 @@ import pytest
 from fedpareto.web.serving.security import EntranceKeys
 from fedpareto.web.site.left_table import csv_text
 from fedpareto.web.site.site_pages import SiteConsole
-from tests.fedpareto.web.site.scene import HOSTILE, NOW, Site, filled, reply, request, run_address, served_site
+from tests.fedpareto.web.site.scene import (
+    HOSTILE,
+    NOW,
+    SCREENS,
+    Site,
+    answer_of,
+    filled,
+    reply,
+    request,
+    run_address,
+    served_site,
+)
 from worker.home import WorkerHome
 from worker.ledgers import ledger_file
 from worker.ledgers.left_ledger import LeftLedger
@@ -30,7 +40,6 @@ from worker.site.leaving import read_leave
 from worker.site.run_requests import RunsFile
 
 RUNS = 150
-SCREENS = ("/", "/runs", "/left", "/budgets", "/policy", "/results")
 
 
 @pytest.fixture(scope="module")
@@ -301,22 +310,6 @@ def asked_by_nobody(home: WorkerHome) -> dict[str, tuple[int, str]]:
     found: dict[str, tuple[int, str]] = reading.recv()
     process.join()
     return found
-
-
-async def answer_of(console: SiteConsole, path: str, method: str) -> tuple[int, str]:
-    """The answer of the pages themselves, without server and guard."""
-    said: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b""}
-
-    async def send(message: Any) -> None:
-        said.append(message)
-
-    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": []}
-    scope |= {"token": "", "session": ""}
-    await console.pages(scope, receive, send)
-    return said[0]["status"], b"".join(message.get("body", b"") for message in said).decode()
 
 
 def test_a_download_that_its_reader_does_not_fetch_does_not_hold_up_the_worker(
