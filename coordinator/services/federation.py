@@ -272,8 +272,12 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
                 tally.add(PAYLOAD_BYTES, "sent", amount=len(chunk))
 
     async def LocateBlob(self, request: messages.LocateBlobRequest, context: Context) -> messages.LocateBlobResponse:
-        """Gives the URL in the bucket of a blob that an assignment offered to the caller; empty if there is none."""
-        turn_to_assignment(await self._read(_offering, self._access.caller().name, request.digest))
+        """Gives the URL in the bucket of a blob that `FetchBlob` gives the caller; empty if there is none."""
+        client_id = self._access.caller().name
+        if request.HasField("grant"):
+            self._check_granted(client_id, request)
+        else:
+            turn_to_assignment(await self._read(_offering, client_id, request.digest))
         return messages.LocateBlobResponse(url=await self._in_thread(self._blobs.download_url, request.digest))
 
     async def GetModel(self, request: messages.GetModelRequest, context: Context) -> messages.GetModelResponse:
@@ -307,7 +311,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         signed = await self._in_thread(sign, manifest, self._home.signing_key)
         return messages.GetModelResponse(model=signed, spec=run.spec, rotations=self._home.rotations)
 
-    def _check_granted(self, client_id: str, request: messages.FetchBlobRequest) -> None:
+    def _check_granted(self, client_id: str, request: messages.FetchBlobRequest | messages.LocateBlobRequest) -> None:
         """Checks that we have signed for this client, not long ago, that it may fetch a blob.
 
         Raises:
