@@ -83,9 +83,13 @@ def rules(policy: Policy) -> list[Rule]:
     return [rule for rule in _rules(policy, "") if rule.key != "format"]
 
 
-def refused_runs(runs: Sequence[RunRequest], policy: Policy) -> list[Refused]:
-    """What the rules refuse of some runs that asked, the most frequent reason first."""
-    verdicts = [verdict for run in runs if (verdict := run.verdict(policy)).answer == "refused"]
+def refused_runs(runs: Sequence[RunRequest], policy: Policy, *, by_rules: bool) -> list[Refused]:
+    """What is refused of some runs that asked, the most frequent reason first: by rules, or for all other reasons."""
+    verdicts = [
+        verdict
+        for run in runs
+        if (verdict := run.verdict(policy)).answer == "refused" and (verdict.reason in BY_REASON) is by_rules
+    ]
     messages = {verdict.reason: verdict.message for verdict in reversed(verdicts)}
     of = f"of the {counted(len(runs), 'run')} that asked last"
     return [

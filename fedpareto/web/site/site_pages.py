@@ -66,6 +66,12 @@ _MENU = {
     "/results": "Results",
 }  # fmt: skip
 _OWNER = {"all": None, "undecided": "", "approved": APPROVED, "refused": REFUSED}
+_WHY = {
+    "owner": "by you",
+    "policy:algorithm": "by your rule algorithms",
+    "policy:submitter": "by your rule submitters",
+    "spec": "since it cannot be read",
+}  # the reasons of a verdict
 
 
 class SiteConsole:
@@ -145,7 +151,15 @@ class SiteConsole:
         found = read_requests(self.home.runs, _OWNER[show], limit=PAGE, offset=page * PAGE)
         rows = [(run, run.verdict(policy), _address(run.run, run.spec)) for run in found.runs]
         more = (page + 1) * PAGE < found.total
-        values = {"rows": rows, "total": found.total, "show": show, "kinds": list(_OWNER), "page": page, "more": more}
+        values = {
+            "rows": rows,
+            "why": _WHY,
+            "total": found.total,
+            "show": show,
+            "kinds": list(_OWNER),
+            "page": page,
+            "more": more,
+        }
         return self._shown(request, "/runs", "runs", values)
 
     def _run(self, request: Request) -> Response:
@@ -211,8 +225,8 @@ class SiteConsole:
         values = {
             "set": [rule for rule in shown if rule.is_set],
             "defaults": [rule for rule in shown if not rule.is_set],
-            "refused": refused_runs(newest, policy) + refused_work(declines, by_rules=True),
-            "others": refused_work(declines, by_rules=False),
+            "refused": refused_runs(newest, policy, by_rules=True) + refused_work(declines, by_rules=True),
+            "others": refused_runs(newest, policy, by_rules=False) + refused_work(declines, by_rules=False),
             "kept": kept,
         }
         return self._shown(request, "/policy", "policy", values)

@@ -48,8 +48,9 @@ def test_a_decline_is_listed_by_its_rules_or_by_its_reason(*, by_rules: bool) ->
     assert (row.by, row.count, row.example) == (by, "2 assignments", HOSTILE)
 
 
-def test_runs_that_rules_refuse_are_counted_by_rule() -> None:
-    runs = [request(number) for number in range(3)]
-    [row] = refused_runs(runs, policy(submitters=["bob"]))
-    assert (row.by, row.count) == ("submitters", "3 of the 3 runs that asked last")
-    assert refused_runs(runs, policy()) == []
+def test_runs_that_are_refused_are_counted_by_rule_or_by_the_reason() -> None:
+    runs = [*(request(number) for number in range(3)), request(4, "no TOML")]
+    for rules_, by, count in ((True, "submitters", 3), (False, "spec", 1)):
+        [row] = refused_runs(runs, policy(submitters=["bob"]), by_rules=rules_)
+        assert (row.by, row.count) == (by, f"{count} of the 4 runs that asked last")
+    assert refused_runs(runs, policy(), by_rules=True) == []
