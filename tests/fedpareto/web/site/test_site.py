@@ -116,8 +116,8 @@ def test_budgets_say_what_is_spent_and_left(site: Site) -> None:
 def test_the_policy_says_what_each_rule_refused_and_what_was_declined_without_one(site: Site) -> None:
     text = site.page("/policy")
     by_rules, others = text.partition("What was declined without a rule")[::2]
-    assert 'limits.samples</th><td data-label="refused" class="key">1 assignment</td>' in by_rules
-    assert 'disk</th><td data-label="refused" class="key">1 assignment</td>' in others
+    assert 'limits.samples</th><td data-label="refused" class="rule-says">1 assignment</td>' in by_rules
+    assert 'disk</th><td data-label="refused" class="rule-says">1 assignment</td>' in others
 
 
 def test_a_pause_from_the_page_is_written_and_ended_as_the_commands_do(site: Site) -> None:
