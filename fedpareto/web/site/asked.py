@@ -154,7 +154,7 @@ def _leaves(spec: RunSpec) -> str:
     update = (
         "an update (how the model changed on your data), masked so that it can be read only in the sum of all members"
         if private
-        else "an update (how the model changed on your data), which the coordinator can read, and which tells much of them"
+        else "an update (how the model changed on your data), readable by the coordinator; it reveals much of the data"
     )
     also = "" if private else ". Some algorithms also ask for sketches of gradients, which it can read, too"
     own = [name for name in spec.privacy.disclose if name != "evaluation"]

@@ -3,8 +3,10 @@
 import asyncio
 import http.client
 import json
+import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.digests import digest
@@ -82,6 +85,32 @@ class Site:
         """Sends a form with the token of the session."""
         token = self.page("/").partition('name="token" value="')[2].partition('"')[0]
         return self.ask(path, urlencode({"token": token, **fields}))
+
+
+MOST_STATEMENTS, MOST_ROWS = 30, 300  # of SQLite, for a screen of 100 rows, however many there are
+
+
+@contextmanager
+def counted_reads() -> Iterator[Counter[str]]:
+    """Counts what SQLite does for this process inside: "statements" that it executes, and "rows" that it gives."""
+    connect, counts = sqlite3.connect, Counter[str]()
+
+    def row(_: sqlite3.Cursor, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        counts["rows"] += 1
+        return values
+
+    def executes(_: str) -> None:
+        counts["statements"] += 1
+
+    def connected(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*arguments, **options)
+        connection.row_factory = row
+        connection.set_trace_callback(executes)
+        return connection
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite3, "connect", connected)
+        yield counts
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def test_the_bytes_are_known_while_a_worker_has_told_the_size_of_its_model(home:
     ("more", "key", "told"),
     [
         ("", "who sees it", "the update of every member"),
-        ("", "would leave", "which tells much of them; after each evaluation losses and metrics on train"),
+        ("", "would leave", "it reveals much of the data; after each evaluation losses and metrics on train"),
         ("", "who gets the model", "each member with an accepted reply"),
         ('results = "admins"\n', "who gets the model", "members that train or evaluate have it, too"),
         ('privacy.secure = "sum"\n', "who sees it", "no member's own"),

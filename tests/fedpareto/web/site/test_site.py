@@ -23,10 +23,13 @@ from fedpareto.web.site.left_table import csv_text
 from fedpareto.web.site.site_pages import SiteConsole
 from tests.fedpareto.web.site.scene import (
     HOSTILE,
+    MOST_ROWS,
+    MOST_STATEMENTS,
     NOW,
     SCREENS,
     Site,
     answer_of,
+    counted_reads,
     filled,
     reply,
     request,
@@ -96,6 +99,14 @@ def test_a_page_lists_a_hundred_runs_and_as_many_replies(site: Site) -> None:
         second = site.page(link.partition('"')[0].removeprefix(site.keys.root).replace("&amp;", "&"))
         assert 0 < second.count('<th scope="row">') <= 100
     assert site.page("/results").count("<h2>") <= 20
+
+
+@pytest.mark.parametrize("path", [*SCREENS, "/runs?page=1", "/left?before=100", run_address(request(3))])
+def test_a_screen_reads_a_bounded_number_of_rows_in_a_bounded_number_of_statements(site: Site, path: str) -> None:
+    with counted_reads() as counts:
+        site.page(path)
+    assert counts["statements"] <= MOST_STATEMENTS, counts
+    assert counts["rows"] <= MOST_ROWS, counts
 
 
 def test_what_left_is_that_of_the_ledger_also_as_csv_and_of_one_run(site: Site) -> None:
