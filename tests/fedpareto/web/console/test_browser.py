@@ -6,6 +6,7 @@ Most tests are marked `full`: a coordinator, workers and the console are process
 import json
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -213,28 +214,40 @@ def test_the_log_breaks_no_words(stage: Stage, browser: "Browser", served_here: 
 
 
 @pytest.mark.full
-def test_every_screen_is_accessible_fits_and_is_legible(scene: Scene, browser: "Browser") -> None:
+def test_every_screen_is_accessible_fits_and_is_legible_in_a_run_and_without_a_coordinator(
+    scene: Scene, browser: "Browser"
+) -> None:
     first, second = scene.run("first"), scene.run("second")
     for run in (first, second):
         scene.fed.wait_completed(run)
+    now = scene.run("now", rounds=200)
     paths = (
-        "/", f"/runs/{first}", f"/runs/{first}/rounds/1", "/members/hospital-a", f"/compare?run={first}&run={second}",
-        "/log", "/system",
+        "/", f"/runs/{first}", f"/runs/{now}", f"/runs/{first}/rounds/1", "/members/hospital-a",
+        f"/compare?run={first}&run={second}", "/log", "/system",
     )  # fmt: skip
-    for width in (WIDE, NARROW):
-        for scheme in SCHEMES:
-            screen = Screen(browser, width, scheme)
-            page = scene.open(screen)
+    screen = Screen(browser)
+    page = scene.open(screen, f"/runs/{now}")
+    page.wait_for_selector("#round-0")
+    for away in (False, True):
+        if away:
+            scene.fed.serving.kill()
+            page.wait_for_selector("#connection >> text=is away since")
+        for width, scheme in product((WIDE, NARROW), SCHEMES):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
             for path in paths:
                 page.goto(f"{scene.address}{path}")
                 page.wait_for_selector("h1")
                 if "/runs/" in path and "rounds" not in path:
                     page.wait_for_selector("#chart canvas")
-                assert violations(page) == [], (path, width, scheme)
-                assert fits(page), (path, width, scheme)
-                assert smallest_text(page) >= 11, (path, width, scheme)
-            assert screen.problems == []
-            screen.context.close()
+                assert violations(page) == [], (path, width, scheme, away)
+                assert fits(page), (path, width, scheme, away)
+                assert smallest_text(page) >= 11, (path, width, scheme, away)
+        complaints = [problem for problem in screen.problems if not (away and "status of 503" in problem)]
+        assert complaints == []
+    scene.fed.serve()
+    scene.fed.admin("stop", now, "--yes", code=None)
+    screen.context.close()
 
 
 @pytest.mark.full

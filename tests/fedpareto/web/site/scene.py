@@ -163,14 +163,20 @@ def run_address(run: RunRequest) -> str:
 
 
 def filled(directory: Path, runs: int) -> WorkerHome:
-    """A home whose files have `runs` entries each; others have chosen the names of the newest ones as badly as can be.
-
-    No worker runs; the last one was killed.
-    """
+    """A home that has been filled. No worker runs; the last one was killed."""
     home = WorkerHome(directory)
     directory.mkdir(exist_ok=True)
     (directory / MEMBER_FILE).touch()
     home.policy.write_text(POLICY)
+    fill(home, runs)
+    connection = CoordinatorConnection(connected=False, since=NOW, problem=HOSTILE)
+    work = WorkNow("assignment-1", HOSTILE, 3, HOSTILE, NOW)
+    StatusFile(home.status).show(WorkerStatus(connection, (work,), (OfferedTask("digits", 64_010, 2),)))
+    return home
+
+
+def fill(home: WorkerHome, runs: int) -> None:
+    """Writes `runs` entries into each file; others have chosen the names of the newest ones as badly as can be."""
     with closing(RunsFile(home.runs)) as file:
         for number in range(runs):
             file.add(request(number))
@@ -196,10 +202,6 @@ def filled(directory: Path, runs: int) -> WorkerHome:
         write_result(home, f"run-{number}", f"run-{number}")
     write_result(home, "hostile", HOSTILE)
     (home.models / "damaged.json").write_text('{"name": 3')
-    connection = CoordinatorConnection(connected=False, since=NOW, problem=HOSTILE)
-    work = WorkNow("assignment-1", HOSTILE, 3, HOSTILE, NOW)
-    StatusFile(home.status).show(WorkerStatus(connection, (work,), (OfferedTask("digits", 64_010, 2),)))
-    return home
 
 
 def reply(number: int, run: str) -> tuple[Any, Any]:
