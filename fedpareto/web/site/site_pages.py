@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
+from html import escape
 from itertools import chain, islice
 from shlex import quote
 from typing import Any
@@ -83,6 +84,7 @@ class SiteConsole:
         self._files = shared_files()
         self._environment: Environment = environment("fedpareto.web.site")
         self._environment.finalize = _plain
+        self._environment.filters["dotted"] = _dotted
         self._environment.globals |= {
             "root": keys.root,
             "home": quote(str(home.directory)),
@@ -333,6 +335,11 @@ class SiteConsole:
 def _plain(value: object) -> object:
     """A text without control characters, for a template, which escapes HTML."""
     return escaped(value, 2000) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _dotted(name: str) -> Html:
+    """A name with dots, after each of which a line may end."""
+    return Html(".<wbr>".join(map(escape, escaped(name, 2000).split("."))))
 
 
 def _shell(text: str) -> str:
