@@ -17,6 +17,8 @@ from storage.blobs import BlobStore
 from storage.models import Assignment, Model, Phase, Reply, Round, Run
 from storage.states import RunState
 
+LAST = 10  # rounds from which the size of the next ones is estimated
+
 
 @dataclass(frozen=True)
 class RunUsage:
@@ -112,24 +114,23 @@ def usage(session: Session, blobs: BlobStore) -> Usage:
 
 
 def _needed(session: Session, run: Run) -> int:
-    """An estimate for a run's further rounds, from its rounds so far, or before them from its specification."""
+    """An estimate for a run's further rounds, from its last ones, or before them from its specification."""
     spec, _ = parse_run(run.spec)
     if not spec.trains:
         return 0  # its models are here
-    ended = select(func.count()).select_from(Round).where(Round.run_id == run.run_id, Round.state.in_(ROUND_ENDED))
-    done = session.scalar(ended) or 0
-    left = spec.rounds - done
+    ended = select(Round.round_id, Round.number).where(Round.run_id == run.run_id, Round.state.in_(ROUND_ENDED))
+    last = session.execute(ended.order_by(Round.number.desc()).limit(LAST)).all()
+    left = spec.rounds - (last[0].number + 1 if last else 0)
     model = session.get_one(Model, run.model).size
-    if not done:
+    if not last:
         return run_bytes(spec, model=model, members=0, objectives=len(run.objectives), rounds=left)
     received = session.scalar(
         select(func.sum(Reply.payload_bytes))
         .join(Reply.assignment)
         .join(Assignment.phase)
-        .join(Phase.round)
-        .where(Round.run_id == run.run_id, Reply.accepted)
+        .where(Phase.round_id.in_([row.round_id for row in last]), Reply.accepted)
     )
-    return left * (model + int(received or 0) // done)
+    return left * (model + int(received or 0) // len(last))
 
 
 def _database_bytes(session: Session) -> int:

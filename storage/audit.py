@@ -12,9 +12,10 @@ valid MAC.
 import hmac
 import secrets
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 from blake3 import blake3
 from sqlalchemy import ColumnElement, bindparam, delete, func, insert, or_, select, update
@@ -98,16 +99,38 @@ def record(
         digest: of the envelope or object that the entry is about.
         times: the number of times that it happened.
     """
-    values = {"subject": subject, "outcome": outcome, "detail": detail, "digest": digest, "times": times}
-    values |= {"at": at, "actor": actor, "action": action}
+    event = LogEvent(at, actor, action, subject, outcome, detail, digest, times)
+    record_all(session, [event])
+
+
+class LogEvent(NamedTuple):
+    """An event to record; the fields are the arguments of `record`."""
+
+    at: datetime
+    actor: str
+    action: str
+    subject: str = ""
+    outcome: str = ""
+    detail: str = ""
+    digest: str = ""
+    times: int = 1
+
+
+def record_all(session: Session, events: Iterable[LogEvent]) -> None:
+    """Records events in the transaction of `session`, in one statement; see `record`."""
+    # Not as objects of the session: each reply records some entries, and its transaction never reads them.
+    session.connection().execute(_INSERT, [_values(session, event) for event in events])
+
+
+def _values(session: Session, event: LogEvent) -> dict[str, Any]:
+    values = event._asdict()
     if (key := session.info.get(ENTRY_KEY)) is not None:
         texts = {name: cleaned(str(values[name]), length) for name, length in _PROSE.items()}
-        entry = LogEntry(number=0, entry_id=0, at=at, digest=digest, times=times, **texts)
+        entry = LogEntry(number=0, entry_id=0, at=event.at, digest=event.digest, times=event.times, **texts)
         # The nonces of later entries are larger, so that their index grows at its end.
-        nonce = struct.pack(">q", (at - EPOCH) // _MICROSECOND) + secrets.token_bytes(_NONCE_BYTES - 8)
+        nonce = struct.pack(">q", (event.at - EPOCH) // _MICROSECOND) + secrets.token_bytes(_NONCE_BYTES - 8)
         values["tag"] = _mac(key, nonce, entry)
-    # Not as an object of the session: each reply records some entries, and its transaction never reads them.
-    session.connection().execute(_INSERT, values)
+    return values
 
 
 def _mac(key: bytes, nonce: bytes, entry: LogEntry) -> bytes:

@@ -323,9 +323,9 @@ class Round(Base):
     base_model: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"))
     result_model: Mapped[str | None] = mapped_column(sa.ForeignKey("models.digest"))  # the next round trains from it
     deployed_model: Mapped[str | None] = mapped_column(sa.ForeignKey("models.digest"))  # evaluated; may be a mean
-    gram: Mapped[str | None] = mapped_column(DIGEST)  # .npy blob (m, m) float64 of the accepted updates
-    combined: Mapped[str | None] = mapped_column(DIGEST)  # the combined vector of a private round
-    noise: Mapped[str | None] = mapped_column(DIGEST)  # that protects clients; drawn once, recorded before its use
+    gram: Mapped[str | None] = mapped_column(DIGEST, index=True)  # .npy blob (m, m) float64 of the accepted updates
+    combined: Mapped[str | None] = mapped_column(DIGEST, index=True)  # the combined vector of a private round
+    noise: Mapped[str | None] = mapped_column(DIGEST, index=True)  # that protects clients; recorded before its use
     step: Mapped[bytes | None]  # SignedEnvelope of a StepManifest
     state_after: Mapped[dict[str, Any]] = mapped_column(default=dict)  # a RunMemory, after the step; empty without one
     selected: Mapped[list[str]] = mapped_column(default=list)  # clients asked to train, by name
@@ -429,7 +429,7 @@ class Reply(Base):
     envelope: Mapped[bytes]  # SignedEnvelope of a ReplyManifest, as received
     envelope_digest: Mapped[str] = mapped_column(DIGEST, index=True)
     receipt: Mapped[bytes]  # SignedEnvelope of a ReceiptManifest, as sent
-    payload: Mapped[str] = mapped_column(DIGEST, default="")  # empty when there is none
+    payload: Mapped[str] = mapped_column(DIGEST, default="", index=True)  # empty when there is none
     payload_bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0)
     samples: Mapped[int] = mapped_column(sa.BigInteger, default=0)
     losses: Mapped[dict[str, float]] = mapped_column(default=dict)

@@ -1,23 +1,22 @@
 """Garbage collection: blobs that no retained row refers to are removed."""
 
 import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
 from sqlalchemy.orm import Session
 
-from federation.record.metric_definitions import SCORED
+from federation.record.best_round import BestSoFar
 from federation.spec.run_spec import RunSpec
-from federation.spec.task_metrics import best_round_of
 from federation.work.base import Work, WorkError
 from federation.work.registry import kind
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.models import Assignment, Client, Evaluation, Federation, Input, Phase, Reply, Round, Run
+from storage.models import Assignment, Client, Evaluation, Federation, Input, Model, Phase, Reply, Round, Run
 from storage.records import RunMemory
 from storage.states import RoundState
 from storage.table_claims import forget_claims
@@ -108,42 +107,67 @@ def is_retained(session: Session, digest: str, keep_rounds: int | None) -> bool:
     return digest in referenced(session, keep_rounds)
 
 
-def _first_and_best(session: Session) -> set[int]:
-    """The ids of the first and of the best round of each run."""
+def _first_and_best(session: Session, run_ids: Iterable[str] | None = None) -> set[int]:
+    """The ids of the first and of the best round of each run, or of each of these."""
     columns = select(Round.run_id, Round.number, Round.round_id, Round.metrics).order_by(Round.run_id, Round.number)
+    if run_ids is not None:
+        columns = columns.where(Round.run_id.in_(run_ids))
     ids: set[int] = set()
     for run_id, rows in itertools.groupby(session.execute(columns), key=lambda row: row.run_id):
-        rounds = {row.number: (row.round_id, row.metrics) for row in rows}
-        metrics = {number: found for number, (_, found) in rounds.items()}
-        chosen = {next(iter(rounds)), *_best(session, run_id, metrics)}
-        ids.update(rounds[number][0] for number in chosen)
+        best, rounds, split = BestSoFar(), dict[int, int](), partial(stop_split, session, run_id)
+        for row in rows:
+            rounds[row.number] = row.round_id
+            best.add(row.number, row.metrics, split)
+        ids.add(next(iter(rounds.values())))
+        if best.number is not None:
+            ids.add(rounds[best.number])
     return ids
 
 
-def _best(session: Session, run_id: str, metrics: Mapping[int, Mapping[str, float]]) -> Iterator[int]:
-    """The round that `export --best` would take by the metric that stops the run, or else by accuracy or loss.
+def payloads_of(session: Session, round_ids: Iterable[int]) -> set[str]:
+    """The digests of all payloads that members sent in these rounds, accepted or not."""
+    query = select(Reply.payload).join(Reply.assignment).join(Assignment.phase)
+    return set(session.scalars(query.where(Phase.round_id.in_(round_ids), Reply.payload != "").distinct()))
+
+
+def needed_elsewhere(session: Session, digests: Iterable[str], left: Iterable[int], keep_rounds: int) -> set[str]:
+    """Those of these blobs that something needs besides rounds that are not retained.
+
+    It finds the rows by indexes, so that its time does not grow with the number of rounds. It may name more than
+    `referenced` does, for example a blob that is the model of a round that is not retained.
 
     Args:
-        session: reads the specification.
-        run_id: the run.
-        metrics: of its rounds, by number, ascending.
+        session: reads the rows.
+        digests: of blobs.
+        left: the ids of rounds that are known not to be retained.
+        keep_rounds: that of `collect`.
     """
+    asked = sorted(digests)
+    queries: list[Select[Any]] = [
+        select(Model.digest).where(Model.digest.in_(asked)),
+        select(Input.digest).where(Input.digest.in_(asked)),
+        select(Federation.shared_blob),
+    ]
+    queries += [select(column).where(column.in_(asked)) for column in (Round.gram, Round.combined, Round.noise)]
+    needed = {digest for query in queries for digest in session.scalars(query)}
+    for state, ended in session.execute(select(Run.state_data, Run.ended)):
+        memory = RunMemory.decode(state)
+        needed.update(memory.vectors.values())
+        if ended is None:
+            needed.update(memory.blobs)
+    rows = select(Reply.payload, Round.round_id, Round.run_id).join(Reply.assignment).join(Assignment.phase)
+    found = session.execute(rows.join(Phase.round).where(Reply.payload.in_(asked), Round.round_id.not_in(left))).all()
+    if found:  # an update that equals one of another round
+        retained = _retained(keep_rounds, _first_and_best(session, {row.run_id for row in found}))
+        others = select(Round.round_id).where(Round.round_id.in_({row.round_id for row in found}), retained)
+        kept = set(session.scalars(others))
+        needed.update(row.payload for row in found if row.round_id in kept)
+    return needed & set(asked)
 
-    def recorded(name: str) -> dict[int, float]:
-        return {number: found[name] for number, found in metrics.items() if math.isfinite(found.get(name, math.nan))}
 
-    if stops := recorded("stop/best"):
-        best = stops[max(stops)]
-        equals = {number: value for number, value in recorded("stop/value").items() if value == best}
-        split = RunSpec.parse(session.get_one(Run, run_id).spec).stop.split if len(equals) > 1 else ""
-        if equals:
-            yield best_round_of(equals, recorded(f"loss/{split}"), higher=True)[0]
-        return
-    if accuracies := recorded("accuracy/mean"):
-        losses = next(filter(None, (recorded(f"loss/{split}") for split in SCORED)), {})
-        yield best_round_of(accuracies, losses, higher=True)[0]
-    elif losses := recorded("loss/test"):
-        yield best_round_of(losses, losses, higher=False)[0]
+def stop_split(session: Session, run_id: str) -> str:
+    """The split of the metric that stops a run."""
+    return RunSpec.parse(session.get_one(Run, run_id).spec).stop.split
 
 
 def referenced(session: Session, keep_rounds: int | None) -> set[str]:

@@ -83,7 +83,7 @@ def _measured(
     fleet: Fleet, metrics: RunMetrics, current: models.Round, model: str, replies: Replies
 ) -> EvaluationFindings:
     with fleet.context.database.read() as session:
-        found = metrics.of_model(replies, scores.decided(session, current), scores.earlier(session, current))
+        found = metrics.of_model(replies, scores.decided(session, current), fleet.past.metrics(session, current.number))
     return EvaluationFindings(
         metrics=found, evaluations=scores.evaluations(current.round_id, model, replies, fleet.run.evaluation)
     )
@@ -97,7 +97,7 @@ def evaluate_privately(
     Members evaluate a model once. If the model has not changed since its evaluation, the earlier numbers count.
     """
     with fleet.context.database.read() as session:
-        earlier = scores.earlier(session, current)
+        earlier = fleet.past.metrics(session, current.number)
     if not metrics.is_measured(current.number, model, earlier):
         return EvaluationFindings(
             metrics=metrics.of_same_model(current.number, model, earlier),

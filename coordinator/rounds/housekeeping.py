@@ -13,6 +13,7 @@ from sqlalchemy import select
 
 from coordinator.fault_state import FaultState
 from coordinator.rounds.fleets.presence import Presence, note_sign
+from coordinator.rounds.replies.past_payloads import PastPayloads
 from coordinator.rounds.replies.uploads import Uploads
 from storage.blobs import BlobStore
 from storage.database import UNAVAILABLE, Database, Duty
@@ -26,6 +27,7 @@ HOUSEKEEPING_SECONDS = 10.0
 COLLECTION_INTERVAL = timedelta(hours=1)
 COLLECTION_GRACE = timedelta(hours=24)  # longer than it takes to record an upload, an aggregation or a phase's replies
 COLLECTION_SECONDS = 3600  # after which another coordinator may collect although this one has not ended
+REMOVAL_INTERVAL = timedelta(seconds=30)
 CLOCK_SET = timedelta(minutes=1)  # a smaller difference between clock and elapsed time is drift
 
 
@@ -61,6 +63,8 @@ class Housekeeper:
         self._thread = threading.Thread(target=self._run, name="housekeeper", daemon=True)
         self._last = clock(), monotonic()
         self._next_collection = self._last[1] + COLLECTION_INTERVAL.total_seconds()
+        self._past = None if keep_rounds is None else PastPayloads(database, blobs, keep_rounds)
+        self._next_removal = self._last[1] + REMOVAL_INTERVAL.total_seconds()
 
     def start(self) -> None:
         """Starts the thread."""
@@ -86,6 +90,9 @@ class Housekeeper:
         if self._monotonic() >= self._next_collection:
             self._next_collection = self._monotonic() + COLLECTION_INTERVAL.total_seconds()
             self._collect()
+        if self._monotonic() >= self._next_removal:
+            self._next_removal = self._monotonic() + REMOVAL_INTERVAL.total_seconds()
+            self._remove_past_payloads()
 
     def _run(self) -> None:
         while not self._stopping.wait(HOUSEKEEPING_SECONDS):
@@ -104,7 +111,7 @@ class Housekeeper:
             way = "forward" if ahead > timedelta(0) else "back"
             by = abs(timedelta(seconds=round(ahead.total_seconds())))
             log.warning("the clock of this machine was set %s by %s: no blob is removed for a day", way, by)
-            self._next_collection = passed + COLLECTION_GRACE.total_seconds()
+            self._next_collection = self._next_removal = passed + COLLECTION_GRACE.total_seconds()
 
     def _collect(self) -> None:
         """Removes blobs that no retained round refers to, unless another coordinator does so at this time."""
@@ -120,6 +127,12 @@ class Housekeeper:
             )
         if collected.deleted:
             log.info("removed %d blobs that nothing needs, %.1f MB", collected.deleted, collected.freed / 1e6)
+
+    def _remove_past_payloads(self) -> None:
+        """Removes the payloads of rounds that have left the last ones of their run."""
+        removed = None if self._past is None else self._past.remove(self._clock())
+        if removed and removed.deleted:
+            log.info("removed %d payloads of past rounds, %.1f MB", removed.deleted, removed.freed / 1e6)
 
     def _note_seen(self) -> None:
         if seen := self._presence.take_seen():

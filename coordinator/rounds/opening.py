@@ -30,7 +30,7 @@ def open_round(fleet: Fleet) -> Round | None:
         Held: the run is not RUNNING.
     """
     with fleet.context.database.read() as session:
-        steps = noisy_steps(session, fleet.run.run_id)
+        steps = noisy_steps(session, fleet.run.run_id) if fleet.conceals else 0
     overspends = over_budget(fleet.run.spec.privacy, steps)
     with fleet.context.database.begin() as session:
         run = fleet.run.running(session)

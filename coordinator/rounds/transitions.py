@@ -1,8 +1,8 @@
 """The states of clients, runs, rounds, phases and assignments, and the allowed transitions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import ColumnElement, bindparam, func, or_, select, update
 from sqlalchemy.orm import Session
@@ -142,11 +142,20 @@ def end_assignment(
         setattr(assignment, name, value)
 
 
-def end_open_assignment(
-    session: Session, assignment_id: str, to: AssignmentState, at: datetime, reason: str = "", message: str = ""
-) -> None:
-    """Ends an assignment that this transaction has locked and found open, without loading its row."""
-    session.connection().execute(_END, {"ended_id": assignment_id, **_ending(to, at, reason, message)})
+class Ending(NamedTuple):
+    """The end of an assignment."""
+
+    assignment_id: str
+    to: AssignmentState
+    at: datetime
+    reason: str = ""
+    message: str = ""
+
+
+def end_open_assignments(session: Session, endings: Iterable[Ending]) -> None:
+    """Ends assignments that this transaction has locked and found open, in one statement and without loading them."""
+    rows = [{"ended_id": end.assignment_id, **_ending(end.to, end.at, end.reason, end.message)} for end in endings]
+    session.connection().execute(_END, rows)
 
 
 _END = update(Assignment).where(Assignment.assignment_id == bindparam("ended_id"))

@@ -132,6 +132,7 @@ def test_a_bucket_that_fails_pauses_the_run_with_the_reason_and_it_goes_on_when_
     assert "the fault is over: blob-store" in caplog.text
 
 
+@pytest.mark.full
 def test_a_step_that_the_bucket_does_not_take_is_made_again_and_is_the_same(
     remote: Stage, line: Proxy, expected: dict[int, str]
 ) -> None:
@@ -189,6 +190,7 @@ def test_a_coordinator_starts_only_with_a_bucket_that_works_and_the_check_names_
         fails("missing or damaged", "check", "--home", home)
 
 
+@pytest.mark.full
 def test_a_bucket_is_backed_up_and_a_backup_is_restored_into_another_bucket_or_a_directory(
     line: Proxy, tmp_path: Path
 ) -> None:

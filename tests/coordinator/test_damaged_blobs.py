@@ -128,6 +128,7 @@ def exports(short: Stage) -> int:
     return len(short.served.entries(action="model.exported"))
 
 
+@pytest.mark.full
 def test_the_export_of_a_removed_model_is_refused_with_the_rounds_that_can_be_exported(short: Stage, run: str) -> None:
     there = [row.number for row in short.rounds(run) if short.blobs.exists(row.deployed_model or "")]
     (gone, *_) = set(range(ROUNDS)) - set(there)

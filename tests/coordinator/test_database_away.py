@@ -79,6 +79,7 @@ def test_a_run_goes_on_after_its_database_was_restarted(
     assert [record.message for record in caplog.records if record.exc_info] == []
 
 
+@pytest.mark.full
 def test_sessions_that_the_server_ends_are_made_again_and_the_lock_is_taken_again(away: Stage, url: str) -> None:
     run, orders = begun(away)
     database = away.served.coordinator.record.database
@@ -93,6 +94,7 @@ def test_sessions_that_the_server_ends_are_made_again_and_the_lock_is_taken_agai
     other.close()
 
 
+@pytest.mark.full
 def test_a_coordinator_whose_connection_broke_waits_for_another_one_that_is_starting(away: Stage, url: str) -> None:
     starting = Database.open(url)
     wait_for(lambda: locked(starting, url), "the lock")

@@ -56,6 +56,7 @@ def verified(file: Path, core: str) -> None:
 
 
 @pytest.mark.skipif(len(ABLE) < 2, reason="this processor can run the instructions of one kind only")
+@pytest.mark.full
 def test_rounds_that_were_made_on_one_processor_are_verified_on_another(tmp_path: Path) -> None:
     file = tmp_path / "rounds"
     first, *_, last = ABLE

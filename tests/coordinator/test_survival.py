@@ -147,6 +147,7 @@ def listened(scene: Scene, **constants: float) -> tuple[Process, int, str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.full)])
+@pytest.mark.full
 def test_a_front_listener_that_hangs_or_dies_is_replaced(
     scene: Scene, undisturbed: str, number: signal.Signals
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_started_command_finds_the_owners_task_and_our_packages_whatever_lies_
     assert f"{code / 'data'} " not in said
 
 
+@pytest.mark.full
 def test_processes_of_an_experiment_find_the_modules_too(code: Path) -> None:
     code_path.append([code])
     with multiprocessing.get_context("spawn").Pool(1) as pool:

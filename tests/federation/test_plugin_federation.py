@@ -68,6 +68,7 @@ def test_an_attack_of_ones_own_is_rehearsed_by_a_real_worker(running: Federation
     assert "this worker is dishonest, backwards:Backwards:factor=3" in running.processes[-1].text
 
 
+@pytest.mark.full
 def test_a_sketch_of_ones_own_is_sent_by_workers_that_allow_it(running: Federation) -> None:
     run = running.completed("random-signs", specification("random-signs", rounds=1))
     (step,) = steps(running, run)

@@ -207,6 +207,7 @@ def test_a_federation_and_a_simulation_come_to_the_same_bytes_whatever_dies(tmp_
             np.testing.assert_allclose(np.load(blob(stored)), np.array(rows) @ np.array(rows).T, rtol=1e-12)
 
 
+@pytest.mark.full
 def test_a_simulation_goes_on_to_the_same_bytes_and_learns_as_float32_does(tmp_path: Path) -> None:
     whole = simulate(NAMED, home=tmp_path / "whole", threads=1)
     with Simulation(NAMED, tmp_path / "halted", threads=1) as simulation:

@@ -108,6 +108,7 @@ def test_the_demo_leaves_its_record_its_page_and_no_process(played: tuple[Path, 
     assert json.loads(shown.stdout)["run"]["rounds_done"] == 1
 
 
+@pytest.mark.full
 def test_a_coordinator_that_was_kept_serves_until_demo_stop_or_the_next_demo_ends_it(played: tuple[Path, str]) -> None:
     directory, _ = played
     kept = psutil.Process(keep_coordinator(directory))

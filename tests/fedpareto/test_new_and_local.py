@@ -89,6 +89,7 @@ def test_new_writes_a_task_of_25_lines_whose_splits_all_have_both_classes(
 @pytest.mark.parametrize(
     ("kind", "seeds"), [("tabular", 1), *(pytest.param(kind, 3, marks=pytest.mark.full) for kind in STARTERS)]
 )
+@pytest.mark.full
 def test_at_the_end_of_the_run_that_new_writes_the_loss_stays_near_its_least(
     made: Path, kind: str, seeds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ def test_new_touches_no_directory_that_holds_something(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.full
 def test_local_and_simulate_give_the_same_model_of_the_same_members(made: Path, tmp_path: Path) -> None:
     directory = made / "tabular"
     spec, members = shortened(directory, tmp_path / "run.toml", 2), arguments(directory)
@@ -142,6 +144,7 @@ def test_local_and_simulate_give_the_same_model_of_the_same_members(made: Path, 
         np.testing.assert_allclose(values, simulated[name], atol=1e-5)
 
 
+@pytest.mark.full
 def test_a_member_with_wrong_data_ends_local_with_the_reason_of_its_worker(made: Path, tmp_path: Path) -> None:
     members = arguments(made / "tabular", **{"site-a": "site-a", "site-b": "../../text/data/site-b"})
     done = here("local", *map(str, (made / "tabular" / "run.toml", *members, "--dir", tmp_path / "real")), cwd=tmp_path)

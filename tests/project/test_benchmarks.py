@@ -71,6 +71,7 @@ def marked(mark: str) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.full) if name in LONG else name for name in scenarios()]
 )
+@pytest.mark.full
 def test_a_scenario_runs_in_its_smallest_form(name: str) -> None:
     if name == "console":
         chromium_path()  # what it measures are pages in a browser
@@ -108,6 +109,7 @@ def test_absent_peers_are_shown_as_not_measured() -> None:
     assert text.count("not measured") == 2 * 2 * 6  # time and residual of two peers, for each kind of matrix
 
 
+@pytest.mark.full
 def test_without_a_browser_the_console_is_not_measured_and_the_other_scenarios_go_on() -> None:
     told = run("console", "--smallest", before="import shutil\nshutil.which = lambda name: None").stdout
     assert told.endswith("not measured: chromium is not installed: apt-get install chromium\n")
@@ -144,6 +146,7 @@ def short_directory() -> Iterator[Path]:
         *(pytest.param(name, signal.SIGTERM, 1, marks=pytest.mark.full) for name in scenarios() if name != "qp"),
     ],
 )
+@pytest.mark.full
 def test_a_signal_ends_a_scenario_with_every_process_and_file_of_it(
     short_directory: Path, name: str, number: signal.Signals, processes: int
 ) -> None:

@@ -212,6 +212,7 @@ def test_a_tag_that_exists_and_uncommitted_changes_fail_the_release_check(releas
         release_check.check_tag(release)
 
 
+@pytest.mark.full
 def test_the_bill_of_materials_names_fedpareto_and_each_package_with_its_version(release: Any) -> None:
     release.out.mkdir()
     (release.out / "environment").symlink_to(sys.prefix)

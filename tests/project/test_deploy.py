@@ -135,6 +135,7 @@ def test_the_file_of_a_worker_is_on_a_read_only_mount_and_names_the_mounted_data
     assert given == f"{mounts[volume['name']]['mountPath']}/worker.toml"
 
 
+@pytest.mark.full
 def test_a_pod_makes_the_directory_of_its_coordinator_once_from_the_secret_and_under_its_own_name(
     rendered: Mapping[str, list[Manifest]], tmp_path: Path
 ) -> None:

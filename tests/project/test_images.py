@@ -263,6 +263,7 @@ def well(home: Path) -> bool:
     return ended(sys.executable, ROOT / "docker/healthcheck.py", home).returncode == 0
 
 
+@pytest.mark.full
 def test_a_coordinator_is_well_while_it_serves_and_no_longer(tmp_path: Path) -> None:
     with federation(tmp_path, "--host", "coordinator.example") as made:
         assert not well(made.home)

@@ -252,6 +252,7 @@ def test_the_quick_form_makes_tables_and_the_figure_and_can_be_compared_again(tm
 @pytest.mark.parametrize(
     ("clients", "rounds"), [(10, 1), pytest.param(100, 10, marks=pytest.mark.full)], ids=["1-round", "10-rounds"]
 )
+@pytest.mark.full
 def test_noise_that_passes_the_check_gives_the_coordinator_the_model_that_it_wants(
     tmp_path: Path, clients: int, rounds: int
 ) -> None:

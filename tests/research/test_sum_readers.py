@@ -152,6 +152,7 @@ def test_less_blur_does_not_hide_few_values() -> None:
 
 @few("coefficients")
 @pytest.mark.parametrize("keys", [{}, {"algorithm": "fedavg-n", "mode": "sum"}], ids=["coefficients", "lengths"])
+@pytest.mark.full
 def test_signs_of_members_that_train_are_decoded_without_blur_alone(keys: dict[str, str]) -> None:
     same = {"members": 5, "updates": "adam", "knows": "nothing", **keys}
     bare, blurred = measured(blur=0.0, **same), measured(blur=1.0, **same)
@@ -214,6 +215,7 @@ def test_real_members_send_what_the_reader_decodes(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("m", [5, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.full
 def test_a_sum_tells_a_random_direction_by_coordinates_that_nobody_uses_and_zero_by_its_length(m: int) -> None:
     same = {"members": m, "updates": "digits", "reader": "linear", "trials": 1, "sums": 2, "blur": 1.0}
     same |= {"algorithm": "fedavg-n", "mode": "sum"}

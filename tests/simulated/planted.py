@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from federation.aggregation.phases import PhaseReply, Replies
 from federation.refusals import Refusal
 from federation.spec.client_sections import SelectionSpec
 from federation.v1.common_pb2 import SignedEnvelope
-from storage import models
+from storage import audit, models
 from storage.models import Reply, Round, Run
 from storage.records import ConversationFacts, RunMemory
 from storage.states import RoundState
@@ -49,7 +49,7 @@ def a_receipt_before_its_commit(patch: pytest.MonkeyPatch) -> None:
 
 def a_reply_that_leaves_its_assignment_open(patch: pytest.MonkeyPatch) -> None:
     """An accepted reply is recorded, and its assignment stays open."""
-    patch.setattr(intake, "end_open_assignment", lambda *_: None)
+    patch.setattr(intake, "end_open_assignments", lambda *_: None)
 
 
 def a_sum_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
@@ -157,16 +157,23 @@ def an_assignment_sent_only_once(patch: pytest.MonkeyPatch) -> None:
 
 def a_log_entry_after_the_commit(patch: pytest.MonkeyPatch) -> None:
     """The log tells of a reply in a later transaction than the one that records it."""
-    log = Intake._log
+    record_group = Intake._record_group
 
-    def later(self: Intake, session: Session, *others: Any) -> None:
+    def noting(self: Intake, session: Session, replies: Any) -> Any:
+        session.info["database"] = self._database
+        return record_group(self, session, replies)
+
+    def later(session: Session, events: Sequence[audit.LogEvent]) -> None:
+        database = session.info["database"]
+
         def write() -> None:
-            with self._database.begin() as another:
-                log(self, another, *others)
+            with database.begin() as another:
+                audit.record_all(another, events)
 
-        _later(self._database, write)
+        _later(database, write)
 
-    patch.setattr(Intake, "_log", later)
+    patch.setattr(Intake, "_record_group", noting)
+    patch.setattr(intake, "audit", SimpleNamespace(**{**vars(audit), "record_all": later}))
 
 
 def a_payload_that_is_not_stored(patch: pytest.MonkeyPatch) -> None:

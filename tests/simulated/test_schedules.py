@@ -29,6 +29,7 @@ def test_no_schedule_of_faults_changes_a_result_without_a_reason(runner: Runner,
 
 
 @pytest.mark.parametrize("seed", few_of([1, 6, 9, 12], 12))
+@pytest.mark.full
 def test_the_same_seed_gives_the_same_trace(runner: Runner, seed: int) -> None:
     first, second = runner.run(seed), runner.run(seed)
     assert first.trace == second.trace
@@ -41,6 +42,7 @@ def test_a_worker_that_is_killed_at_its_welcome_is_not_taken_for_a_copy(runner: 
     assert outcome.problems == []
 
 
+@pytest.mark.full
 def test_the_program_goes_on_where_it_stopped_and_writes_its_record(tmp_path: Path) -> None:
     progress, page = tmp_path / "faults.jsonl", tmp_path / "faults.md"
     page.write_text("What is played.\n\n## The record\n\nAn older one.\n")
@@ -73,6 +75,7 @@ def test_a_revocation_after_an_evaluation_in_the_open_does_not_end_a_private_run
     assert runner.run(seed).problems == []
 
 
+@pytest.mark.full
 def test_a_private_evaluation_goes_on_when_the_coordinator_restarts_with_another_pool(runner: Runner) -> None:
     """Its terms were made of the pool of that moment: five healthy members declined the session, each as over."""
     outcome = runner.run(10, plans()["measured"])

@@ -43,6 +43,7 @@ def export(stage: Stage, run: str) -> bytes:
     return b"".join(part.chunk for part in stage._admin.ExportModel(admin.ExportModelRequest(run=run), timeout=SECONDS))
 
 
+@pytest.mark.full
 def test_a_federation_stores_serves_aggregates_and_collects_without_a_directory(
     remote: Stage, store: MemoryStore
 ) -> None:

@@ -362,6 +362,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 
 @ON_SQLITE
+@pytest.mark.full
 def test_a_column_that_is_added_gets_a_migration_which_keeps_the_rows_and_which_this_version_refuses(
     database: Database, changed: Callable[..., str]
 ) -> None:
@@ -394,6 +395,7 @@ def test_a_migration_that_fails_changes_nothing(database_url: str) -> None:
 
 
 @ON_SQLITE
+@pytest.mark.full
 def test_migrations_need_no_working_directory(database_url: str, tmp_path: Path) -> None:
     script = "import sys; from storage.database import Database; Database.open(sys.argv[1]).migrate()"
     command, environment = [sys.executable, "-c", script, database_url], {"PYTHONPATH": str(ROOT)}

@@ -44,6 +44,7 @@ def played_short(stage: Stage, more: str, rounds: int = 2) -> str:
     return run
 
 
+@pytest.mark.full
 def test_the_rate_of_each_step_is_verified_to_the_bit_and_so_is_its_metric(stage: Stage, tmp_path: Path) -> None:
     run = played_short(stage, "")
     assert [one.number for one in verified(stage, run, tmp_path)] == [0, 1]

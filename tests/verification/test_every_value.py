@@ -38,6 +38,7 @@ MANIFESTS = ("AssignmentManifest", "ReplyManifest", "ReceiptManifest", "StepMani
 
 
 @pytest.mark.parametrize("kind", few_of(MANIFESTS, "ReplyManifest"))
+@pytest.mark.full
 def test_an_edit_of_each_field_of_a_signed_message_is_refused_or_listed(tmp_path: Path, kind: str) -> None:
     chosen = first_of(frozen("open"), kind)
     free, _ = check_listed(frozen("open"), chosen, tmp_path / "edited")

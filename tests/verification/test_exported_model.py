@@ -88,6 +88,7 @@ def test_a_model_of_a_run_that_goes_on_carries_the_digest_of_the_record_up_to_it
         checked(before, late)
 
 
+@pytest.mark.full
 def test_a_model_of_another_run_or_record_is_named(stage: Stage, tmp_path: Path) -> None:
     run, other = played(stage, "fedavg", "", rounds=2), played(stage, "fedavg", "", rounds=2)
     bundle = exported(stage, run, tmp_path / "run.fedpareto", payloads=False)

@@ -32,6 +32,7 @@ def hide(log: LogRecord, actions: Collection[str], subjects: Collection[str] = (
     log.CopyFrom(kept)
 
 
+@pytest.mark.full
 def test_a_client_that_was_revoked_after_its_selection_is_no_reason_to_refuse_a_round(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

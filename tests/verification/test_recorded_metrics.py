@@ -125,6 +125,7 @@ def evaluated(stage: Stage, more: str, change: Callable[[Player, dict[str, float
     return run
 
 
+@pytest.mark.full
 def test_accuracies_that_are_no_shares_stops_and_metrics_of_the_task_are_verified(
     stage: Stage, tmp_path: Path, expected: list[Compared]
 ) -> None:

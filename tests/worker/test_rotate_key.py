@@ -71,6 +71,7 @@ def verified(fed: Federation, run: str) -> int:
         return len(list(verify(bundle)))
 
 
+@pytest.mark.full
 def test_a_reply_in_the_spool_counts_after_the_key_was_replaced_and_the_next_one_has_the_new_key(
     fed: Federation,
 ) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.cluster.leases import NO_LEASE, Lease
+from coordinator.rounds.fleets.past_rounds import PastRounds
 from coordinator.rounds.replies.evidence import Evidence, RecordError, SignatureMemory
 from coordinator.signing_keys import Signing
 from federation.aggregation.phases import AlgorithmPhase, Replies, Selected
@@ -239,6 +240,7 @@ class Fleet(ABC):
     def __init__(self, run: RunFacts, context: RunContext) -> None:
         self.run = run
         self.context = context
+        self.past = PastRounds(run.run_id)
 
     @property
     def conceals(self) -> bool:

@@ -7,20 +7,22 @@ and the client gets a signed receipt of the refusal.
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
 from google.protobuf.message import DecodeError
-from sqlalchemy import and_, bindparam, insert, select
+from sqlalchemy import Row, and_, bindparam, insert, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.replies.content import check_is_time, check_matches, content_problem, privacy_problem
 from coordinator.rounds.replies.declines import claimed_assignment, reason_and_message, verified_decline
 from coordinator.rounds.replies.evidence import SignatureMemory
+from coordinator.rounds.replies.group_commit import GroupCommit
 from coordinator.rounds.replies.recorder import FULFILLED, Signed, ending, record_equivocation, reply_row
-from coordinator.rounds.transitions import end_assignment, end_open_assignment
+from coordinator.rounds.transitions import Ending, end_assignment, end_open_assignments
 from coordinator.signing_keys import Signing
 from federation.monitoring.tally import MonitoredKind, MonitoredNumber, Tally
 from federation.process.assignment_log import about_assignment
@@ -85,9 +87,10 @@ _STANDING = (
     .where(Assignment.assignment_id == bindparam("assignment"))
 )
 _LOCKED = (  # no mutant: SQLite has one writer
-    select(Assignment.state, Assignment.reason, Assignment.message, Client.start)
+    select(Assignment.assignment_id, Assignment.state, Assignment.reason, Assignment.message, Client.start)
     .join(Client, Client.client_id == Assignment.client_id)
-    .where(Assignment.assignment_id == bindparam("assignment"))
+    .where(Assignment.assignment_id.in_(bindparam("assignments", expanding=True)))
+    .order_by(Assignment.assignment_id)  # all that lock several take them in this order
     .with_for_update(of=Assignment)
 )
 _INSERT = insert(Reply)
@@ -107,6 +110,17 @@ class Admission(Signed):
         """Raises the Refusal `deadline` once the reply comes too late."""
         if now > self.deadline:
             raise _late(self.manifest.assignment_id, self.deadline)
+
+
+_Checked = tuple[Admission, Refusal | None]  # an admitted reply, and the problem of its content
+
+
+@dataclass(frozen=True)
+class RecordedReply:
+    """A reply that is on record, with its receipt; `new` if it was not before."""
+
+    receipt: SignedEnvelope
+    new: bool
 
 
 class Intake:
@@ -137,6 +151,7 @@ class Intake:
         self._changed = changed
         self._replied = replied
         self._clock = clock
+        self._group = GroupCommit(database, self._record_all)
 
     def admit(self, client_id: str, envelope: SignedEnvelope, start: bytes = b"") -> Admission | SignedEnvelope:
         """Checks a reply before any byte of its payload: the envelope of a ReplyManifest, sent by `client_id`.
@@ -180,7 +195,7 @@ class Intake:
             )
         _check_start(standing.start, start)
         spec = _spec(standing.spec)
-        closed = self._closed(claimed.assignment_id, standing.state, standing.reason, standing.deadline)
+        closed = self._closed(claimed.assignment_id, standing.state, standing.reason, standing.deadline, self._clock())
         # Protocol, order of checks, 6: a fulfilled assignment goes on to 7 and 8: a second signed reply is evidence,
         # and is kept.
         if closed is not None and closed.reason != FULFILLED:
@@ -208,40 +223,75 @@ class Intake:
     def record(self, admission: Admission, problem: Refusal | None) -> SignedEnvelope:
         """Records an admitted reply: one transaction for reply, assignment and receipt. Returns the signed receipt.
 
-        `problem` is that of its content; None if there is none, and its payload is stored. If another reply came first,
-        this one is kept as evidence.
+        Replies that other threads hand in at the same time are in the same transaction. `problem` is that of the
+        content; None if there is none, and the payload is stored. If another reply came first, this one is kept as
+        evidence.
 
         Raises:
             Refusal: `problem`, with the signed receipt; or another reply or the deadline came first.
         """
-        with self._database.begin() as session:
+        recorded = self._group.commit((admission, problem))
+        if isinstance(recorded, Refusal):
+            raise recorded
+        if recorded.new:
+            self._replied(admission.manifest.run_id)
+            if problem is not None:
+                raise Refusal(problem.reason, problem.message, signed=recorded.receipt.SerializeToString())
+            count_reply(self._database.tally, admission.manifest.client_id, "accepted")
+        return recorded.receipt
+
+    def _record_all(self, session: Session, replies: Sequence[_Checked]) -> list[Refusal | RecordedReply]:
+        """Records admitted replies in one transaction; returns what each has come to, in their order."""
+        found: dict[int, Refusal | RecordedReply] = {}
+        waiting = dict(enumerate(replies))
+        while waiting:  # of several replies to one assignment, each sees what the one before has come to
+            firsts: dict[str, int] = {}
+            for place, (admission, _) in waiting.items():
+                firsts.setdefault(admission.manifest.assignment_id, place)
+            group = {place: waiting.pop(place) for place in firsts.values()}
+            found |= zip(group, self._record_group(session, [*group.values()]), strict=True)
+        return [found[place] for place in range(len(replies))]
+
+    def _record_group(self, session: Session, replies: Sequence[_Checked]) -> list[Refusal | RecordedReply]:
+        """Records replies to different assignments."""
+        names = {"assignments": [admission.manifest.assignment_id for admission, _ in replies]}
+        locked = {row.assignment_id: row for row in session.connection().execute(_LOCKED, names)}
+        found, rows = list[Refusal | RecordedReply](), list[dict[str, Any]]()
+        endings, events, now = list[Ending](), list[audit.LogEvent](), self._clock()
+        for admission, problem in replies:
             name = admission.manifest.assignment_id
-            locked = session.connection().execute(_LOCKED, {"assignment": name}).one()
-            # Again, in the transaction: during the upload another reply, or the end of the phase, can have come first.
+            closed = self._standing(session, locked[name], admission, now)
+            if closed is None:
+                receipt = self._receipt(admission, problem, now)
+                rows.append(reply_row(admission, problem, now, receipt=receipt.SerializeToString()))
+                state, reason, message = ending(problem)
+                endings.append(Ending(name, state, now, reason, message))
+                events.append(self._event(admission, problem, now))
+            elif isinstance(closed, Refusal) and closed.reason == FULFILLED:
+                record_equivocation(session, session.get_one(Assignment, name), admission, now)
+            found.append(RecordedReply(receipt, new=True) if closed is None else closed)
+        if rows:
+            session.connection().execute(_INSERT, rows)
+            end_open_assignments(session, endings)
+            audit.record_all(session, events)
+        return found
+
+    def _standing(
+        self, session: Session, locked: Row[str, AssignmentState, str, str, str], admission: Admission, now: datetime
+    ) -> Refusal | RecordedReply | None:
+        """What keeps an admitted reply from being recorded, or its earlier receipt; None if nothing does.
+
+        During the upload another reply, or the end of the phase, can have come first.
+        """
+        try:
             if locked.state is not AssignmentState.OPEN:
                 stored = _stored_receipt(session, locked.message, admission.digest)
                 if stored is not None:
-                    return stored
+                    return RecordedReply(stored, new=False)
             _check_start(locked.start, admission.start)
-            now = self._clock()
-            closed = self._closed(name, locked.state, locked.reason, admission.deadline)
-            if closed is None:
-                receipt = self._receipt(admission, problem, now)
-                row = reply_row(admission, problem, now, receipt=receipt.SerializeToString())
-                session.connection().execute(_INSERT, row)
-                state, reason, message = ending(problem)
-                end_open_assignment(session, name, state, now, reason, message)
-                self._log(session, admission, problem, now)
-            elif closed.reason == FULFILLED:
-                record_equivocation(session, session.get_one(Assignment, name), admission, now)
-        if closed is not None:
-            raise closed
-        self._replied(admission.manifest.run_id)
-        if problem is None:
-            count_reply(self._database.tally, admission.manifest.client_id, "accepted")
-        if problem is not None:
-            raise Refusal(problem.reason, problem.message, signed=receipt.SerializeToString())
-        return receipt
+        except Refusal as refusal:
+            return refusal
+        return self._closed(locked.assignment_id, locked.state, locked.reason, admission.deadline, now)
 
     def decline(self, client_id: str, envelope: SignedEnvelope) -> None:
         """Closes an assignment that its client will not do: the envelope of a DeclineManifest, sent by `client_id`.
@@ -291,10 +341,9 @@ class Intake:
         receipt.created.FromDatetime(now)
         return self._signatures.sign(receipt, self._signing.key)
 
-    def _log(self, session: Session, admission: Admission, refusal: Refusal | None, now: datetime) -> None:
+    def _event(self, admission: Admission, refusal: Refusal | None, now: datetime) -> audit.LogEvent:
         manifest = admission.manifest
-        audit.record(
-            session,
+        return audit.LogEvent(
             at=now,
             actor=client_uri(manifest.federation_id, manifest.client_id),
             action=log_entries.REFUSED if refusal else log_entries.ACCEPTED,
@@ -303,12 +352,14 @@ class Intake:
             digest=admission.digest,
         )
 
-    def _closed(self, name: str, state: AssignmentState, reason: str, deadline: datetime) -> Refusal | None:
+    def _closed(
+        self, name: str, state: AssignmentState, reason: str, deadline: datetime, now: datetime
+    ) -> Refusal | None:
         """The reason why an assignment takes no reply; None when it is open."""
         if state is AssignmentState.FULFILLED:
             return Refusal(FULFILLED, f"assignment {name} was fulfilled with another reply")
         if (state is AssignmentState.EXPIRED and reason == "deadline") or (
-            state is AssignmentState.OPEN and self._clock() > deadline
+            state is AssignmentState.OPEN and now > deadline
         ):
             return _late(name, deadline)
         if state is not AssignmentState.OPEN:

@@ -46,18 +46,14 @@ def private_facts(
     if run.spec.privacy.secure == "off":
         return None
     # Section 4: of all rounds: a member that was named once is not invited in a later round, either.
-    rounds = session.scalars(select(Round).where(Round.run_id == run.run_id)).all()
+    named = fleet.past.named(session, current.number)
+    here = session.get_one(Round, current.round_id)
     return PrivateSetting(
         spec=run.spec,
         document=run.document,
         origin=run.origin(fleet.context.federation_id, base_model),
         keys={name: bytes.fromhex(key) for name, key in keys.items()},
-        named=frozenset(
-            name
-            for round_ in rounds
-            for named in (round_.named, *(void.named for void in round_.voided))
-            for name in named
-        ),
+        named=named.union(here.named, *(void.named for void in here.voided)),
         # Section 4: by the record, not by a counter in memory: after a restart, the same group is left out.
         blind=sum(void.blind for void in since_pause(current)),
         settle=partial(

@@ -15,7 +15,6 @@ from federation.aggregation.metrics.model_metrics import (
     own_values,
     summary,
 )
-from federation.aggregation.metrics.run_metrics import Earlier
 from federation.aggregation.phases import Replies
 from federation.record.metric_definitions import OWN, SCORED
 from federation.refusals import Refusal
@@ -56,16 +55,6 @@ def decided(session: Session, current: Round) -> list[tuple[str, Measurements]]:
     attempt = (Phase.round_id == current.round_id, Phase.attempt == current.attempt)
     query = select(models.Reply).join(Assignment).join(Phase).where(*attempt, Phase.decides, models.Reply.accepted)
     return [(reply.client_id, reply.metrics) for reply in session.scalars(query.order_by(Phase.number))]
-
-
-def earlier(session: Session, current: Round) -> Earlier:
-    """The metrics on record of the rounds before."""
-    query = select(Round.number, Round.deployed_model, Round.metrics)
-    query = query.where(Round.run_id == current.run_id, Round.number < current.number).order_by(Round.number)
-    found = Earlier()
-    for number, model, recorded in session.execute(query):
-        found.add(number, model, recorded)
-    return found
 
 
 def why_stopped(run: RunFacts, numbers: Mapping[str, float]) -> str:

@@ -108,8 +108,11 @@ def active_runs(session: Session) -> list[str]:
 def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.Run:
     """A run, with its last evaluated round; with `spec`, its specification and which client serves which objectives."""
     parsed = RunSpec.parse(item.spec)
-    done = session.scalar(
-        select(func.count()).where(models.Round.run_id == item.run_id, models.Round.state.in_(ROUND_ENDED))
+    done = session.scalar(  # rounds end in their order
+        select(models.Round.number + 1)
+        .where(models.Round.run_id == item.run_id, models.Round.state.in_(ROUND_ENDED))
+        .order_by(models.Round.number.desc())
+        .limit(1)
     )
     evaluated = session.scalar(
         select(models.Round)

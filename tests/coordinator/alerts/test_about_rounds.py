@@ -96,6 +96,7 @@ def test_a_loss_that_rises_again_and_again_with_steps_longer_than_the_updates_na
     assert zigzag([1.0, 2.0, 0.5, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2], 1.2) == []  # it has settled
 
 
+@pytest.mark.full
 def test_a_run_that_zigzags_is_warned_of_and_both_rates_that_the_warning_names_end_it() -> None:
     spec = """
         name = "zigzag"

@@ -47,6 +47,7 @@ def of_run(stage: Stage, run: str) -> list[tuple[object, ...]]:
     return stage.look(read)
 
 
+@pytest.mark.full
 def test_alerts_that_a_crash_prevented_are_made_again_as_they_were(stage: Stage) -> None:
     run = failing_run(stage)
     before = of_run(stage, run)

@@ -244,7 +244,8 @@ def test_coordinators_share_the_lock_and_whoever_needs_the_database_alone_is_ref
 _OTHERS = {
     ("run_commands.py", "submit"): "an administrator",
     ("runs/run_states.py", "end_revoked"): "an administrator, or the housekeeper",
-    ("replies/intake.py", "record"): "a member",
+    ("replies/group_commit.py", "_commit_all"): "a member",
+    ("replies/group_commit.py", "_commit_alone"): "a member",
     ("replies/intake.py", "decline"): "a member",
     ("housekeeping.py", "_note_seen"): "the housekeeper",
     ("fleets/attendances.py", "_write"): "the thread that notes who attends",

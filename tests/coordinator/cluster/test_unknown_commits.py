@@ -96,7 +96,7 @@ def calm(connected: Stage) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("number", few_of(range(1, COMMITS + 1), 6))  # 6: the first phase
-@pytest.mark.parametrize("lost", ["answer", "commit"])
+@pytest.mark.parametrize("lost", few_of(["answer", "commit"], "commit"))
 def test_a_run_goes_on_when_its_conductor_does_not_learn_if_a_commit_took_place(
     connected: Stage, url: str, line: Line, calm: tuple[object, ...], number: int, lost: str
 ) -> None:

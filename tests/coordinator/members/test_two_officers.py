@@ -121,6 +121,7 @@ def test_what_was_asked_for_already_is_named_and_gets_no_second_request(
     assert bea.document("revoke", member, "--yes")["request"]["request_id"] != made
 
 
+@pytest.mark.full
 def test_eight_members_are_admitted_by_three_commands_of_two_officers(apart: Running, tmp_path: Path) -> None:
     served, dan, eve = apart, Officer(apart, "dan"), Officer(apart, "eve")
     names = [f"many-{number}" for number in range(8)]

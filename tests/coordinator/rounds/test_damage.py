@@ -18,6 +18,7 @@ WORDS: dict[Damage, str] = {flip: "the bytes of blob", cut: "the bytes of blob",
 
 
 @pytest.mark.parametrize("damage", few_of(WORDS, lose))
+@pytest.mark.full
 def test_a_damaged_update_holds_the_run_until_it_is_repaired(stage: Stage, damage: Damage) -> None:
     run, expected, ann, ben = compared(stage)
     second = ben.order()

@@ -55,6 +55,7 @@ def undisturbed(stage: Stage, rule: str) -> list[str | None]:
 
 
 @pytest.mark.parametrize("rule", few_of(SPECS, "dual-cone"))
+@pytest.mark.full
 def test_steps_are_made_and_recorded_with_the_absent_of_the_last_rounds(stage: Stage, rule: str) -> None:
     run, players = begin(stage, rule)
     stage.play(run, *players)

@@ -327,6 +327,7 @@ CONVERSATIONS = {
 
 
 @pytest.mark.parametrize("conversation", few_of(CONVERSATIONS, "unbiased"))
+@pytest.mark.full
 def test_a_restart_between_any_two_phases_leads_to_the_same_bytes(stage: Stage, conversation: str) -> None:
     more, count = CONVERSATIONS[conversation]
     expected, players = begin(stage, "fedcmoo", more, rounds=2)

@@ -136,6 +136,7 @@ def averaged(stage: Stage, run: str, rows: list[np.ndarray], number: int = 0) ->
     np.testing.assert_allclose(stage.parameters(round_.result_model), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_phases_for_some_of_the_clients_are_carried_to_the_step(stage: Stage) -> None:
     run, players = begin(stage, "rehearsed", rounds=2)
     stage.play(run, *players)

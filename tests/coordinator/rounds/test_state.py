@@ -69,6 +69,7 @@ def exported(stage: Stage, run: str, number: int | None = None) -> str:
     return next(stage._admin.ExportModel(admin.ExportModelRequest(run=run, round=number), timeout=SECONDS)).digest
 
 
+@pytest.mark.full
 def test_an_optimisers_vectors_are_kept_committed_to_and_collected_when_they_are_left(stage: Stage) -> None:
     server = 'server = { optimizer = "adam", learning_rate = 0.05, beta1 = 0.8, tau = 0.01 }'
     run, players = begin(stage, "fedavg", more=server)

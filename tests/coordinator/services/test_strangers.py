@@ -45,6 +45,7 @@ def made(tmp_path: Path) -> Iterator[Federation]:
         yield made
 
 
+@pytest.mark.full
 def test_idle_connections_of_strangers_take_no_descriptor_that_a_round_needs(made: Federation) -> None:
     made.serve(program=LIMITED.format(limit=400))
     stream = work(made.enroll("worker"))

@@ -74,6 +74,7 @@ KINDS = [kind for kind in BoundKind if kind is not BoundKind.EQUAL]
     st.booleans(),
     st.integers(0, 2**32),
 )
+@pytest.mark.full
 def test_all_members_accept_the_coefficients_that_the_coordinator_makes_of_any_rules(
     m: int, mode: Mode, kind: BoundKind, how: str, prior: Literal["uniform", "samples"], signed: bool, seed: int
 ) -> None:

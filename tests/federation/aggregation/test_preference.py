@@ -102,6 +102,7 @@ def test_neither_the_scale_of_gradients_nor_that_of_the_preference_plays_a_role(
     assert np.allclose(preferred(case, F, 7 * r).weights, plain.weights, atol=1e-9)
 
 
+@pytest.mark.full
 def test_the_same_input_gives_the_same_bytes_in_another_process() -> None:
     code = (
         "import numpy as np\n"

@@ -72,6 +72,7 @@ def test_a_decay_that_has_no_effect_is_said_before_a_run_begins() -> None:
     assert cautions(*parse_run(spec.format(101, 100))) == cautions(*parse_run(spec.format(100, 5))) == ()
 
 
+@pytest.mark.full
 def test_the_rates_that_were_used_are_measured_and_stand_in_the_table(tmp_path: Path) -> None:
     experiment = parse("decaying", DECAYING).with_rounds(4)
     store = Store(tmp_path)

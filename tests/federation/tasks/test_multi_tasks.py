@@ -286,6 +286,7 @@ def test_each_objective_has_its_own_loss_and_its_own_accuracy(name: str) -> None
     }
 
 
+@pytest.mark.full
 def test_two_digits_are_learned_together_in_seconds() -> None:
     loaded = task("two-digits")
     trainer = TorchTrainer(loaded, loaded.load(DataSource()))
@@ -311,6 +312,7 @@ def test_the_composed_tasks_train_to_the_same_bytes_twice(made: DataSource, name
 # ---- rotations
 
 
+@pytest.mark.full
 def test_images_are_turned_as_torchvision_does_and_have_the_mean_outside() -> None:
     from torchvision.transforms import InterpolationMode  # takes two CPU seconds
     from torchvision.transforms import functional as torchvision

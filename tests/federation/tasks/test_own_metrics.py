@@ -140,6 +140,7 @@ def _importable() -> Any:
 
 
 @pytest.mark.parametrize("backend", few_of(["loop", "stacked"], "loop"))
+@pytest.mark.full
 def test_metrics_are_in_the_history_of_a_simulation(backend: str) -> None:
     history = simulate(SPEC, backend=backend, threads=1)
     last = history.round_records[-1]

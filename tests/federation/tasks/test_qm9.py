@@ -159,6 +159,7 @@ def test_neither_the_order_of_atoms_nor_the_place_in_space_matters(tmp_path: Pat
     assert (first - other).abs().max() > 1e-3
 
 
+@pytest.mark.full
 def test_eleven_properties_are_learned(tmp_path: Path) -> None:
     qm9 = task("qm9")
     data = qm9.load(written(tmp_path, MADE * 3)).train

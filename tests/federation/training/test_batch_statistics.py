@@ -308,6 +308,7 @@ def specified(directory: Path, size: int, *, task: str = "Standardised") -> tupl
     return f"{MODULE}:{task}", str(path)
 
 
+@pytest.mark.full
 def test_a_rehearsal_a_start_and_a_simulation_try_the_smallest_minibatch_first(tmp_path: Path) -> None:
     task, spec = specified(tmp_path, 1)
     options = ["--task", task, "--device", "cpu", "--set", f"spec={spec}"]

@@ -298,6 +298,7 @@ def test_several_runs_spend_what_dp_accounting_says_of_them_one_after_the_other(
     assert bound <= found.bound <= bound * 1.02  # fewer orders
 
 
+@pytest.mark.full
 def test_what_is_spent_is_what_opacus_says() -> None:
     from opacus import accountants
 
@@ -337,6 +338,7 @@ def runs() -> list[Any]:
     return [simulate(each, threads=1, progress=lambda _: None) for each in (text, undecided)]
 
 
+@pytest.mark.full
 def test_a_simulation_with_noise_cannot_be_repeated(runs: list[Any]) -> None:
     assert not np.allclose(runs[0].model, runs[1].model, atol=1e-3)
 
@@ -397,6 +399,7 @@ clients = 1
 """
 
 
+@pytest.mark.full
 def test_the_epsilon_of_an_interrupted_simulation_counts_each_training_once_also_those_that_diverged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

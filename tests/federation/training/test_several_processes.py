@@ -200,6 +200,7 @@ def test_a_process_that_dies_ends_the_training_with_a_reason_and_the_next_one_st
 # ---- a worker
 
 
+@pytest.mark.full
 def test_the_devices_of_the_processes_are_a_gpu_each_or_the_cpu() -> None:
     second = Ranks(1, 2)
     assert second.device("cpu") == "cpu"

@@ -277,6 +277,7 @@ def adding(length: float) -> Callable[..., Result]:
         pytest.param(adding(10), False, id="a vector of length 10 that S does not see", marks=pytest.mark.full),
     ],
 )
+@pytest.mark.full
 def test_one_cheater_of_twenty(lie: Callable[..., Result], passes: bool, mode: Mode) -> None:
     """The rows of the protocol's table about one member's own vector; `private` lets a small factor pass."""
     scene = cast(TWENTY, WIDE, lie=lie)

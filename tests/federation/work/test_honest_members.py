@@ -124,6 +124,7 @@ def test_the_sketches_of_all_members_are_those_of_each() -> None:
 
 
 @pytest.mark.parametrize("sessions", [25, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])])
+@pytest.mark.full
 def test_the_checks_find_nothing_in_what_honest_members_send(sessions: int) -> None:
     with threadpool_limits(1):  # the matrices are small, and threads that wait for each other cost more
         for number in range(sessions):

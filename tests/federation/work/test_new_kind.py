@@ -90,6 +90,7 @@ def test_a_worker_that_dies_after_its_first_answer_still_knows_its_ticket(scene:
     assert scene.models(run) == expected
 
 
+@pytest.mark.full
 def test_a_simulation_of_a_new_kind_gives_the_models_of_the_federation(
     scene: Scene, expected: list[str], tmp_path: Path
 ) -> None:

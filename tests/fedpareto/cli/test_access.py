@@ -84,6 +84,7 @@ def test_every_rpc_of_the_contract_has_a_rule_and_the_contract_names_its_role() 
         assert rule.role == (stated[rpc] if service == "Admin" else None), rpc
 
 
+@pytest.mark.full
 def test_a_process_that_would_serve_tls_1_2_serves_nothing(tmp_path: Path) -> None:
     program = """
 import asyncio, os, sys

@@ -37,6 +37,7 @@ __all__ = ["installed"]
 # --- what the commands show
 
 
+@pytest.mark.full
 def test_a_round_shows_every_clients_part_and_the_cosines(centre: Federation, finished: Finished) -> None:
     run_id, clients = finished
     last = centre.admin("round", run_id, "-1")
@@ -164,6 +165,7 @@ def test_a_bundle_is_written_and_verified_by_commands(centre: Federation, finish
     assert "No such file" in fedpareto("verify", tmp_path / "nothing", code=1).stderr
 
 
+@pytest.mark.full
 def test_a_bundle_with_payloads_says_before_what_it_would_show_also_what_noise_would_not_hide(
     centre: Federation, stub: AdminStub, finished: Finished
 ) -> None:
@@ -244,6 +246,7 @@ def test_an_unknown_run_or_round_is_refused_by_name(centre: Federation, stub: Ad
 # --- models
 
 
+@pytest.mark.full
 def test_a_model_is_exported_with_its_digest_checked_and_no_file_overwritten(
     centre: Federation, finished: Finished
 ) -> None:

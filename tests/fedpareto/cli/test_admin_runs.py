@@ -49,6 +49,7 @@ def test_a_run_is_held_and_stopped_and_refuses_what_does_not_fit_its_state(centr
     assert "did not complete: STOPPED enough" in scene.command(centre, "watch", run_id, code=1).stderr
 
 
+@pytest.mark.full
 def test_watching_begins_with_the_present_and_ends_with_the_run(centre: Federation, stub: AdminStub) -> None:
     with scene.attending(centre, stub, "watched-a", "watched-b", "watched-c") as streams:
         run_id = scene.submit(centre, "watched", scene.SPEC, "--paused")
@@ -183,6 +184,7 @@ SHOWING = [
 ]
 
 
+@pytest.mark.full
 def test_while_no_coordinator_runs_commands_that_show_read_its_directory_and_others_say_how_to_start_it(
     tmp_path: Path,
 ) -> None:

@@ -296,7 +296,7 @@ def a_round(m: int) -> GetRoundResponse:
     return response
 
 
-@pytest.mark.parametrize("m", [1, 2, 8, 13, 14, 20, 30, 40, 300])
+@pytest.mark.parametrize("m", [1, 2, 8, 13, 14, 20, 30, 40, pytest.param(300, marks=pytest.mark.full)])
 def test_a_round_fits_a_hundred_columns_however_many_clients(m: int) -> None:
     text = shown(round_tables.round_(a_round(m)))
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 100

@@ -27,6 +27,7 @@ def home(stage: Stage) -> Path:
     return stage.served.home.admin_dir
 
 
+@pytest.mark.full
 def test_a_run_is_offered_by_name_and_one_of_two_equal_names_by_id(stage: Stage, home: Path) -> None:
     run, (ann,) = stage.begin("ann", name="twice")
     stage.play(run, ann)

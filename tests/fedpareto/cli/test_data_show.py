@@ -64,6 +64,7 @@ def test_json_has_every_client_and_its_classes() -> None:
     assert 0.5 < document["heterogeneity"] < 0.9
 
 
+@pytest.mark.full
 def test_a_chart_is_drawn_for_clients_and_classes_of_any_number(tmp_path: Path) -> None:
     show("digits", "--clients", "5", "--plot", str(tmp_path / "few.png"))
     assert (tmp_path / "few.png").read_bytes().startswith(b"\x89PNG")

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from fedpareto.cli.failure import USAGE, CommandFailure
 from storage.models import Client
 from storage.states import ClientState
@@ -50,6 +52,7 @@ def test_a_revocation_without_a_terminal_needs_the_option_that_says_yes(served: 
     assert state(served, "erik") is ClientState.REVOKED
 
 
+@pytest.mark.full
 def test_at_a_terminal_a_revocation_waits_for_a_yes(served: Running) -> None:
     served.enroll("fay")
     arguments = ("admin", "--home", str(served.home.admin_dir), "revoke", "fay")

@@ -23,6 +23,7 @@ def planned(*arguments: object) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.full
 def test_the_planned_noise_is_the_least_that_keeps_within_epsilon_by_the_ledgers_accountant() -> None:
     found = planned("--samples", 500, "--batch-size", 50, "--rounds", 3, "--epochs", 2, "--epsilon", 1, "--delta", 1e-6)
     assert (found["rate"], found["steps"]) == (0.1, 60)

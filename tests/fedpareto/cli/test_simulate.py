@@ -65,6 +65,7 @@ def test_a_document_has_what_became_of_each_objective(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.full
 def test_attackers_count_those_who_serve_the_objective(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
 
@@ -173,6 +174,7 @@ def test_homes_that_are_taken_damaged_or_no_simulations_are_told_apart(tmp_path:
         Simulation(text, tmp_path / "real", resume=True)
 
 
+@pytest.mark.full
 def test_a_simulation_that_was_killed_before_it_began_begins_when_it_is_resumed(tmp_path: Path) -> None:
     CoordinatorHome.init(tmp_path / "home", Settings(federation_id="simulation"), now=utc_now())
     assert simulate(spec(rounds=1), home=tmp_path / "home", resume=True).state == "COMPLETED"

@@ -214,6 +214,7 @@ def test_the_share_of_rounds_in_which_the_loss_rises_is_that_of_evaluated_rounds
     assert measures.final(changed)["rises"] == pytest.approx(share)
 
 
+@pytest.mark.full
 def test_a_run_that_is_stopped_goes_on_where_it_was_and_comes_to_the_same(tmp_path: Path) -> None:
     job = tiny_job()
     stopped, straight = Store(tmp_path / "stopped"), Store(tmp_path / "straight")

@@ -56,6 +56,7 @@ def test_a_history_that_was_pickled_has_the_same_picture(history: fedpareto.Hist
     assert pickle.loads(pickle.dumps(history))._repr_html_() == history._repr_html_()
 
 
+@pytest.mark.full
 def test_a_run_that_failed_has_a_picture_and_leaves_no_log_in_the_cell() -> None:
     code = """
 import fedpareto

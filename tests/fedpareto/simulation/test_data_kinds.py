@@ -180,6 +180,7 @@ def run(task: type[Task], *, more: str = "", home: Path | None = None, backend: 
     return fedpareto.simulate(document, threads=1, home=home, backend=backend, progress=lambda _: None)
 
 
+@pytest.mark.full
 def test_arrays_and_labels_of_any_integers_train_the_model_of_the_same_tensors() -> None:
     expected = run(Numbers).model
     for kind in (Arrays, Truths):

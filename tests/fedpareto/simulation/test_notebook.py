@@ -227,6 +227,7 @@ def eager() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.full
 def test_simulations_at_once_give_the_models_of_each_alone(somewhere: Path, eager: None) -> None:
     expected = [noisy(seed, rounds=3) for seed in (0, 1)]
     with ThreadPoolExecutor(2) as threads:

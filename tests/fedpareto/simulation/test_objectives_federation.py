@@ -110,6 +110,7 @@ ALGORITHMS = {
 
 @few("count")
 @pytest.mark.parametrize("chosen", ALGORITHMS)
+@pytest.mark.full
 def test_a_simulation_over_objectives_is_the_real_federation(scene: Scene, chosen: str) -> None:
     run = scene.submit(ALGORITHMS[chosen])
     model, _ = scene.fed.remembered(run)

@@ -41,6 +41,7 @@ one_thread = scene.one_thread  # a fixture
     ],
 )
 @pytest.mark.parametrize("before", few_of([True, False], True))
+@pytest.mark.full
 def test_death_beside_the_making_of_a_step_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, before: bool
 ) -> None:

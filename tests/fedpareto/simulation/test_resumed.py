@@ -39,7 +39,7 @@ def counts(simulation: Simulation) -> list[int]:
         return [session.query(table).count() for table in TABLES]
 
 
-@few("line search", "private")
+@few("line search")
 @pytest.mark.parametrize(
     ("text", "need_inputs"),
     [

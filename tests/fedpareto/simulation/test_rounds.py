@@ -23,6 +23,7 @@ def test_with_over_selection_a_round_takes_as_many_replies_as_it_wants() -> None
         assert set(asked[~asked["accepted"]]["reason"]) == {"not-needed"}
 
 
+@pytest.mark.full
 def test_without_measuring_the_model_is_the_same_and_losses_before_a_step_are_unknown() -> None:
     measured = simulate(spec())
     bare = simulate(spec().replace("[train]", "[train]\nmeasure = false"))
@@ -69,6 +70,7 @@ def test_objectives_that_a_task_does_not_have_are_named() -> None:
         pytest.param('name = "fsmgda"', "cycle:1", marks=pytest.mark.full),
     ],
 )
+@pytest.mark.full
 def test_rounds_over_objectives_may_be_stacked_and_are_resumed_to_the_same_bytes(
     tmp_path: Path, algorithm: str, objectives: str
 ) -> None:

@@ -64,6 +64,7 @@ def test_a_simulation_is_the_real_federation_to_the_last_digits_of_float32(tmp_p
 
 @few("alie")
 @pytest.mark.parametrize("attack", ["alie", "", "sign-flip", "label-flip", "free-rider", "scale=10,bias=5"])
+@pytest.mark.full
 def test_stacked_clients_do_what_single_ones_do(attack: str) -> None:
     text = spec(clients=6, attackers=2 if attack else 0, attack=attack, partition="iid", every=3)
     one, all_at_once = (simulate(text, backend=backend) for backend in ("loop", "stacked"))
@@ -173,6 +174,7 @@ def test_a_simulation_that_was_stopped_goes_on_to_the_same_bytes(tmp_path: Path)
         Simulation(spec(rounds=6).encode(), tmp_path / "home", resume=True)
 
 
+@pytest.mark.full
 def test_a_look_into_the_record_of_a_killed_simulation_changes_nothing_that_follows(tmp_path: Path) -> None:
     text, home = spec(rounds=4).encode(), tmp_path / "home"
     whole = simulate(text)
@@ -203,6 +205,7 @@ def test_a_simulation_that_a_second_interrupt_ends_at_once_is_paused_in_its_reco
     assert simulate(spec(rounds=3), home=tmp_path / "home", resume=True).state == "COMPLETED"
 
 
+@pytest.mark.full
 def test_a_long_record_of_updates_is_read_a_piece_at_a_time(tmp_path: Path) -> None:
     with Simulation(spec(rounds=5, algorithm="fedavg").encode(), tmp_path / "home") as simulation:
         simulation.run()
@@ -222,6 +225,7 @@ def test_a_long_record_of_updates_is_read_a_piece_at_a_time(tmp_path: Path) -> N
     assert [(update.round, update.client_id) for update in own] == [(2, "client-001")]
 
 
+@pytest.mark.full
 def test_models_of_past_rounds_do_not_pile_up(tmp_path: Path) -> None:
     with Simulation(spec(rounds=8, every=0).encode(), tmp_path / "home") as simulation:
         simulation.run()

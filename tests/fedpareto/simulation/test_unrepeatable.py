@@ -65,6 +65,7 @@ def test_compiled_steps_begin_again_too(tmp_path: Path, caplog: pytest.LogCaptur
 
 @few("stacked")
 @pytest.mark.parametrize("backend", ["stacked", "loop"])
+@pytest.mark.full
 def test_only_a_sketch_that_asks_twice_is_declined(tmp_path: Path, backend: str) -> None:
     text = spec(clients=2, rounds=1, partition="iid", algorithm="ALGORITHM").replace('"digits"', f'"{UNDECIDED}"')
     sketched = text.replace('name = "ALGORITHM"', 'name = "fedcmoo"')

@@ -468,6 +468,7 @@ def test_a_report_names_who_did_not_reply_and_warns() -> None:
     assert "Why a reply last did not come" in words
 
 
+@pytest.mark.full
 def test_a_page_of_hundreds_of_clients_stays_small() -> None:
     assert len(page(made_up(100, 300))) < 2_000_000
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from federation.refusals import Refusal
@@ -38,6 +39,7 @@ train.steps = 1
 """
 
 
+@pytest.mark.full
 def test_after_a_restored_backup_what_is_asked_for_again_is_sent_again_and_the_run_completes(
     offers: dict[str, Trainer], model: tuple[Layout, bytes], tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def states(fed: Federation, client: str) -> list[bool]:
     return [revoked is None for (revoked,) in rows]
 
 
+@pytest.mark.full
 def test_a_worker_renews_while_it_trains_and_the_training_goes_on(fed: Federation) -> None:
     fed.join("busy")
     age(fed, "busy", days=1)
@@ -127,6 +128,7 @@ def test_a_certificate_that_cannot_be_written_is_told_of_and_not_used_until_it_i
     load_tls_key(tmp_path / "h" / "tls.key", b"secret")
 
 
+@pytest.mark.full
 def test_a_worker_that_is_refused_a_certificate_says_so_and_works_on(served: running.Running, tmp_path: Path) -> None:
     member = served.joined(tmp_path / "h", "mixed-up", ago=AGE)
     mixed = {**vars(member), "signing_key": Ed25519PrivateKey.generate()}

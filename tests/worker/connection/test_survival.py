@@ -205,6 +205,7 @@ def test_work_that_waits_for_its_receipt_survives_sigkill_and_is_not_done_again(
         assert process.stop() == 0
 
 
+@pytest.mark.full
 def test_training_that_sigkill_cut_short_is_done_again_to_the_same_bytes(scene: Scene, member_home: Path) -> None:
     layout, _ = scene.model
     scene.train(steps=3000)

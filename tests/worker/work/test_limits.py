@@ -148,6 +148,7 @@ def test_the_deadline_ends_work_and_the_next_assignment_is_taken(scene: Scene) -
     assert (event["assignment_id"], event["reason"]) == scene.declined()[:2] == ("assignment-0", "deadline")
 
 
+@pytest.mark.full
 def test_work_whose_deadline_passed_while_the_coordinator_was_away_is_dropped(scene: Scene) -> None:
     running = scene.attending()
     late, waiting = scene.order(), scene.order(1)

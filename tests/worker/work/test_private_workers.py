@@ -88,6 +88,7 @@ def scene(unpinned: Members) -> Members:
     return unpinned
 
 
+@pytest.mark.full
 def test_a_worker_without_a_roster_declines(unpinned: Members) -> None:
     fed = unpinned.fed
     run = fed.submit("too-early", SPEC)
@@ -192,6 +193,7 @@ def test_a_private_round_shows_one_sum_and_leaves_no_secret(scene: Members, tmp_
     assert [(score["own"], score["members"], score["worst"]) for score in told["scores"]] == [(None, 5, None)] * 2
 
 
+@pytest.mark.full
 def test_an_owner_sees_which_private_run_starts_from_a_model_of_its_submitter_and_both_are_done(
     scene: Members, tmp_path: Path
 ) -> None:
@@ -407,6 +409,7 @@ def record_of(scene: Members, name: str) -> Record:
 
 
 @pytest.mark.parametrize("kinds", few_of([("SecureSession", "Input"), ("StepManifest",)], ("SecureSession", "Input")))
+@pytest.mark.full
 def test_an_outsider_verifies_the_record_of_a_run_and_finds_each_edit(
     scene: Members, tmp_path: Path, kinds: tuple[str, ...]
 ) -> None:
@@ -486,6 +489,7 @@ def test_a_run_over_objectives_is_verified_round_by_round(scene: Members) -> Non
         record.step(lambda step: setattr(step.weights[0], "weight", 0.5)).verify()
 
 
+@pytest.mark.full
 def test_a_member_finds_its_private_rounds_in_the_record_and_what_its_owner_requires(
     scene: Members, tmp_path: Path
 ) -> None:

@@ -171,6 +171,7 @@ def test_too_many_bytes_are_refused_and_what_arrived_before_them_stays(lines: St
     reply.counts(run)
 
 
+@pytest.mark.full
 def test_a_chunk_beyond_the_window_is_refused_and_harms_nothing(lines: Stage) -> None:
     layout = Layout((Tensor("weight", (350_000,)),))  # more than a window
     model = to_bytes(layout, np.ones(layout.size, np.float32))

@@ -5,9 +5,11 @@ updates and hostile payloads are in `coordinator/services/test_abuse.py`.
 """
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import grpc
@@ -320,6 +322,48 @@ def test_of_two_replies_that_were_admitted_the_first_counts_and_the_second_is_ev
         intake.record(second, None)
     (entry,) = entries(stage, order.assignment_id)
     assert second.digest in entry.detail
+
+
+def test_replies_that_are_recorded_in_one_transaction_have_each_their_own_end(stage: Stage) -> None:
+    """Of ann's three replies one counts, one is the same, and one is evidence; ben's is refused for its content."""
+    _, (ann, ben) = stage.begin("ann", "ben", algorithm="fedavg")
+    orders = {player: player.order() for player in (ann, ben)}
+    intake, given, ends = intake_of(stage), list[tuple[Admission, Refusal | None]](), dict[int, object]()
+    for player, seed, problem in (
+        (ann, 0, None),
+        (ann, 0, None),
+        (ann, 1, None),
+        (ben, 0, Refusal("statement", "bad")),
+    ):
+        envelope, payload = player.member.signed(orders[player], seed)
+        stage.blobs.put(payload)
+        admission = intake.admit(player.name, envelope)
+        assert isinstance(admission, Admission)
+        given.append((admission, problem))
+
+    def record(place: int) -> None:
+        try:
+            ends[place] = intake.record(*given[place])
+        except Refusal as refusal:
+            ends[place] = refusal.reason
+
+    threads = [threading.Thread(target=record, args=(place,)) for place in range(len(given))]
+    with stage.served.database.begin():  # no other may write
+        for place, thread in enumerate(threads):
+            thread.start()
+            wait_for(partial(waiting, intake, place + 1), "the reply to wait")
+    for thread in threads:
+        thread.join()
+    assert ends == {0: ends[0], 1: ends[0], 2: "assignment-fulfilled", 3: "statement"}
+    assert isinstance(ends[0], SignedEnvelope)
+    kept = {(row.accepted, row.reason) for row in recorded(stage, orders[ann])}
+    assert kept == {(True, ""), (False, "assignment-fulfilled")}
+    assert [(row.accepted, row.reason) for row in recorded(stage, orders[ben])] == [(False, "statement")]
+
+
+def waiting(intake: Intake, number: int) -> bool:
+    """Whether so many replies wait to be recorded."""
+    return len(intake._group._waiting) == number
 
 
 def test_a_reply_that_was_admitted_before_its_run_was_stopped_is_refused_and_no_evidence(stage: Stage) -> None:

@@ -98,6 +98,7 @@ def test_the_best_model_of_a_run_that_was_stopped_is_kept_although_it_is_no_impr
         assert is_retained(session, exported.digest, keep_rounds=0)
 
 
+@pytest.mark.full
 def test_a_round_shows_each_members_metrics_with_mean_weighted_worst_and_best(fed: Federation, run: str) -> None:
     record = fed.admin("round", run, "1")
     found = record["summary"]["metrics"]

@@ -358,6 +358,7 @@ def test_an_attack_on_updates_leaves_averaged_buffers_alone() -> None:
     assert (sent["loss"].shape, set(sent[BUFFERS])) == ((3,), {1.0})
 
 
+@pytest.mark.full
 def test_a_simulation_with_local_buffers_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     document = ('name = "local"\n' + text("local")).encode()
     whole = simulate(document, home=tmp_path / "whole", threads=1)

@@ -101,6 +101,7 @@ def test_a_single_missed_evaluation_is_told_in_the_singular() -> None:
     assert "ben replied in 0 of 3 rounds, 1 declined, 2 evaluations missed; " in participation_table.tally(many)
 
 
+@pytest.mark.full
 def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
     stage: Stage, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

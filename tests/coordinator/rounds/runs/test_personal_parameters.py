@@ -322,6 +322,7 @@ def whole(scene: Scene) -> str:
     return run
 
 
+@pytest.mark.full
 def test_workers_keep_and_export_their_heads_and_everybody_sees_whose_model_was_measured(
     scene: Scene, whole: str
 ) -> None:

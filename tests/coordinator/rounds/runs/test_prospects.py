@@ -148,6 +148,7 @@ def reasons(response: SubmitRunResponse) -> dict[str, str]:
     return {other.client_id: other.reason for other in response.others}
 
 
+@pytest.mark.full
 def test_submit_says_what_a_run_with_noise_spends_at_the_smallest_member_and_where_a_budget_ends_it(
     stage: Stage, tmp_path: Path
 ) -> None:

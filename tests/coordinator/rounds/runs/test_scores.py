@@ -9,6 +9,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.fleets.base import RunFacts
+from coordinator.rounds.fleets.past_rounds import PastRounds
 from coordinator.rounds.runs import scores
 from federation.aggregation.metrics import model_metrics
 from federation.aggregation.phases import PhaseReply, Replies
@@ -205,7 +206,7 @@ def test_a_value_counts_as_better_if_it_exceeds_the_last_one_that_counted(
         a_run(session, [{"stop/value": sign * 9}], name=name)
 
     def of_run(number: int, run: RunFacts, told: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        stops = scores.earlier(session, rounds[number]).stops
+        stops = PastRounds(rounds[number].run_id).metrics(session, number).stops
         return model_metrics.watched(run.spec.stop, run.stopped_by, told, stops)
 
     def watched(number: int, **measured: float) -> dict[str, float]:

@@ -144,6 +144,7 @@ def test_an_answer_of_a_sketch_that_cannot_be_used_is_refused(mistake: str, says
     assert says in str(caught.value)
 
 
+@pytest.mark.full
 def test_a_run_of_a_rule_and_a_stage_of_researchers_verifies(stage: Stage, tmp_path: Path) -> None:
     run = played(stage, "researchers:Free", 'algorithm.pre = ["researchers:Scale"]')
     assert len(verified(stage, run, tmp_path)) == 3

@@ -120,6 +120,7 @@ def test_without_torchjd_the_name_says_what_to_install(monkeypatch: pytest.Monke
         algorithm("torchjd:upgrad")
 
 
+@pytest.mark.full
 def test_nothing_of_it_is_loaded_before_it_is_named() -> None:
     code = "import sys, fedpareto, coordinator.server, federation.aggregation.registry as r; r.algorithm('fedavg')\n"
     code += "print({'torch', 'torchjd'} & sys.modules.keys())"

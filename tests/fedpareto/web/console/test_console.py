@@ -140,6 +140,7 @@ def test_a_run_advances_on_an_open_page(stage: Stage, console: Served) -> None:
     stage.stop_run(run)
 
 
+@pytest.mark.full
 def test_a_stream_sends_first_what_differs_from_the_page_and_each_part_whole(stage: Stage, console: Served) -> None:
     run = finished(stage, "still", "ann", "ben")
     page = console.page(f"/runs/{run}")
@@ -152,6 +153,7 @@ def test_a_stream_sends_first_what_differs_from_the_page_and_each_part_whole(sta
     assert (first, told.startswith("data:")) == ("event: connection", True)
 
 
+@pytest.mark.full
 def test_the_last_state_stays_while_the_coordinator_is_away(stage: Stage, console: Served) -> None:
     run = finished(stage, "kept", "ann", "ben")
     listed(console, run)

@@ -1,6 +1,6 @@
 """Pauses that members announced.
 
-Revision 0007, after 0006.
+Revision 0008, after 0007.
 """
 
 import sqlalchemy as sa
@@ -8,8 +8,8 @@ from alembic import op
 
 import storage.columns
 
-revision = "0007"
-down_revision = "0006"
+revision = "0008"
+down_revision = "0007"
 branch_labels = None
 depends_on = None
 

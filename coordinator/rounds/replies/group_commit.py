@@ -1,0 +1,97 @@
+"""What several threads hand in at the same time is written in one transaction."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar, cast
+
+from sqlalchemy.orm import Session
+
+from storage.database import Database
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+
+class GroupCommit(Generic[ItemT, ResultT]):
+    """Commits items in groups, without a timer: the thread whose turn it is takes all that wait.
+
+    An item that is alone waits for no other one. Each item has its own result. If the transaction of a group fails,
+    each of its items is tried in a transaction of its own, so that none fails for another one's fault.
+
+    Args:
+        database: in which they are written.
+        write: writes items in an open transaction and returns their results, in their order. It may be called again
+            with the same items: also if it is not known whether an earlier transaction was committed.
+    """
+
+    def __init__(self, database: Database, write: Callable[[Session, Sequence[ItemT]], Sequence[ResultT]]) -> None:
+        self._database = database
+        self._write = write
+        self._turn = threading.Lock()
+        self._list = threading.Lock()  # of those that wait
+        self._waiting: list[_Place[ItemT, ResultT]] = []
+
+    def commit(self, item: ItemT) -> ResultT:
+        """The result of an item, once it is committed.
+
+        Raises:
+            Exception: that of its transaction; nothing of the item is written then, or it is not known.
+        """
+        place = _Place[ItemT, ResultT](item)
+        with self._list:
+            self._waiting.append(place)
+        with self._turn:
+            if not place.ended:
+                self._commit_all(place)
+        return place.outcome()
+
+    def _commit_all(self, own: "_Place[ItemT, ResultT]") -> None:
+        """Commits all that wait once this process may write; `own` is among them."""
+        group: list[_Place[ItemT, ResultT]] = []
+        try:
+            with self._database.begin() as session:
+                with self._list:
+                    group, self._waiting = self._waiting, []
+                results = self._write(session, [place.item for place in group])
+        except Exception as error:
+            if not group:  # it did not become this process's turn to write; the others ask for it themselves
+                with self._list:
+                    self._waiting.remove(own)
+            if len(group) <= 1:
+                own.error = error
+                return
+        else:
+            for place, result in zip(group, results, strict=True):
+                place.result = result
+            return
+        for place in group:
+            self._commit_alone(place)
+
+    def _commit_alone(self, place: "_Place[ItemT, ResultT]") -> None:
+        try:
+            with self._database.begin() as session:
+                (result,) = self._write(session, [place.item])
+        except Exception as error:
+            place.error = error
+        else:
+            place.result = result
+
+
+class _Place(Generic[ItemT, ResultT]):
+    """An item that waits, and what has become of it."""
+
+    def __init__(self, item: ItemT) -> None:
+        self.item = item
+        self.result: ResultT | None = None
+        self.error: Exception | None = None
+
+    @property
+    def ended(self) -> bool:
+        """True if it has a result or an error."""
+        return self.result is not None or self.error is not None
+
+    def outcome(self) -> ResultT:
+        """The result of an item that has ended; raises its error."""
+        if self.error is not None:
+            raise self.error
+        return cast(ResultT, self.result)

@@ -1,0 +1,106 @@
+"""What several threads hand in at the same time is written in one transaction."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from coordinator.rounds.replies.group_commit import GroupCommit
+from storage.database import Database
+from storage.models import Model
+from tests.harness import wait_for
+from tests.storage.scene import NOON
+
+
+class Writer:
+    """Writes models by their digest, and notes each group; a group with the item that is `held` waits for `go`."""
+
+    def __init__(self, database: Database, held: str = "") -> None:
+        self.groups: list[list[str]] = []
+        self.held, self.begun, self.go = held, threading.Event(), threading.Event()
+        self.commits = GroupCommit(database, self.write)
+        self.ends: dict[str, object] = {}
+
+    def write(self, session: Session, items: Sequence[str]) -> list[str]:
+        self.groups.append([*items])
+        if self.held in items:
+            self.begun.set()
+            assert self.go.wait(60)
+        for item in items:
+            session.add(Model(digest=item.rstrip("!"), size=1, parameters=1, created=NOON))
+        session.flush()
+        return [f"{item} is written" for item in items]
+
+    def commit(self, item: str) -> None:
+        try:
+            self.ends[item] = self.commits.commit(item)
+        except IntegrityError as error:
+            self.ends[item] = type(error)
+
+    def all_at_once(self, items: Sequence[str]) -> None:
+        """Hands in all items; the first one is held until the others wait."""
+        threads = [threading.Thread(target=self.commit, args=(item,)) for item in items]
+        threads[0].start()
+        assert self.begun.wait(60)
+        for thread in threads[1:]:
+            thread.start()
+        wait_for(lambda: len(self.commits._waiting) == len(items) - 1, "the others to wait")
+        self.go.set()
+        for thread in threads:
+            thread.join()
+
+
+def names(count: int) -> list[str]:
+    return [f"model-{number}" for number in range(count)]
+
+
+def on_record(database: Database) -> set[str]:
+    with database.read() as session:
+        return set(session.scalars(select(Model.digest)))
+
+
+def test_nine_behind_a_held_commit_make_one_transaction(database: Database) -> None:
+    writer = Writer(database, held="model-0")
+    writer.all_at_once(names(10))
+    assert sorted(map(len, writer.groups)) == [1, 9]
+    assert on_record(database) == set(names(10))
+    assert writer.ends == {name: f"{name} is written" for name in names(10)}
+
+
+def test_ten_in_turn_make_ten_and_none_waits_for_another(database: Database) -> None:
+    writer = Writer(database)
+    for name in names(10):
+        writer.commit(name)
+    assert writer.groups == [[name] for name in names(10)]
+
+
+def test_one_that_fails_takes_no_other_of_its_group_with_it(database: Database) -> None:
+    writer = Writer(database, held="model-0")
+    writer.all_at_once([*names(4), "model-0!", "model-1!"])  # the last two are on record when they are written
+    assert on_record(database) == set(names(4))
+    wrong = {writer.ends["model-0!"], writer.ends["model-1"], writer.ends["model-1!"]}
+    assert IntegrityError in wrong
+    assert [writer.ends[name] for name in ("model-2", "model-3")] == ["model-2 is written", "model-3 is written"]
+    assert sum(end is IntegrityError for end in writer.ends.values()) == 2
+
+
+def test_what_fails_before_its_turn_to_write_leaves_the_others_theirs(database: Database) -> None:
+    writer, serves, broken = Writer(database), database.begin, [OSError("the disk fails")]
+
+    @contextmanager
+    def begin() -> Iterator[Session]:
+        if broken:
+            raise broken.pop()
+        with serves() as session:
+            yield session
+
+    database.begin = begin  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="the disk fails"):
+        writer.commits.commit("model-0")
+    assert writer.commits._waiting == []
+    writer.commit("model-1")
+    assert on_record(database) == {"model-1"}
