@@ -52,7 +52,7 @@ _SENTENCE = re.compile(r"(?<=\.)\s")
 
 
 @dataclass(frozen=True)
-class Rule:
+class SiteRule:
     """A key of policy.toml, its value in words, whether the owner has set it, and its meaning."""
 
     key: str
@@ -62,7 +62,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedKind:
     """What was refused for one reason.
 
     Attributes:
@@ -78,12 +78,12 @@ class Refused:
     example: str
 
 
-def rules(policy: Policy) -> list[Rule]:
+def rules(policy: Policy) -> list[SiteRule]:
     """The rules of a policy, in the order of the document."""
     return [rule for rule in _rules(policy, "") if rule.key != "format"]
 
 
-def refused_runs(runs: Sequence[RunRequest], policy: Policy, *, by_rules: bool) -> list[Refused]:
+def refused_runs(runs: Sequence[RunRequest], policy: Policy, *, by_rules: bool) -> list[RefusedKind]:
     """What is refused of some runs that asked, the most frequent reason first: by rules, or for all other reasons."""
     verdicts = [
         verdict
@@ -93,15 +93,15 @@ def refused_runs(runs: Sequence[RunRequest], policy: Policy, *, by_rules: bool) 
     messages = {verdict.reason: verdict.message for verdict in reversed(verdicts)}
     of = f"of the {counted(len(runs), 'run')} that asked last"
     return [
-        Refused(_by(reason), f"{count} {of}", "", messages[reason])
+        RefusedKind(_by(reason), f"{count} {of}", "", messages[reason])
         for reason, count in Counter(verdict.reason for verdict in verdicts).most_common()
     ]
 
 
-def refused_work(declines: Sequence[CountedDeclines], *, by_rules: bool) -> list[Refused]:
+def refused_work(declines: Sequence[CountedDeclines], *, by_rules: bool) -> list[RefusedKind]:
     """The declined assignments, the last one first: those that rules have refused, or all others."""
     return [
-        Refused(_by(each.reason), counted(each.count, "assignment"), local_time(each.last), each.message)
+        RefusedKind(_by(each.reason), counted(each.count, "assignment"), local_time(each.last), each.message)
         for each in declines
         if (each.reason in BY_REASON) is by_rules
     ]
@@ -111,7 +111,7 @@ def _by(reason: str) -> str:
     return ", ".join(BY_REASON.get(reason, (reason,)))
 
 
-def _rules(section: Section, path: str) -> Iterator[Rule]:
+def _rules(section: Section, path: str) -> Iterator[SiteRule]:
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), f"{path}{name}"
         if isinstance(value, Section):
@@ -122,7 +122,7 @@ def _rules(section: Section, path: str) -> Iterator[Rule]:
                 exception = isinstance(section, SecureSection)
                 yield from (rule for rule in _rules(inner, f"{key}.{each}.") if rule.is_set or not exception)
         else:
-            yield Rule(key, _words(value), name in section.model_fields_set, _meaning(field.description or ""))
+            yield SiteRule(key, _words(value), name in section.model_fields_set, _meaning(field.description or ""))
 
 
 def _words(value: object) -> str:
