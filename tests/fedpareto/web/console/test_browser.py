@@ -154,11 +154,11 @@ def test_the_page_greys_while_the_coordinator_is_away_and_goes_on_when_it_is_bac
     scene.fed.serving.kill()
     page.wait_for_selector("#connection >> text=is away since")
     assert page.locator("#round-0").count() == 1  # the last state stays
-    opacity = "() => getComputedStyle(document.getElementById('head')).opacity"
-    assert page.evaluate(opacity) == "0.6"
+    colours = "() => getComputedStyle(document.getElementById('head')).filter"
+    assert page.evaluate(colours) == "grayscale(1)"
     scene.fed.serve()
     page.wait_for_selector("#connection .away", state="detached")
-    assert page.evaluate(opacity) == "1"
+    assert page.evaluate(colours) == "none"
     shown = page.locator("#feed li").count()
     page.wait_for_selector(f"#feed li:nth-child({shown + 1})")
     scene.fed.admin("stop", run, "--yes", code=None)
