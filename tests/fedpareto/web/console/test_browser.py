@@ -214,6 +214,7 @@ def test_the_log_breaks_no_words(stage: Stage, browser: "Browser", served_here: 
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_every_screen_is_accessible_fits_and_is_legible_in_a_run_and_without_a_coordinator(
     scene: Scene, browser: "Browser"
 ) -> None:
