@@ -40,6 +40,7 @@ _ANSWERS = {
 }
 # Faults that pause the runs until the monitor sees that they are over.
 PAUSING = (StorageFault.DISK, StorageFault.BLOB_STORE)
+LASTING = (*PAUSING, StorageFault.DATABASE, StorageFault.CLOCK)  # the faults that can be present
 # Calls of gRPC's own services, which need neither disk nor database.
 _ALWAYS = frozenset({"Check", "List", "Watch", "ServerReflectionInfo"})
 # Calls that are served while a disk is full: they need no space, or free some.

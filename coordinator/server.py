@@ -333,7 +333,7 @@ def _add_services(server: grpc.aio.Server, front: Front, parts: Parts, health: H
 async def _serve_scrapes(scope: Scope, record: OpenRecord, rounds: Rounds, scrapes: _Scrapes) -> None:
     token = scrapes.endpoint.token
     keeper = await scope.start(NumberKeeper(record, rounds.presence, names_members=token is not None))
-    await scope.start(ScrapeServer(scrapes.listener, token, lambda: page(keeper.readings())))
+    await scope.start(ScrapeServer(scrapes.listener, token, lambda: page(keeper.readings(), process=True)))
 
 
 async def _tell_health(health: HealthService, faults: frozenset[StorageFault]) -> None:

@@ -1,15 +1,42 @@
-"""Reads the Admin service's messages, for the commands and for reports."""
+"""The Admin service for its clients: where its calls come from, and how its messages are read."""
 
 import math
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
-from federation.v1.admin_pb2 import PhaseProgress, Run
+from federation.v1.admin_pb2 import Alert, ListAlertsRequest, ListAlertsResponse, PhaseProgress, Run
+
+if TYPE_CHECKING:
+    from federation.v1.admin_pb2_grpc import AdminStub
 
 ResponseT = TypeVar("ResponseT")
+FIRST_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class CoordinatorAway(Exception):
+    """The coordinator cannot be reached, or does not let this administrator in; the text says why, for people."""
+
+
+@dataclass(frozen=True)
+class OpenedCalls:
+    """The calls of an administrator, which any thread may make.
+
+    `live` is False for the record of a stopped coordinator, which has no calls that follow; `outdated` then says
+    whether a coordinator serves again.
+    """
+
+    stub: "AdminStub"
+    live: bool
+    outdated: Callable[[], bool]
+
+
+Source = Callable[[], AbstractContextManager[OpenedCalls]]  # entering raises CoordinatorAway
 
 
 def enum_name(descriptor: Any, number: int) -> str:
@@ -37,6 +64,36 @@ def whole(call: Callable[[Any], ResponseT], request: Any) -> ResponseT:
         response.next_page_token = ""
         response.MergeFrom(page)
     return response  # type: ignore[no-any-return]
+
+
+def newest_alerts(
+    call: Callable[[ListAlertsRequest], ListAlertsResponse],
+    request: ListAlertsRequest,
+    most: int,
+    *,
+    since: datetime = FIRST_TIME,
+) -> ListAlertsResponse:
+    """Fetches the alerts that a request asks for, the newest first: at most this many, and none that began before.
+
+    `next_page_token` of the response says whether there are more.
+    """
+    response = ListAlertsResponse()
+    while True:
+        request.page_token, request.page_size = response.next_page_token, most - len(response.alerts)
+        page = call(request)
+        response.next_page_token = ""
+        response.MergeFrom(page)
+        if not page.alerts or began(page.alerts[-1]) < since:
+            response.next_page_token = ""
+        while response.alerts and began(response.alerts[-1]) < since:
+            del response.alerts[-1]
+        if not response.next_page_token or len(response.alerts) >= most:
+            return response
+
+
+def began(alert: Alert) -> datetime:
+    """When an alert began, aware."""
+    return alert.began.ToDatetime(UTC)
 
 
 def epsilon_of_clients(run: Run) -> str:

@@ -470,7 +470,7 @@ class Alert(Base):
     """
 
     __tablename__ = "alerts"
-    __table_args__ = (sa.UniqueConstraint("kind", "run_id", "client_id", "began"),)
+    __table_args__ = (sa.UniqueConstraint("kind", "run_id", "client_id", "began"), sa.Index(None, "began", "alert_id"))
 
     alert_id: Mapped[int] = mapped_column(primary_key=True)
     kind: Mapped[AlertKind]

@@ -1,18 +1,20 @@
 """What a worker shows at `/metrics`: counts of its events. They say nothing that its coordinator does not know.
 
 Only the events below count. A computation that failed in a private round is told to the owner alone (event `alert`), so
-it is not here: any user of the machine may read the page. For the same reason there are no times of computations.
+it is not here: any user of the machine may read the page. For the same reason the page has no times of computations,
+and neither processor time nor memory of the process.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from federation.monitoring.events import Events
 from federation.monitoring.metrics_page import page
 from federation.monitoring.metrics_section import MetricsSection
 from federation.monitoring.scrape_server import ScrapeServer
 from federation.monitoring.tally import MonitoredKind, MonitoredNumber, Tally
-from worker.events import Events
+from federation.work.registry import BUILT_IN, STAGES
 
 MOST = 100  # reasons and kinds of work
 ATTENDS = MonitoredNumber("fedpareto_worker_attending", "1 while the worker attends, else 0.", MonitoredKind.GAUGE)
@@ -58,6 +60,10 @@ class EventCounts:
         self.tally = Tally()
         for gauge, value in ((ATTENDS, 0), (OPEN, 1), (CERTIFICATE, 0)):
             self.tally.put(gauge, value)
+        self.tally.begin(DONE, *((kind,) for kind in (*BUILT_IN, *STAGES)))
+        self.tally.begin(RECEIPTS, ("accepted",), ("refused",))
+        for count in (CANCELLED, SUBMIT_FAILED, DISK):
+            self.tally.begin(count, ())
 
     def hear(self, event: str, fields: Mapping[str, object]) -> None:
         """Counts an event."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
 
+from federation.monitoring.events import Events
 from federation.process.programs import run_program
 from federation.text import counted, escaped
 from federation.text_files import FORMAT
 from worker.config import Notify
-from worker.events import Events
 
 PAUSE_SECONDS = 60.0  # between two commands; facts that come meanwhile are told together
 STOP_SECONDS = 5.0  # for a command that runs when the worker stops

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from federation.errors import Error
+from federation.monitoring.events import Events
 from federation.refusals import Refusal
 from federation.text import escaped
 from federation.trust.envelope import envelope_digest, from_text, to_text
 from federation.trust.keys import replace_private
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import RestoreManifest, SignedEnvelope
-from worker.events import Events
 from worker.state_file import StateFile, read_state
 
 MAX_RUNS = 1000  # runs whose newest round is remembered

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from federation.attacks import Attack, AttackError, attack_seed, poisoned
+from federation.monitoring.events import Events
 from federation.process.service_manager import ServiceManager
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Dataset, DataSource, Splits, task, task_code
@@ -27,7 +28,6 @@ from worker.connection.renewal import Renewer
 from worker.connection.revocation import LEFT
 from worker.connection.starts import Starts
 from worker.connection.witness import Witness
-from worker.events import Events
 from worker.home import DiskUse, WorkerHome
 from worker.ledgers.left_ledger import LeftLedger
 from worker.ledgers.privacy_ledger import Ledger

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from federation.monitoring.events import Events
 from federation.text_files import FORMAT, FormatError, check_format
 from federation.trust.keys import replace_private
-from worker.events import Events
 from worker.home import WorkerHomeError
 
 T = TypeVar("T")

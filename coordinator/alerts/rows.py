@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, or_, select
+from sqlalchemy import ColumnElement, Select, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from coordinator.alerts.facts import AlertFact, Key
@@ -90,11 +90,18 @@ def of_run(session: Session, run: Run, count: int) -> Sequence[Alert]:
 
 
 def listed(
-    session: Session, *, every: bool, run_id: str | None, client_id: str, start: int, count: int
+    session: Session,
+    *,
+    every: bool,
+    run_id: str | None,
+    client_id: str,
+    before: tuple[datetime, int] | None,
+    count: int,
 ) -> Sequence[tuple[Alert, str | None]]:
-    """Alerts with the names of their runs, newest first: at most `count` of them, after the first `start`.
+    """Alerts with the names of their runs, newest first: at most `count` of them.
 
-    Without `every` those that last; `run_id` None is of all runs and none, `client_id` "" likewise.
+    Without `every` those that last; `run_id` None is of all runs and none, `client_id` "" likewise. With `before`, the
+    beginning and the id of an alert, those that come after it in the list.
     """
     query = _newest().outerjoin(Run, Run.run_id == Alert.run_id).add_columns(Run.name)
     if not every:
@@ -103,7 +110,9 @@ def listed(
         query = query.where(Alert.run_id == run_id)
     if client_id:
         query = query.where(Alert.client_id == client_id)
-    return [(row, name) for row, name in session.execute(query.offset(start).limit(count))]
+    if before is not None:
+        query = query.where(tuple_(Alert.began, Alert.alert_id) < before)
+    return [(row, name) for row, name in session.execute(query.limit(count))]
 
 
 def _newest() -> Select[Any]:

@@ -17,12 +17,12 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.alerts.about_federation import last_backup
+from coordinator.fault_state import LASTING
 from coordinator.monitoring.federation_numbers import DAY, federation_numbers, member_numbers
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.startup import OpenRecord
 from federation.monitoring.tally import MonitoredKind, MonitoredNumber, Reading, by_label, single
 from storage.database import Duty
-from storage.faults import StorageFault
 from storage.models import Federation
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class NumberKeeper:
         there = {name: path for name, path in self._directories.items() if path.is_dir()}
         yield by_label(DISK_FREE, {name: shutil.disk_usage(path).free for name, path in there.items()})
         present = self._faults.present
-        yield by_label(FAULTS, {str(fault): fault in present for fault in StorageFault})
+        yield by_label(FAULTS, {str(fault): fault in present for fault in LASTING})
         ends = {name: certificate.not_valid_after_utc for name, certificate in self._certificates.items()}
         yield by_label(CERTIFICATE, {name: (end - now).total_seconds() / DAY for name, end in ends.items()})
 

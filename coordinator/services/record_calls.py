@@ -80,18 +80,17 @@ class RecordCalls(RecordViews):
 
     async def ListAlerts(self, request: messages.ListAlertsRequest, context: Context) -> messages.ListAlertsResponse:
         """Lists alerts."""
-        page = Page.of(request, ALERTS_AT_A_TIME)
+        size, before = size_of_page(request.page_size, ALERTS_AT_A_TIME), alerts.place_of(request.page_token)
 
         def read(session: Session) -> messages.ListAlertsResponse:
             run_id = find_run(session, request.run).run_id if request.run else None
             if request.client_id:
                 check_client(session, request.client_id)
             of = request.client_id
-            found = rows.listed(
-                session, every=request.all, run_id=run_id, client_id=of, start=page.start, count=page.size + 1
-            )
-            shown = [alerts.alert(row, name) for row, name in found[: page.size]]
-            return messages.ListAlertsResponse(alerts=shown, next_page_token=page.next_token(found))
+            found = rows.listed(session, every=request.all, run_id=run_id, client_id=of, before=before, count=size + 1)
+            shown = [alerts.alert(row, name) for row, name in found[:size]]
+            token = alerts.token_after(found[size - 1][0]) if len(found) > size else ""
+            return messages.ListAlertsResponse(alerts=shown, next_page_token=token)
 
         response = await self._read(read)
         response.now.FromDatetime(self._clock())

@@ -10,7 +10,7 @@ from time import monotonic
 from weakref import WeakValueDictionary
 
 from coordinator.members.access.rpc_messages import NEXT_CHUNK_SECONDS, REQUEST_SECONDS, Context, next_message
-from coordinator.rounds.replies.intake import Admission, Intake, count_reply, named_assignment
+from coordinator.rounds.replies.intake import Admission, Intake, begin_counts, count_reply, named_assignment
 from coordinator.services.base import Parts, Service
 from coordinator.services.receiving import Receiving
 from coordinator.services.transfers import Transfers
@@ -37,6 +37,7 @@ class ReplyCalls(Service):
             clock=self._clock,
             signatures=parts.rounds.signatures,
         )
+        begin_counts(self._database.tally)
         self._threads = parts.threads
         self._uploads = parts.rounds.uploads
         self._transfers = Transfers(self._settings.transfer_bytes, self._settings.transfers, self._database.tally)

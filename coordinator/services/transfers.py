@@ -113,6 +113,8 @@ class Transfers:
 
     def __init__(self, memory: int, count: int, tally: Tally) -> None:
         self._tally = tally
+        tally.begin(UPLOADS, ("waiting",), ("under way",))
+        tally.begin(PAYLOAD_BYTES, ("received",), ("sent",))
         self._spare = memory - count * SMALLEST_WINDOW  # bytes by which windows may grow
         self._free = count
         self._under_way: Counter[str] = Counter()

@@ -1,1 +1,1 @@
-"""What a process shows to a monitoring system: the numbers that it counts, their page, and the server of `/metrics`."""
+"""What a process tells its owner: its events, the numbers that it counts, their page, and the server of `/metrics`."""

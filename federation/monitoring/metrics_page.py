@@ -7,13 +7,14 @@ from typing import Any
 from federation.monitoring.tally import Durations, MonitoredKind, Reading
 
 
-def page(readings: Iterable[Reading]) -> bytes:
-    """The page with these readings, and with the processor time, memory and descriptors of this process."""
+def page(readings: Iterable[Reading], *, process: bool = False) -> bytes:
+    """The page with these readings; with `process` also processor time, memory and descriptors of this process."""
     from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest  # noqa: PLC0415 - an extra
 
     registry = CollectorRegistry()
     registry.register(_Collector(list(readings)))
-    ProcessCollector(registry=registry)
+    if process:
+        ProcessCollector(registry=registry)
     return bytes(generate_latest(registry))
 
 

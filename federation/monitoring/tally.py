@@ -84,6 +84,16 @@ class Tally:
             labels = _within(metric, counts, labels)
             counts[labels] = counts.get(labels, 0) + amount
 
+    def begin(self, metric: MonitoredNumber, *sets: Labels) -> None:
+        """Shows these sets of labels from now on, a count as 0 until something is counted.
+
+        A rate of Prometheus leaves out what a series has when it is first seen.
+        """
+        with self._lock:
+            counts = self._counts.setdefault(metric, {})
+            for labels in sets:
+                counts.setdefault(labels, 0)
+
     def put(self, metric: MonitoredNumber, value: float, *labels: str) -> None:
         """Sets a gauge."""
         with self._lock:

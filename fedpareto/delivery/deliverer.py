@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -14,28 +14,26 @@ import grpc
 
 from federation.durable_files import make_directories
 from federation.errors import Error
+from federation.monitoring.events import Events
 from federation.process.lock_file import held
 from federation.text import counted, escaped
 from federation.transport.channels import refusal_from_rpc_error
 from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto.admin_messages import whole
+from fedpareto.admin_messages import FIRST_TIME, CoordinatorAway, Source, began, newest_alerts
 from fedpareto.delivery.delivery_record import DeliveryRecord
 from fedpareto.delivery.news import SEVERITIES, KnownAlert, News, State
 from fedpareto.delivery.senders import DeliveryFailed, Sender, SendingTimes, sender_of
 from fedpareto.delivery.targets_file import AlertTarget, Targets
-from fedpareto.web.console.source import CoordinatorAway
-from worker.events import Events
 
 ROOM = "notify"  # the directory of the records, in that of the administrator
 LOOK_SECONDS = 10.0  # between two looks at the alerts
 CALL_SECONDS = 30.0  # for one call
+MOST_ALERTS = 5000  # that are read in a look, of those that last, and of those that began not long ago
 PAUSES = (5.0, 900.0)  # the first and the longest pause between two attempts at a receiver, in seconds
 STOP_SECONDS = 5.0  # for what is being sent when the process stops
 REACH = timedelta(hours=1)  # how long before the last look alerts began that are read again
 FIRST_REACH = timedelta(days=7)  # the same after the connection was lost
-Source = Callable[[], AbstractContextManager[AdminStub]]
-"""Opens the calls of an administrator; entering and calling raise CoordinatorAway or grpc.RpcError."""
 
 
 class RecordsInUse(Error):
@@ -102,6 +100,7 @@ class Deliverer:
         self._stop_by: float | None = None
         self._looked: datetime | None = None  # by the coordinator's clock
         self._away: tuple[float, KnownAlert] | None = None  # since when, by the monotonic clock, and what is told
+        self._many = False  # there are more alerts than are read
         self._troubles = set[str]()
         self._records = {
             name: DeliveryRecord(room / f"{name}.json", federation_id, SEVERITIES.index(target.severity), self._trouble)
@@ -126,10 +125,10 @@ class Deliverer:
             thread.start()
         while not self._stopping.is_set():
             try:
-                with source() as stub:
+                with source() as opened:
                     reach = FIRST_REACH
                     while not self._stopping.is_set():
-                        self._look(stub, reach)
+                        self._look(opened.stub, reach)
                         reach = REACH
                         self._wait(alive)
             except (grpc.RpcError, CoordinatorAway) as error:
@@ -146,33 +145,29 @@ class Deliverer:
 
     def _look(self, stub: AdminStub, reach: timedelta) -> None:
         """Reads the alerts that last and those that began not long ago, and gives them to the records."""
-        answer = whole(partial(stub.ListAlerts, timeout=CALL_SECONDS), v1.ListAlertsRequest())
-        now = answer.now.ToDatetime(UTC)
-        alerts = {alert.key: alert for alert in map(KnownAlert.of, answer.alerts)}
+        call = partial(stub.ListAlerts, timeout=CALL_SECONDS)
+        lasting = newest_alerts(call, v1.ListAlertsRequest(), MOST_ALERTS)
+        now, known_from = lasting.now.ToDatetime(UTC), _known_from(lasting)
+        alerts = {alert.key: alert for alert in map(KnownAlert.of, lasting.alerts)}
         oldest = min(now, self._looked or now) - reach
         for record in self._records.values():  # what has ended may have begun long ago
-            began = (datetime.fromisoformat(at) for key, at in record.lasting().items() if key not in alerts)
-            oldest = min([oldest, *began])
-        alerts |= {alert.key: alert for alert in self._since(stub, oldest)}
+            times = (datetime.fromisoformat(at) for key, at in record.lasting().items() if key not in alerts)
+            oldest = min([oldest, *(at for at in times if at >= known_from)])
+        recent = newest_alerts(call, v1.ListAlertsRequest(all=True), MOST_ALERTS, since=oldest)
+        known_from = max(known_from, _known_from(recent))
+        alerts |= {alert.key: alert for alert in map(KnownAlert.of, recent.alerts)}
+        self._note_many(many=known_from > FIRST_TIME)
         for record in self._records.values():
-            record.take(alerts, datetime.now(UTC))
+            record.take(alerts, datetime.now(UTC), known_from)
         if self._away is not None:
             self._events.tell("answers", "the coordinator answers again")
         self._looked, self._away = now, None
 
-    @staticmethod
-    def _since(stub: AdminStub, oldest: datetime) -> Iterator[KnownAlert]:
-        """The alerts that began at a time or later, the newest first."""
-        request = v1.ListAlertsRequest(all=True)
-        while True:
-            answer = stub.ListAlerts(request, timeout=CALL_SECONDS)
-            for alert in answer.alerts:
-                if alert.began.ToDatetime(UTC) < oldest:
-                    return
-                yield KnownAlert.of(alert)
-            if not answer.next_page_token:
-                return
-            request.page_token = answer.next_page_token
+    def _note_many(self, *, many: bool) -> None:
+        """Says once that there are more alerts than are read."""
+        if many and not self._many:
+            self._events.warn("many", f"more than {MOST_ALERTS:,} alerts: of the oldest, nothing new is told meanwhile")
+        self._many = many
 
     def _note_away(self, why: str) -> None:
         """Has the receivers told that no coordinator answers, once that has lasted."""
@@ -215,6 +210,11 @@ class Deliverer:
         if text not in self._troubles:
             self._troubles.add(text)
             self._events.warn("disk", f"{text}: after a restart, receivers may be told again what they know")
+
+
+def _known_from(answer: v1.ListAlertsResponse) -> datetime:
+    """Since when an answer has all alerts that it was asked for."""
+    return began(answer.alerts[-1]) if answer.next_page_token else FIRST_TIME
 
 
 def _line(name: str, news: News, text: str) -> tuple[str, dict[str, object]]:

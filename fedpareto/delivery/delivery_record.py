@@ -13,6 +13,7 @@ from typing import Any
 
 from federation.text_files import FORMAT, check_format
 from federation.trust.keys import FileDamaged, replace_private
+from fedpareto.admin_messages import FIRST_TIME
 from fedpareto.delivery.news import KnownAlert, News, State
 
 TRIED = timedelta(days=1)  # how long a delivery is tried; that of an alert which lasts, until it ends
@@ -70,14 +71,16 @@ class DeliveryRecord:
         """When the alerts began whose end the receiver was not told, by their keys."""
         return {key: told.alert.began for key, told in self._content.told.items() if not told.alert.ended}
 
-    def take(self, alerts: Mapping[str, KnownAlert], now: datetime) -> None:
+    def take(self, alerts: Mapping[str, KnownAlert], now: datetime, known_from: datetime = FIRST_TIME) -> None:
         """Notes the alerts as they are now: all that last, and those that have ended since the last look.
 
-        An alert that the receiver was told of, and that is no longer among them, has ended.
+        An alert that the receiver was told of, and that is no longer among them, has ended. Of alerts that began before
+        `known_from`, some are not among them: nothing is known of these.
         """
         with self._changed:
             told, news, first = dict(self._content.told), list[News](), self._content.looked is None
-            gone = [key for key in self.lasting() if key not in alerts]
+            known = known_from.astimezone(UTC).isoformat(timespec="seconds")
+            gone = [key for key, began in self.lasting().items() if key not in alerts and began > known]
             ended = [replace(told[key].alert, ended=now.isoformat(timespec="seconds")) for key in gone]
             for alert in (*alerts.values(), *ended):
                 before = told.get(alert.key)

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.audit import checkpoints
 from coordinator.backups.making import back_up
 from coordinator.home import CoordinatorHome
+from federation.monitoring.events import Events
 from federation.training.own import KeptState
 from federation.trust.keys import replace_private, replace_together, write_private
 from federation.trust.member_files import save_renewal
@@ -26,7 +27,6 @@ from tests.running import made_home
 from tests.scripted import scripted
 from worker import rotation
 from worker.connection.enroll import enroll
-from worker.events import Events
 from worker.home import WorkerHome
 from worker.ledgers.privacy_ledger import Ledger
 from worker.site.refused_orders import RefusedOrders

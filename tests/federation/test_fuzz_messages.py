@@ -17,6 +17,7 @@ from google.rpc.status_pb2 import Status
 from coordinator.audit.checkpoints import LogKey
 from coordinator.rounds.replies.content import check_is_time, check_matches, content_problem, privacy_problem
 from coordinator.rounds.replies.declines import claimed_assignment, reason_and_message, verified_decline
+from federation.monitoring.events import Events
 from federation.refusals import Refusal
 from federation.secure.dealing import DealShares
 from federation.secure.errors import Malformed
@@ -46,7 +47,6 @@ from tests.scripted import CLIENT, FEDERATION, ScriptedLog
 from tests.worker.scene import ALLOWED, LAYOUT
 from tests.works import MESSAGES
 from worker.connection.witness import Witness
-from worker.events import Events
 from worker.progress import StatementError
 from worker.results.comparison import compared
 from worker.results.run_model import ModelDisputed, RunModel, checked

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.rounds.runs.specification import parse_run
 from federation.aggregation.gram import combine, gram
+from federation.monitoring.events import Events
 from federation.spec.objective_names import joint_target
 from federation.spec.run_spec import SpecError
 from federation.spec.train_section import LocalSgd
@@ -28,7 +29,6 @@ from fedpareto.simulation.simulation_progress import SimulationProgress
 from tests.harness import federation
 from tests.running import refused
 from tests.stage import LAYOUT, Stage, spec
-from worker.events import Events
 from worker.home import WorkerHome
 from worker.work.local_state import LocalState, kept_state
 from worker.work.spool import Spool

@@ -6,7 +6,7 @@ With "fresh" it returns another update each time. With "repeatable" the update f
 the model, so that work that is done again gives the same bytes, as with a trainer; members' updates are of very
 different lengths, so that a sum in another order gives other bytes.
 
-Certificate, stream, policy, signatures, download, spool, upload and receipt are those of a usual worker.
+Certificate, stream, policy, signatures, download, spool, upload, receipt and `/metrics` are those of a usual worker.
 """
 
 import random
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from federation.monitoring.events import Events
 from federation.spec.computation import Computation, Measure
 from federation.tasks import Task
 from federation.training.plans import EvaluationPlan, TrainingPlan
@@ -26,7 +27,8 @@ from federation.training.trainer import Trainer
 from federation.trust.member_files import MemberFiles
 from federation.vectors import Vector
 from federation.work.base import Result
-from worker.events import Events
+from worker.config import WorkerConfig
+from worker.event_counts import serving_counts
 from worker.home import WorkerHome
 from worker.service import Worker
 from worker.site.policy_file import Policy
@@ -81,17 +83,21 @@ def main() -> None:
     mode = "".join(sys.argv[3:])
     seed = zlib.crc32(member.client_id.encode()) if mode == "fresh" else len(member.client_id)
     trainer = NoTraining(Nothing(int(sys.argv[2])), seed, mode)
+    events = Events(sys.stdout, home.directories)
     worker = Worker(
         home=home,
         member=member,
         offers={"nothing": trainer},
         device="none",
-        events=Events(sys.stdout, home.directories),
+        events=events,
         uniform=random.uniform,
         policy=Policy.load(home.policy),
     )
     signal.signal(signal.SIGTERM, lambda *_: worker.stop())
-    worker.run()
+    file = home.directory / "worker.toml"
+    site = WorkerConfig.load(file) if file.exists() else WorkerConfig.default()
+    with serving_counts(site.metrics, events):
+        worker.run()
 
 
 if __name__ == "__main__":

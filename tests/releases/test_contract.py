@@ -1,6 +1,7 @@
 """What 0.1.0 reads and writes is still read and written so: messages, documents, records and tables only grow."""
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from sqlalchemy import JSON
 from federation.aggregation.rules.afl import AFL
 from storage.columns import Records
 from storage.models import Base
+from tests.paths import ROOT
 from tests.releases.forms import RECORDS, descriptors, fields_of, named, values_of
 from tests.releases.versions import RELEASE
 from verification.run import expected_state
@@ -124,6 +126,16 @@ def test_a_document_of_the_release_has_the_same_values_for_all_keys_that_it_had(
     document: dict[str, Any], form: str
 ) -> None:
     assert grown(document["values"], values_of(document["kind"], document[form]))
+
+
+@pytest.mark.parametrize(("kind", "file"), [("Settings", "coordinator.toml"), ("WorkerConfig", "worker.toml")])
+def test_the_settings_that_the_release_does_not_know_are_named_where_one_goes_back_to_it(kind: str, file: str) -> None:
+    [document] = [one for one in KEPT["documents"] if one["kind"] == kind]
+    page = (ROOT / "docs/operate/upgrading.md").read_text().partition("\n## Going back\n")[2]
+    [cells] = [line.split("|")[2] for line in page.splitlines() if line.startswith(f"| `{file}` |")]
+    added = set(values_of(kind, document["fewest"])) - set(document["values"])
+    assert set(re.findall(r"`\[?(\w+)\]?`", cells)) == added
+    assert len(added) > 0
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from federation.digests import digest
+from federation.monitoring.events import Events
 from federation.sketches import sketch
 from federation.spec.objective_names import Targets
 from federation.spec.train_section import LocalSgd
@@ -37,7 +38,6 @@ from tests.works import set_train, set_work
 from worker.config import Notify
 from worker.connection.attendance import AttendanceError
 from worker.event_counts import EventCounts
-from worker.events import Events
 from worker.home import MEMBER_FILE, WorkerHome
 from worker.notifier import Notifier
 from worker.service import Worker, prepare_offers

@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.digests import digest
+from federation.monitoring.events import Events
 from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
 from federation.vectors import update_layout
@@ -18,7 +19,6 @@ from tests.scripted import files_in, opened
 from tests.soak.faults import fill, small_disk
 from tests.worker.scene import Scene, files_of_at_most
 from tests.works import ask_bf16
-from worker.events import Events
 from worker.home import DiskFull, WorkerHome
 from worker.ledgers.left_ledger import LeftState
 from worker.ledgers.left_reading import read_left

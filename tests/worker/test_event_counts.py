@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from federation.monitoring import scrape_server
+from federation.monitoring.events import Events
 from federation.monitoring.metrics_page import page
 from federation.monitoring.metrics_section import MetricsSection
 from tests.coordinator.monitoring.scene import scraped, value
 from worker.doctor import check_metrics
 from worker.event_counts import EventCounts, serving_counts
-from worker.events import Events
 
 pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed")
 
@@ -20,7 +20,8 @@ def test_a_scrape_shows_what_a_worker_has_done(monkeypatch: pytest.MonkeyPatch) 
     events = Events()
     with serving_counts(MetricsSection(listen="127.0.0.1:0"), events) as port:
         assert port is not None
-        assert value(scraped(port), "fedpareto_worker_attending") == 0
+        assert value(page := scraped(port), "fedpareto_worker_attending") == 0
+        assert "process_" not in page, "processor time would tell how long a computation took"
         events.tell("attending", "")
         events.tell("paused", "")
         events.tell("done", "", kind="train", seconds=3.0)

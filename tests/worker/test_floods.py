@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from federation.monitoring import events
+from federation.monitoring.events import Events
 from federation.trust.envelope import sign
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
 from tests.harness import wait_for
 from tests.scripted import Submission
 from tests.worker.scene import DOCUMENT, Scene, run_request
-from worker import events
-from worker.events import Events
 from worker.ledgers.left_reading import read_declines
 from worker.site.policy_file import Policy, WorkLimits
 from worker.site.run_requests import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, RunsFile

@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.digests import digest
+from federation.monitoring.events import Events
 from federation.refusals import Refusal
 from federation.trust.envelope import sign, verify
 from federation.trust.keys import IdentityError
@@ -25,7 +26,6 @@ from tests.scripted import CLIENT, files_in, scripted
 from tests.worker.scene import Scene
 from worker.connection.backoff import Backoff
 from worker.connection.enroll import EnrollmentError, enroll
-from worker.events import Events
 from worker.home import WorkerHome, WorkerHomeError
 from worker.state_file import read_state
 from worker.work.cache import ModelCache, ModelMismatch

@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from federation.monitoring.events import Events
 from fedpareto.cli.reasons.known_reasons import by_table
 from tests.harness import wait_for
 from tests.process_state import is_running
 from tests.scripted import CLIENT, FEDERATION
 from tests.worker.scene import notifier
-from worker.events import Events
 from worker.notifier import KINDS, MAX_WAITING, PRIVACY
 
 KEEPS = 'cat >> "$0.told"; env > "$0.env"'

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from federation.monitoring.events import Events
 from federation.trust.envelope import envelope_digest, sign
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
 from tests.scripted import FEDERATION, ScriptedCoordinator
 from tests.worker.scene import command
-from worker.events import Events
 from worker.home import WorkerHome
 from worker.receipts import ReceiptsError, append, disagreements, read_receipts, receipt_line
 from worker.work.spool import Spool

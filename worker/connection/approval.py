@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
 
+from federation.monitoring.events import Events
 from federation.v1.federation_pb2 import Pending
-from worker.events import Events
 
 
 def waits(client_id: str, pending: Pending) -> str:

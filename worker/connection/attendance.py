@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc
 
 from federation.errors import Error
+from federation.monitoring.events import Events
 from federation.owners_code import Wire
 from federation.text import escaped
 from federation.transport.addresses import in_own_order, known_addresses
@@ -45,7 +46,6 @@ from worker.connection.file_calls import CHANNEL_OPTIONS, FileCalls
 from worker.connection.revocation import ADVICE, FINAL_REASONS, LEFT, end_of_membership
 from worker.connection.starts import Starts
 from worker.connection.witness import Witness
-from worker.events import Events
 from worker.home import with_remedy
 from worker.progress import Progress, StatementError, open_restore
 from worker.status import CoordinatorConnection

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from federation.monitoring.events import Events
 from federation.refusals import Refusal
 from federation.trust.envelope import key_id
 from federation.trust.key_chain import rotations_text
 from federation.trust.keys import replace_private
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import KeyRotation
-from worker.events import Events
 from worker.progress import StatementError
 
 

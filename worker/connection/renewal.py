@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 import grpc
 
 from federation.errors import Error
+from federation.monitoring.events import Events
 from federation.transport.proxies import RouteError
 from federation.trust.certificates import load_certificate, make_csr, renewal_due
 from federation.trust.identity import parse_peer
@@ -17,7 +18,6 @@ from federation.v1.federation_pb2 import RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from worker.connection.attendance import Attendance
 from worker.connection.backoff import Backoff
-from worker.events import Events
 from worker.home import WorkerHome
 
 RENEW_SECONDS = 60.0

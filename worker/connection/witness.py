@@ -13,13 +13,13 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from federation.monitoring.events import Events
 from federation.record.merkle import HASH_BYTES, continues
 from federation.refusals import Refusal
 from federation.trust.envelope import from_text, to_text, verify
 from federation.trust.keys import replace_private
 from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import CheckpointManifest, LogHead, LogKeyManifest, RestoreManifest, SignedEnvelope
-from worker.events import Events
 from worker.progress import EARLIEST, StatementError
 from worker.state_file import StateFile, read_state
 

@@ -6,10 +6,10 @@ and without `secure.required`, nothing but the coordinator's word makes a round 
 
 from collections.abc import Collection
 
+from federation.monitoring.events import Events
 from federation.text import escaped
 from federation.work.base import Shows
 from federation.work.site import Site
-from worker.events import Events
 from worker.site.assignment_checks import CheckedAssignment
 
 MAX_TOLD = 1000  # runs; when further ones have been told, the oldest are told again

@@ -11,13 +11,13 @@ from pathlib import Path
 import grpc
 
 from federation.digests import digest, parse
+from federation.monitoring.events import Events
 from federation.refusals import Refusal
 from federation.text import escaped
 from federation.trust.envelope import key_id, sign
 from federation.v1.common_pb2 import AssignmentManifest, ConsentManifest, RunManifest, SignedEnvelope
 from federation.v1.federation_pb2 import FetchBlobRequest
 from worker.connection.attendance import Attendance
-from worker.events import Events
 from worker.home import disk_texts, with_remedy
 from worker.site.assignment_checks import Declined
 from worker.site.policy_file import Policy

@@ -3,10 +3,10 @@
 from contextlib import suppress
 from dataclasses import dataclass
 
+from federation.monitoring.events import Events
 from federation.owners_code import TwoTexts
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from worker.connection.attendance import Attendance
-from worker.events import Events
 from worker.ledgers.left_ledger import LeftLedger
 from worker.site.assignment_checks import Declined, UnverifiedAssignment, claimed_id
 from worker.site.refused_orders import ATTACKS, RefusedOrders

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from federation.monitoring.events import Events
 from federation.trust.envelope import from_text, to_text
 from federation.trust.keys import replace_private
 from federation.v1.common_pb2 import SignedEnvelope
-from worker.events import Events
 from worker.home import WorkerHomeError
 from worker.state_file import read_state, state_bytes
 

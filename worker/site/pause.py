@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from federation.durable_files import sync_directory
+from federation.monitoring.events import Events
 from federation.trust.keys import replace_private
 from federation.work.closing import SiteClosing
-from worker.events import Events
 from worker.home import WorkerHomeError
 from worker.site.policy_file import OpenHours
 from worker.state_file import read_state, state_bytes

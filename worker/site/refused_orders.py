@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from federation.durable_files import sync_directory
+from federation.monitoring.events import Events
 from federation.text import escaped
 from federation.trust.keys import replace_private
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
-from worker.events import Events
 
 _UPDATE = "what would show this member's update"
 ATTACKS = {

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 import grpc
 
 from federation.errors import Error
+from federation.monitoring.events import Events
 from federation.text import escaped
 from federation.transport.proxies import RouteError
 from federation.trust.envelope import key_id, sign
@@ -22,7 +23,6 @@ from federation.v1.federation_pb2 import LeaveRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from worker.connection.attendance import Attendance
 from worker.connection.backoff import Backoff
-from worker.events import Events
 from worker.home import WorkerHome
 from worker.site.leaving import Leave, SignedWithdrawal, WatchedLeave, read_leave, read_withdrawal, write_withdrawal
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from federation.monitoring.events import Events
 from federation.work.base import Lane
 from federation.work.site import FailedSession
-from worker.events import Events
 from worker.site.assignment_checks import CheckedAssignment, Declined
 from worker.state_file import StateFile, read_state
 

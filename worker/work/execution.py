@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from federation.monitoring.events import Events
 from federation.owners_code import TwoTexts
 from federation.refusals import Refusal
 from federation.spec.computation import Ability
@@ -23,7 +24,6 @@ from federation.work.secure.ready import Ready
 from federation.work.site import EVALUATE, Site
 from worker import software
 from worker.connection.attendance import Attendance
-from worker.events import Events
 from worker.site.assignment_checks import COMPARE, CheckedAssignment, Declined
 from worker.site.privacy import SitePrivacy
 from worker.work.begun import BegunWork

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 
+from federation.monitoring.events import Events
 from federation.refusals import Refusal
 from federation.tensor_names import first_difference
 from federation.training import TrainingStopped
@@ -17,7 +18,6 @@ from federation.work.base import Lane
 from worker.connection.attendance import ANSWER_SECONDS, Attendance
 from worker.connection.backoff import Backoff
 from worker.connection.downloads import LEAST_BYTES, BlobUrl, DownloadFailed, download
-from worker.events import Events
 from worker.site.assignment_checks import COMPARE, CheckedAssignment, Declined, OtherModel
 from worker.work.cache import ModelCache, ModelMismatch
 from worker.work.work_control import Control

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from federation.digests import digest
+from federation.monitoring.events import Events
 from federation.owners_code import TwoTexts
 from federation.spec.computation import Computation, Measure
 from federation.tasks import initial_model
@@ -20,7 +21,6 @@ from federation.training.own import KeptState, Own, state_file
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector
 from federation.work.base import Result, payload_layout
-from worker.events import Events
 from worker.home import disk_texts
 from worker.site.assignment_checks import CheckedAssignment, Declined
 from worker.work.spool import Spool, SpoolEntry

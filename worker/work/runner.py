@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import partial
 
 from federation.directories import DirectoryGone
+from federation.monitoring.events import Events
 from federation.owners_code import TwoTexts, owners_frame, passes
 from federation.process.assignment_log import about_assignment
 from federation.refusals import Refusal
@@ -23,7 +24,6 @@ from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.work.base import Lane
 from federation.work.closing import SiteClosing
 from worker.connection.attendance import Attendance
-from worker.events import Events
 from worker.home import WorkerHomeError, disk_texts
 from worker.ledgers.left_ledger import LeftLedger, LeftState
 from worker.progress import Progress

@@ -20,11 +20,11 @@ from google.protobuf.message import DecodeError
 from federation.digests import DEFAULT_ALGORITHM, digest, file_digest, hasher
 from federation.durable_files import make_directories, sync_directory
 from federation.errors import Error
+from federation.monitoring.events import Events
 from federation.text import counted
 from federation.trust.envelope import sign
 from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.vectors import Array, Layout, payload_bytes
-from worker.events import Events
 from worker.home import DiskFull, WorkerHome
 from worker.receipts import append, receipt_line, stands
 

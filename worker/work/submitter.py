@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 
+from federation.monitoring.events import Events
 from federation.owners_code import TwoTexts
 from federation.process.assignment_log import about_assignment
 from federation.record import bound_fields
@@ -29,7 +30,6 @@ from federation.v1.federation_pb2 import SubmitRequest, Window
 from worker.connection.attendance import ANSWER_SECONDS, Attendance
 from worker.connection.backoff import Backoff
 from worker.connection.file_calls import FileCalls
-from worker.events import Events
 from worker.home import with_remedy
 from worker.ledgers.left_ledger import LeftLedger, LeftState
 from worker.work.local_state import LocalState

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar, cast
 
 from sqlalchemy.orm import Session
 
-from storage.database import Database
+from storage.database import UNAVAILABLE, Database
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -16,7 +16,8 @@ class GroupCommit(Generic[ItemT, ResultT]):
     """Commits items in groups, without a timer: the thread whose turn it is takes all that wait.
 
     An item that is alone waits for no other one. Each item has its own result. If the transaction of a group fails,
-    each of its items is tried in a transaction of its own, so that none fails for another one's fault.
+    each of its items is tried in a transaction of its own, so that none fails for another one's fault. If the database
+    cannot be written, all that wait are told so at once, and may try again.
 
     Args:
         database: in which they are written.
@@ -53,8 +54,14 @@ class GroupCommit(Generic[ItemT, ResultT]):
                 with self._list:
                     group, self._waiting = self._waiting, []
                 results = self._write(session, [place.item for place in group])
+        except UNAVAILABLE as error:
+            with self._list:
+                group, self._waiting = [*group, *self._waiting], []
+            for place in group:
+                place.error = error
+            return
         except Exception as error:
-            if not group:  # it did not become this process's turn to write; the others ask for it themselves
+            if not group:  # it was not its turn to write; the others ask for theirs
                 with self._list:
                     self._waiting.remove(own)
             if len(group) <= 1:

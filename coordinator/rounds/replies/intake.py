@@ -28,7 +28,7 @@ from federation.monitoring.tally import MonitoredKind, MonitoredNumber, Tally
 from federation.process.assignment_log import about_assignment
 from federation.record import bound_fields, log_entries
 from federation.record.bound_fields import repeated
-from federation.refusals import Refusal
+from federation.refusals import REASONS, Refusal
 from federation.spec.run_sections import LimitsSpec
 from federation.spec.run_spec import RunSpec
 from federation.trust.envelope import envelope_digest
@@ -51,7 +51,7 @@ REPLIES = MonitoredNumber(
     "Replies that were accepted, refused or declined, by reason, and assignments that no reply came to (missing).",
     MonitoredKind.COUNTER,
     ("outcome", "reason"),
-    most=200,  # a member chooses the reason of its decline
+    most=300,  # a member chooses the reason of its decline
 )
 MEMBER_REPLIES = MonitoredNumber(
     "fedpareto_member_replies", "The same, of each member.", MonitoredKind.COUNTER, ("member", "outcome")
@@ -376,6 +376,12 @@ def named_assignment(envelope: SignedEnvelope, kind: type[ReplyManifest | Declin
     except DecodeError:
         return ""
     return name if ASSIGNMENT_ID.fullmatch(name) else ""
+
+
+def begin_counts(tally: Tally) -> None:
+    """Shows the outcomes and reasons that a coordinator gives from the start, as 0."""
+    refused = (("refused", reason) for reason in REASONS)
+    tally.begin(REPLIES, ("accepted", ""), ("missing", "absent"), ("missing", "deadline"), *refused)
 
 
 def count_reply(tally: Tally, client_id: str, outcome: str, reason: str = "") -> None:

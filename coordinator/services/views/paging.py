@@ -7,6 +7,11 @@ from typing import Any, Self
 from federation.refusals import Refusal
 
 
+def foreign_token(token: str) -> Refusal:
+    """The refusal of a page token that no answer has given."""
+    return Refusal("argument", f"{token[:20]!r} is not a page token of this list: give next_page_token of an answer")
+
+
 def size_of_page(wanted: int, most: int) -> int:
     """The number of items of a page: as many as the caller wants, and at most `most`."""
     return min(wanted or most, most)
@@ -28,9 +33,7 @@ class Page:
         """
         token = request.page_token or "0"
         if not (token.isascii() and token.isdecimal() and len(token) <= 9):
-            raise Refusal(
-                "argument", f"{token[:20]!r} is not a page token of this list: give next_page_token of an answer"
-            )
+            raise foreign_token(token)
         return cls(int(token), size_of_page(request.page_size, most))
 
     def next_token(self, items: Sequence[object]) -> str:

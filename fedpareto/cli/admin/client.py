@@ -14,6 +14,7 @@ from federation.text_files import read_text
 from federation.trust.admin_files import SIGNING_KEY, Account, AdminFiles
 from federation.trust.keys import IdentityError
 from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto.admin_messages import CoordinatorAway, OpenedCalls
 from fedpareto.cli.admin.admin_session import AdminSession, Local, Route
 from fedpareto.cli.commands import load
 from fedpareto.cli.failure import USAGE, CommandFailure, failing, not_served
@@ -74,6 +75,27 @@ def connect(
         raise CommandFailure(escaped_lines(f"{refusal.message} [{refusal.reason or refusal.status}]")) from None
     finally:
         session.close()
+
+
+@contextmanager
+def opened_calls(
+    given: Path, *, passphrase_file: Path | None = None, proxy: str | None = None, served: bool = False
+) -> Iterator[OpenedCalls]:
+    """The calls of an administrator, for what runs until it is stopped; arguments as of `connect`.
+
+    With `served`, what a stopped coordinator has left on this machine does not count.
+
+    Raises:
+        CoordinatorAway: the directory cannot be used, or a call fails inside.
+    """
+    try:
+        route = route_to(given, passphrase_file=passphrase_file, proxy=proxy)
+        if served and route.stopped:
+            raise CoordinatorAway(f"no coordinator serves {route.home.parent}")
+        with connect(given, passphrase_file=passphrase_file, proxy=proxy) as stub:
+            yield OpenedCalls(stub, live=not route.stopped, outdated=lambda: not route_to(given).stopped)
+    except CommandFailure as failure:
+        raise CoordinatorAway(failure.message) from None
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """`fedpareto console`: the operators' console, in a browser on this machine."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlencode
 
 import typer
@@ -25,14 +25,13 @@ from fedpareto.web.serving import DEFAULT_PORT
 with on_first_use():
     from federation.trust.admin_files import Account
     from federation.trust.keys import IdentityError
-    from fedpareto.cli.admin.client import connect, find_home, route_to
+    from fedpareto.cli.admin.client import find_home, opened_calls
     from fedpareto.cli.show.served_pages import serve_pages
     from fedpareto.web.console.application import Console
     from fedpareto.web.console.federation_reader import Reader
     from fedpareto.web.console.page_events import ChangeBell
     from fedpareto.web.console.render import ConsoleSite
     from fedpareto.web.console.screens import compare_page
-    from fedpareto.web.console.source import CoordinatorAway, OpenedCalls
     from fedpareto.web.serving import web_server
     from fedpareto.web.serving.security import EntranceKeys
 
@@ -76,7 +75,7 @@ def console_command(
     with failing(ValueError, OSError, code=USAGE, what=f"cannot listen on {host}"):
         listening = web_server.listen(host, port)
     bell, keys = ChangeBell(), EntranceKeys(time.monotonic)
-    reader = Reader(_source(home, passphrase_file, proxy), bell.ring, keys.root)
+    reader = Reader(partial(opened_calls, home, passphrase_file=passphrase_file, proxy=proxy), bell.ring, keys.root)
     console = Console(_site(account, home), reader, bell, keys)
     with ExitStack() as stack:
         stack.callback(listening.close)
@@ -99,18 +98,3 @@ def _site(account: "Account", home: Path) -> "ConsoleSite":
         return ConsoleSite(account.federation_id, account.name)
     where = f" --home {quote(str(home))}"
     return ConsoleSite(account.federation_id, account.name, f"fedpareto admin{where}", where)
-
-
-def _source(home: Path, passphrase_file: Path | None, proxy: str | None) -> Callable[[], Any]:
-    """Opens the calls of the administrator, with errors as the console knows them."""
-
-    @contextmanager
-    def opened() -> "Iterator[OpenedCalls]":
-        try:
-            route = route_to(home, passphrase_file=passphrase_file, proxy=proxy)
-            with connect(home, passphrase_file=passphrase_file, proxy=proxy) as stub:
-                yield OpenedCalls(stub, live=not route.stopped, outdated=lambda: not route_to(home).stopped)
-        except CommandFailure as failure:
-            raise CoordinatorAway(failure.message) from None
-
-    return opened

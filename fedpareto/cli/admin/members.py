@@ -131,15 +131,16 @@ def alerts(
             metavar="MEMBER", help="Only those about a member.", autocompletion=completion.members, show_default=False
         ),
     ] = "",
+    last: Annotated[int, typer.Option(metavar="NUMBER", min=1, help="At most this many, the newest.")] = 200,
 ) -> Answer:
     """List what needs attention, newest first.
 
     Alerts are about runs, members, the disk, backups and certificates; each lasts until its cause is gone.
     """
     request = v1.ListAlertsRequest(all=every, run=run, client_id=client)
-    response = admin_messages.whole(stub.ListAlerts, request)
+    response = admin_messages.newest_alerts(stub.ListAlerts, request, last)
     names = RunNames.read(stub) if any(alert.run_id for alert in response.alerts) else RunNames()
-    return response, lambda: alert_lines.alerts(response.alerts, datetime.now(UTC), names, every=every)
+    return response, lambda: alert_lines.listed(response, datetime.now(UTC), names, every=every)
 
 
 @command

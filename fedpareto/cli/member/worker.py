@@ -21,6 +21,7 @@ from fedpareto.standard_streams import event_stream
 with on_first_use():
     from federation.attacks import AttackError, parse_attack
     from federation.directories import DirectoryGone
+    from federation.monitoring.events import Events
     from federation.monitoring.metrics_section import MetricsError
     from federation.plugins import PluginError
     from federation.process.service_manager import ServiceManager
@@ -31,7 +32,6 @@ with on_first_use():
     from fedpareto.cli.member.trial import rehearse_round, run_of
     from worker.connection.attendance import AttendanceError
     from worker.event_counts import serving_counts
-    from worker.events import Events
     from worker.notifier import Notifier
     from worker.rotation import RotationError, end_rotation
     from worker.service import Worker, prepare_offers

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from federation.v1.admin_pb2 import Alert, AlertSeverity
+from federation.v1.admin_pb2 import Alert, AlertSeverity, ListAlertsResponse
 from fedpareto.admin_messages import name_of
 from fedpareto.formatting import UNKNOWN, span, when
 from fedpareto.run_names import RunNames
@@ -27,6 +27,15 @@ def line(alert: Alert) -> Text:
 def lines(alerts: Iterable[Alert]) -> Iterator[Text]:
     """Alerts about a run, in lines; notices, such as that the run has ended, are left out."""
     return (line(alert) for alert in alerts if alert.severity != AlertSeverity.ALERT_SEVERITY_NOTICE)
+
+
+def listed(answer: ListAlertsResponse, now: datetime, names: RunNames, *, every: bool) -> RenderableType:
+    """What `admin alerts` shows; arguments as of `alerts`."""
+    parts = [alerts(answer.alerts, now, names, every=every)]
+    if answer.next_page_token:
+        count = len(answer.alerts)
+        parts.append(Text(f"These are the newest {count}; more: --last {5 * count}", style="dim"))
+    return Group(*parts)
 
 
 def alerts(items: Sequence[Alert], now: datetime, names: RunNames, *, every: bool) -> RenderableType:

@@ -21,10 +21,9 @@ from federation.text import escaped
 from federation.transport.channels import refusal_from_rpc_error
 from federation.v1 import admin_pb2 as v1
 from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto.admin_messages import whole
+from fedpareto.admin_messages import CoordinatorAway, OpenedCalls, Source, newest_alerts, whole
 from fedpareto.run_names import ENDED, RunNames
 from fedpareto.run_table import RunTable
-from fedpareto.web.console.source import CoordinatorAway, OpenedCalls, Source
 from fedpareto.web.sections.shown_run import ShownRun, stop_metric
 
 T = TypeVar("T")
@@ -33,6 +32,7 @@ LIST_SECONDS = 2.0  # between two readings of the lists while a page is open
 QUIET_SECONDS = 15.0  # the same while none is
 SLOW_SECONDS = 60.0  # between two readings of what changes slowly, such as administrators
 PAUSES = (0.5, 5.0)  # the first and the longest pause between two attempts to reach the coordinator, in seconds
+MOST_ALERTS = 1000
 FOLLOWED = 32  # open runs, the newest, that are followed
 HELD = 12  # runs that have ended, whose numbers stay in memory after their page was open
 FIRST_ROUNDS = 40  # the newest rounds are read before the others, for the first screen
@@ -50,13 +50,17 @@ class PageError(Error):
 
 @dataclass(frozen=True)
 class Lists:
-    """The lists of a federation, as they were read at `at`."""
+    """The lists of a federation, as they were read at `at`.
+
+    `alerts` are the newest that last, at most `MOST_ALERTS`; `more_alerts` says that there are others.
+    """
 
     at: datetime
     runs: tuple[v1.Run, ...] = ()
     clients: tuple[v1.Client, ...] = ()
     requests: tuple[v1.ActionRequest, ...] = ()
     alerts: tuple[v1.Alert, ...] = ()
+    more_alerts: bool = False
     administrators: tuple[v1.Administrator, ...] = ()
 
 
@@ -64,12 +68,14 @@ def read_lists(stub: AdminStub, administrators: tuple[v1.Administrator, ...] | N
     """Reads the lists of a federation; the administrators only if they are not given."""
     if administrators is None:
         administrators = tuple(stub.ListAdministrators(v1.ListAdministratorsRequest()).administrators)
+    alerts = newest_alerts(stub.ListAlerts, v1.ListAlertsRequest(), MOST_ALERTS)
     return Lists(
         at=datetime.now(UTC),
         runs=tuple(stub.ListRuns(v1.ListRunsRequest(brief=True, page_size=100)).runs),
         clients=tuple(whole(stub.ListClients, v1.ListClientsRequest()).clients),
         requests=tuple(stub.ListRequests(v1.ListRequestsRequest()).requests),
-        alerts=tuple(whole(stub.ListAlerts, v1.ListAlertsRequest()).alerts),
+        alerts=tuple(alerts.alerts),
+        more_alerts=bool(alerts.next_page_token),
         administrators=administrators,
     )
 

@@ -106,6 +106,8 @@ class FederationState:
     def sentence(self) -> str:
         """Whether all is well."""
         count = len(self.alerts) + len(self.needs)
+        if self.lists.more_alerts:
+            return f"More than {count:,} things need you; `fedpareto admin alerts --last {2 * count}` lists more."
         return f"{counted(count, 'thing needs you', 'things need you')}." if count else "All well."
 
     @property

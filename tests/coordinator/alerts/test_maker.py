@@ -11,6 +11,7 @@ from coordinator.alerts.facts import AlertFact
 from coordinator.alerts.recording import record_run
 from federation.v1 import admin_pb2 as admin
 from federation.v1.federation_pb2 import Heartbeat
+from fedpareto.admin_messages import newest_alerts
 from storage.faults import StorageFault
 from storage.models import Alert, Client
 from storage.states import AlertKind, AlertSeverity, RunState
@@ -77,10 +78,13 @@ def test_alerts_are_listed_by_run_and_member_in_pages_and_bad_requests_are_refus
     second = stage._admin.ListAlerts(page)
     assert [*first.alerts, *second.alerts] == ended
     assert second.next_page_token == ""
+    assert list(newest_alerts(stage._admin.ListAlerts, page, 5).alerts) == ended
+    told = stage.served.command("alerts", "--run", run, "--all", "--last", "1")
+    assert "These are the newest 1; more: --last 5" in told
     for reason, request in (
         ("run-unknown", admin.ListAlertsRequest(run="no-such-run")),
         ("client-unknown", admin.ListAlertsRequest(client_id="no-such-member")),
-        ("argument", admin.ListAlertsRequest(page_token="x")),
+        *(("argument", admin.ListAlertsRequest(page_token=token)) for token in ("x", "1", "1-", "1-\u0661", "-1-1")),
     ):
         with refused("INVALID_ARGUMENT" if reason == "argument" else "NOT_FOUND", reason):
             listed(stage, request)

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -22,7 +21,7 @@ from storage.database import Database
 from storage.faults import StorageFault
 from tests.coordinator.monitoring.scene import Labels, samples, scraped, value
 from tests.paths import ROOT
-from tests.project.scene import ended, tool
+from tests.project.scene import tool
 from tests.running import wait_for
 from tests.stage import Stage, stage, vector
 from worker import event_counts
@@ -79,6 +78,7 @@ def test_a_scrape_shows_runs_members_replies_and_the_state_of_the_record(watched
     ben.decline(ben.order(), "no-data")
     wait_for(lambda: watched.outcomes(run).get("ben", ("", ""))[0] == "DECLINED", "the decline", seconds=20)
     page = shown(watched)
+    assert value(page, "fedpareto_replies_total", outcome="missing", reason="absent") == 0, "it counts from 0"
     assert value(page, "fedpareto_open_assignments") == 1
     assert value(page, "fedpareto_runs", state="RUNNING") == 1
     assert value(page, "fedpareto_run_round", run=run) == 0
@@ -120,10 +120,10 @@ def test_numbers_do_not_depend_on_what_members_reply(watched: Stage, privacy: st
     for size, scale in ((10, 1.0), (7919, 33.0)):
         more = f"selection.minimum = 2\ntrain.steps = 1\n{privacy}"
         run, players = watched.begin("ann", "ben", samples=[size, 2 * size], more=more)
+        orders = [player.order() for player in players]
         before = shown(watched)
-        for player in players:
+        for player, order in zip(players, orders, strict=True):
             player.losses["left"] = scale / 7
-            order = player.order()
             player.reply(order, scale * vector(player.name, order))
         watched.complete(run, *players)
         pages.append(counted(before, shown(watched)))
@@ -229,9 +229,3 @@ def test_rules_and_dashboard_ask_for_metrics_and_labels_that_exist() -> None:
             assert set(re.findall(r"(\w+)!?=", selected)) <= {*number.labels}, expression
     grouped = set(re.findall(r"\w+", " ".join(re.findall(r"by \((.*?)\)", " ".join(asked)))))
     assert grouped <= {"le", *(label for number in known.values() for label in number.labels)}
-
-
-def test_promtool_takes_the_rules() -> None:
-    if (promtool := shutil.which("promtool")) is None:
-        pytest.skip("Debian's package prometheus, which has promtool, is not installed")
-    ended(promtool, "check", "rules", FILES / "alerts.yml", code=0)

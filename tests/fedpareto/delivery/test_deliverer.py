@@ -6,15 +6,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import delete, select
 
-from fedpareto.cli.admin.alerting.notify import _source
+from coordinator.alerts import rows
+from coordinator.alerts.facts import AlertFact
+from coordinator.alerts.maker import AlertMaker
+from federation.monitoring.events import Events
+from fedpareto.cli.admin.client import opened_calls
+from fedpareto.delivery import deliverer
 from fedpareto.delivery.deliverer import ROOM, Deliverer, RecordsInUse, locked
 from fedpareto.delivery.targets_file import Targets
+from fedpareto.web.console import federation_reader
 from storage.models import Alert
 from storage.states import AlertKind, AlertSeverity
 from tests.fedpareto.delivery.scene import TIMES, Receiver, receivers, targets_file
@@ -22,7 +29,6 @@ from tests.harness import Process, wait_for
 from tests.paths import PROGRAMS
 from tests.running import command
 from tests.stage import Stage
-from worker.events import Events
 
 
 @pytest.fixture
@@ -65,7 +71,7 @@ class Delivering:
         targets = Targets.load(path)
         self.deliverer = Deliverer(home / ROOM, "test", targets, Events(self.out), {}, TIMES)
         self.deliverer._away_seconds = 0.0
-        source = _source(home, None, "direct")
+        source = partial(opened_calls, home, proxy="direct", served=True)
         self.thread = threading.Thread(target=self.deliverer.run, args=(source,), daemon=True)
 
     def events(self, name: str) -> list[Any]:
@@ -123,6 +129,71 @@ def test_receivers_that_hang_fail_or_flood_delay_no_other_and_no_line_says_where
     assert "hidden" not in said
     assert "whsec" not in said
     assert "127.0.0.1" not in said
+
+
+def test_each_kind_of_alert_that_a_coordinator_has_is_told_from_its_beginning_to_its_end(
+    stage: Stage, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AlertMaker, "look_at_time", lambda _: None)  # it would end what is not so
+    severities = list(AlertSeverity)
+    facts = [
+        AlertFact(
+            kind=kind,
+            severity=severities[number % 3],
+            client_id=f"member-{number}",
+            message=f"{kind} has begun",
+            remedy="ask",
+            began=datetime.now(UTC),
+        )
+        for number, kind in enumerate(AlertKind)
+    ]
+
+    def hold(facts: list[AlertFact]) -> None:
+        with stage.served.database.begin() as session:
+            rows.reconcile(session, None, list(AlertKind), facts, datetime.now(UTC))
+
+    with receivers(1) as [good], delivering(home, targets_file(home, good.address)):
+        hold(facts)
+        wait_for(lambda: len(good.told()) == len(AlertKind), "the beginnings")
+        hold([])
+        wait_for(lambda: len(good.told()) == 2 * len(AlertKind), "the ends")
+    assert sorted(good.told()) == sorted((kind, state) for kind in AlertKind for state in ("begins", "ended"))
+    expected = [(fact.kind, fact.severity.lower(), fact.client_id, fact.message, fact.remedy) for fact in facts]
+    fields = ("kind", "severity", "client_id", "message", "remedy")
+    for state in ("begins", "ended"):
+        told = [tuple(each[name] for name in fields) for each in good.documents() if each["state"] == state]
+        assert sorted(told) == sorted(expected)
+
+
+def test_of_more_alerts_than_a_look_reads_the_newest_are_told_and_the_others_later(
+    stage: Stage, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliverer, "MOST_ALERTS", 2)
+    with receivers(1) as [good]:
+        path = targets_file(home, good.address)
+        for name in ("ann", "ben", "cleo"):
+            begin(stage, name)
+        with delivering(home, path) as at_work:
+            heard(good, "ben begins", "cleo begins")
+            begin(stage, "dora")
+            heard(good, "ben begins", "cleo begins", "dora begins")
+            end(stage, "dora")
+            heard(good, "ben begins", "cleo begins", "dora begins", "dora ended")
+            end(stage, "cleo")
+            heard(good, "ben begins", "cleo begins", "dora begins", "dora ended", "cleo ended", "ann begins")
+            assert len(at_work.events("many")) >= 1
+
+
+@pytest.mark.usefixtures("home")
+def test_the_first_page_says_that_there_are_more_alerts_than_it_reads(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ann", "ben", "cleo"):
+        begin(stage, name)
+    assert "4 things need you." in stage.served.command("status")
+    monkeypatch.setattr(federation_reader, "MOST_ALERTS", 2)
+    said = " ".join(stage.served.command("status").split())
+    assert "More than 3 things need you; `fedpareto admin alerts --last 6` lists more." in said
 
 
 def test_a_test_message_goes_to_each_receiver_and_says_which_has_not_taken_it(home: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from federation.monitoring.events import Events
 from federation.refusals import Refusal
 from federation.trust.envelope import CONTEXTS, key_id, sign
 from federation.trust.identity import parse_peer
@@ -20,7 +21,6 @@ from tests.harness import federation
 from tests.scripted import CLIENT, FEDERATION, ScriptedCoordinator
 from tests.worker.scene import LAYOUT, Scene, command, serving
 from worker.connection.clock import CoordinatorClock, TimeRefused
-from worker.events import Events
 from worker.home import WorkerHome, WorkerHomeError
 from worker.progress import Progress, StatementError, accept_restore, pending_restore
 from worker.site.policy_file import Policy

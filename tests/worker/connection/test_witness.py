@@ -9,6 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.audit.checkpoints import LogKey
+from federation.monitoring.events import Events
 from federation.record.merkle import leaf_hash
 from federation.trust.envelope import from_text, sign, verify
 from federation.v1.common_pb2 import CheckpointManifest, KeptLog, LogHead, LogKeyManifest, RestoreManifest
@@ -16,7 +17,6 @@ from tests.harness import wait_for
 from tests.scripted import FEDERATION, ScriptedCoordinator, ScriptedLog
 from tests.worker.scene import Scene
 from worker.connection.witness import MAX_KEPT, LogForked, Witness
-from worker.events import Events
 from worker.home import WorkerHome, WorkerHomeError
 from worker.progress import StatementError
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from federation.monitoring.events import Events
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.work.site import SessionEntry
 from tests.command_lines import failure
 from tests.paths import ROOT
 from tests.worker.scene import files_of_at_most, run_request
 from worker import rotation
-from worker.events import Events
 from worker.home import MEMBER_FILE, DiskFull, FileLocked, WorkerHome, WorkerHomeError, with_remedy
 from worker.ledgers import ledger_file
 from worker.ledgers.ledger_file import LedgerFile, Migrations

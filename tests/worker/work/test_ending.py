@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from federation.monitoring.events import Events
 from federation.owners_code import LOGGED
 from federation.plugins import PluginError
 from federation.tasks import DataError, DataSource, Part, TaskError, task
@@ -37,7 +38,6 @@ from tests.owners_code.ending import TASKS, TRAINERS, WHY, exits
 from tests.paths import OWNERS_CODE
 from tests.worker.scene import ALLOWED, KEY, Scene, training
 from tests.worker.work.scene import scene as members
-from worker.events import Events
 from worker.home import WorkerHomeError
 from worker.service import prepare_offers
 from worker.site.assignment_checks import CheckedAssignment, Declined

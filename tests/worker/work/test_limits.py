@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from federation.monitoring.events import Events
 from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, ObjectiveWeight, Row, Target
 from federation.v1.federation_pb2 import AttendResponse
@@ -18,7 +19,6 @@ from federation.work.site import Site
 from tests.harness import wait_for
 from tests.worker.scene import ALLOWED, LAYOUT, Scene, gradients, reason, training
 from tests.works import set_train
-from worker.events import Events
 from worker.site.hello import Introduction
 from worker.site.policy_file import Policy, PolicyError, WorkLimits
 

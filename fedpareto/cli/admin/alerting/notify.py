@@ -2,9 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -16,17 +14,15 @@ from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import event_stream
 
 with on_first_use():
+    from federation.monitoring.events import Events
     from federation.process.service_manager import ServiceManager
     from federation.transport.proxies import ProxyError
     from federation.trust.admin_files import Account
     from federation.trust.keys import IdentityError
-    from federation.v1.admin_pb2_grpc import AdminStub
-    from fedpareto.cli.admin.client import connect, find_home, route_to
+    from fedpareto.cli.admin.client import find_home, opened_calls
     from fedpareto.cli.logs import to_standard_error
     from fedpareto.delivery import deliverer, targets_file
     from fedpareto.missing_packages import PackagesMissing
-    from fedpareto.web.console.source import CoordinatorAway
-    from worker.events import Events
 
 
 def notify(
@@ -70,7 +66,8 @@ def notify(
         names = ", ".join(sorted(targets.targets))
         events.tell("started", f"alerts of {federation_id} are delivered to {names}")
         manager.ready()
-        delivering.run(_source(directory, passphrase_file, proxy), manager.feed)
+        source = partial(opened_calls, directory, passphrase_file=passphrase_file, proxy=proxy, served=True)
+        delivering.run(source, manager.feed)
         manager.stopping()
 
 
@@ -82,21 +79,3 @@ def _show(problems: dict[str, str], *, as_json: bool) -> None:
         raise CommandFailure(
             f"{len(failed)} of {len(problems)} receivers did not take the message: {', '.join(failed)}"
         )
-
-
-def _source(
-    home: Path, passphrase_file: Path | None, proxy: str | None
-) -> Callable[[], "AbstractContextManager[AdminStub]"]:
-    """Opens the calls of the administrator. What a stopped coordinator left on this machine does not count."""
-
-    @contextmanager
-    def opened() -> "Iterator[AdminStub]":
-        try:
-            if route_to(home, passphrase_file=passphrase_file, proxy=proxy).stopped:
-                raise CoordinatorAway(f"no coordinator serves {home.parent}")
-            with connect(home, passphrase_file=passphrase_file, proxy=proxy) as stub:
-                yield stub
-        except CommandFailure as failure:
-            raise CoordinatorAway(failure.message) from None
-
-    return opened

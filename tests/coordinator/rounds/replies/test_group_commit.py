@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.replies.group_commit import GroupCommit
@@ -24,12 +24,15 @@ class Writer:
         self.held, self.begun, self.go = held, threading.Event(), threading.Event()
         self.commits = GroupCommit(database, self.write)
         self.ends: dict[str, object] = {}
+        self.failure: Exception | None = None
 
     def write(self, session: Session, items: Sequence[str]) -> list[str]:
         self.groups.append([*items])
         if self.held in items:
             self.begun.set()
             assert self.go.wait(60)
+            if self.failure is not None:
+                raise self.failure
         for item in items:
             session.add(Model(digest=item.rstrip("!"), size=1, parameters=1, created=NOON))
         session.flush()
@@ -38,7 +41,7 @@ class Writer:
     def commit(self, item: str) -> None:
         try:
             self.ends[item] = self.commits.commit(item)
-        except IntegrityError as error:
+        except (IntegrityError, OperationalError) as error:
             self.ends[item] = type(error)
 
     def all_at_once(self, items: Sequence[str]) -> None:
@@ -88,8 +91,19 @@ def test_one_that_fails_takes_no_other_of_its_group_with_it(database: Database) 
     assert sum(end is IntegrityError for end in writer.ends.values()) == 2
 
 
+def test_all_that_wait_are_told_when_the_database_cannot_be_written_and_may_try_again(database: Database) -> None:
+    writer = Writer(database, held="model-0")
+    writer.failure = OperationalError("INSERT", {}, OSError("disk full"))
+    writer.all_at_once(names(4))
+    assert writer.ends == dict.fromkeys(names(4), OperationalError)
+    assert (len(writer.groups), on_record(database)) == (1, set())
+    writer.failure = None
+    writer.commit("model-1")
+    assert on_record(database) == {"model-1"}
+
+
 def test_what_fails_before_its_turn_to_write_leaves_the_others_theirs(database: Database) -> None:
-    writer, serves, broken = Writer(database), database.begin, [OSError("the disk fails")]
+    writer, serves, broken = Writer(database), database.begin, [ValueError("not now")]
 
     @contextmanager
     def begin() -> Iterator[Session]:
@@ -99,7 +113,7 @@ def test_what_fails_before_its_turn_to_write_leaves_the_others_theirs(database: 
             yield session
 
     database.begin = begin  # type: ignore[method-assign]
-    with pytest.raises(OSError, match="the disk fails"):
+    with pytest.raises(ValueError, match="not now"):
         writer.commits.commit("model-0")
     assert writer.commits._waiting == []
     writer.commit("model-1")

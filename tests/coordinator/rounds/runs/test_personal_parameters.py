@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import save_file
 
+from federation.monitoring.events import Events
 from federation.spec.computation import Ability, Descend, Measure, MeasureAlong
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.sharing import Sharing, SharingError
@@ -30,7 +31,6 @@ from storage.blob_directory import DirectoryStore
 from tests.coordinator.rounds.runs.scene import Scene, halted, kept_file, serving
 from tests.coordinator.rounds.runs.small_task import GIVEN, SGD, Small, descend
 from tests.trained import train
-from worker.events import Events
 from worker.home import WorkerHome
 from worker.work.local_state import LocalState, kept_state
 from worker.work.spool import Spool

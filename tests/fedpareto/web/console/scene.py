@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fedpareto.cli.admin.console import _source
+from fedpareto.cli.admin.client import opened_calls
 from fedpareto.web.console.application import Console
 from fedpareto.web.console.federation_reader import Reader
 from fedpareto.web.console.page_events import PAUSE_SECONDS, ChangeBell
@@ -115,7 +116,7 @@ def served(home: Path, *, pause: float = PAUSE_SECONDS, administrator: str = "ad
     """A console of the administrator whose directory is given; `pause` is between two events of a page, in seconds."""
     clock, bell = Clock(), ChangeBell()
     keys = EntranceKeys(clock)
-    reader = Reader(_source(home, None, "direct"), bell.ring, keys.root)
+    reader = Reader(partial(opened_calls, home, proxy="direct"), bell.ring, keys.root)
     console = Console(ConsoleSite("test", administrator), reader, bell, keys, pause=pause)
     listening = web_server.listen("127.0.0.1", 0)
     port = listening.getsockname()[1]

@@ -1,7 +1,7 @@
-"""A worker's messages to its owner: one line for people on the log, one JSON object for programs on a stream.
+"""A process's messages to its owner: one line for people on the log, one JSON object for programs on a stream.
 
-Parts of a message come from the coordinator. They are escaped here, so that they cannot move a terminal's cursor or
-forge a line. Nor can they fill the disk of the log: each event has a token bucket.
+Parts of a message come from others, such as a coordinator. They are escaped here, so that they cannot move a terminal's
+cursor or forge a line. Nor can they fill the disk of the log: each event has a token bucket.
 """
 
 import json
@@ -27,7 +27,7 @@ Listener = Callable[[str, Mapping[str, object]], None]
 class Events:
     """Writes each event to the log and, as JSON, to the stream if there is one. Callable from any thread.
 
-    `home` is the worker's directory, which has to stay there.
+    `home` is the directory of a worker, which has to stay there.
     """
 
     def __init__(self, stream: TextIO | None = None, home: Directories | None = None) -> None:
@@ -63,7 +63,7 @@ class Events:
         """Reports that a file cannot be written; arguments as for `tell`.
 
         Raises:
-            DirectoryGone: the worker's directory is.
+            DirectoryGone: `home` is.
         """
         self.home.check_there()
         self.warn("disk", message, **fields)
