@@ -221,7 +221,7 @@ def test_every_screen_is_accessible_fits_and_is_legible_in_a_run_and_without_a_c
     first, second = scene.run("first"), scene.run("second")
     for run in (first, second):
         scene.fed.wait_completed(run)
-    now = scene.run("now", rounds=200)
+    now = scene.run("now", rounds=2000)
     paths = (
         "/", f"/runs/{first}", f"/runs/{now}", f"/runs/{first}/rounds/1", "/members/hospital-a",
         f"/compare?run={first}&run={second}", "/log", "/system",
@@ -244,6 +244,7 @@ def test_every_screen_is_accessible_fits_and_is_legible_in_a_run_and_without_a_c
                 assert violations(page) == [], (path, width, scheme, away)
                 assert fits(page), (path, width, scheme, away)
                 assert smallest_text(page) >= 11, (path, width, scheme, away)
+        assert away or scene.fed.query("select state from runs where run_id = :run", run=now)[0][0] == "RUNNING"
         complaints = [problem for problem in screen.problems if not (away and "status of 503" in problem)]
         assert complaints == []
     scene.fed.serve()
