@@ -243,10 +243,10 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         self._say(wire.AttendResponse(run=sign(manifest, self.signing_key)))
         return manifest
 
-    def cancel(self, assignment_id: str, *, key: Ed25519PrivateKey | None = None, **changes: str) -> None:
+    def cancel(self, assignment_id: str, *, key: Ed25519PrivateKey | None = None, **changes: Any) -> None:
         fields = {"federation_id": FEDERATION, "client_id": CLIENT, "reason": "run-ended", **changes}
         manifest = common.CancelManifest(assignment_id=assignment_id, **fields)
-        if key is None and not changes.keys() - {"reason"}:
+        if key is None and not changes.keys() - {"reason", "session"}:
             self.open.clear()
         self._say(wire.AttendResponse(cancel=sign(manifest, key or self.signing_key)))
 

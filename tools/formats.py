@@ -123,7 +123,7 @@ def formats() -> tuple[Format, ...]:
             "`leave.json`, `withdrawal.json`",
             one,
             "`worker leave`, worker",
-            "worker, `worker status`",
+            "worker, `worker status`, `worker verify`",
             f"{_STATE}. With a `leave.json` that cannot be read, the site begins no work and does not leave",
         ),
         Format(

@@ -1,13 +1,15 @@
-"""One member's replies: its own receipts, compared with the record of a run."""
+"""One member's replies: its own receipts and its own withdrawal, compared with the record of a run."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from federation.record.bundle import BundleError, BundleReader
+from federation.record.joinings import JOININGS, LEFT, WITH_CERTIFICATES, is_of_newest_joining
 from federation.record.results import RUN_ENDED
 from federation.spec.run_spec import RunSpec
 from federation.spec.sharing import BUFFERS
@@ -17,6 +19,7 @@ from federation.v1.record_pb2 import Answer, Exchange, RoundRecord
 from federation.work.secure.orders import Owner, order_problems, session_of
 from federation.work.secure.sessions import TRAIN
 from federation.work.site import SessionEntry
+from verification.log import RunLog
 
 _UNIT = 2.0**-32  # of the coefficients of a private round
 
@@ -147,6 +150,70 @@ def private_problems(
                 "lacks"
                 + ("" if bundle.about.state in RUN_ENDED else "; if a round has begun since, ask for a newer bundle")
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnWithdrawals:
+    """The withdrawals that a member has signed since it joined last.
+
+    Attributes:
+        certificate: the serial number of the member's present certificate, hexadecimal.
+        signed: the digests of the withdrawals' envelopes.
+        left: when a coordinator acknowledged one, aware; None if none has.
+    """
+
+    certificate: str
+    signed: frozenset[str] = frozenset()
+    left: datetime | None = None
+
+
+@dataclass(frozen=True)
+class WithdrawalFindings:
+    """What differs between a member's own withdrawals and a record, and what cannot be compared; each may be empty."""
+
+    problem: str = ""
+    missing: str = ""
+
+
+def compared_withdrawal(log: RunLog, client_id: str, own: OwnWithdrawals) -> WithdrawalFindings:
+    """Compares what the log of a run tells of a member's departure with the withdrawals in the member's home.
+
+    A log that does not tell of the member at all is of a run without it, and nothing is compared.
+
+    Args:
+        log: of a record that was verified before.
+        client_id: the member.
+        own: from the member's home.
+    """
+    told = [entry for entry in log.entries if entry.subject == client_id and not entry.outcome]
+    states = [entry for entry in told if entry.action in (*JOININGS, LEFT)]
+    if states and states[-1].action == LEFT:
+        named = states[-1].digest
+        with_certificates = ((entry.action, entry.detail) for entry in told if entry.action in WITH_CERTIFICATES)
+        # With a certificate that the log does not tell of, this member has joined again since.
+        present = is_of_newest_joining(own.certificate, with_certificates)
+        # Verify, own replies: by the home's own file: a withdrawal can be right in itself, and signed with a key that
+        # leaked.
+        if named in own.signed or not present:
+            return WithdrawalFindings()
+        return WithdrawalFindings(
+            f"the log tells that this member has left, by the withdrawal {named}, which is not in this directory: if "
+            "you did not leave, somebody else has its keys; tell a security officer"
+        )
+    if not states or own.left is None:
+        return WithdrawalFindings()
+    # Verify, own replies: a coordinator that hides a withdrawal with its entry shows a record that is right in itself.
+    at = log.newest.created.ToDatetime(UTC)
+    if at > own.left:
+        return WithdrawalFindings(
+            f"the record of {at:%Y-%m-%d %H:%M} UTC does not tell that this member has left, which the coordinator "
+            f"acknowledged on {own.left:%Y-%m-%d %H:%M} UTC: keep the file, and inform all members. "
+            "If the coordinator was restored from a backup since, `fedpareto worker leave` tells it again"
+        )
+    return WithdrawalFindings(
+        missing=f"the withdrawal of this member is not compared: the record is of {at:%Y-%m-%d %H:%M} UTC, and this "
+        f"member has left on {own.left:%Y-%m-%d %H:%M} UTC; ask for a newer bundle"
+    )
 
 
 def _fate(

@@ -272,7 +272,8 @@ class Worker:
                 idle=self._runner.idle,
                 drop=partial(self._runner.drop_all, LEFT),
                 left=self.stop,
-                backoff=Backoff(uniform, first=1.0, longest=600.0),
+                backoff=Backoff(uniform),
+                patience=Backoff(uniform, first=1.0, longest=600.0),
                 events=events,
             )
             self._handlers = Handlers(

@@ -94,6 +94,7 @@ class Conductor:
             except Waiting as waiting:
                 self._pause(current, str(waiting))
             else:
+                self._fleet.tell_ended(current, current.attempt)
                 return
 
     def _void(self, current: Round, voided: Voided) -> Round:
@@ -108,6 +109,7 @@ class Conductor:
             # Section 4: in the transaction of the void: the audit log names a cheater if and only if the record does.
             record_named(session, current, voided.named, now)
         self._fleet.tell_cancelled(cancelled)
+        self._fleet.tell_ended(current, record.attempt)
         log.warning("%s: voided: %s", where, why)
         if last:
             raise self._given_up(why)
@@ -126,6 +128,7 @@ class Conductor:
             record = VoidRecord(attempt=current.attempt, reason=why, paused=True)
             _, cancelled = self._note_void(session, current, record, begins_next=True)
         self._fleet.tell_cancelled(cancelled)
+        self._fleet.tell_ended(current, record.attempt)
         log.warning("run %s: paused: %s", self._run.run_id, why)
         raise Held
 

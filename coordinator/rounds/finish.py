@@ -130,6 +130,7 @@ def complete_round(fleet: Fleet, current: models.Round, findings: EvaluationFind
             audit.record(
                 session, at=now, actor="coordinator", action=action, subject=subject, digest=current.base_model
             )
+    fleet.tell_ended(current, current.attempt)
     level = logging.WARNING if findings.why_not else logging.INFO
     log.log(level, "run %s round %d: completed %s", fleet.run.run_id, current.number, findings.why_not)
 
@@ -148,4 +149,5 @@ def skip_round(fleet: Fleet, metrics: RunMetrics, current: models.Round, skipped
         subject = f"{fleet.run.run_id}/{current.number}"
         audit.record(session, at=now, actor="coordinator", action=log_entries.SKIPPED, subject=subject, detail=why)
     fleet.tell_cancelled(cancelled)
+    fleet.tell_ended(current, current.attempt)
     log.warning("run %s round %d: skipped: %s", fleet.run.run_id, current.number, why)

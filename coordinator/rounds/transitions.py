@@ -188,13 +188,16 @@ def close_open_phases(session: Session, round_id: int, reason: str, at: datetime
     return cancelled
 
 
-def end_conversation(session: Session, run_id: str, reason: str, at: datetime) -> list[Assignment]:
-    """Ends the round of a run that has ended. Returns the assignments that this cancels."""
+def end_conversation(session: Session, run_id: str, reason: str, at: datetime) -> tuple[int | None, list[Assignment]]:
+    """Ends the round of a run that has ended.
+
+    Returns the id of the round, None without one, and the assignments that this cancels.
+    """
     current = session.scalar(
         select(Round).where(Round.run_id == run_id, Round.state.in_([RoundState.OPEN, RoundState.STEPPED]))
     )
     if current is None:
-        return []
+        return None, []
     cancelled = close_open_phases(session, current.round_id, "run-ended", at)
     why = f"the run ended: {reason}"
     if current.state is RoundState.OPEN:
@@ -203,4 +206,4 @@ def end_conversation(session: Session, run_id: str, reason: str, at: datetime) -
         audit.record(session, at=at, actor="coordinator", action=log_entries.SKIPPED, subject=subject, detail=why)
     else:
         move_round(current, RoundState.COMPLETED, at, why)
-    return cancelled
+    return current.round_id, cancelled

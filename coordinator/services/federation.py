@@ -19,7 +19,7 @@ from coordinator.members.home_starts import HomeCopied, check_starts, note_copie
 from coordinator.members.renewal import retire_older
 from coordinator.members.requests import LEAST
 from coordinator.rounds.fleets.consents import offered_specification, record_consent
-from coordinator.rounds.fleets.deliveries import open_assignments_of
+from coordinator.rounds.fleets.deliveries import open_assignments_of, sessions_ended_for
 from coordinator.rounds.fleets.presence import (
     Admitted,
     Assigned,
@@ -115,6 +115,8 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             for assigned in await self._read(open_assignments_of, client_id):
                 attendance.note(assigned)
                 yield await self._response(attendance, assigned)
+            for ended in await self._read(sessions_ended_for, client_id, self._clock()):
+                yield await self._response(attendance, ended)
             while (message := await attendance.outbox.get()) is not None:
                 if isinstance(message, Refusal):
                     raise message
@@ -214,6 +216,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             client_id=attendance.client_id,
             assignment_id=message.assignment_id,
             reason=message.reason,
+            session=message.session,
         )
         return messages.AttendResponse(cancel=sign(manifest, self._home.signing_key))
 

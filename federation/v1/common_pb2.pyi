@@ -1844,8 +1844,8 @@ Global___TimeManifest: _TypeAlias = TimeManifest  # noqa: Y015
 
 @_typing.final
 class CancelManifest(_message.Message):
-    """The reply to an assignment is no longer wanted. Signed by the coordinator; a worker drops work, and erases what it keeps
-    for it, on nothing less.
+    """The reply to an assignment is no longer wanted, or the private round that it belonged to is over. Signed by the
+    coordinator; a worker drops work, and erases what it keeps for it, on nothing less.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1854,6 +1854,7 @@ class CancelManifest(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
     client_id: _builtins.str
@@ -1862,6 +1863,10 @@ class CancelManifest(_message.Message):
     """The assignment."""
     reason: _builtins.str
     """Why: a stable reason."""
+    session: _builtins.bytes
+    """The digest of the private round's session that is over for the client: no further question of it comes. Empty: the
+    session goes on, or the assignment is of none.
+    """
     def __init__(
         self,
         *,
@@ -1869,10 +1874,11 @@ class CancelManifest(_message.Message):
         client_id: _builtins.str = ...,
         assignment_id: _builtins.str = ...,
         reason: _builtins.str = ...,
+        session: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "client_id", b"client_id", "federation_id", b"federation_id", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "client_id", b"client_id", "federation_id", b"federation_id", "reason", b"reason", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

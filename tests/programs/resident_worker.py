@@ -79,6 +79,12 @@ def repeatable_update(client_id: str, number: int, base: Vector) -> Vector:
 
 def main() -> None:
     home = WorkerHome(Path(sys.argv[1]))
+    with home.lock():
+        work(home)
+
+
+def work(home: WorkerHome) -> None:
+    """Works until SIGTERM."""
     member = MemberFiles.load(home.directory)
     mode = "".join(sys.argv[3:])
     seed = zlib.crc32(member.client_id.encode()) if mode == "fresh" else len(member.client_id)

@@ -118,6 +118,57 @@ def test_a_member_gets_a_model_or_hears_that_the_coordinator_is_of_a_version_tha
     assert ("is of a version that gives members no models: ask its operator" in told) == without
 
 
+def test_a_member_leaves_beside_members_of_the_release_or_says_that_the_coordinator_does_not_know_how(
+    together: Together, old: Version, later: Version
+) -> None:
+    home = ["--home", str(together.directory / "eve")]
+
+    def leave() -> None:
+        later.python("-m", "fedpareto", "worker", "leave", "--now", *home, cwd=together.directory)
+
+    def eve() -> str:
+        (found,) = (one for one in together.admin("clients")["clients"] if one["client_id"] == "eve")
+        return str(found["state"]).removeprefix("CLIENT_STATE_")
+
+    if together.version.name == old.name:
+        leave()
+        told = "is of a version that does not know how members leave"
+        together.wait(lambda: told in together.workers["eve"].text, "the worker to say so", pause=0.2)
+        assert eve() == "ACTIVE"
+        together.kill(together.workers["eve"])
+        (together.directory / "eve" / "leave.json").unlink()
+        together.attend("eve")
+        return
+    # Those of the release are told of the end of a private round in words that they do not know, and go on.
+    stopped = held(together, "reply-1", "stopped")
+    together.admin("stop", stopped, "--yes")
+    together.attend("ben")
+    run = held(together, "reply-3", "left")
+    leave()
+    together.wait(lambda: eve() == "LEFT", "eve to leave", pause=0.2)
+    together.kill(together.workers["eve"])
+    together.attend("ben")
+    together.ended(run)
+    phases = [(phase["asked"], phase["replied"]) for phase in together.admin("round", run, "0")["phases"][:6]]
+    assert phases.count((5, 4)) == 1, "afterwards, the others are asked"
+    later.python("-m", "fedpareto", "verify", together.bundle(run), cwd=together.directory)
+    assert together.admin("audit", "verify")["problems"] == []
+    # It comes back.
+    text = together.admin("join-string", "eve", "--again")["join_string"]
+    later.python("-m", "fedpareto", "worker", "join", *home, cwd=together.directory, text=text)
+    together.attend("eve")
+
+
+def held(together: Together, point: str, name: str) -> str:
+    """A private run in which a worker of the release has died at a point."""
+    together.kill(together.workers["ben"])
+    dying = together.dies("ben", point)
+    run = together.send(name, PRIVATE, rounds=1)
+    together.wait(lambda: dying.popen.poll() is not None, "the death of ben's worker")
+    together.kill(dying)
+    return run
+
+
 LOTTERY = """\
 algorithm.name = "lottery"
 selection.minimum = 2

@@ -12,10 +12,15 @@ from coordinator.audit.log_verifier import log_problems
 from coordinator.rounds.replies.revoked import REVOKED
 from coordinator.rounds.transitions import ROUND_ENDED
 from federation.record import log_entries
+from federation.record.exchange import Signers
+from federation.record.joinings import LEFT
+from federation.record.withdrawals import withdrawal_problems
 from federation.trust.envelope import envelope_digest
+from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SignedEnvelope, StepManifest
-from storage.models import Assignment, AuditEntry, Evaluation, Phase, Reply, Round, Run
-from storage.states import AssignmentState, PhaseState, RoundState, RunState
+from storage.models import Assignment, AuditEntry, Client, Evaluation, Phase, Reply, Round, Run, Withdrawal
+from storage.states import AssignmentState, ClientState, PhaseState, RoundState, RunState
+from tests.simulated.plans import FEDERATION
 from tests.simulated.schedule import RUN, Schedule
 
 _UNUSUAL = (AssignmentState.EXPIRED, AssignmentState.CANCELLED, AssignmentState.DECLINED)
@@ -71,6 +76,7 @@ def problems(schedule: Schedule, calm: Result) -> list[str]:
             record.of_log,
             record.of_sessions,
             record.of_starts,
+            record.of_departures,
         ):
             found += [f"{check.__name__}: {problem}" for problem in check()]
     return [*found, *_of_blobs(schedule)]
@@ -113,6 +119,7 @@ class _Record:
         stated += [f"{one.client_id}: {one.reason}" for one in self._assignments.values() if one.state in _UNUSUAL]
         stated += [f"{one.client_id}: {REVOKED}" for one in self._assignments.values() if one.reason == REVOKED]
         stated += [void.reason for round_ in self._rounds for void in round_.voided]
+        stated += [f"{entry.subject}: {LEFT}" for entry in self._logged(LEFT)]
         reasons = [reason for reason in stated if reason]
         if not self._schedule.faults.harsh:
             yield f"the result is {here.text}; that of the calm run is {calm.text}; stated is {reasons[:5]}"
@@ -130,6 +137,27 @@ class _Record:
         yield from (
             f"{member.name} was refused as a copy" for member in self._schedule.members if member.taken_for_copy
         )
+
+    def of_departures(self) -> Iterator[str]:
+        """Whoever was told that it has left is on record with its withdrawal, and nobody else has left."""
+        stage = self._schedule.stage
+        members = {member.name: member for member in self._schedule.members}
+        signers = Signers(
+            coordinator=stage.signing.chain, client=lambda name, _: KeyChain(members[name].key.public_key())
+        )
+        kept = self._session.scalars(select(Withdrawal.envelope)).all()
+        withdrawals = [SignedEnvelope.FromString(envelope) for envelope in kept]
+        yield from withdrawal_problems(self._entries, withdrawals, signers, FEDERATION)
+        states = {client.client_id: client.state for client in self._session.scalars(select(Client))}
+        left, revoked = (
+            {name for name, state in states.items() if state is wanted}
+            for wanted in (ClientState.LEFT, ClientState.REVOKED)
+        )
+        for member in members.values():
+            if member.left and member.name not in left | revoked:
+                yield f"{member.name} was told that it has left"
+            if member.name in left and member.withdrawal is None:
+                yield f"{member.name} has left, and does not know of it"
 
     # --- receipts and assignments
 
@@ -302,6 +330,8 @@ class _Record:
             for nonce, asked in member.nonces.items():
                 if len(asked) > 1:
                     yield f"{member.name}: the nonce {nonce.hex()[:8]} was used in the attempts {sorted(asked)}"
+            for name in member.asked_after:
+                yield f"{member.name}: assignment {name} is of a session that it was told is over"
 
 
 def _of_blobs(schedule: Schedule) -> Iterator[str]:

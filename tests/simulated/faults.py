@@ -49,6 +49,8 @@ AWAY = "member away"
 """A fault of plans whose rounds begin without some members; it must not change the result either."""
 KILLED_AT_WELCOME = "worker killed at its welcome"
 """A fault of plans that say so: the coordinator has taken a start, and its home has not noted the welcome."""
+LEAVES = "member leaves"
+"""A fault of plans whose runs go on without some members, whose results are then others."""
 AWAY_AFTER_KILL = "member away after a kill"
 """A fault of plans that find another pool after a restart."""
 MOST = 4  # faults of one kind in a schedule
@@ -83,7 +85,7 @@ class Faults:
     @property
     def harsh(self) -> bool:
         """True if a fault has struck after which the result may be another one."""
-        return any(self.world.counts[kind] for kind in HARSH)
+        return any(self.world.counts[kind] for kind in (*HARSH, LEAVES))
 
     def strikes(self, kind: str, *details: object) -> bool:
         """True if a fault strikes now; then it is in the trace."""

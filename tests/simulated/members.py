@@ -30,11 +30,12 @@ from federation.vectors import payload_bytes
 from federation.work.base import Memory, Result, Shape, Work, WorkError, WorkingClient, payload_layout
 from federation.work.registry import decode
 from federation.work.replies import reply_manifest
+from federation.work.secure.orders import asked_session
 from federation.work.secure.ready import Ready
 from federation.work.site import Site
 from storage.blobs import BlobCorrupt, BlobMissing
 from tests.simulated.faults import KILLED_AT_WELCOME, Faults
-from tests.simulated.plans import TASK, Plan
+from tests.simulated.plans import CERTIFICATE, FEDERATION, TASK, Plan
 from tests.simulated.process import Process
 from tests.simulated.world import BEGINNING, World
 from worker.connection.clock import TOLERANCE, TimeRefused
@@ -98,6 +99,10 @@ class Member:
         receipts: all receipts that were verified: the envelopes of reply and receipt.
         answered: the first question of each name that a member answers once.
         nonces: the rounds and attempts in which it was asked for a private round with each nonce.
+        over: the sessions of private rounds that the coordinator has called over.
+        asked_after: assignments of such a session that came afterwards.
+        withdrawal: what it has signed to leave the federation; None before.
+        left: the coordinator has told it that it has left.
     """
 
     name: str
@@ -113,6 +118,10 @@ class Member:
     receipts: list[tuple[common.SignedEnvelope, common.SignedEnvelope]] = field(default_factory=list)
     answered: dict[str, str] = field(default_factory=dict)
     nonces: dict[bytes, set[tuple[int, int]]] = field(default_factory=dict)
+    over: set[bytes] = field(default_factory=set)
+    asked_after: list[str] = field(default_factory=list)
+    withdrawal: common.SignedEnvelope | None = None
+    left: bool = False
     gone: bool = False
     taken_for_copy: bool = False  # it was refused as a copy, and is none
     _stream: _Stream | None = None
@@ -135,8 +144,8 @@ class Member:
 
     @property
     def busy(self) -> bool:
-        """True while it has work, or a reply without a receipt."""
-        return not self.gone and bool(self._orders or self.spool)
+        """True while it has work, or a reply without a receipt, and until it has left if it wants to."""
+        return not self.gone and bool(self._orders or self.spool or self.withdrawal)
 
     # --- the stream
 
@@ -233,6 +242,34 @@ class Member:
         self.gone = True
         self.hang_up()
 
+    def withdraw(self, *, now: bool) -> None:
+        """Wants to leave the federation: at once, or when it has no work. It does so over restarts."""
+        self.withdrawal = sign(
+            common.WithdrawalManifest(federation_id=FEDERATION, client_id=self.name, certificate=CERTIFICATE), self.key
+        )
+        if now:
+            self._orders.clear()
+            self.spool.clear()
+        self._say_leave()
+
+    def _say_leave(self) -> None:
+        """Sends its withdrawal, again and again until the coordinator has recorded it."""
+        if self.gone or self.withdrawal is None:
+            return
+        self.world.after(self.faults.seconds(5, 20), self._say_leave)
+        process = self.coordinator()
+        if process is None or self._orders or self.spool or self.faults.strikes("request lost", self.name):
+            return
+        try:
+            process.leaves(self.name, self.withdrawal)
+        except _FAILURES as error:
+            self.world.note("not left", self.name, process.refusal(error).reason)
+            return
+        if not self.faults.strikes("answer lost", self.name):
+            self.world.note("left", self.name)
+            self.left = True
+            self.leave()
+
     def _later(self, seconds: float, event: Callable[[], object]) -> None:
         """Lets something happen in this life of the member."""
         born = self._born
@@ -255,12 +292,18 @@ class Member:
     def _receive(self, message: Message) -> None:
         if isinstance(message, Cancelled):
             self._cancelled.add(message.assignment_id)
+            self.over |= {message.session} - {b""}
             self._orders.pop(message.assignment_id, None)
         elif isinstance(message, Assigned):
             envelope = common.SignedEnvelope.FromString(message.envelope)
             order = self.trusted.verify(envelope, common.AssignmentManifest)
             name = order.assignment_id
             if name in self._orders or name in self.spool or name in self._done:
+                return
+            if asked_session(order) in self.over:
+                self.asked_after.append(name)
+            if self.withdrawal is not None:
+                self._decline(order, "paused", "")
                 return
             self._orders[name], self._inputs[name] = envelope, message.inputs
             self._later(self.faults.seconds(0.2, 3.0), lambda: self._work(order))

@@ -11,12 +11,14 @@ from federation.spec.computation import Computation, Descend, Differentiate, Mea
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import Layout, Tensor, to_bytes
 from federation.work.base import Result
-from tests.simulated.faults import AWAY, KILLED_AT_WELCOME
+from tests.simulated.faults import AWAY, KILLED_AT_WELCOME, LEAVES
 
 TASK = "made-up"
 FEDERATION = "simulated"
+CERTIFICATE = "c1"  # the serial number of each member's certificate
 DEADLINE_SECONDS = 3000
 MEASURED_EVERY = 40  # one schedule of so many evaluates privately
+LEAVING_EVERY = 30  # of one schedule of so many, members leave the federation
 LAYOUT = Layout((Tensor("layer.weight", (4, 3)), Tensor("layer.bias", (3,))))
 OBJECTIVES = ("left", "right")
 HEADS = Layout((Tensor("encoder.weight", (4, 3)), *(Tensor(f"heads.{name}.weight", (3,)) for name in OBJECTIVES)))
@@ -101,6 +103,8 @@ class Plan:
     def _row(self, client: str, order: AssignmentManifest, name: str) -> np.ndarray:
         words = (order.base_model, order.round, order.kind, name)
         vector = _drawn("row", "" if self.alike else client, *words).standard_normal(self.layout.size)
+        if self.alike:
+            vector = np.round(64 * vector) * 3 / 64  # its thirds are exact, so the mean of two, three or four is
         if self.cancelling:
             # Not stationary: the rest is long enough, so that only the first coordinate almost vanishes.
             vector *= 1e10
@@ -149,6 +153,15 @@ def plans() -> Mapping[str, Plan]:
             alike=True,
             faults={AWAY: 0.03, KILLED_AT_WELCOME: 0.2},
         ),
+        Plan(
+            "leaving",
+            3,
+            'algorithm.name = "fedavg"\nalgorithm.prior = "uniform"',
+            {**_THREE, "dan": 10},
+            asking="selection.minimum = 2\nselection.quorum = 0.5",
+            alike=True,
+            faults={LEAVES: 0.02},
+        ),
         Plan("private", 1, _PRIVATE, _FIVE),
         Plan("measured", 1, _PRIVATE.replace('disclose = ["evaluation"], ', ""), {**_FIVE, "finn": 10}),
         Plan("private of six", 1, _PRIVATE, {**_FIVE, "finn": 10}),  # goes on without one; only for planted bugs
@@ -161,5 +174,7 @@ def plan_of(seed: int) -> Plan:
     known = plans()
     if seed % MEASURED_EVERY == MEASURED_EVERY - 1:
         return known["measured"]
+    if seed % LEAVING_EVERY == LEAVING_EVERY - 2:
+        return known["leaving"]
     names = (*["average"] * 5, "named", *["pareto"] * 3, *["objectives"] * 3, "private")
     return known[names[seed % len(names)]]

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, true
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator.clock import SteadyClock
+from coordinator.members import departures
 from coordinator.rounds import conductor, finish, opening, selection, signed_results
-from coordinator.rounds.fleets import remote
+from coordinator.rounds.fleets import deliveries, remote
 from coordinator.rounds.fleets.base import Fleet, RunFacts
 from coordinator.rounds.fleets.remote import RemoteFleet
 from coordinator.rounds.replies import intake
@@ -27,9 +28,9 @@ from federation.refusals import Refusal
 from federation.spec.client_sections import SelectionSpec
 from federation.v1.common_pb2 import SignedEnvelope
 from storage import audit, models
-from storage.models import Reply, Round, Run
+from storage.models import Client, Reply, Round, Run
 from storage.records import ConversationFacts, RunMemory
-from storage.states import RoundState
+from storage.states import ClientState, RoundState
 from tests.simulated import process
 from worker.connection.starts import KnownStarts, Starts
 
@@ -238,6 +239,37 @@ def a_start_that_is_told_before_it_is_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Starts, "welcomed", late)
 
 
+def a_reply_that_goes_with_its_member(patch: pytest.MonkeyPatch) -> None:
+    """An accepted reply is not read once its member has left the federation."""
+    replies = Evidence.replies
+
+    def of_members(self: Evidence, database: Any, *others: Any) -> list[PhaseReply]:
+        found = replies(self, database, *others)
+        with database.read() as session:
+            left = set(session.scalars(select(Client.client_id).where(Client.state == ClientState.LEFT)))
+        return [reply for reply in found if reply.client_id not in left]
+
+    patch.setattr(Evidence, "replies", of_members)
+
+
+def a_withdrawal_that_ends_no_assignment(patch: pytest.MonkeyPatch) -> None:
+    """The assignments of a member that leaves stay open."""
+    patch.setattr(departures, "open_assignments", lambda *_: [])
+
+
+def a_session_called_over_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Members are told after each phase of a private round that it is over."""
+    ask = RemoteFleet.ask
+
+    def told(self: RemoteFleet, question: Any) -> Replies:
+        found = ask(self, question)
+        self.tell_ended(question.current, question.current.attempt)
+        return found
+
+    patch.setattr(RemoteFleet, "ask", told)
+    patch.setattr(deliveries, "_OVER", true())
+
+
 def _at_a_stepped_round(patch: pytest.MonkeyPatch, instead: Callable[[Fleet, Round], Round | None]) -> None:
     """Where a conductor begins with a round that has made its step, something else happens."""
 
@@ -286,6 +318,9 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = MappingProxyType(
             (facts_of_the_present, ("measured",)),
             (a_clock_that_is_followed, ("average",)),
             (a_start_that_is_told_before_it_is_kept, ("named",)),
+            (a_reply_that_goes_with_its_member, ("leaving",)),
+            (a_withdrawal_that_ends_no_assignment, ("leaving",)),
+            (a_session_called_over_too_early, ("private",)),
         )
     }
 )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -24,7 +25,7 @@ from coordinator.cluster.leases import OneConductor, SharedLeases, time_of
 from coordinator.cluster.registry import CoordinatorFacts, Registry
 from coordinator.fault_state import FaultState
 from coordinator.lease_keeper import LOOKS, LeaseKeeper
-from coordinator.members import membership
+from coordinator.members import departures, membership
 from coordinator.members.home_starts import take_start
 from coordinator.monitor import ClockWatch
 from coordinator.rounds.bell import Bell
@@ -44,6 +45,7 @@ from coordinator.services.federation import _offering
 from coordinator.signing_keys import Signing
 from federation.refusals import Refusal
 from federation.transport.payload_check import PayloadCheck
+from federation.trust.identity import client_uri
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.v1.federation_pb2 import Hello
 from storage import audit
@@ -53,7 +55,7 @@ from storage.faults import StorageFault
 from storage.models import Assignment, Client
 from storage.states import AssignmentState
 from tests.simulated.faults import Faults
-from tests.simulated.plans import TASK
+from tests.simulated.plans import FEDERATION, TASK
 from tests.simulated.world import World
 
 LOOK_SECONDS = 20.0  # between two looks of the monitor and the housekeeper
@@ -129,6 +131,7 @@ class Process:
         self._resumes = True  # runs that a full disk has paused, also before the start
         self._run_id = run_id
         self._revoked: frozenset[str] = frozenset()
+        self._left: frozenset[str] = frozenset()
         self._uploading: list[ReplyUpload] = []
         self.database = _Database.opened(machine.directory, self)
         self.database.entry_key = machine.log_key.entry_key
@@ -199,6 +202,7 @@ class Process:
             audit.record(session, at=self.clock(), actor="coordinator", action="coordinator.started")
         with self.database.read() as session:
             self._revoked = revoked_clients(session)
+            self._left = frozenset(session.scalars(select(Client.client_id).where(Client.left.is_not(None))))
         self.conductors.start()
         self._every(LOOK_SECONDS, self._look)
         self._every(SEQUENCE_SECONDS, self.sequencer.sequence)
@@ -290,6 +294,15 @@ class Process:
         with self.database.read() as session:
             return open_assignments_of(session, stream.client_id)
 
+    def leaves(self, client_id: str, withdrawal: SignedEnvelope) -> None:
+        """A member leaves the federation."""
+        self.fault_state.check_serving("Leave")
+        caller = client_uri(FEDERATION, client_id)
+        with self.database.begin() as session:
+            departures.leave(session, client_id, withdrawal, signing=self.machine.signing, by=caller, now=self.clock())
+        self._left |= {client_id}
+        self.changes.notify(self._run_id)
+
     def fetch(self, client_id: str, digest: str) -> bytes:
         """A blob that an assignment offers."""
         self._check_member(client_id)
@@ -362,8 +375,9 @@ class Process:
         return bool(self._uploading)
 
     def learn_of(self, other: "Process") -> None:
-        """Learns which members were revoked by way of another coordinator."""
+        """Learns which members were revoked, or have left, by way of another coordinator."""
         self._revoked |= other._revoked
+        self._left |= other._left
 
     # --- inside
 
@@ -379,9 +393,11 @@ class Process:
         return PayloadCheck(admission.layout, admission.manifest.payload.partition(":")[0])
 
     def _check_member(self, client_id: str) -> None:
-        """Refuses the call of a revoked member, as access control does."""
+        """Refuses the call of a member that was revoked or has left, as access control does."""
         if client_id in self._revoked:
             raise Refusal("certificate-revoked", membership.REVOKED)
+        if client_id in self._left:
+            raise Refusal("client-left", "it has left")
 
     def _on_fault(self, fault: StorageFault | None) -> None:
         self.spare |= fault is StorageFault.DISK

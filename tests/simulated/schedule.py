@@ -23,6 +23,7 @@ from federation.record import log_entries
 from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec
 from federation.trust.envelope import key_id
+from federation.trust.identity import client_uri
 from federation.trust.key_chain import KeyChain
 from federation.work.peers import open_reply
 from federation.work.site import SCALARS, SecurePolicy, Site
@@ -32,9 +33,9 @@ from storage.database import Database
 from storage.faults import StorageFault
 from storage.models import Client, Run, note_model
 from storage.states import ClientState, RunState
-from tests.simulated.faults import AWAY, AWAY_AFTER_KILL, Faults
+from tests.simulated.faults import AWAY, AWAY_AFTER_KILL, LEAVES, Faults
 from tests.simulated.members import Member
-from tests.simulated.plans import DEADLINE_SECONDS, FEDERATION, TASK, Plan
+from tests.simulated.plans import CERTIFICATE, DEADLINE_SECONDS, FEDERATION, TASK, Plan
 from tests.simulated.process import SLEPT, Killed, Machine, Process
 from tests.simulated.world import BEGINNING, World
 from worker.home import WorkerHome
@@ -105,6 +106,15 @@ class Stage:
                     enrolled=now,
                 )
                 session.add(client)
+                audit.record(
+                    session,
+                    at=now,
+                    actor=client_uri(FEDERATION, name),
+                    action=audit.ENROLLED,
+                    subject=name,
+                    detail=f"certificate {CERTIFICATE}",
+                    digest=digest(public.public_bytes_raw()),
+                )
             note_model(session, stored, size=len(model), parameters=plan.layout.size, created=now)
             session.add(run)
             subject, shown = RUN, digest(plan.document)
@@ -291,6 +301,7 @@ class Schedule:
                 member.stay_away(self.faults.seconds(*AWAY_SECONDS))
             if not member.gone and strikes("member gone", member.name):
                 member.leave()
+            self._may_leave(member)
         if self.process is None:
             return
         if not self._held and strikes("run paused"):
@@ -307,6 +318,12 @@ class Schedule:
         if strikes("member revoked"):
             name = world.random.choice([member.name for member in self.members])
             self._order(lambda process: process.revoke(name))
+
+    def _may_leave(self, member: Member) -> None:
+        """A member may want to leave the federation, if two others stay."""
+        stay = [other for other in self.members if not other.gone and other.withdrawal is None]
+        if member in stay and len(stay) > 2 and self.faults.strikes(LEAVES, member.name):
+            member.withdraw(now=self.world.random.random() < 0.5)
 
     def _set_clock(self, seconds: float) -> None:
         """Somebody sets the machine's clock, and sets it right after a while."""

@@ -83,6 +83,13 @@ def test_a_private_evaluation_goes_on_when_the_coordinator_restarts_with_another
     assert outcome.problems == []
 
 
+def test_members_leave_while_calls_are_lost_and_the_coordinator_is_killed(runner: Runner) -> None:
+    outcome = runner.run(8, plans()["leaving"])
+    assert outcome.problems == []
+    assert outcome.counts["left"] == outcome.counts["member leaves"] == 2
+    assert outcome.counts["kills"]
+
+
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("bug", PLANTED)

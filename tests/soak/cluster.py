@@ -213,10 +213,13 @@ class Cluster:
 
     def work(self, client: str) -> Process:
         """Starts a member's worker."""
-        program = str(PROGRAMS / "resident_worker.py")
-        arguments = [program, str(self.directory / client), str(PARAMETERS), "repeatable"]
-        self.workers[client] = self.first.spawn(client, arguments)
+        self.workers[client] = self.start_worker(self.directory / client)
         return self.workers[client]
+
+    def start_worker(self, home: Path) -> Process:
+        """Starts a worker in a home."""
+        program = str(PROGRAMS / "resident_worker.py")
+        return self.first.spawn(home.name, [program, str(home), str(PARAMETERS), "repeatable"])
 
     def move(self, client: str, coordinator: Coordinator) -> None:
         """Starts a member's worker again, with this coordinator as the first one that it tries."""

@@ -41,10 +41,17 @@ class Leave:
 
 @dataclass(frozen=True)
 class SignedWithdrawal:
-    """A signed withdrawal, and when a coordinator acknowledged it, aware and by this machine's clock."""
+    """A signed withdrawal.
+
+    Attributes:
+        envelope: the withdrawal.
+        left: when a coordinator acknowledged it, aware: by this machine's clock or the coordinator's, the later one.
+        earlier: withdrawals from the same joining that were sent before; one of them can be on record instead.
+    """
 
     envelope: SignedEnvelope
     left: datetime | None = None
+    earlier: tuple[SignedEnvelope, ...] = ()
 
 
 def read_leave(path: Path) -> tuple[Leave | None, str]:
@@ -76,7 +83,8 @@ def read_withdrawal(path: Path) -> SignedWithdrawal | None:
 def write_withdrawal(path: Path, withdrawal: SignedWithdrawal) -> None:
     """Replaces the withdrawal of a site. Raises OSError."""
     left = None if withdrawal.left is None else withdrawal.left.astimezone(UTC).isoformat()
-    replace_private(path, state_bytes({"withdrawal": to_text(withdrawal.envelope), "left": left}))
+    earlier = [to_text(envelope) for envelope in withdrawal.earlier]
+    replace_private(path, state_bytes({"withdrawal": to_text(withdrawal.envelope), "left": left, "earlier": earlier}))
 
 
 class WatchedLeave:
@@ -114,4 +122,8 @@ def _wish(document: dict[str, Any]) -> Leave:
 
 def _signed(document: dict[str, Any]) -> SignedWithdrawal:
     left = document["left"]
-    return SignedWithdrawal(from_text(document["withdrawal"]), None if left is None else datetime.fromisoformat(left))
+    return SignedWithdrawal(
+        from_text(document["withdrawal"]),
+        None if left is None else datetime.fromisoformat(left),
+        tuple(from_text(text) for text in document["earlier"]),
+    )

@@ -6,7 +6,7 @@ is sent, and again if the signing key was replaced since.
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import grpc
@@ -28,6 +28,8 @@ from worker.site.leaving import Leave, SignedWithdrawal, WatchedLeave, read_leav
 
 LEAVE_SECONDS = 60.0
 LOOK_SECONDS = 1.0
+_OUTAGES = ("UNAVAILABLE", "DEADLINE_EXCEEDED")  # the statuses of a coordinator that cannot be reached, or is away
+MAX_EARLIER = 10  # withdrawals that are kept beside the newest one
 
 
 class LeavingError(Error):
@@ -35,11 +37,13 @@ class LeavingError(Error):
 
     Attributes:
         retry_seconds: the delay that the coordinator asks for before the next attempt.
+        refused: true if a coordinator has refused, and another attempt is not likely to help soon.
     """
 
-    def __init__(self, message: str, retry_seconds: float = 0.0) -> None:
+    def __init__(self, message: str, retry_seconds: float = 0.0, *, refused: bool = False) -> None:
         super().__init__(message)
         self.retry_seconds = retry_seconds
+        self.refused = refused
 
 
 def withdraw(home: WorkerHome, member: MemberFiles, leave: Leave) -> datetime:
@@ -56,21 +60,22 @@ def withdraw(home: WorkerHome, member: MemberFiles, leave: Leave) -> datetime:
         OSError: it cannot be written.
     """
     kept = read_withdrawal(home.withdrawal)
-    fits = kept is not None and _fits(kept.envelope, member, leave)
-    envelope = kept.envelope if kept is not None and fits else _signed(member, leave)
-    if kept is None or not fits:
-        write_withdrawal(home.withdrawal, SignedWithdrawal(envelope))
+    if kept is None or not _fits(kept.envelope, member, leave):
+        before = () if kept is None else (kept.envelope, *kept.earlier)
+        kept = SignedWithdrawal(_signed(member, leave), earlier=before[:MAX_EARLIER])
+        write_withdrawal(home.withdrawal, kept)
     try:
         address, channel = member.serving_channel()
     except RouteError as error:
         raise LeavingError(f"{member.client_id} has not left: {error}") from error
     with channel:
         try:
-            answer = FederationStub(channel).Leave(LeaveRequest(withdrawal=envelope), timeout=LEAVE_SECONDS)
+            answer = FederationStub(channel).Leave(LeaveRequest(withdrawal=kept.envelope), timeout=LEAVE_SECONDS)
         except grpc.RpcError as error:
             raise _refused(member, address, error) from error
-    write_withdrawal(home.withdrawal, SignedWithdrawal(envelope, datetime.now(UTC)))
-    return answer.left.ToDatetime(UTC)
+    left = answer.left.ToDatetime(UTC)
+    write_withdrawal(home.withdrawal, replace(kept, left=max(left, datetime.now(UTC))))
+    return left
 
 
 def withdraw_again(home: WorkerHome, member: MemberFiles) -> bool:
@@ -112,10 +117,12 @@ def _refused(member: MemberFiles, address: str, error: grpc.RpcError) -> Leaving
         return LeavingError(
             f"{member.client_id} has not left: the coordinator at {address} is of a version that does not know how "
             "members leave; the wish stays in this directory until that one is upgraded, and no work is begun: ask its "
-            "operator"
+            "operator",
+            refused=True,
         )
     reason = ": ".join(part for part in (refusal.reason, refusal.message or refusal.status) if part)
-    return LeavingError(f"{member.client_id} has not left: {address}: {escaped(reason)}", refusal.retry_seconds)
+    message = f"{member.client_id} has not left: {address}: {escaped(reason)}"
+    return LeavingError(message, refusal.retry_seconds, refused=refusal.status not in _OUTAGES)
 
 
 @dataclass(eq=False)
@@ -126,6 +133,8 @@ class Leaver:
         idle: true once nothing that has begun is left.
         drop: drops what has begun, and erases what private rounds keep.
         left: called once the coordinator has recorded the withdrawal.
+        backoff: gives the delays after an outage.
+        patience: gives the delays after a refusal, which grow longer.
     """
 
     home: WorkerHome
@@ -135,6 +144,7 @@ class Leaver:
     drop: Callable[[], None]
     left: Callable[[], None]
     backoff: Backoff
+    patience: Backoff
     events: Events
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _stopping: bool = field(default=False, init=False)
@@ -156,13 +166,18 @@ class Leaver:
             try:
                 since = withdraw(self.home, self.attendance.member, leave)
             except (LeavingError, OSError) as error:
-                asked = error.retry_seconds if isinstance(error, LeavingError) else 0.0
-                delay = max(self.backoff.delay(), asked)
+                delay = self._delay(error)
                 self._tell(f"{error}; trying again", warns=True)
                 continue
             self.drop()  # also what private rounds keep that have gone on without this site: no later start erases it
             self.events.tell("left", f"this site has left the federation on {since:%Y-%m-%d %H:%M} UTC")
             self.left()
+
+    def _delay(self, error: LeavingError | OSError) -> float:
+        """Seconds until the next attempt: as for the stream after an outage, and longer ones after a refusal."""
+        if isinstance(error, OSError):
+            return self.patience.delay()
+        return max((self.patience if error.refused else self.backoff).delay(), error.retry_seconds)
 
     def stop(self) -> None:
         """Ends `run`."""

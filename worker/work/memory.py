@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from federation.digests import digest
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Memory
+from federation.work.secure.journal import session_names
 from worker.ledgers.ledger_file import LedgerFile
 from worker.site.assignment_checks import CheckedAssignment, Declined
 
@@ -162,6 +163,13 @@ class WorkerMemory:
                 self._forgotten.add((_key(manifest), names))
                 self._forget()
 
+    def end_session(self, session: bytes) -> None:
+        """Erases the values of a private round's session in all attempts; if that fails, the next sweep tries again."""
+        names = session_names(session)
+        with self._lock:
+            self._forgotten |= {(key, names) for key in self._deadlines}
+            self._forget()
+
     def end_after(self, manifest: AssignmentManifest, names: str, time: timedelta) -> None:
         """Has the values of an attempt whose names begin with `names` erased after some time, by this machine's clock.
 
@@ -243,8 +251,8 @@ class WorkerMemory:
     def awaits_question(self, now: datetime) -> bool:
         """True if values of a private round are kept, and its next question can still come.
 
-        A coordinator does not say that it has stopped a run, given up an attempt, or gone on without this member; no
-        question then comes after the deadline of the last one. `now` is by the coordinator's clock.
+        A coordinator need not say that the round is over, or that it goes on without this member, and one of version
+        0.1.0 does not: no question comes long after the deadline of the last one. `now` is by the coordinator's clock.
         """
         with self._lock:
             kept = self._kept_deadlines()

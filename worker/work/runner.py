@@ -23,6 +23,7 @@ from federation.training.reasons import NOT_ASKED, texts_of
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.work.base import Lane
 from federation.work.closing import SiteClosing
+from federation.work.secure.orders import asked_session
 from worker.connection.attendance import Attendance
 from worker.home import WorkerHomeError, disk_texts
 from worker.ledgers.left_ledger import LeftLedger, LeftState
@@ -190,7 +191,8 @@ class Runner:
     def cancelled(self, envelope: SignedEnvelope) -> None:
         """Drops an assignment that waits, is in work, or is in the spool, with the values that are kept for it.
 
-        The coordinator must have signed the cancellation, so that nobody else can end this member's part in a round.
+        If its private round is over, all that is here of its session is dropped. The coordinator must have signed the
+        cancellation, so that nobody else can end this member's part in a round.
         """
         try:
             manifest = check_cancel(envelope, self.attendance.member)
@@ -200,6 +202,20 @@ class Runner:
             return
         with about_assignment(manifest.assignment_id):
             self._drop(manifest.assignment_id, manifest.reason)
+            if manifest.session:
+                for name in self._of_session(manifest.session):
+                    self._drop(name, manifest.reason)
+                # Section 3, rule 2: secrets that nobody asks for any more do not stay. If the coordinator asks again,
+                # the session is over here: each question is declined, and no other secrets are drawn for it.
+                self.execution.memory.end_session(manifest.session)
+
+    def _of_session(self, session: bytes) -> set[str]:
+        """The assignments of a private round's session that wait, are in work, or are in the spool."""
+        with self._changed:
+            envelopes = [entry.assignment for entry in self.spool.entries()]
+            envelopes += [*self._held.values(), *(job.order.envelope for job in self._jobs())]
+        orders = [AssignmentManifest.FromString(envelope.manifest) for envelope in envelopes]
+        return {order.assignment_id for order in orders if asked_session(order) == session}
 
     def _drop(self, assignment_id: str, reason: str) -> None:
         with self._changed:

@@ -344,6 +344,10 @@ class Fleet(ABC):
         """Tells clients that their assignments were cancelled; simulated clients need no message."""
         return
 
+    def tell_ended(self, current: models.Round, attempt: int) -> None:
+        """Tells members that the private rounds of an attempt are over; simulated ones need no message."""
+        return
+
     def observe(self, model: str) -> dict[str, float]:
         """Measurements of an evaluated model, by digest, that only a simulation can make; by the metric's name."""
         return {}

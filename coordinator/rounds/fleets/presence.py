@@ -10,11 +10,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Self
 
 from coordinator.cluster.announcements import AnnouncementKind, Announcements
 from coordinator.listeners import Listeners
 from federation.refusals import Refusal
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.work.closing import SiteClosing
+from federation.work.secure.orders import asked_session
 from storage.models import Assignment, Client
 
 
@@ -29,10 +32,23 @@ class Assigned:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """A cancelled assignment, and the reason."""
+    """A cancelled assignment, and the reason; or the newest one in a private round that is over for its client.
+
+    `session` is the digest of that round's session; empty for other work.
+    """
 
     assignment_id: str
     reason: str
+    session: bytes = b""
+
+    @classmethod
+    def of(cls, assignment_id: str, reason: str, envelope: bytes) -> Self:
+        """The cancellation of the assignment in this serialized envelope.
+
+        A client whose assignment was cancelled is asked nothing more in the same session.
+        """
+        order = AssignmentManifest.FromString(SignedEnvelope.FromString(envelope).manifest)
+        return cls(assignment_id, reason, asked_session(order))
 
 
 @dataclass(frozen=True)
@@ -73,7 +89,8 @@ class AttendanceStream(Attending):
     consents: bool = False  # True if it answers each run before it works for it
     log_size: int = 0  # of the newest checkpoint of the audit log that the worker has reported
     number: int = 0  # among the streams of the client at all coordinators; 0 if there is only one coordinator
-    given: set[str] = field(default_factory=set)  # ids of open assignments that were sent, with several coordinators
+    # With several coordinators: ids of assignments that were sent and are open, or in a private round that goes on.
+    given: set[str] = field(default_factory=set)
     asked: set[str] = field(default_factory=set)  # ids of runs about which it was asked, or that it has no task for
 
     def say(self, message: Message | Refusal) -> None:
@@ -242,7 +259,10 @@ class Presence:
 
     def say_cancelled(self, run_id: str, assignments: Iterable[Assignment]) -> None:
         """Tells the clients of these assignments of a run, which have ended, that they are cancelled."""
-        self.say_all(run_id, [(item.client_id, Cancelled(item.assignment_id, item.reason)) for item in assignments])
+        messages = [
+            (item.client_id, Cancelled.of(item.assignment_id, item.reason, item.envelope)) for item in assignments
+        ]
+        self.say_all(run_id, messages)
 
     def tell_elsewhere(self, subject: str) -> None:
         """Lets other coordinators look for messages to their clients, of a run or to a client, by its id."""

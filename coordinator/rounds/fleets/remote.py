@@ -24,6 +24,7 @@ from coordinator.rounds.fleets.base import (
     Skipped,
 )
 from coordinator.rounds.fleets.consents import reluctant
+from coordinator.rounds.fleets.deliveries import sessions_ended
 from coordinator.rounds.fleets.presence import Assigned, Presence
 from coordinator.rounds.replies import signed_columns
 from coordinator.rounds.replies.intake import count_reply
@@ -355,6 +356,14 @@ class RemoteFleet(Fleet):
             with about_assignment(name):
                 log.info("assignment %s of %s: %s", name, assignment.client_id, assignment.reason)
         self._presence.say_cancelled(self.run.run_id, assignments)
+
+    def tell_ended(self, current: models.Round, attempt: int) -> None:
+        if self._spec.privacy.secure == "off":
+            return
+        with self._database.read() as session:
+            of_attempt = models.Round.round_id == current.round_id, models.Phase.attempt == attempt
+            ended = sessions_ended(session, *of_attempt)
+        self._presence.say_all(self.run.run_id, ended)
 
     def _leave_out_revoked(self, question: Question, phase_id: int) -> None:
         """Records the accepted replies that do not count because their members have been revoked since.

@@ -8,6 +8,7 @@ from sqlalchemy import select
 
 from coordinator.rounds.changes import RunChanges
 from coordinator.rounds.fleets.base import Fenced, RunFacts
+from coordinator.rounds.fleets.deliveries import sessions_ended
 from coordinator.rounds.fleets.presence import Presence
 from coordinator.rounds.replies.revoked import REVOKED
 from coordinator.rounds.transitions import RUN_ENDED, end_assignment, end_conversation, move_run, open_assignments
@@ -15,7 +16,7 @@ from federation.refusals import Refusal
 from storage import audit
 from storage.database import Database
 from storage.faults import StorageFault
-from storage.models import Assignment, Client, Run
+from storage.models import Assignment, Client, Phase, Round, Run
 from storage.states import AssignmentState, ClientState, RunState
 
 log = logging.getLogger(__name__)
@@ -63,9 +64,13 @@ class RunStates:
                 run.reason = reason  # the operator's pause lasts when the fault is over
             else:
                 move_run(run, to, now, reason)
-            cancelled = end_conversation(session, run_id, reason, now) if to in RUN_ENDED else []
+            round_id, cancelled = end_conversation(session, run_id, reason, now) if to in RUN_ENDED else (None, [])
             audit.record(session, at=now, actor=by, action=action, subject=run_id, detail=reason)
         self._presence.say_cancelled(run_id, cancelled)
+        if round_id is not None:
+            with self._database.read() as session:
+                ended = sessions_ended(session, Round.round_id == round_id, Phase.attempt == Round.attempt)
+            self._presence.say_all(run_id, ended)
         self._changes.notify(run_id)
 
     def pause(self, run_id: str, reason: str, conducting: RunFacts | None = None) -> None:

@@ -26,6 +26,7 @@ from federation.v1.secure_pb2 import (
     SecureReadyWork,
     SecureStatement,
     SecureTerms,
+    SecureUnmaskWork,
 )
 from federation.vectors import update_layout
 from federation.work.base import Origin, Shape
@@ -34,6 +35,14 @@ from federation.work.secure.sessions import difference
 from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import read_terms
 
+_Later = SecureDealWork | SecureOpenWork | SecureMaskWork | SecureConfirmWork | SecureUnmaskWork
+_LATER: dict[str, type[_Later]] = {
+    SessionStage.DEAL: SecureDealWork,
+    SessionStage.OPEN: SecureOpenWork,
+    SessionStage.MASK: SecureMaskWork,
+    SessionStage.CONFIRM: SecureConfirmWork,
+    SessionStage.UNMASK: SecureUnmaskWork,
+}
 _ORIGIN = tuple(item.name for item in fields(Origin) if item.name != "unshared")
 Coefficients = tuple[tuple[str, int], ...]
 
@@ -115,6 +124,18 @@ def session_of(order: AssignmentManifest) -> str:
     if order.kind == SessionStage.OPEN:
         return SecureOpenWork.FromString(order.work).session.hex()
     return SecureMaskWork.FromString(order.work).session.hex() if order.kind == SessionStage.MASK else ""
+
+
+def asked_session(order: AssignmentManifest) -> bytes:
+    """The digest of the session that an assignment of any phase belongs to; empty for another kind of work.
+
+    Raises:
+        DecodeError: the work is malformed.
+    """
+    if order.kind == SessionStage.READY:
+        return hashing.session(SecureReadyWork.FromString(order.work).terms)
+    message = _LATER.get(order.kind)
+    return b"" if message is None else message.FromString(order.work).session
 
 
 def _read(spec: RunSpec, order: AssignmentManifest, sessions: dict[bytes, _Asked]) -> None:

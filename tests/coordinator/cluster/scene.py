@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from tests.harness import wait_for
+from tests.harness import Member, wait_for
 from tests.process_state import process_state
+from tests.running import Running
 from tests.soak.checks import Calm, Checks, Place, questions
 from tests.soak.cluster import Cluster, Coordinator
+from tests.stage import Player, Stage
 
 LEASE_SECONDS = 1.5
 SETTINGS: dict[str, Any] = {"lease_seconds": LEASE_SECONDS, "heartbeat_seconds": 0.5}
@@ -113,3 +115,16 @@ class Scene:
 def is_stopped(pid: int) -> bool:
     """True if a process is stopped by a signal."""
     return process_state(pid) == "T"
+
+
+def player_at(served: Running, stage: Stage, name: str, **tasks: int) -> Player:
+    """A client that joined at this coordinator, and attends there."""
+    made = stage.players[name] = Player(Member.enroll(served.join_string(name)))
+    made.attend(**tasks)
+    return made
+
+
+def two_players(first: Stage, second: Running, here: str, there: str) -> tuple[str, Player, Player]:
+    """A new task, a client that attends at the first coordinator with it, and one at the second."""
+    task = first.task()
+    return task, player_at(first.served, first, here, **{task: 10}), player_at(second, first, there, **{task: 10})

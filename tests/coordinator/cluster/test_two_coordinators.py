@@ -1,77 +1,57 @@
 """Two coordinators serve one federation: members, runs and administrators of the one reach those of the other."""
 
-import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import grpc
 import pytest
 from sqlalchemy import select
 
-from coordinator.home import CoordinatorHome
 from coordinator.monitoring import number_keeper
 from coordinator.monitoring.number_keeper import NumberKeeper
 from coordinator.services import admin as admin_calls
 from federation.digests import digest
 from federation.monitoring.metrics_page import page
 from federation.transport.channels import refusal_from_rpc_error
+from federation.trust.envelope import envelope_digest
 from federation.trust.identity import Role
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunManifest
-from federation.v1.federation_pb2 import AttendResponse, FetchBlobRequest, GetModelRequest
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, GetModelRequest, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
+from federation.work.secure.orders import asked_session
 from storage.faults import StorageFault
 from storage.models import Reply, Run
-from storage.states import RunState
-from tests.coordinator.members.scene import Officer
+from storage.states import ClientState, RunState
+from tests.coordinator.cluster.scene import player_at, two_players
+from tests.coordinator.members.scene import Officer, client, leave, problems, withdrawal
 from tests.coordinator.monitoring.scene import value
+from tests.coordinator.rounds.fleets.scene import PRIVATE, ended, is_ready
 from tests.harness import Attending, Member
-from tests.running import SECONDS, Clock, Running, made_home, refused, wait_for
+from tests.running import SECONDS, Running, refused, wait_for
 from tests.stage import MODEL, Player, Stage, reply, spec, submission, vector
+from tests.verification.scene import Edited, checked, exported
 
 
-@pytest.fixture(scope="module")
-def pair(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Running]]:
-    """The first coordinator, with players, and the second one, whose directory has the same keys."""
-    directory, clock = tmp_path_factory.mktemp("pair"), Clock()
-    settings: dict[str, Any] = {"database": url, "blobs": str(directory / "blobs"), "heartbeat_seconds": 300.0}
-    home = made_home(directory / "first", now=clock(), lease_seconds=1.5, **settings)
-    shutil.copytree(directory / "first", directory / "second")
-    first = Stage(Running(home, clock))
-    second = Running(CoordinatorHome.load(directory / "second"), clock)
-    yield first, second
-    first.clear()
-    second.stop()
-    first.stop()
-
-
-@pytest.fixture
-def first(pair: tuple[Stage, Running]) -> Iterator[Stage]:
-    yield pair[0]
-    pair[0].clear()
-
-
-@pytest.fixture
-def second(pair: tuple[Stage, Running]) -> Running:
-    return pair[1]
-
-
-def player_at(served: Running, stage: Stage, name: str, **tasks: int) -> Player:
-    """A client that joined at this coordinator, and attends there."""
-    made = stage.players[name] = Player(Member.enroll(served.join_string(name)))
-    made.attend(**tasks)
-    return made
-
-
-def two_players(first: Stage, second: Running, here: str, there: str) -> tuple[str, Player, Player]:
-    """A new task, a client that attends at the first coordinator with it, and one at the second."""
-    task = first.task()
-    return task, player_at(first.served, first, here, **{task: 10}), player_at(second, first, there, **{task: 10})
+@pytest.mark.full
+def test_members_of_both_coordinators_are_told_that_a_private_round_is_over(first: Stage, second: Running) -> None:
+    """The first test of this file: with more members, a private round needs more."""
+    task, names = first.task(), [f"private-{number}" for number in range(5)]
+    there = [player_at(second, first, name, **{task: 10}) for name in names[:3]]
+    here = [player_at(first.served, first, name, **{task: 10}) for name in names[3:]]
+    run = first.submit(spec("private", task, algorithm="fedavg-n", more=PRIVATE))
+    orders = {player: player.order() for player in (*there, *here)}
+    for player in there[:2]:
+        is_ready(player, orders[player])
+    first.stop_run(run)
+    for player, order in orders.items():
+        assert ended(player) == [(order.assignment_id, asked_session(order), "run-ended")]
+    streams = second.coordinator.rounds.presence.streams()
+    wait_for(lambda: not any(streams[player.name].given for player in there), "nothing to be left to tell")
 
 
 def test_members_of_both_coordinators_play_a_run(first: Stage, second: Running) -> None:
@@ -79,7 +59,7 @@ def test_members_of_both_coordinators_play_a_run(first: Stage, second: Running) 
     run = first.submit(spec("both", task, 2, more='selection.minimum = 2\nselection.pool = "attending"'))
     first.play(run, ann, ben)
     assert set(first.replies(run, 1)) == {"ann", "ben"}
-    assert set(second.coordinator.rounds.presence.streams()) == {"ben"}
+    assert {"ann", "ben"} & set(second.coordinator.rounds.presence.streams()) == {"ben"}
     # A right to the model that one coordinator gives counts at the other one.
     answer = ann.member.stub.GetModel(GetModelRequest(run=run, nonce=bytes(16)), timeout=SECONDS)
     model = first.run(run).model
@@ -280,3 +260,56 @@ def test_one_coordinator_gives_the_numbers_of_the_federation_and_the_other_one_w
     finally:
         for made in keepers:
             made.stop()
+
+
+def at(served: Running, player: Player) -> Player:
+    """The same member, whose calls go to this coordinator."""
+    return Player(Member(replace(player.member.files, addresses=(served.address,))))
+
+
+@pytest.mark.full
+def test_a_member_leaves_by_one_coordinator_within_a_round_of_the_other_and_attends_nowhere(
+    first: Stage, second: Running, tmp_path: Path
+) -> None:
+    task, ann, gone = two_players(first, second, "ann-stays", "ben-leaves")
+    selection = 'selection = { minimum = 2, quorum = 0.5, pool = "attending" }'
+    run = first.submit(spec("left", task, more=selection))
+    gone.order()
+    # At both coordinators at the same time: it has left once.
+    said = withdrawal(gone.member)
+    with ThreadPoolExecutor(2) as pool:
+        times = list(pool.map(lambda player: leave(player, said), (at(first.served, gone), at(second, gone))))
+    assert times[0] == times[1]
+    assert gone.stream is not None
+    assert gone.stream.end().reason == "client-left"
+    first.players.pop(gone.name)
+    first.complete(run, ann)
+    assert first.outcomes(run)[gone.name] == ("CANCELLED", "client-left")
+    assert client(second, gone.name).state is ClientState.LEFT
+    entries = second.entries(action="client.left", subject=gone.name)
+    assert [entry.digest for entry in entries] == [envelope_digest(said)]
+    assert checked(Edited.of(exported(first, run, tmp_path / "run")), tmp_path)
+    assert problems(first) == []
+
+
+@pytest.mark.full
+def test_of_two_homes_that_start_at_both_coordinators_at_the_same_time_one_is_welcomed(
+    first: Stage, second: Running
+) -> None:
+    member, before = first.player("copied").member, bytes(16)
+
+    def start(served: Running, made: bytes) -> str:
+        hello = Hello(software="test", nonce=bytes(32), start=made, earlier_starts=[before])
+        with member.files.channel(address=served.address) as channel:
+            call = FederationStub(channel).Attend(iter([AttendRequest(hello=hello)]), timeout=SECONDS)
+            try:
+                return str(next(call).WhichOneof("message"))
+            except grpc.RpcError as error:
+                return refusal_from_rpc_error(error).reason
+
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(1, 6):
+            starts = [bytes([number, place]) * 8 for place in (1, 2)]
+            answers = list(pool.map(start, (first.served, second), starts))
+            assert sorted(answers) == ["home_copied", "welcome"], answers
+            before = starts[answers.index("welcome")]

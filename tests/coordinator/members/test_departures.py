@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from coordinator.rounds import conversation
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.checks.record_check import record_problems
 from federation.record import bundle
+from federation.record.bundle import BundleReader
 from federation.transport.channels import refusal_from_rpc_error, signed_detail
 from federation.trust.certificates import make_csr
 from federation.trust.envelope import envelope_digest
@@ -35,6 +37,9 @@ from tests.harness import Member
 from tests.running import SECONDS, refused
 from tests.stage import Player, Stage, answer
 from tests.verification.scene import Edited, checked, exported, refusal
+from verification.log import RunLog
+from verification.own_replies import OwnWithdrawals, compared_withdrawal
+from verification.run import OpenedRun
 
 
 def comes_back(stage: Stage, player: Player) -> None:
@@ -148,6 +153,33 @@ def test_a_member_that_leaves_between_selection_and_question_is_not_asked(
     assert bundle.WITHDRAWALS in found.entries
 
 
+def check_own_withdrawal(found: Edited, gone: Player, path: Path) -> None:
+    """The member that has left finds a record that hides its withdrawal, and one with a withdrawal not its own."""
+    with BundleReader(found.write(path / "own")) as reader:
+        log = OpenedRun.of(reader).log
+    (entry,) = (one for one in log.entries if one.action == "client.left")
+    hiding = replace(log, entries=tuple(one for one in log.entries if one is not entry))
+    certificate, at = parse_peer(gone.member.files.certificate).serial, log.newest.created.ToDatetime(UTC)
+    left, day = at - timedelta(seconds=1), timedelta(days=1)
+    own = OwnWithdrawals(certificate=certificate, signed=frozenset({entry.digest}), left=left)
+
+    def told(record: RunLog, **changes: Any) -> tuple[str, str]:
+        compared = compared_withdrawal(record, gone.name, replace(own, **changes))
+        return compared.problem, compared.missing
+
+    assert told(log) == told(log, left=None) == ("", "")
+    problem, missing = told(log, signed=frozenset({"another"}))
+    assert (entry.digest in problem, missing) == (True, "")
+    assert told(log, signed=frozenset(), left=None, certificate="ab") == ("", ""), "it has joined again since"
+    problem, missing = told(hiding)
+    assert ("does not tell that this member has left" in problem, missing) == (True, "")
+    problem, missing = told(hiding, left=left + day)
+    assert (problem, "ask for a newer bundle" in missing) == ("", True)
+    assert told(hiding, left=None, signed=frozenset()) == ("", "")
+    others = tuple(one for one in log.entries if one.subject != gone.name)
+    assert told(replace(log, entries=others)) == ("", ""), "a run without it"
+
+
 def test_from_the_next_round_on_a_rule_forgets_who_has_left(stage: Stage, tmp_path: Path) -> None:
     run, (ann, ben, gone) = begin(stage, least=2, rounds=2, algorithm="afl")
     answer(ann, ben, gone)
@@ -158,6 +190,7 @@ def test_from_the_next_round_on_a_rule_forgets_who_has_left(stage: Stage, tmp_pa
     assert [list(stage.step(run, number).forgotten) for number in (0, 1)] == [[], [gone.name]]
     assert sorted(stage.rounds(run)[1].state_after["rule"]["lambda"]) == ["ann", "ben"]
     found = both(stage, run, tmp_path)
+    check_own_withdrawal(found, gone, tmp_path)
     # Hidden, and invented.
     hidden = refusal(found.having({bundle.WITHDRAWALS: None}), tmp_path)
     assert f"the log tells that {gone.name} has left, and its withdrawal" in hidden

@@ -47,10 +47,10 @@ def test_a_withdrawal_is_kept_as_it_was_signed_and_a_damaged_one_is_refused(tmp_
     path, manifest = tmp_path / "withdrawal.json", WithdrawalManifest(client_id="ann", certificate="a1")
     envelope = sign(manifest, Ed25519PrivateKey.generate())
     assert read_withdrawal(path) is None
-    for withdrawal in (SignedWithdrawal(envelope), SignedWithdrawal(envelope, NOW)):
+    for withdrawal in (SignedWithdrawal(envelope), SignedWithdrawal(envelope, NOW, (envelope,))):
         write_withdrawal(path, withdrawal)
         assert read_withdrawal(path) == withdrawal
-    path.write_text('{"format": 1, "withdrawal": "!", "left": null}')
+    path.write_text('{"format": 1, "withdrawal": "!", "left": null, "earlier": []}')
     with pytest.raises(WorkerHomeError, match=r"withdrawal\.json is damaged"):
         read_withdrawal(path)
 

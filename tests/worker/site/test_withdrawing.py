@@ -24,6 +24,7 @@ from worker.connection.enroll import join_again
 from worker.home import LOCK_FILE
 from worker.site.assignment_checks import CheckedAssignment
 from worker.site.leaving import Leave, read_withdrawal, write_leave
+from worker.site.withdrawing import LeavingError, withdraw
 from worker.work.memory import WorkerMemory
 
 
@@ -176,6 +177,22 @@ def test_while_no_coordinator_answers_the_wish_stays_over_restarts_and_no_work_i
     assert running.failure is None
     assert scene.models() == []
     assert scene.coordinator.withdrawals == [first.envelope]
+
+
+def test_after_an_outage_a_site_tries_again_within_half_a_minute_and_after_refusals_less_often(scene: Scene) -> None:
+    def failed() -> LeavingError:
+        with pytest.raises(LeavingError) as raised:
+            withdraw(scene.home, scene.member, Leave(datetime.now(UTC)))
+        return raised.value
+
+    leaver = scene.attending(uniform=max).worker._leaver
+    scene.coordinator.knows_leaving = False
+    refused = failed()
+    scene.coordinator.stop()
+    outage = failed()
+    for error, longest in ((outage, 30.0), (refused, 600.0), (OSError("disk full"), 600.0)):
+        assert max(leaver._delay(error) for _ in range(15)) == longest
+    assert leaver._delay(LeavingError("busy", 700.0)) == 700.0
 
 
 def test_a_coordinator_of_version_0_1_0_is_named_and_the_wish_stays(scene: Scene) -> None:

@@ -3,7 +3,10 @@
 The owner requires private rounds. The worker declines each lie with its reason, and takes part in the next session.
 """
 
+import sqlite3
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +26,7 @@ from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, Input, JacobianWork, ReplyManifest, Row
 from federation.v1.secure_pb2 import SecureDealWork, SecureStatement
 from federation.vectors import Layout
+from federation.work.secure.ready import Ready
 from federation.work.secure.terms import SessionTerms
 from federation.work.secure.wire import terms_bytes
 from tests.harness import wait_for
@@ -220,6 +224,70 @@ def test_a_site_that_leaves_in_a_session_goes_on_with_it_until_another_attempt_i
     assert liar.declines(liar.ready(liar.terms(b"the next attempt"), attempt=1)) == "paused"
     running.wait_for("left")
     assert len(liar.coordinator.withdrawals) == 1
+
+
+def test_a_site_leaves_at_once_when_the_coordinator_says_that_its_session_is_over(liar: Liar) -> None:
+    terms = liar.terms()
+    running = liar.start()
+    liar.answered(liar.ready(terms))
+    write_leave(liar.home.leave, Leave(datetime.now(UTC)))
+    running.wait_for("leaving")
+    liar.coordinator.cancel("assignment-1", session=hashing.session(terms_bytes(terms)))
+    running.wait_for("left")
+    assert kept(liar) == []
+
+
+def test_a_coordinator_that_calls_a_session_over_and_asks_again_gets_nothing_more_of_it(liar: Liar) -> None:
+    members, terms = sorted(liar.keys), liar.terms()
+    session = hashing.session(terms_bytes(terms))
+    running = liar.start()
+    own, _, _ = liar.answered(liar.ready(terms))
+    honest = [own, *(colluder(name, terms, liar.keys[name]) for name in OTHERS)]
+    # Nobody else can say so, and of another session it says nothing.
+    liar.coordinator.cancel("assignment-1", session=session, key=STRANGER)
+    liar.coordinator.cancel("assignment-1", session=session, client_id=OTHERS[0])
+    running.wait_for("cancel-refused", 2)
+    liar.coordinator.cancel("assignment-1", session=session[:-1])
+    liar.answered(liar.deal(honest, terms, members))
+    liar.coordinator.cancel("assignment-1", session=session)
+    liar.coordinator.cancel("assignment-1", session=session)
+    assert liar.declines(liar.deal(honest, terms, members)) == "session-over"
+    for attempt in (0, 1):
+        assert liar.declines(liar.ready(terms, attempt=attempt)) == "session-over"
+    running.stop()
+    assert kept(liar) == []
+    liar.start()
+    assert liar.declines(liar.deal(honest, terms, members, attempt=1)) == "session-over"
+    _, fresh, _ = liar.answered(liar.ready(liar.terms(b"the next attempt"), attempt=1))
+    assert fresh.session != session
+
+
+def test_a_session_that_is_called_over_while_its_update_is_made_keeps_nothing(
+    liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, goes_on, made = threading.Event(), threading.Event(), Ready._made
+
+    def slow(*given: Any) -> Any:
+        began.set()
+        goes_on.wait(60)
+        return made(*given)
+
+    monkeypatch.setattr(Ready, "_made", slow)
+    terms = liar.terms()
+    running = liar.start()
+    liar.coordinator.assign(liar.ready(terms))
+    began.wait(60)
+    liar.coordinator.cancel("another", session=hashing.session(terms_bytes(terms)))
+    running.wait_for("cancelled")
+    goes_on.set()
+    wait_for(running.worker._runner.idle, "the work to end")
+    assert kept(liar) == liar.coordinator.submissions == []
+
+
+def kept(liar: Liar) -> list[Any]:
+    """What the worker keeps of private rounds."""
+    with closing(sqlite3.connect(liar.home.memory)) as database:
+        return database.execute("SELECT name FROM kept").fetchall()
 
 
 def test_forged_replies_end_a_session_and_secrets_are_dealt_once(liar: Liar) -> None:

@@ -17,6 +17,8 @@ with on_first_use():
     from federation.record.bundle import BundleError, BundleReader
     from federation.spec.run_spec import RunSpec
     from federation.trust.certificates import fingerprint, load_certificate
+    from federation.trust.envelope import envelope_digest
+    from federation.trust.identity import parse_peer
     from federation.trust.member_files import MemberFiles
     from federation.work.secure.orders import Owner
     from federation.work.site import SessionEntry
@@ -24,11 +26,18 @@ with on_first_use():
     from fedpareto.formatting import size
     from verification import errors
     from verification.own_replies import MemberReceipt as Held
-    from verification.own_replies import ReplyOutcome, private_problems, reply_outcomes
+    from verification.own_replies import (
+        OwnWithdrawals,
+        ReplyOutcome,
+        compared_withdrawal,
+        private_problems,
+        reply_outcomes,
+    )
     from verification.run import OpenedRun
     from worker.home import WorkerHome
     from worker.ledgers.round_ledger import RoundLedger
     from worker.receipts import Receipt, ReceiptsError, disagreements, read_receipts
+    from worker.site.leaving import read_withdrawal
     from worker.site.policy_file import Policy, PolicyError
 
 
@@ -130,7 +139,8 @@ def verify_command(
     First the record itself, as `fedpareto verify` does, with this member's CA. Then each receipt of this site: that the
     record has the same assignment, reply and receipt, and that an accepted update entered the step. It shows the
     coefficients with which the updates entered. Of private rounds it also verifies that each one that this site
-    counts is in the record, and that this member's update was covered as policy.toml requires.
+    counts is in the record, and that this member's update was covered as policy.toml requires. A site that has left
+    compares its signed withdrawal, too.
 
     Exit codes: 0 all was verified; 1 something is missing or differs, and is named; 3 nothing is wrong, and
     something could not be verified, such as models in a file without payloads.
@@ -157,6 +167,9 @@ def verify_command(
                 missing += [f"round {verified.number}: the record lacks {part}" for part in verified.absent]
             if worker_home.rounds.exists():
                 problems += private_problems(bundle, *_private_facts(worker_home, member, opened.facts.spec))
+            departure = compared_withdrawal(opened.log, member.client_id, _own_withdrawals(worker_home, member))
+            problems += filter(None, [departure.problem])
+            missing += filter(None, [departure.missing])
         except errors.VerificationError as error:
             problems.append(f"the record does not verify: {error}")
     document = {
@@ -177,6 +190,15 @@ def verify_command(
         typer.echo(f"{counted(len(held), 'receipt')} of run {escaped(run_id)} compared with {file}: {summary}")
     if missing:
         raise typer.Exit(NOT_VERIFIED)
+
+
+def _own_withdrawals(worker_home: "WorkerHome", member: "MemberFiles") -> "OwnWithdrawals":
+    """The withdrawals that this site has signed since it joined last."""
+    certificate, kept = parse_peer(member.certificate).serial, read_withdrawal(worker_home.withdrawal)
+    if kept is None:
+        return OwnWithdrawals(certificate=certificate)
+    signed = frozenset(map(envelope_digest, (kept.envelope, *kept.earlier)))
+    return OwnWithdrawals(certificate=certificate, signed=signed, left=kept.left)
 
 
 def _private_facts(
