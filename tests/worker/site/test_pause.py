@@ -126,7 +126,8 @@ def test_a_pause_in_a_round_lets_begun_work_end_and_declines_what_waits(scene: S
     assert scene.declined() == ("assignment-1", "paused", "this site is paused")
     wait_paused(scene, paused=True)
     assert scene.coordinator.heartbeats[-1].assignment_id == "assignment-0"
-    (work,) = json.loads(owner(scene, "status", "--json"))["work"]
+    # The worker shows its status after it has declined.
+    (work,) = wait_for(lambda: json.loads(owner(scene, "status", "--json"))["work"], "the work to be shown")
     assert (work["assignment_id"], work["doing"]) == ("assignment-0", "training")
     release.set()
     running.wait_for("receipt")
