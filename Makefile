@@ -11,6 +11,7 @@ MOTO := .venv-moto
 SITE := .venv-docs
 MLFLOW := .venv-mlflow
 FLOWER := .venv-flower
+JUPYTER := .venv-jupyter
 VERSION := -c 'import sys; print(*sys.version_info[:2], sep=".")'
 # Only where PYTHON was named: whether .venv has another version.
 OTHER := $(if $(filter-out file,$(origin PYTHON)),$(shell test ! -x $(BIN)/python \
@@ -39,7 +40,7 @@ test: $(VENV)/.dev  ## the tests, lint and types among them: make test ARGS="tes
 test-changed: $(VENV)/.dev  ## tests marked `full` that concern what changed since BASE: make test-changed BASE=main
 	@$(BIN)/python tools/changed_tests.py --base "$(BASE)" -- $(PYTEST) $(ARGS)
 
-test-full: $(VENV)/.full $(MOTO)/.installed $(SITE)/.installed $(MLFLOW)/.installed $(FLOWER)/.installed  ## all tests, those that take long included
+test-full: $(VENV)/.full $(MOTO)/.installed $(SITE)/.installed $(MLFLOW)/.installed $(FLOWER)/.installed $(JUPYTER)/.installed  ## all tests, those that take long included
 	@$(BIN)/python $(PYTEST) -m "full or not full" $(ARGS)
 
 test-peers: $(PEERS)/.installed  ## our rules against other libraries, and all searches for what breaks their bounds
@@ -96,7 +97,7 @@ release-check: $(VENV)/.dev  ## the release checklist of CONTRIBUTING.md, withou
 	@$(BIN)/python tools/release_check.py $(ARGS)
 
 clean:  ## remove .venv and its siblings, caches and build output (./fedpareto-demo stays)
-	@rm -rf $(VENV) $(PEERS) $(MUTANTS) $(MOTO) $(SITE) $(MLFLOW) $(FLOWER) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(PEERS) $(MUTANTS) $(MOTO) $(SITE) $(MLFLOW) $(FLOWER) $(JUPYTER) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What running needs (.run), and on top of it what developing needs (.dev).
@@ -147,6 +148,12 @@ $(MLFLOW)/.installed: pyproject.toml
 $(FLOWER)/.installed: pyproject.toml
 	@"$(PYTHON)" -m venv $(FLOWER)
 	@tools/install.sh $(FLOWER) -e '.[torch,flower]'
+	@touch $@
+
+# A notebook's kernel, and what the notebooks of the documents need, which their first lines name.
+$(JUPYTER)/.installed: pyproject.toml constraints.txt
+	@"$(PYTHON)" -m venv $(JUPYTER)
+	@tools/install.sh $(JUPYTER) -c constraints.txt -e '.[torch,experiments,jupyter]'
 	@touch $@
 
 # What changes the code; .venv runs the tests.

@@ -201,9 +201,11 @@ class Federation(federations.ProcessFederation):
         return final, str(self.query("select state_data from runs where run_id = :run", run=run)[0][0])
 
     def attending(self, *clients: str) -> None:
-        """Waits until these clients attend."""
+        """Waits until these clients attend; fails at once if the worker of one has ended."""
 
         def all_there() -> bool:
+            for worker in (self.workers[client] for client in clients if client in self.workers):
+                assert worker.popen.poll() is None, f"{worker.name} has ended:\n{worker.text[-3000:]}"
             seen = {client["client_id"] for client in self.admin("clients")["clients"] if client.get("attending")}
             return seen >= set(clients)
 

@@ -5,13 +5,19 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from federation.errors import Error
+
+
+class SocketPathTooLong(Error, OSError):
+    """The path of a socket would be too long; TMPDIR decides about it."""
+
 
 @contextmanager
 def short_enough() -> Iterator[None]:
     """For the start of such processes: an error that names TMPDIR if the path of a socket would be too long.
 
     Raises:
-        OSError: ENAMETOOLONG, with the directory for temporary files.
+        SocketPathTooLong: ENAMETOOLONG, with the directory for temporary files.
     """
     try:
         yield
@@ -19,7 +25,7 @@ def short_enough() -> Iterator[None]:
         if "AF_UNIX path too long" not in str(error):
             raise
         place = tempfile.gettempdir()
-        raise OSError(
+        raise SocketPathTooLong(
             errno.ENAMETOOLONG,
             f"this path of {len(place)} characters is too long for the sockets of the processes that are to be "
             "started: set TMPDIR to a directory with a short path, such as /tmp",

@@ -1,1 +1,1 @@
-"""Clients that exist already as tasks of a federation: a LightningModule, a Flower app."""
+"""Clients that exist already as tasks of a federation: a LightningModule, a Trainer of Hugging Face, a Flower app."""

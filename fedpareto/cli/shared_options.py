@@ -120,8 +120,8 @@ ToOption = Annotated[
     typer.Option(
         "--to",
         metavar="NAME:ADDRESS",
-        help="Send each round's numbers there: tensorboard:DIR, mlflow:URI, or a sink of an installed package; repeat "
-        "it for several. Needs the extra tracking.",
+        help="Send each round's numbers there: tensorboard:DIR, mlflow:URI, wandb:PROJECT, or a sink of an installed "
+        "package; repeat it for several. Needs the extra tracking.",
         show_default=False,
     ),
 ]

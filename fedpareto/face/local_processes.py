@@ -61,6 +61,7 @@ def local(
     Raises:
         ArgumentError, ArgumentTypeError: an argument cannot be used.
         PackagesMissing: PyTorch is not installed.
+        SocketPathTooLong: the path of the directory for temporary files is too long.
         ProcessError: a process failed to start; the message has the end of its output.
     """
     need("members train with", "torch", extra="torch")

@@ -12,10 +12,12 @@ from fedpareto.face.given_spec import Spec, document, paths_of, task_name
 from fedpareto.face.quiet import without_log_lines
 from fedpareto.missing_packages import need
 from fedpareto.progress_line import shown
+from fedpareto.sinks.targets import SinkTarget, targets_of
 
 if TYPE_CHECKING:
     from federation.tasks import Task
     from fedpareto.simulation.history import History
+    from fedpareto.simulation.simulate import Simulation
     from fedpareto.simulation.simulation_progress import SimulationProgress
 
 
@@ -34,6 +36,7 @@ def simulate(
     threads: int | None = None,
     resume: bool = False,
     download: bool = False,
+    to: str | Sequence[str] = (),
     progress: "Callable[[SimulationProgress], object] | None" = None,
 ) -> "History":
     """Runs a specification on simulated clients.
@@ -58,6 +61,8 @@ def simulate(
         threads: CPU threads of torch while clients train; small models are faster with 1.
         resume: continue the simulation in `home`.
         download: True lets the task fetch a public data set into `data`.
+        to: a target of each round's numbers, such as "tensorboard:runs", or several, as `fedpareto simulate --to` takes
+            them. `warnings` of the run say what a target lacks in the end.
         progress: is called after every round. Default: a line in a notebook, a bar on a terminal. To show nothing, give
             `lambda progress: None`.
 
@@ -65,9 +70,10 @@ def simulate(
         The run: `rounds`, `clients` and `updates` as tables of pandas, and the `model`.
 
     Raises:
-        PackagesMissing: PyTorch or pandas is not installed.
+        PackagesMissing: PyTorch or pandas is not installed, or what a target needs.
         SpecError, TaskError, DataError, PartError, AttackError, PluginError: the specification cannot be used.
         GivenModelError: `model` cannot be the initial model.
+        SinkError: a target of `to` cannot be used as it is named.
         SimulationError: there is nothing to resume, `home` holds something else, or own code raised an exception in a
             round: the message names the client, the round, and the line.
         ValueError: `resume` without `home`, both `data` and `members`, or `threads` below 1.
@@ -86,6 +92,7 @@ def simulate(
         raise ArgumentError("data or members: the data of all clients, or of each; not both")
     if threads is not None and threads < 1:
         raise ArgumentError(f"threads: at least 1; got {threads}")
+    targets = targets_of([to] if isinstance(to, str) else to)
     with ExitStack() as stack:
         directory = Path(home or Path(stack.enter_context(tempfile.TemporaryDirectory()), "home"))
         simulation = Simulation(
@@ -103,5 +110,27 @@ def simulate(
             given=paths_of(model),
         )
         with simulation:
-            history = simulation.run(progress if progress is not None else stack.enter_context(shown()))
+            show = progress if progress is not None else stack.enter_context(shown())
+            history = _sent(simulation, targets, show) if targets else simulation.run(show)
             return replace(history, task=task)
+
+
+def _sent(
+    simulation: "Simulation", targets: Sequence[SinkTarget], show: "Callable[[SimulationProgress], object]"
+) -> "History":
+    """Runs a simulation whose rounds go to targets; a warning of the run says what one of them lacks in the end."""
+    from fedpareto.cli.research.simulation_targets import SimulationTargets  # noqa: PLC0415 - few runs need it
+
+    sending = SimulationTargets(simulation, targets, lambda text: None)
+
+    def advance(now: "SimulationProgress") -> None:
+        sending.send()
+        show(now)
+
+    try:
+        history = simulation.run(advance)
+    except BaseException:
+        sending.leave()
+        raise
+    lacking = [f"{each.target} lacks something: {each.problem}" for each in sending.finish(history) if each.problem]
+    return replace(history, warnings=(*history.warnings, *lacking))

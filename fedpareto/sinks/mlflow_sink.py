@@ -1,12 +1,17 @@
 """A tracking server of MLflow: a run with its metrics, its model, the model's card and the report.
 
 A tag of the run says how many rounds count. A server writes a round's metrics before the tag, so a process that starts
-again asks for each metric of the first round that does not count whether the server has it already.
+again asks for each metric of the first rounds that do not count whether the server has it already.
+
+Several processes may write one run. Each writes the same metrics, which the database of a server keeps once, and the
+tag counts only rounds that are there.
 """
 
 import logging
 import os
+import random
 import re
+import time
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +22,7 @@ _RUN, _ROUNDS, _STATE, _REASON = "fedpareto.run", "fedpareto.rounds", "fedpareto
 _STATUS = {"COMPLETED": "FINISHED", "FAILED": "FAILED", "STOPPED": "KILLED"}
 _BATCH = 500  # metrics of a call, of at most 1000
 _LONGEST_TAG = 5000
+_APART, _LOOKS = 1.0, 10  # seconds at most between two looks for a run that others make, and the number of looks
 _SECONDS = 60  # that a call may take; the sink is tried again by its caller, and not by MLflow
 
 
@@ -36,25 +42,18 @@ class MlflowSink(Sink):
         self._address = address
 
     def open(self, run: FollowedRun) -> int:
-        """Finds the run by its tag, or makes it."""
+        """Finds the run by its tag, or makes it. Raises SinkError: the tag of the rounds is no number."""
         library = _library()
         self._entities = library.entities
         self._client = library.client(tracking_uri=self._address)
         experiment = self._experiment(f"fedpareto-{run.task}")
-        found = self._client.search_runs(
-            [experiment], f"tags.`{_RUN}` = '{run.key}'", max_results=1, order_by=["attributes.start_time ASC"]
-        )
-        if found:
-            (there,) = found
-        else:
-            start = int(run.created.timestamp() * 1000)
-            there = self._client.create_run(experiment, start_time=start, tags={_RUN: run.key}, run_name=run.name)
+        there = self._run(experiment, run)
         self._id, tags = there.info.run_id, there.data.tags
         self._ended = tags.get(_STATE, "")
-        rounds = tags.get(_ROUNDS, "0")
+        rounds = tags[_ROUNDS]
         if not rounds.isdecimal():
             raise SinkError(f"the tag {_ROUNDS} of the run {self._id} is {rounds!r}, and not a number")
-        self._doubtful = int(rounds) if found else -1
+        self._doubtful = True  # whether the server may have the next round
         if rounds == "0":
             facts = {"task": run.task, "algorithm": run.algorithm, "rounds": str(run.rounds), "run_id": run.run_id}
             params = [self._entities.Param(name, value) for name, value in facts.items()]
@@ -65,8 +64,10 @@ class MlflowSink(Sink):
         """Logs the metrics of a round, and then how many rounds count."""
         time = int(numbers.ended * 1000)
         known = {_key(name): value for name, value in numbers.values.items()}
-        if numbers.round == self._doubtful:
+        if self._doubtful:
+            whole = len(known)
             known = {name: value for name, value in known.items() if not self._has(name, numbers.round)}
+            self._doubtful = len(known) < whole
         metrics = [self._entities.Metric(name, value, time, numbers.round) for name, value in known.items()]
         for start in range(0, len(metrics), _BATCH):
             self._client.log_batch(self._id, metrics=metrics[start : start + _BATCH], synchronous=True)
@@ -87,13 +88,55 @@ class MlflowSink(Sink):
     def _experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
         if found is None:
-            return str(self._client.create_experiment(name))
+            try:
+                return str(self._client.create_experiment(name))
+            except Exception:
+                if (found := self._client.get_experiment_by_name(name)) is None:  # another process has made it
+                    raise
         if found.lifecycle_stage != "active":
             raise SinkError(f"the experiment {name} was deleted at the server: restore it there")
         return str(found.experiment_id)
 
+    def _run(self, experiment: str, run: FollowedRun) -> Any:
+        """The run at the server, which has an id of its own. It has the tag of the rounds once it may be used.
+
+        A process that was killed before may have left a run without this tag: after some looks it is used, too.
+        """
+        looks = 0
+        while True:
+            found = self._found(experiment, run)
+            if usable := [there for there in found if _ROUNDS in there.data.tags]:
+                return usable[0]
+            if not found:
+                self._make(experiment, run)
+            elif looks == _LOOKS:
+                self._client.set_tag(found[0].info.run_id, _ROUNDS, "0")
+            else:
+                looks += 1
+                _pause()
+
+    def _make(self, experiment: str, run: FollowedRun) -> None:
+        """Makes the run. Of two processes that do so, at least the later one sees both, and deletes its own."""
+        start = int(run.created.timestamp() * 1000)
+        made = self._client.create_run(experiment, start_time=start, tags={_RUN: run.key}, run_name=run.name)
+        if len(self._found(experiment, run)) == 1:
+            self._client.set_tag(made.info.run_id, _ROUNDS, "0")
+        else:
+            self._client.delete_run(made.info.run_id)
+            _pause()
+
+    def _found(self, experiment: str, run: FollowedRun) -> list[Any]:
+        """The runs with its tag, in the order of their ids."""
+        found = self._client.search_runs([experiment], f"tags.`{_RUN}` = '{run.key}'")
+        return sorted(found, key=lambda there: str(there.info.run_id))
+
     def _has(self, name: str, step: int) -> bool:
         return any(metric.step == step for metric in self._client.get_metric_history(self._id, name))
+
+
+def _pause() -> None:
+    """Waits for what another process does; at random, so that two do not do the same again and again."""
+    time.sleep(random.uniform(0, _APART))  # noqa: S311
 
 
 def _key(name: str) -> str:

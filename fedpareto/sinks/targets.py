@@ -18,6 +18,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
         "mlflow": "fedpareto.sinks.mlflow_sink:MlflowSink",
         "tensorboard": "fedpareto.sinks.tensorboard_sink:TensorBoardSink",
+        "wandb": "fedpareto.sinks.wandb_sink:WandbSink",
     }
 )
 _HIDDEN = "***"

@@ -32,6 +32,7 @@ SHOWN = {
     "random_signs.py": "research/plugins.md",
     "scikit.py": "start/your-own-trainer.md",
     "segment.py": "start/adapters-and-segmentation.md",
+    "transformers_notes.py": "start/existing-clients.md",
     "unusual.py": "start/models-of-another-form.md",
     "use_the_model.py": "start/first-federation.md",
     "verify_alert.py": "operate/alerts.md",

@@ -16,7 +16,11 @@ EXAMPLES = sorted((DOCS / "examples").rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Names that are public beside those of `fedpareto.__all__`: they need libraries of others.
-BESIDE = {"fedpareto.adapters.flower": {"FlowerTask"}, "fedpareto.adapters.lightning": {"LightningTask"}}
+BESIDE = {
+    "fedpareto.adapters.flower": {"FlowerTask"},
+    "fedpareto.adapters.lightning": {"LightningTask"},
+    "fedpareto.adapters.transformers": {"TransformersTask"},
+}
 OURS = {"federation", "storage", "coordinator", "worker", "verification", "fedpareto"}
 
 

@@ -32,7 +32,7 @@ def pins() -> dict[str, Version]:
     return {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in lines)}
 
 
-APART = {"peers", "mutants", "moto", "docs", "mlflow", "flower"}  # extras with an environment of their own
+APART = {"peers", "mutants", "moto", "docs", "mlflow", "flower", "jupyter"}  # extras with an environment of their own
 
 
 def direct() -> list[Requirement]:

@@ -2,7 +2,6 @@
 
 import shlex
 import signal
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,17 +36,13 @@ with on_first_use():
     from federation.text_files import EncodingError, read_text
     from fedpareto import simulation as simulations
     from fedpareto.cli import document
-    from fedpareto.cli.research import simulation_files
+    from fedpareto.cli.research.simulation_targets import SimulationTargets
     from fedpareto.cli.show import round_lines, sink_lines
     from fedpareto.cli.show.tables import console as make_console
     from fedpareto.progress_line import bar
     from fedpareto.simulation.history import History
     from fedpareto.simulation.simulate import Simulation
     from fedpareto.simulation.simulation_progress import SimulationProgress
-    from fedpareto.sinks.round_numbers import numbers_of
-    from fedpareto.sinks.sink import RunEnd
-    from fedpareto.sinks.target_threads import Delivered, Deliveries
-    from fedpareto.sinks.targets import SinkTarget
     from storage import blobs
     from storage.database import DatabaseBusy
 
@@ -156,8 +151,8 @@ def simulate_command(
             _announce(say, simulation, directory)
             for remark in simulation.remarks:
                 say(remark)
-            deliveries = _deliveries(simulation, targets)
-            history = _run(console, simulation, deliveries)
+            sending = SimulationTargets(simulation, targets, sink_lines.tell)
+            history = _run(console, simulation, sending)
     except (OSError, exc.SQLAlchemyError, blobs.BlobMissing, blobs.BlobCorrupt) as error:
         raise CommandFailure(f"the record in {directory} cannot be used: {_first_line(error)}") from error
     except KeyboardInterrupt:
@@ -166,7 +161,7 @@ def simulate_command(
         print_document(document.line(_document(history, directory)))
     else:
         _summarise(say, replace(history, warnings=history.warnings[len(simulation.remarks) :]), directory)
-    delivered = _delivered(deliveries, history)
+    delivered = sending.finish(history)
     if history.state == "PAUSED":
         raise CommandFailure("stopped; the same command with --resume goes on", code=INTERRUPTED)
     if history.state != "COMPLETED":
@@ -206,7 +201,7 @@ def _announce(say: Callable[..., None], simulation: "Simulation", directory: Pat
     say(f"run {simulation.run_id} in {directory}{done}")
 
 
-def _run(console: "Console", simulation: "Simulation", deliveries: "Deliveries | None") -> "History":
+def _run(console: "Console", simulation: "Simulation", sending: "SimulationTargets") -> "History":
     def stop(received: int, _: object) -> None:
         simulation.stop()
         signal.signal(received, before[signal.Signals(received)])  # a second Ctrl-C does not wait
@@ -217,43 +212,19 @@ def _run(console: "Console", simulation: "Simulation", deliveries: "Deliveries |
     try:
         with bar(console) as advance:
 
-            def send() -> None:
-                if deliveries is not None:
-                    for summary in simulation.ended_rounds(len(deliveries.rounds))[1]:
-                        deliveries.add(numbers_of(summary))
-
             def show(now: "SimulationProgress") -> None:
                 advance(now)
-                send()
+                sending.send()
                 if "accuracy/mean" in now.metrics or "loss/train" in now.metrics:
                     while header:
                         console.print(header.pop(), style="bold")
                     numbers = (now.metrics, now.undisclosed)
                     console.print(round_lines.line(now.done - 1, *numbers, _METRICS, stop=watched))
 
-            send()  # what a target may lack of a simulation that was interrupted
             return simulation.run(show)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _deliveries(simulation: "Simulation", targets: "list[SinkTarget]") -> "Deliveries | None":
-    """Takes the rounds to the targets from now on; None without targets."""
-    if not targets:
-        return None
-    deliveries = Deliveries(sink_lines.followed(simulation.ended_rounds()[0]), targets, sink_lines.tell)
-    sink_lines.tell(sink_lines.begins(deliveries))
-    return deliveries
-
-
-def _delivered(deliveries: "Deliveries | None", history: "History") -> "list[Delivered]":
-    """Waits until the targets have the whole run; with its files, if a target takes them."""
-    if deliveries is None:
-        return []
-    with tempfile.TemporaryDirectory(prefix="fedpareto-simulate-") as directory:
-        files = simulation_files.write_files(history, Path(directory)) if deliveries.takes_files else []
-        return deliveries.finish(RunEnd(history.state, history.reason, files))
 
 
 def _document(history: "History", directory: Path) -> dict[str, Any]:

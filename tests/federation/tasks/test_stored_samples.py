@@ -16,7 +16,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
 
 from federation.attacks import AttackError, parse_attack
-from federation.process.sockets import short_enough
+from federation.process.sockets import SocketPathTooLong, short_enough
 from federation.spec.computation import MeasureAlong, PrivateSgd
 from federation.spec.run_spec import RunSpec
 from federation.spec.train_section import LocalSgd
@@ -222,7 +222,7 @@ def test_a_pass_takes_memory_for_two_batches_of_each_process_and_one(
 
 
 def test_a_directory_for_temporary_files_with_a_long_path_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="set TMPDIR to a directory with a short path") as caught, short_enough():
+    with pytest.raises(SocketPathTooLong, match="set TMPDIR to a directory") as caught, short_enough():
         socket.socket(socket.AF_UNIX).bind(str(tmp_path / ("x" * 100)))
     assert caught.value.filename == tempfile.gettempdir()
 

@@ -21,7 +21,9 @@ from federation.work.base import WorkError
 from fedpareto.adapters.flower import FlowerTask
 from fedpareto.adapters.order import exchanged
 from fedpareto.cli.admin.upload import initial_model as submitted
-from tests.paths import DOCS, EXAMPLES, ROOT
+from tests.fedpareto.adapters.scene import run_of_the_page
+from tests.harness import federation
+from tests.paths import EXAMPLES, ROOT
 
 SGD = LocalSgd(epochs=3, batch_size=4, learning_rate=0.125)
 TASKS = "tests.owners_code.flower_tasks"
@@ -39,13 +41,17 @@ def test_what_a_flower_app_cannot_do_is_told_when_a_run_is_submitted() -> None:
 
 
 def test_the_run_of_the_page_asks_only_for_what_a_flower_app_can_do() -> None:
-    text = (DOCS / "start/existing-clients.md").read_text().partition("\n## Flower\n")[2]
-    run = RunSpec.parse(text.partition("```toml\n")[2].partition("```")[0].encode())
+    run = RunSpec.parse(run_of_the_page("Flower", rounds=20).encode())
     assert [caution for caution in FlowerTask().cautions(run) if "cannot be stopped" not in caution] == []
 
 
 @pytest.mark.parametrize(
-    ("file", "first"), [("lightning_digits.py", "class Digits"), ("flower_digits.py", "class Digits")]
+    ("file", "first"),
+    [
+        ("lightning_digits.py", "class Digits"),
+        ("flower_digits.py", "class Digits"),
+        ("transformers_notes.py", "class Mentions"),
+    ],
 )
 def test_what_a_user_adds_has_at_most_ten_lines(file: str, first: str) -> None:
     added = first + (EXAMPLES / file).read_text().partition(f"\n{first}")[2]
@@ -181,3 +187,26 @@ def test_tensors_in_a_wrong_order_or_number_and_an_absent_app_are_refused(
 
     with pytest.raises(WorkError, match=says):
         trained()
+
+
+@pytest.mark.full
+def test_members_whose_workers_start_the_app_in_flowers_environment_complete_the_run_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "user").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    code = ["--code", str(EXAMPLES)]
+    trainer = f"trainer_command={command()} {shlex.join(code)}"
+    (tmp_path / "run.toml").write_text(run_of_the_page("Flower", rounds=3))
+    with federation(tmp_path) as made:
+        made.serve()
+        for part, member in enumerate(("ann", "ben", "eve"), start=1):
+            made.join(member)
+            options = [*code, "--set", f"part={part}/3", "--set", trainer]
+            made.work(member, *options, task="flower_digits:Digits")
+        made.attending("ann", "ben", "eve")
+        run = made.admin("submit", str(tmp_path / "run.toml"), *code)["run"]["run_id"]
+        made.wait_completed(run)
+        measured = [each["metrics"]["accuracy/mean"] for each in made.admin("rounds", run)["rounds"]]
+    assert measured[-1] > max(0.5, measured[0]), measured
+    assert list((tmp_path / "user").iterdir()) == []

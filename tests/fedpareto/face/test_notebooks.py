@@ -3,14 +3,20 @@
 import ast
 import json
 import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import fedpareto
 from fedpareto.processes.forked import completed
-from tests.paths import DOCS
+from tests.paths import DOCS, PROGRAMS, ROOT
+from tests.waiting import wait_for
 
 NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
 FIRST = DOCS / "notebooks/a-first-federation.ipynb"
@@ -81,14 +87,70 @@ def test_each_cell_of_a_notebook_runs_and_shows_what_the_text_says(path: Path, t
     assert os.listdir(tmp_path) == []
 
 
+# --- with Jupyter
+
+# Enters the block and stays in it, as a cell that runs for long.
+BLOCK = """
+import json, os, time
+from pathlib import Path
+import fedpareto
+
+with fedpareto.local(members=2, task="digits") as federation:
+    Path({told!r}).write_text(json.dumps([os.getpid(), str(federation.home)]) + "\\n")
+    time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory whose path is short enough for sockets, which `tmp_path` is not."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
+
+
+def jupyter(*words: str | Path, directory: Path) -> "subprocess.Popen[str]":
+    """Starts the program with Jupyter, whose temporary files, settings and history are in a directory."""
+    program = ROOT / ".venv-jupyter" / "bin" / "python"
+    if not program.exists():
+        pytest.skip("Jupyter is not installed: `make test-full` installs it into .venv-jupyter")
+    for name in ("temporary", "home"):
+        (directory / name).mkdir()
+    own = {"TMPDIR": str(directory / "temporary"), "HOME": str(directory / "home"), "OMP_NUM_THREADS": "1"}
+    command = [program, PROGRAMS / "jupyter_kernel.py", *words]
+    return subprocess.Popen(command, cwd=directory, env={**os.environ, **own}, stdout=subprocess.PIPE, text=True)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_each_cell_of_a_notebook_runs_in_jupyter(path: Path) -> None:
-    """Where Jupyter's packages are installed; no installation of ours brings them."""
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    notebook = nbformat.read(path, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=280).execute()
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+def test_each_cell_of_a_notebook_runs_in_a_kernel_of_jupyter(path: Path, place: Path) -> None:
+    with jupyter("run", path, directory=place) as running:
+        printed, _ = running.communicate(timeout=290)
+    assert running.returncode == 0
+    outputs = json.loads(printed)
     pages = "".join(output.get("data", {}).get("text/html", "") for output in outputs)
     assert [word for word in SHOWN[path.stem][0] if word not in pages] == []
-    assert not [output for output in outputs if output.output_type in ("error", "stream")]
+    assert not [output for output in outputs if output["output_type"] in ("error", "stream")]
+    wait_for(lambda: not list((place / "temporary").glob("fedpareto-*")), "the end of its files")
+
+
+@pytest.mark.full
+def test_after_a_kernel_of_jupyter_is_killed_neither_processes_nor_files_are_left(place: Path) -> None:
+    cell, told = place / "cell.py", place / "told"
+    cell.write_text(BLOCK.format(told=str(told)))
+    with jupyter("hold", cell, directory=place) as running:
+        try:
+            wait_for(
+                lambda: running.poll() is not None or (told.exists() and told.read_text().endswith("\n")),
+                "the federation of the kernel",
+                240,
+            )
+            assert running.poll() is None
+            kernel, home = json.loads(told.read_text())
+            processes = psutil.Process(kernel).children(recursive=True)
+            assert len(processes) > 3  # a coordinator, two workers, and what forks them
+            assert Path(home).exists()
+            os.kill(kernel, signal.SIGKILL)
+            wait_for(lambda: not any(process.is_running() for process in processes), "the end of the processes")
+            wait_for(lambda: not list((place / "temporary").glob("fedpareto-*")), "the end of the files")
+        finally:
+            running.kill()

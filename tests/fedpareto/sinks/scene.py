@@ -1,16 +1,20 @@
 """A run that goes to targets, and sinks that a test owns."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedpareto.sinks.sink import FollowedRun, RoundNumbers, RunEnd, Sink, SinkError
 from fedpareto.sinks.target_threads import Delivered, Deliveries
 from fedpareto.sinks.targets import targets_of
+from tests.programs.crashing import before
 
 RUN = FollowedRun("3f2a91c05be7", "scans, ålder", "digits", "fedmgda+", datetime(2026, 5, 4, 12, tzinfo=UTC), 6)
 END = RunEnd("COMPLETED", "")
@@ -32,6 +36,18 @@ def send(addresses: Sequence[str], rounds: int, end: RunEnd = END) -> list[Deliv
     for number in range(rounds):
         deliveries.add(numbers(number))
     return deliveries.finish(end)
+
+
+def kill_at(owner: Any, name: str, count: int, *, returned: bool, target: str, rounds: int, end: RunEnd = END) -> int:
+    """Sends the run from a process that is killed before the call of a function, or when it has returned; its end."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with suppress(BaseException):
+            before(owner, name, count=count, returned=returned)
+            code = 0 if not send([target], rounds, end)[0].problem else 2
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 class Lines(Sink):

@@ -1,23 +1,25 @@
 """A real tracking server of MLflow: what it has after runs, kills and absences."""
 
+import multiprocessing
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedpareto.sinks.sink import RunEnd
-from tests.fedpareto.sinks.scene import numbers, send
+from tests.fedpareto.sinks.scene import kill_at, numbers, send
 from tests.paths import ROOT
-from tests.programs.crashing import before
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.full
@@ -86,18 +88,6 @@ def wanted(name: str, rounds: int = ROUNDS) -> list[tuple[int, int, float]]:
     ]
 
 
-def kill_at(uri: str, count: int, *, returned: bool, end: RunEnd) -> int:
-    """Sends the run from a process that is killed before a request is sent, or after it was answered."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        with suppress(BaseException):
-            before(import_module("requests").Session, "send", count=count, returned=returned)
-            code = 0 if not send([f"mlflow:{uri}"], ROUNDS, end)[0].problem else 2
-        os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
     made = [tmp_path / name for name in ("model.safetensors", "card.md", "report.html")]
@@ -126,14 +116,54 @@ def test_a_server_gets_metrics_state_and_files_once(server: str, files: list[Pat
 def test_a_process_that_is_killed_at_any_request_leaves_no_gap_and_no_repetition(
     server: str, files: list[Path], returned: bool
 ) -> None:
+    session, target, end = import_module("requests").Session, f"mlflow:{server}", RunEnd("COMPLETED", "", files)
     kills = 0
-    while (code := kill_at(server, 1 + kills, returned=returned, end=RunEnd("COMPLETED", "", files))) != 0:
+    while code := kill_at(session, "send", 1 + kills, returned=returned, target=target, rounds=ROUNDS, end=end):
         assert code == -signal.SIGKILL
         kills += 1
     assert kills > 3
     for name in ("accuracy/mean", "loss/train/left half"):
         assert points(server, name) == wanted(name)
     assert only_run(server).info.status == "FINISHED"
+    forget(server)
+
+
+def sends(target: str, together: Mapping[str, Barrier]) -> int:
+    """Starts a process that sends the run, and makes what the server lacks at the same time as others."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    with suppress(BaseException):
+        for name, barrier in together.items():
+            at_the_same_time(import_module("mlflow.tracking.client").MlflowClient, name, barrier)
+        (delivered,) = send([target], ROUNDS)
+        code = 0 if (delivered.rounds, delivered.problem) == (ROUNDS, "") else 2
+    os._exit(code)
+
+
+def at_the_same_time(owner: Any, name: str, barrier: Barrier) -> None:
+    """Has the first call of a function begin in all processes at once."""
+    function = getattr(owner, name)
+
+    def called(*given: Any, **more: Any) -> Any:
+        with suppress(threading.BrokenBarrierError):
+            barrier.wait(60)
+            barrier.abort()  # a later call does not wait
+        return function(*given, **more)
+
+    setattr(owner, name, called)
+
+
+def test_processes_that_send_a_run_at_the_same_time_make_one_run_with_each_number_once(server: str) -> None:
+    for experiment in client(server).search_experiments():
+        client(server).rename_experiment(experiment.experiment_id, f"before-{experiment.experiment_id}")
+    context = multiprocessing.get_context("fork")
+    together = {name: context.Barrier(3) for name in ("create_experiment", "create_run")}
+    sending = [sends(f"mlflow:{server}", together) for _ in range(3)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in sending] == [0, 0, 0]
+    for name in numbers(0).values:
+        assert points(server, name) == wanted(name)
+    assert only_run(server).data.tags["fedpareto.rounds"] == str(ROUNDS)
     forget(server)
 
 
