@@ -132,6 +132,9 @@ class Client(Base):
     software: Mapped[str] = mapped_column(Prose(200), default="")
     enrolled: Mapped[datetime]
     last_seen: Mapped[datetime | None]
+    # Whether its site was closed, or paused by its owner, when it was last seen, and until when.
+    closed_until: Mapped[datetime | None]
+    paused: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     revoked: Mapped[datetime | None]
     revoked_reason: Mapped[str] = mapped_column(Prose(400), default="")
     forgotten: Mapped[datetime | None]  # payloads received up to then are not kept after their round

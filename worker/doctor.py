@@ -42,6 +42,7 @@ from worker.connection.downloads import handshake
 from worker.connection.starts import known_starts, set_aside
 from worker.home import WorkerHome, WorkerHomeError
 from worker.ledgers.round_ledger import RoundLedger
+from worker.site.leaving import read_leave, read_withdrawal
 from worker.site.pause import closing_now, read_pause
 from worker.site.policy_file import OpenHours, Policy, PolicyError
 from worker.work.cache import KEPT_MODELS
@@ -267,6 +268,32 @@ def check_pause(home: WorkerHome, now: datetime) -> Iterator[Finding]:
     elif (paused := closing_now(pause, OpenHours(), now)) is not None:
         yield Finding.warning(
             "pause", f"the site is {paused}, and begins no new work: `fedpareto worker resume` ends the pause"
+        )
+
+
+def check_leaving(home: WorkerHome) -> Iterator[Finding]:
+    """Warns of an owner's wish to leave, and says when the site has left; nothing without a wish."""
+    leave, problem = read_leave(home.leave)
+    try:
+        withdrawal = read_withdrawal(home.withdrawal)
+    except WorkerHomeError as error:
+        yield Finding.failed("leaving", str(error))
+        return
+    if withdrawal is not None and withdrawal.left is not None:
+        yield Finding.warning(
+            "leaving",
+            f"this site has left the federation on {_day(withdrawal.left)}: to come back, join again with a new join "
+            "string for its name",
+        )
+    elif problem:
+        yield Finding.failed("leaving", problem)
+    elif leave is not None:
+        asked = "" if withdrawal is None else " A withdrawal is signed, and no coordinator has acknowledged it."
+        yield Finding.warning(
+            "leaving",
+            f"since {_day(leave.since)} the owner wants to leave: no new work begins, and the withdrawal is sent once "
+            f"{'a coordinator answers' if leave.now else 'begun work has ended and a coordinator answers'}.{asked} "
+            "`fedpareto worker run`, or `fedpareto worker leave` without a worker, sends it",
         )
 
 

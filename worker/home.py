@@ -61,7 +61,7 @@ class WorkerHome:
         self.privacy = directory / "privacy.db"  # the epsilon that training with noise has spent; never erased
         self.roster = directory / "roster.toml"  # the members and their keys, pinned by the owner
         self.rounds = directory / "private-rounds.db"  # the private rounds that count; never erased
-        self.left = directory / "left.db"  # each reply that left the site, and the numbers in it
+        self.left = directory / "left.db"  # each reply that left the site, with its numbers; declines by reason
         self.receipts = directory / "receipts.jsonl"  # the coordinator's signed receipts
         self.runs = directory / "runs.db"  # the runs that asked to take part, and the owner's decisions
         self.evidence = directory / "evidence"  # signed orders that were refused because they attack this member

@@ -47,7 +47,11 @@ LEAVES: Mapping[str, tuple[str, ...]] = {
         *_of("AttendRequest", "hello", "heartbeat", "sessions_left"),
     ),
     "Downloads": (*_of("FetchBlobRequest", "digest", "offset"), *_of("LocateBlobRequest", "digest")),
-    "Question for a model": (*_of("GetModelRequest", "run", "nonce", "best", "split"), "FetchBlobRequest.grant"),
+    "Question for a model": (
+        *_of("GetModelRequest", "run", "nonce", "best", "split"),
+        "FetchBlobRequest.grant",
+        "LocateBlobRequest.grant",
+    ),
     "Update": _TRAINED,
     "Sketch": _TRAINED,
     "Masked vector": (*_TRAINED, "ReplyManifest.statement"),

@@ -272,7 +272,7 @@ class Worker:
                 closing=self._closing,
                 disk_use=DiskUse(home.directory),
                 decline=Declines(
-                    self._attendance, RefusedOrders(home.evidence, events), events, policy.error_texts
+                    self._attendance, RefusedOrders(home.evidence, events), left, events, policy.error_texts
                 ).decline,
             )
             self._leaver = Leaver(

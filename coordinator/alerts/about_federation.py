@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.alerts.facts import AlertFact
 from coordinator.run_sizes import open_runs_bytes
+from federation.work.closing import SiteClosing
 from storage.faults import StorageFault
 from storage.models import AuditEntry, Certificate, Client, Federation, Withdrawal
 from storage.states import AlertKind, AlertSeverity, ClientState
@@ -23,14 +24,21 @@ COPIED_SHOWN = timedelta(days=1)  # after the last refusal; a worker that runs i
 def silent(
     session: Session, attending: Collection[str], *, after: timedelta, since: datetime, now: datetime
 ) -> list[AlertFact]:
-    """The active members that have not attended for a time; none is expected to have attended before `since`."""
+    """The active members that have not attended for a time; none is expected to have attended before `since`.
+
+    Nor is one whose site was closed or paused when it went: until the time that it named it may be switched off. A site
+    that is paused without a time never counts; the end of its certificate is an alert.
+    """
     facts = []
     for client in session.scalars(select(Client).where(Client.state == ClientState.ACTIVE)):
-        last = max(client.last_seen or client.enrolled, since)
-        if client.client_id in attending or now < last + after:
+        last = max(client.last_seen or client.enrolled, client.closed_until or since, since)
+        until_resumed = client.paused and client.closed_until is None
+        if client.client_id in attending or until_resumed or now < last + after:
             continue
         name, seen = client.client_id, client.last_seen
         was = "has never attended" if seen is None else f"has not attended since {seen:%Y-%m-%d %H:%M} UTC"
+        announced = SiteClosing.of(client.closed_until, paused=client.paused)
+        was += "" if announced is None else f", when it said that its site was {announced}"
         reach = f"reach {client.contact}: " if client.contact else ""
         facts.append(
             AlertFact(

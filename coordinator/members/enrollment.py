@@ -144,6 +144,7 @@ def _join_again(
 ) -> x509.Certificate:
     certificate = certify(session, member.client_id, key, member.signing_key, authority=authority, now=now)
     member.start = ""  # its new directory knows none of the old one
+    member.closed_until, member.paused = None, False  # it has announced nothing since
     if member.state is ClientState.LEFT and member.left_from is not None:
         member.state, member.left, member.left_from = member.left_from, None, None
     session.flush()

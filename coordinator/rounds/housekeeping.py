@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import select
 
 from coordinator.fault_state import FaultState
-from coordinator.rounds.fleets.presence import Presence
+from coordinator.rounds.fleets.presence import Presence, note_sign
 from coordinator.rounds.replies.past_payloads import PastPayloads
 from coordinator.rounds.replies.uploads import Uploads
 from storage.blobs import BlobStore
@@ -138,4 +138,4 @@ class Housekeeper:
         if seen := self._presence.take_seen():
             with self._database.begin() as session:
                 for client in session.scalars(select(Client).where(Client.client_id.in_(seen))):
-                    client.last_seen = seen[client.client_id]
+                    note_sign(client, seen[client.client_id])

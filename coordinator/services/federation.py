@@ -20,7 +20,15 @@ from coordinator.members.renewal import retire_older
 from coordinator.members.requests import LEAST
 from coordinator.rounds.fleets.consents import offered_specification, record_consent
 from coordinator.rounds.fleets.deliveries import open_assignments_of, sessions_ended_for
-from coordinator.rounds.fleets.presence import Admitted, Assigned, AttendanceStream, Message, Offered
+from coordinator.rounds.fleets.presence import (
+    Admitted,
+    Assigned,
+    AttendanceStream,
+    LastSign,
+    Message,
+    Offered,
+    note_sign,
+)
 from coordinator.rounds.replies.intake import named_assignment
 from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
@@ -267,8 +275,12 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
                 tally.add(PAYLOAD_BYTES, "sent", amount=len(chunk))
 
     async def LocateBlob(self, request: messages.LocateBlobRequest, context: Context) -> messages.LocateBlobResponse:
-        """Gives the URL in the bucket of a blob that an assignment offered to the caller; empty if there is none."""
-        turn_to_assignment(await self._read(_offering, self._access.caller().name, request.digest))
+        """Gives the URL in the bucket of a blob that `FetchBlob` gives the caller; empty if there is none."""
+        client_id = self._access.caller().name
+        if request.HasField("grant"):
+            self._check_granted(client_id, request)
+        else:
+            turn_to_assignment(await self._read(_offering, client_id, request.digest))
         return messages.LocateBlobResponse(url=await self._in_thread(self._blobs.download_url, request.digest))
 
     async def GetModel(self, request: messages.GetModelRequest, context: Context) -> messages.GetModelResponse:
@@ -302,7 +314,7 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         signed = await self._in_thread(sign, manifest, self._home.signing_key)
         return messages.GetModelResponse(model=signed, spec=run.spec, rotations=self._home.rotations)
 
-    def _check_granted(self, client_id: str, request: messages.FetchBlobRequest) -> None:
+    def _check_granted(self, client_id: str, request: messages.FetchBlobRequest | messages.LocateBlobRequest) -> None:
         """Checks that we have signed for this client, not long ago, that it may fetch a blob.
 
         Raises:
@@ -331,7 +343,7 @@ def _note_hello(session: Session, attendance: AttendanceStream, hello: ReceivedH
     client.run_kinds = hello.run_kinds
     client.noise_budgets = hello.noise_budgets
     client.software, client.device = hello.software, hello.device
-    client.last_seen = attendance.last_seen
+    note_sign(client, LastSign(attendance.last_seen, attendance.closing))
 
 
 def _pending(session: Session, client_id: str, settings: Settings) -> messages.Pending | None:

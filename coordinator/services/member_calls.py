@@ -108,7 +108,7 @@ class MemberCalls(Service):
         await self._act(membership.forget, request.client_id, request.reason)
         removed = await self._remove_forgotten(request.client_id)
         return messages.ForgetClientResponse(
-            client=await self._read(overview.client, self._presence.attending(), request.client_id),
+            client=await self._read(overview.client, self._presence.attending(), self._clock(), request.client_id),
             removed=removed.deleted,
             removed_bytes=removed.freed,
             kept=removed.kept,
@@ -129,7 +129,7 @@ class MemberCalls(Service):
         """Lets runs that wait for clients look again; shows the client."""
         for run_id in await self._read(overview.active_runs):
             await self._in_thread(self._changes.notify, run_id)
-        return await self._read(overview.client, self._presence.attending(), client_id)
+        return await self._read(overview.client, self._presence.attending(), self._clock(), client_id)
 
     # --- administrators
 

@@ -173,7 +173,7 @@ class RecordCalls(RecordViews):
         """Lists the clients."""
         size = size_of_page(request.page_size, CLIENTS_AT_A_TIME)
         clients = await self._read(
-            overview.clients, self._presence.attending(), after=request.page_token, count=size + 1
+            overview.clients, self._presence.attending(), self._clock(), after=request.page_token, count=size + 1
         )
         more = len(clients) > size
         return messages.ListClientsResponse(

@@ -1034,7 +1034,7 @@ class Client(_message.Message):
 
     @_builtins.property
     def closed_until(self) -> _timestamp_pb2.Timestamp:
-        """Until when its site is closed; not set while it is open, does not attend, or is paused without a time."""
+        """Until when its site is closed, as it has told last; not set while it is open, or is paused without a time."""
 
     @_builtins.property
     def undecided(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

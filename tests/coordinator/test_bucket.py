@@ -242,6 +242,11 @@ def test_a_member_gets_urls_of_the_blobs_that_are_offered_to_it_and_of_no_others
     newest = FetchBlobRequest(digest=remote.run(run).model, grant=answer.model)
     pieces = ann.member.stub.FetchBlob(newest, timeout=SECONDS)
     assert digest(b"".join(piece.chunk for piece in pieces)) == newest.digest
+    granted = LocateBlobRequest(digest=newest.digest, grant=answer.model)
+    with urlopen(ann.member.stub.LocateBlob(granted, timeout=SECONDS).url) as response:
+        assert digest(response.read()) == newest.digest
+    with refused("PERMISSION_DENIED", "blob-not-offered"):
+        ben.member.stub.LocateBlob(granted, timeout=SECONDS)
 
 
 def test_without_the_option_a_bucket_gives_no_url(line: Proxy, tmp_path: Path) -> None:

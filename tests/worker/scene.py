@@ -37,6 +37,7 @@ from tests.trained import train
 from tests.works import set_train, set_work
 from worker.config import Notify
 from worker.connection.attendance import AttendanceError
+from worker.event_counts import EventCounts
 from worker.home import MEMBER_FILE, WorkerHome
 from worker.notifier import Notifier
 from worker.service import Worker, prepare_offers
@@ -162,6 +163,8 @@ class Running:
         self.member = member
         self.failure: Exception | None = None
         events = Events(self.out, home.directories)
+        self.counts = EventCounts()
+        events.listen(self.counts.hear)
         self.notifier = notifier(events, *notify)
         self.worker = Worker(
             home=home,

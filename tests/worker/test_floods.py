@@ -19,6 +19,7 @@ from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
 from tests.harness import wait_for
 from tests.scripted import Submission
 from tests.worker.scene import DOCUMENT, Scene, run_request
+from worker.ledgers.left_reading import read_declines
 from worker.site.policy_file import Policy, WorkLimits
 from worker.site.run_requests import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, RunsFile
 from worker.work.submitter import MAX_RECEIPT_BYTES
@@ -144,6 +145,8 @@ def test_a_worker_whose_files_take_more_than_its_policy_allows_takes_no_assignme
     _, reason, message = scene.declined()
     assert reason == "limit:disk"
     assert "its policy allows 1048576" in message
+    [declined] = read_declines(scene.home.left)
+    assert (declined.reason, declined.count, declined.run, declined.message) == (reason, 1, "run-1", message)
     filled.unlink()
     scene.receipts(1, 1)
 

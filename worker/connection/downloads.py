@@ -21,6 +21,7 @@ CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 30.0  # without a byte, until a download has failed
 LOOK_SECONDS = 0.25  # how often a look says whether a download is still wanted
 PIECE = 256 << 10  # bytes
+LEAST_BYTES = 1 << 20  # a smaller rest of a blob comes from the coordinator
 MAX_URL = 8192  # characters
 _URL = re.compile(r"(https?)://([A-Za-z0-9.-]{1,253})(?::([0-9]{1,5}))?(/[!\"$-~]*)")
 _PORTS = {"https": 443, "http": 80}

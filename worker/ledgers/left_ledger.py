@@ -1,7 +1,8 @@
 """The ledger of what left the site: an entry for each reply, on the disk before the reply leaves this machine.
 
-An entry has the numbers that the coordinator can read in the reply, and is completed by the receipt. It is the owner's
-own record; unlike `receipts.jsonl`, no other member is given it. `worker.ledgers.left_reading` reads it.
+An entry has the numbers that the coordinator can read in the reply, and is completed by the receipt. Beside the entries
+are the declines of assignments, counted by reason. It is the owner's own record; unlike `receipts.jsonl`, no other
+member is given it. `worker.ledgers.left_reading` reads it.
 """
 
 import json
@@ -23,7 +24,10 @@ from federation.work.secure.terms import SessionStage
 from worker.ledgers.ledger_file import LedgerFile
 
 MAX_VALUES = 100  # of the numbers and of the rows of one reply that are kept; the others are counted
+MAX_REASONS = 200  # of declines, counted one by one; declines for further reasons are counted together
+OTHER_REASONS = "others"
 MAX_PHASES = 50  # of one private session that are one row of the reading; further ones begin another row
+MAX_MESSAGE = 1000  # characters of the message of a decline
 ADVICE = "move it away; what left before then stands in receipts.jsonl alone"
 MIGRATIONS = (
     (
@@ -43,6 +47,12 @@ MIGRATIONS = (
         "CREATE INDEX by_run ON replies (run, part_of)",
         "CREATE INDEX by_assignment ON replies (assignment)",
         "CREATE INDEX by_session ON replies (session) WHERE session != ''",
+        """
+        CREATE TABLE declines (
+            reason TEXT PRIMARY KEY, count INTEGER NOT NULL, first TEXT NOT NULL, last TEXT NOT NULL,
+            run TEXT NOT NULL, assignment TEXT NOT NULL, message TEXT NOT NULL
+        ) WITHOUT ROWID
+        """,
     ),
 )
 _UNIT = 2.0**-32  # of the coefficients of a private round
@@ -135,6 +145,22 @@ class LeftLedger:
             connection.execute(
                 "UPDATE replies SET state = ?, ended = ?, reason = ? WHERE assignment = ? AND receipt = ''",
                 (state, at.isoformat(), reason, assignment),
+            )
+
+    def decline(self, reason: str, message: str, *, run: str, assignment: str, at: datetime) -> None:
+        """Counts a decline of an assignment. The last one for its reason, made once more, counts once. Raises OSError.
+
+        `message` is for the owner; `run` is empty if the assignment was not the coordinator's.
+        """
+        with self._file.together() as connection:
+            known = connection.execute("SELECT reason FROM declines").fetchall()
+            counted = reason if (reason,) in known or len(known) < MAX_REASONS else OTHER_REASONS
+            connection.execute(
+                """
+                INSERT INTO declines VALUES (?1, 1, ?2, ?2, ?3, ?4, ?5) ON CONFLICT (reason) DO UPDATE SET
+                    count = count + (assignment != ?4), last = ?2, run = ?3, assignment = ?4, message = ?5
+                """,
+                (counted, at.isoformat(), run, assignment, message[:MAX_MESSAGE]),
             )
 
     def learn(self, shares: Iterable[ReplyShare]) -> None:

@@ -166,6 +166,35 @@ def read_left(path: Path, *, run: str = "", before: int | None = None, limit: in
     return LeftPage(rows, shown[-1] if len(numbers) > limit else None)
 
 
+@dataclass(frozen=True)
+class CountedDeclines:
+    """The declines of assignments for one reason. Names and messages are as others gave them: not escaped.
+
+    Attributes:
+        reason: as the coordinator was told; `OTHER_REASONS` for those that are counted together.
+        count: how many there were.
+        first, last: the times of the first and of the last one, ISO 8601, by the coordinator's clock.
+        run, assignment, message: of the last one; the message is for the owner.
+    """
+
+    reason: str
+    count: int
+    first: str
+    last: str
+    run: str
+    assignment: str
+    message: str
+
+
+def read_declines(path: Path) -> list[CountedDeclines]:
+    """The declines that the ledger at `path` counts, the last one first. Errors are those of `read_left`."""
+    with LedgerFile.reading(path, MIGRATIONS, ADVICE) as connection:
+        if connection is None:
+            return []
+        query = "SELECT reason, count, first, last, run, assignment, message FROM declines ORDER BY last DESC, reason"
+        return [CountedDeclines(*row) for row in connection.execute(query)]
+
+
 def keeps(path: Path, reply: str) -> bool:
     """True if the ledger has the reply whose envelope has this digest. Errors are those of `read_left`."""
     with LedgerFile.reading(path, MIGRATIONS, ADVICE) as connection:

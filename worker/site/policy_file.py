@@ -268,7 +268,7 @@ class Policy(Section):
     tasks: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         (),
         description="The tasks that may be offered. `fedpareto worker run` ends with a message if `--task` or "
-        "`worker.toml` names another one. Empty: each task that they name.",
+        "`worker.toml` names another one. Empty: each task that `--task` or `worker.toml` names.",
     )
     algorithms: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         (),

@@ -17,12 +17,11 @@ from federation.vectors import LENGTH_BYTES, header_length, parse_header
 from federation.work.base import Lane
 from worker.connection.attendance import ANSWER_SECONDS, Attendance
 from worker.connection.backoff import Backoff
-from worker.connection.downloads import BlobUrl, DownloadFailed, download
+from worker.connection.downloads import LEAST_BYTES, BlobUrl, DownloadFailed, download
 from worker.site.assignment_checks import COMPARE, CheckedAssignment, Declined, OtherModel
 from worker.work.cache import ModelCache, ModelMismatch
 from worker.work.work_control import Control
 
-LEAST_BYTES = 1 << 20  # a smaller rest of a blob comes from the coordinator
 HEADER_SECONDS = 10.0  # for the beginning of a model that is not worked on
 PAUSE_SECONDS = 600.0  # after a fault of the bucket, until the next attempt
 

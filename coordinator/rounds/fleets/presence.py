@@ -18,7 +18,7 @@ from federation.refusals import Refusal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.work.closing import SiteClosing
 from federation.work.secure.orders import asked_session
-from storage.models import Assignment
+from storage.models import Assignment, Client
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,14 @@ class AttendanceStream(Attending):
 
 
 @dataclass(frozen=True)
+class LastSign:
+    """The last sign of life of a client: when it came, and why its site was closed then; None if it was open."""
+
+    at: datetime
+    closing: SiteClosing | None
+
+
+@dataclass(frozen=True)
 class EndedStream:
     """A numbered stream that has ended."""
 
@@ -128,7 +136,7 @@ class Presence:
         self.changed: Listeners[[]] = Listeners()
         self._lock = threading.Lock()
         self._streams: dict[str, AttendanceStream] = {}
-        self._seen: dict[str, datetime] = {}
+        self._seen: dict[str, LastSign] = {}
         self._left: dict[str, datetime] = {}  # clients that attended here since the start, and do not now
         self._ended: list[EndedStream] = []
         self._elsewhere: Mapping[str, Attending] = {}  # at other coordinators
@@ -145,7 +153,7 @@ class Presence:
                 older = attendance
             else:
                 self._streams[attendance.client_id] = attendance
-                self._seen[attendance.client_id] = attendance.last_seen
+                self._seen[attendance.client_id] = LastSign(attendance.last_seen, attendance.closing)
                 self._left.pop(attendance.client_id, None)
         if older is not None:
             older.say(superseded())
@@ -174,7 +182,7 @@ class Presence:
         attendance.assignment_id = assignment_id
         attendance.progress = progress
         with self._lock:
-            self._seen[attendance.client_id] = at
+            self._seen[attendance.client_id] = LastSign(at, closing)
         if closing != attendance.closing:
             attendance.closing = closing
             self.changed.tell()
@@ -221,7 +229,7 @@ class Presence:
         if changed or older:
             self.changed.tell()
 
-    def take_seen(self) -> dict[str, datetime]:
+    def take_seen(self) -> dict[str, LastSign]:
         """The signs of life since the last call, by client id, for the database."""
         with self._lock:
             seen, self._seen = self._seen, {}
@@ -259,6 +267,19 @@ class Presence:
     def tell_elsewhere(self, subject: str) -> None:
         """Lets other coordinators look for messages to their clients, of a run or to a client, by its id."""
         self._announcements.announce(AnnouncementKind.MESSAGES, subject)
+
+
+def note_sign(client: Client, sign: LastSign) -> None:
+    """Notes a client's last sign of life in its row."""
+    client.last_seen = sign.at
+    client.closed_until = None if sign.closing is None else sign.closing.until
+    client.paused = sign.closing is not None and sign.closing.paused
+
+
+def announced(client: Client, now: datetime) -> SiteClosing | None:
+    """Why the site of a client is closed, by what it has told last; None once that time is over."""
+    closing = SiteClosing.of(client.closed_until, paused=client.paused)
+    return closing if closing is not None and closing.lasts_beyond(now) else None
 
 
 def superseded() -> Refusal:

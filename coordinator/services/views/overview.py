@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, contains_eager
 
 from coordinator.lookup import check_client
 from coordinator.rounds.export import parsed
-from coordinator.rounds.fleets.presence import Attending
+from coordinator.rounds.fleets.presence import Attending, announced
 from coordinator.rounds.fleets.remote import known_clients, serves
 from coordinator.rounds.runs.client_noise import noisy_steps, spent
 from coordinator.rounds.runs.disclosure import concealed
@@ -30,24 +30,26 @@ from storage.records import RunMemory
 from storage.states import Answer, ClientState
 
 
-def clients(session: Session, attending: Mapping[str, Attending], *, after: str, count: int) -> list[messages.Client]:
-    """Clients by name: at most `count` of those whose name comes after `after`."""
+def clients(
+    session: Session, attending: Mapping[str, Attending], now: datetime, *, after: str, count: int
+) -> list[messages.Client]:
+    """Clients by name, at the time `now`: at most `count` of those whose name comes after `after`."""
     query = select(models.Client).where(models.Client.client_id > after).order_by(models.Client.client_id).limit(count)
-    return _clients(session, attending, session.scalars(query).all())
+    return _clients(session, attending, now, session.scalars(query).all())
 
 
-def client(session: Session, attending: Mapping[str, Attending], client_id: str) -> messages.Client:
-    """One client.
+def client(session: Session, attending: Mapping[str, Attending], now: datetime, client_id: str) -> messages.Client:
+    """One client, at the time `now`.
 
     Raises:
         Refusal: `client-unknown`: there is none of that name.
     """
     check_client(session, client_id)
-    return _clients(session, attending, [session.get_one(models.Client, client_id)])[0]
+    return _clients(session, attending, now, [session.get_one(models.Client, client_id)])[0]
 
 
 def _clients(
-    session: Session, attending: Mapping[str, Attending], rows: Sequence[models.Client]
+    session: Session, attending: Mapping[str, Attending], now: datetime, rows: Sequence[models.Client]
 ) -> list[messages.Client]:
     row = models.Certificate
     expiry = dict(
@@ -67,14 +69,16 @@ def _clients(
         undecided.setdefault(client_id, []).append(name)
     messages_by_name = []
     for client in rows:
-        shown = _client(client, attending.get(client.client_id), expiry.get(client.client_id))
+        shown = _client(client, attending.get(client.client_id), now, expiry.get(client.client_id))
         shown.undecided.extend(undecided.get(client.client_id, ()) if client.consents else ())
         messages_by_name.append(shown)
     return messages_by_name
 
 
-def _client(client: models.Client, attendance: Attending | None, expires: datetime | None) -> messages.Client:
-    closing = None if attendance is None else attendance.closing
+def _client(
+    client: models.Client, attendance: Attending | None, now: datetime, expires: datetime | None
+) -> messages.Client:
+    closing = announced(client, now) if attendance is None else attendance.closing
     return like(
         messages.Client,
         client,

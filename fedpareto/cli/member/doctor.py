@@ -123,6 +123,7 @@ def _check_as_member(worker_home: "WorkerHome", member: "MemberFiles") -> Iterat
     yield from doctor.check_copy(worker_home)
     yield from doctor.check_failures(worker_home)
     yield from doctor.check_pause(worker_home, now)
+    yield from doctor.check_leaving(worker_home)
 
 
 def _train(home: Path, site: "WorkerConfig", source: "DataSource") -> Iterator[Finding]:

@@ -36,6 +36,7 @@ with on_first_use():
     from worker.results.comparison import Compared, compared
     from worker.results.fetched_model import alone, fetched_model
     from worker.results.run_model import ModelDisputed, RunModel, RunModelError, ask
+    from worker.site.policy_file import Policy, PolicyError
 
 
 @member_command(RunModelError, ModelDisputed, ReceiptsError, StatementError, RouteError, calls=True, alone=False)
@@ -68,7 +69,7 @@ def model_command(
     The worker may run meanwhile. The coordinator signs which step made the model; the command compares this with the
     assignments and receipts of this member, and says so, or else that it is by the coordinator's word. It ends with an
     error, and writes nothing, if the coordinator contradicts what it has signed before. A download that breaks off goes
-    on when the command is given again.
+    on when the command is given again. With downloads_from in policy.toml, it can come from the coordinator's bucket.
 
     It also shows the weight of this member's replies, and what was measured of the model: this member's own values, and
     from five members on the mean and the worst, if the run discloses them.
@@ -86,9 +87,16 @@ def model_command(
     target = out or Path(f"{given.name}.safetensors")
     beside = target.with_name(f"{target.stem}-personal{target.suffix}") if personal else None
     _check_free(force, *filter(None, (target, beside)))
+    with failing(PolicyError):
+        hosts = Policy.load(site.home.policy).download_addresses
     with failing(OSError, what=f"cannot write {target}"), alone(site.home.models):
         path = fetched_model(
-            site.home.models, site.member, asked, Backoff(random.uniform), lambda text: typer.echo(text, err=True)
+            site.home.models,
+            site.member,
+            asked,
+            Backoff(random.uniform),
+            lambda text: typer.echo(text, err=True),
+            hosts,
         )
         _export(path, target, asked)
     kept = write_personal(site.home, given.run_id, beside) if beside is not None else None

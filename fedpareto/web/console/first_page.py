@@ -241,6 +241,7 @@ def _away(lists: Lists) -> list[str]:
             if client.state == ClientState.CLIENT_STATE_ACTIVE
             and not client.attending
             and not client.HasField("closed_until")
+            and not client.paused
             and client.client_id not in alerted
             and lists.at.timestamp() - client.last_seen.ToNanoseconds() / 1e9 > _GRACE.total_seconds()
         ),

@@ -70,7 +70,7 @@ def asked_words(run: RunRequest, facts: SiteFacts) -> Iterator[tuple[str, str]]:
     rule = ", ".join(f"{name} = {value}" for name, value in spec.algorithm.hyperparameters.items())
     yield "algorithm", escaped(spec.algorithm.name + (f" ({rule})" if rule else ""))
     yield "would leave", _leaves(spec)
-    yield "bytes", _bytes(run, spec, facts)
+    yield "how much", _bytes(run, spec, facts)
     yield "who sees it", f"{_SEEN[spec.privacy.secure]}. Administrators see the numbers and names"
     yield (
         "who gets the model",
@@ -78,7 +78,7 @@ def asked_words(run: RunRequest, facts: SiteFacts) -> Iterator[tuple[str, str]]:
         if spec.results == "members"
         else "administrators alone by a command; members that train or evaluate have it, too",
     )
-    yield "budget of epsilon", _epsilon(run, spec, facts)
+    yield "privacy budget (epsilon)", _epsilon(run, spec, facts)
     yield "private rounds", _private_rounds(run, spec, facts)
 
 
@@ -107,7 +107,7 @@ def compared_words(run: RunRequest, policy: Policy) -> list[str]:
             "Each assignment is within the limits of policy.toml.",
         ]
     shown = [
-        "The worker works for this run only under the specification with this digest, and for this task.",
+        "The worker works for this run only with this specification, which its digest names, and for this task.",
         "In round 0 it starts from the initial model with this digest. It cannot tell where later models come from.",
         "Each assignment is within the limits of policy.toml.",
     ]
@@ -185,10 +185,14 @@ def flat_values(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[s
 
 def _leaves(spec: RunSpec) -> str:
     private = spec.privacy.secure != "off"
-    update = "a masked vector of your update" if private else "an update of the model, in the clear"
-    also = "" if private else ". Some algorithms also ask for sketches of gradients"
+    update = (
+        "an update (how the model changed on your data), masked so that it can be read only in the sum of all members"
+        if private
+        else "an update (how the model changed on your data), readable by the coordinator; it reveals much of the data"
+    )
+    also = "" if private else ". Some algorithms also ask for sketches of gradients, which it can read, too"
     own = [name for name in spec.privacy.disclose if name != "evaluation"]
-    shown = f"; and your own {', '.join(own)} in the clear" if own else ""
+    shown = f"; and your own {', '.join(own)}, which the coordinator can read" if own else ""
     return f"after each training {update}{shown}; after each evaluation {_measured(spec)}{also}"
 
 
@@ -220,13 +224,17 @@ def _measured(spec: RunSpec) -> str:
     if spec.privacy.client_noise:
         return "nothing: this run measures no model"
     if spec.privacy.secure == "off" or "evaluation" in spec.privacy.disclose:
-        return f"losses and metrics on {splits}, in the clear"
-    return f"losses and metrics on {splits}, in a sum with noise"
+        return f"losses and metrics on {splits}, which the coordinator can read"
+    return f"losses and metrics on {splits}, which it can read only in the sum of all members, with noise"
 
 
 def _bytes(run: RunRequest, spec: RunSpec, facts: SiteFacts) -> str:
     most = facts.policy.limits.max_bytes
-    bound = f"limits.max_bytes declines what moves more than {size(most)}" if most else "limits.max_bytes is not set"
+    bound = (
+        f"your rule limits.max_bytes refuses work that moves more than {size(most)}"
+        if most
+        else "your rule limits.max_bytes is not set"
+    )
     offer = facts.offers.get(run.task)
     if offer is None:
         return (
@@ -258,7 +266,7 @@ def _epsilon(run: RunRequest, spec: RunSpec, facts: SiteFacts) -> str:
         asked = ""
         if spec.privacy.sample_noise:
             asked = f"; the run asks for noise of {spec.privacy.sample_noise:g} on samples, which the ledger counts"
-        return f"none: policy.toml has no section [privacy] for this task{asked}"
+        return f"none: your policy.toml asks for no noise on the data of this task{asked}"
     return f"at most the {noise.left:.4g} that are left of {noise.budget:g} for the data set {escaped(noise.data_set)}"
 
 

@@ -7,10 +7,10 @@ written as the commands of `fedpareto worker` write it.
 
 import asyncio
 import shutil
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
+from html import escape
 from itertools import chain, islice
 from shlex import quote
 from typing import Any
@@ -39,14 +39,14 @@ from fedpareto.web.site.asked import (
     changed_lines,
     changes,
     compared_words,
-    flat_values,
 )
 from fedpareto.web.site.fetched_results import read_results
 from fedpareto.web.site.left_table import COLUMNS, cells, csv_text, local_time
 from fedpareto.web.site.now import closing_words, site_now
+from fedpareto.web.site.policy_rules import refused_runs, refused_work, rules
 from worker.config import WorkerConfig, WorkerConfigError
 from worker.home import WorkerHome
-from worker.ledgers.left_reading import earlier_receipts, read_left
+from worker.ledgers.left_reading import earlier_receipts, read_declines, read_left
 from worker.site.leaving import Leave, write_leave
 from worker.site.pause import Pause, end_pause, write_pause
 from worker.site.policy_file import Policy
@@ -54,7 +54,6 @@ from worker.site.run_requests import (
     APPROVED,
     REFUSED,
     DecisionRefused,
-    RunRequest,
     RunsFile,
     decided,
     read_request,
@@ -68,6 +67,12 @@ _MENU = {
     "/results": "Results",
 }  # fmt: skip
 _OWNER = {"all": None, "undecided": "", "approved": APPROVED, "refused": REFUSED}
+_WHY = {
+    "owner": "by you",
+    "policy:algorithm": "by your rule algorithms",
+    "policy:submitter": "by your rule submitters",
+    "spec": "since it cannot be read",
+}  # the reasons of a verdict
 
 
 class SiteConsole:
@@ -85,6 +90,7 @@ class SiteConsole:
         self._files = shared_files()
         self._environment: Environment = environment("fedpareto.web.site")
         self._environment.finalize = _plain
+        self._environment.filters["dotted"] = _dotted
         self._environment.globals |= {
             "root": keys.root,
             "home": quote(str(home.directory)),
@@ -153,7 +159,15 @@ class SiteConsole:
         found = read_requests(self.home.runs, _OWNER[show], limit=PAGE, offset=page * PAGE)
         rows = [(run, run.verdict(policy), _address(run.run, run.spec)) for run in found.runs]
         more = (page + 1) * PAGE < found.total
-        values = {"rows": rows, "total": found.total, "show": show, "kinds": list(_OWNER), "page": page, "more": more}
+        values = {
+            "rows": rows,
+            "why": _WHY,
+            "total": found.total,
+            "show": show,
+            "kinds": list(_OWNER),
+            "page": page,
+            "more": more,
+        }
         return self._shown(request, "/runs", "runs", values)
 
     def _run(self, request: Request) -> Response:
@@ -217,9 +231,16 @@ class SiteConsole:
     def _policy(self, request: Request) -> Response:
         policy = Policy.load(self.home.policy)
         newest = read_requests(self.home.runs, None, limit=PAGE).runs
+        declines = read_declines(self.home.left)
         kept = sum(1 for _ in self.home.evidence.glob("*.order")) if self.home.evidence.is_dir() else 0
-        rules = list(flat_values(policy.model_dump(mode="json")))
-        values = {"rules": rules, "refused": _refused(newest, policy), "runs": len(newest), "kept": kept}
+        shown = rules(policy)
+        values = {
+            "set": [rule for rule in shown if rule.is_set],
+            "defaults": [rule for rule in shown if not rule.is_set],
+            "refused": refused_runs(newest, policy, by_rules=True) + refused_work(declines, by_rules=True),
+            "others": refused_runs(newest, policy, by_rules=False) + refused_work(declines, by_rules=False),
+            "kept": kept,
+        }
         return self._shown(request, "/policy", "policy", values)
 
     def _results(self, request: Request) -> Response:
@@ -326,6 +347,11 @@ def _plain(value: object) -> object:
     return escaped(value, 2000) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
+def _dotted(name: str) -> Html:
+    """A name with dots, after each of which a line may end."""
+    return Html(".<wbr>".join(map(escape, escaped(name, 2000).split("."))))
+
+
 def _shell(text: str) -> str:
     """A text as one word of a command to copy."""
     return quote(escaped(text))
@@ -345,11 +371,3 @@ def _number(request: Request, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise RefusedRequest(400, f"{name} must be a whole number.")
     return int(text)
-
-
-def _refused(runs: Sequence[RunRequest], policy: Policy) -> list[tuple[str, int, str]]:
-    """By reason, how many of some runs the policy refuses, and the words about the first of them."""
-    verdicts = [verdict for run in runs if (verdict := run.verdict(policy)).answer == "refused"]
-    counts = Counter(verdict.reason for verdict in verdicts)
-    words = {verdict.reason: verdict.message for verdict in reversed(verdicts)}
-    return [(reason, count, words[reason]) for reason, count in counts.most_common()]

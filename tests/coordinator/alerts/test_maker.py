@@ -3,17 +3,19 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from sqlalchemy.orm import Session
 
 from coordinator.alerts import about_federation, about_runs, rows
 from coordinator.alerts.facts import AlertFact
 from coordinator.alerts.recording import record_run
 from federation.v1 import admin_pb2 as admin
+from federation.v1.federation_pb2 import Heartbeat
 from fedpareto.admin_messages import newest_alerts
 from storage.faults import StorageFault
 from storage.models import Alert, Client
 from storage.states import AlertKind, AlertSeverity, RunState
-from tests.running import SECONDS, refused
+from tests.running import SECONDS, refused, wait_for
 from tests.stage import Stage, reply_to
 
 HOUR = timedelta(hours=1)
@@ -105,6 +107,40 @@ def test_a_silent_member_is_an_alert_with_its_contact_until_it_attends(stage: St
     assert "reach Ada" in facts["dora"].remedy
     assert "dora" not in {fact.client_id for fact in silent({"dora"})}
     assert silent(set(), after=3 * HOUR) == []
+
+
+def test_a_member_that_went_while_its_site_was_paused_or_closed_is_not_silent_before_that_ends(stage: Stage) -> None:
+    task, [ann] = stage.crew("ann")
+    now = stage.clock().astimezone(UTC)
+    until = Timestamp()
+    until.FromDatetime(now + 5 * HOUR)
+
+    def shown() -> tuple[bool, bool, bool]:
+        clients = stage._admin.ListClients(admin.ListClientsRequest(), timeout=SECONDS).clients
+        [client] = [client for client in clients if client.client_id == "ann"]
+        return client.attending, client.paused, client.HasField("closed_until")
+
+    def silent_at(hour: int) -> bool:
+        def facts(session: Session) -> list[AlertFact]:
+            return about_federation.silent(session, (), after=HOUR, since=now, now=now + hour * HOUR)
+
+        return any(fact.client_id == "ann" for fact in stage.look(facts))
+
+    def silent_hours() -> list[int]:
+        return [hour for hour in (1, 2, 5, 6, 9999) if silent_at(hour)]
+
+    for paused, closed, hours in ((True, False, []), (True, True, [6, 9999]), (False, True, [6, 9999])):
+        ann.say(heartbeat=Heartbeat(paused=paused, closed_until=until if closed else None))
+        wait_for(lambda: shown() == (True, paused, closed), "the site to be closed")  # noqa: B023
+        ann.leave()
+        wait_for(lambda: not shown()[0], "ann to be away")
+        stage.parts.housekeeper.tidy()
+        wait_for(lambda: silent_hours() == hours, f"no alert but at {hours}")  # noqa: B023
+        assert shown() == (False, paused, closed)
+        ann.attend(**{task: 10})
+    assert shown() == (True, False, False)
+    ann.leave()
+    assert silent_hours() == [2, 5, 6, 9999]
 
 
 def test_what_holds_is_one_row_that_keeps_its_beginning_until_it_has_ended(stage: Stage) -> None:

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_run_says_who_serves_which_of_its_objectives(cmoo: Seen) -> None:
             "client-003": ["left", "right"],
         }
         assert not overview.run(session, run).serving
-        assert list(overview.client(session, {}, "client-000").tasks[0].objectives) == ["right"]
+        assert list(overview.client(session, {}, datetime.now(UTC), "client-000").tasks[0].objectives) == ["right"]
 
 
 def test_a_round_shows_its_objectives_and_its_phases_with_every_byte(cmoo: Seen) -> None:
@@ -191,7 +192,7 @@ def test_the_rows_of_the_gram_matrix_are_named_by_client_and_objective(tmp_path:
 def test_the_report_of_a_simulation_has_the_figures_of_its_objectives(cmoo: Seen) -> None:
     with cmoo.database.read() as session:
         run = session.scalars(select(models.Run)).one()
-        members = overview.clients(session, {}, after="", count=100)
+        members = overview.clients(session, {}, datetime.now(UTC), after="", count=100)
         data = ShownRun.of(
             overview.run(session, run, spec=True), details.export_rounds(session, run.run_id, 0, 20), members
         )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from federation.digests import digest
 from federation.training.trainer import Trainer
 from federation.transport.proxies import Proxy as HttpProxy
 from federation.transport.proxies import no_proxy
@@ -25,10 +26,11 @@ from tests.few import few
 from tests.stage import Stage, stage
 from tests.storage import buckets
 from tests.storage.buckets import BRIEF, BUCKET, SERVERS, Proxy, Storage, environment, proxy
-from tests.worker.scene import Running, policy_refused, soon
+from tests.worker.scene import Running, command, policy_refused, soon
 from worker.connection import downloads
 from worker.connection.downloads import BlobUrl, DownloadFailed, download
 from worker.home import WorkerHome
+from worker.results import fetched_model
 from worker.site.policy_file import Policy
 from worker.work import fetching
 
@@ -197,6 +199,29 @@ def test_the_bucket_is_tried_again_later_and_a_fault_that_lasts_is_told_once(
     running = site.work(model, host(line), rounds=3)
     site.completed()
     assert (asked(line), len(running.events("bucket-failed"))) == (4, 1), "one more model is evaluated at the end"
+
+
+def test_worker_model_downloads_from_the_bucket_and_after_a_fault_the_coordinator_sends_the_model(
+    site: Site, line: Proxy, model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(fetched_model, "LEAST_BYTES", 1)
+    site.work(model)
+    site.completed()
+    home, out = tmp_path / "member", tmp_path / "model.safetensors"
+    site.member.save(home)
+    for kind, hosts in (("", host(line)), ("403", host(line)), ("changed", host(line)), ("", "bucket.example.org")):
+        line.calm()
+        if kind:
+            line.disturb(kind, signed)
+        (home / "policy.toml").write_text(f'downloads_from = ["{hosts}"]\n')
+        before = asked(line)
+        told = command("model", site.run, "--home", str(home), "--out", str(out), "--force")
+        assert asked(line) - before == (hosts == host(line)), kind
+        assert ("the coordinator sends the bytes" in told) == (bool(kind) or hosts != host(line)), told
+        assert "X-Amz" not in told
+        [fetched] = (home / "models").glob("*.safetensors")
+        assert digest(fetched.read_bytes()) == site.federation.run(site.run).model
+        fetched.unlink()
 
 
 # --- one download

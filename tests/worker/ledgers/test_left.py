@@ -10,7 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,16 @@ from tests.harness import wait_for
 from tests.scripted import HungUp
 from tests.worker.scene import Scene, command
 from worker.home import MEMBER_FILE
-from worker.ledgers.left_ledger import MAX_PHASES, LeftLedger, LeftState, ReplyShare
-from worker.ledgers.left_reading import read_left
+from worker.ledgers.left_ledger import (
+    MAX_MESSAGE,
+    MAX_PHASES,
+    MAX_REASONS,
+    OTHER_REASONS,
+    LeftLedger,
+    LeftState,
+    ReplyShare,
+)
+from worker.ledgers.left_reading import read_declines, read_left
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -190,6 +198,23 @@ def test_a_file_that_was_left_in_the_middle_of_a_change_can_be_read_at_once(path
     assert path.with_name("left.db-journal").stat().st_size > 0
     [row] = read_left(path).rows
     assert row.first.reason == ""
+
+
+def test_declines_are_counted_by_reason_up_to_a_bound_and_one_that_is_made_again_counts_once(
+    path: Path, ledger: LeftLedger
+) -> None:
+    assert read_declines(path.with_name("missing")) == []
+    for number, assignment in enumerate(("one", "two", "two")):
+        at = NOW + timedelta(minutes=number)
+        ledger.decline("limit:bytes", f"{assignment}{PATTERN}", run="run-1", assignment=assignment, at=at)
+    [declined] = read_declines(path)
+    assert (declined.count, declined.assignment, declined.message) == (2, "two", f"two{PATTERN}")
+    assert (declined.first, declined.last) == (NOW.isoformat(), (NOW + timedelta(minutes=2)).isoformat())
+    for number in range(MAX_REASONS + 9):
+        ledger.decline(f"bad-share:{number}", "x" * 2000, run="", assignment=str(number), at=NOW)
+    found = {each.reason: each for each in read_declines(path)}
+    assert len(found) == MAX_REASONS + 1
+    assert (found[OTHER_REASONS].count, len(found[OTHER_REASONS].message)) == (10, MAX_MESSAGE)
 
 
 def test_a_private_session_is_one_row_with_its_phases_and_the_coefficient_that_was_asked_for(

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from federation.findings import CheckOutcome
 from federation.trust.envelope import sign
 from federation.v1.common_pb2 import WithdrawalManifest
-from worker.home import WorkerHomeError
+from worker.doctor import check_leaving
+from worker.home import WorkerHome, WorkerHomeError
 from worker.site.leaving import Leave, SignedWithdrawal, read_leave, read_withdrawal, write_leave, write_withdrawal
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -51,3 +53,28 @@ def test_a_withdrawal_is_kept_as_it_was_signed_and_a_damaged_one_is_refused(tmp_
     path.write_text('{"format": 1, "withdrawal": "!", "left": null, "earlier": []}')
     with pytest.raises(WorkerHomeError, match=r"withdrawal\.json is damaged"):
         read_withdrawal(path)
+
+
+def test_the_doctor_says_that_a_withdrawal_waits_and_that_the_site_has_left(tmp_path: Path) -> None:
+    home, envelope = WorkerHome(tmp_path), sign(WithdrawalManifest(client_id="ann"), Ed25519PrivateKey.generate())
+    assert list(check_leaving(home)) == []
+
+    def said() -> tuple[CheckOutcome, str]:
+        (finding,) = check_leaving(home)
+        return finding.outcome, finding.message
+
+    write_leave(home.leave, Leave(NOW))
+    outcome, message = said()
+    assert (outcome, "once begun work has ended and a coordinator answers" in message) == (CheckOutcome.WARNING, True)
+    write_leave(home.leave, Leave(NOW, now=True))
+    write_withdrawal(home.withdrawal, SignedWithdrawal(envelope))
+    assert "A withdrawal is signed, and no coordinator has acknowledged it." in said()[1]
+    write_withdrawal(home.withdrawal, SignedWithdrawal(envelope, NOW))
+    outcome, message = said()
+    assert outcome is CheckOutcome.WARNING
+    assert message.startswith("this site has left the federation on 2026-05-04 12:00 UTC")
+    home.leave.write_text("x")
+    home.withdrawal.unlink()
+    assert (said()[0], "fedpareto worker leave" in said()[1]) == (CheckOutcome.FAILED, True)
+    home.withdrawal.write_text("x")
+    assert (said()[0], "withdrawal.json is damaged" in said()[1]) == (CheckOutcome.FAILED, True)

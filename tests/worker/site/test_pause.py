@@ -4,7 +4,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,20 @@ import pytest
 from federation.findings import CheckOutcome
 from federation.v1.federation_pb2 import Heartbeat, Hello
 from federation.work.closing import SiteClosing
+from tests.fedpareto.web.site.scene import Site, served_site
 from tests.harness import wait_for
 from tests.scripted import FEDERATION
 from tests.worker.scene import Running, Scene, command
 from worker.doctor import check_pause
+from worker.event_counts import OPEN
 from worker.home import MEMBER_FILE, WorkerHome
+from worker.site.leaving import Leave, write_leave
 from worker.site.pause import Pause, closing_now, read_pause, write_pause
 from worker.site.policy_file import OpenHours
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 DAYTIME = OpenHours(begin="08:00", end="17:00")
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 UNTIL_RESUMED = SiteClosing(None, paused=True)
 
 
@@ -122,7 +126,8 @@ def test_a_pause_in_a_round_lets_begun_work_end_and_declines_what_waits(scene: S
     assert scene.declined() == ("assignment-1", "paused", "this site is paused")
     wait_paused(scene, paused=True)
     assert scene.coordinator.heartbeats[-1].assignment_id == "assignment-0"
-    (work,) = json.loads(owner(scene, "status", "--json"))["work"]
+    # The worker shows its status after it has declined.
+    (work,) = wait_for(lambda: json.loads(owner(scene, "status", "--json"))["work"], "the work to be shown")
     assert (work["assignment_id"], work["doing"]) == ("assignment-0", "training")
     release.set()
     running.wait_for("receipt")
@@ -273,3 +278,56 @@ def test_the_status_says_why_a_worker_is_not_connected(scene: Scene) -> None:
     assert re.fullmatch(r"Connected since \d\d:\d\d\.\n", given(scene.home, "status"))
     running.stop()
     assert not scene.home.status.exists()
+
+
+# --- what others show of it
+
+
+def by_metrics(running: Running) -> bool:
+    """What `fedpareto_worker_open` says."""
+    return dict(running.counts.tally.readings())[OPEN][()] == 1
+
+
+def by_status(scene: Scene) -> str:
+    """The state that `worker status --json` tells."""
+    told = json.loads(owner(scene, "status", "--json"))
+    if told["left"] is not None or told["leaving"]:
+        return "leaving" if told["left"] is None else "left"
+    return "open" if told["closing"] is None else "paused" if told["closing"]["paused"] else "closed"
+
+
+def by_page(site: Site) -> str:
+    """The first word of what the first screen says of the site."""
+    words = site.page("/").partition("<dt>site</dt><dd>")[2].partition("</dd>")[0]
+    return words.replace(",", "").split()[0]
+
+
+def test_metrics_status_and_page_agree_on_a_site_that_is_open_closed_paused_leaving_or_left(scene: Scene) -> None:
+    def agree(state: str, running: Running) -> None:
+        wait_for(lambda: by_metrics(running) == (state == "open"), f"/metrics to say that the site is {state}")
+        assert (by_status(scene), by_page(site)) == (state, state)
+
+    scene.joined()
+    running = scene.attending()
+    with served_site(scene.home) as site:
+        agree("open", running)
+        owner(scene, "pause", "--until", "2h")
+        agree("paused", running)
+        owner(scene, "resume")
+        agree("open", running)
+        running.stop()
+        scene.home.policy.write_text(f"open.days = {json.dumps(far_days())}\n")
+        running = scene.attending()
+        agree("closed", running)
+        scene.coordinator.stop()
+        write_leave(scene.home.leave, Leave(datetime.now(UTC)))
+        running.wait_for("leaving")
+        agree("leaving", running)
+        scene.coordinator.start()
+        running.thread.join(60)
+        assert (by_status(scene), by_page(site)) == ("left", "left")
+
+
+def far_days() -> Sequence[str]:
+    """A day of the week on which the test does not run."""
+    return [DAYS[(datetime.now(UTC) + timedelta(days=3)).weekday()]]

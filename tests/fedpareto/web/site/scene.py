@@ -3,8 +3,10 @@
 import asyncio
 import http.client
 import json
+import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.digests import digest
@@ -31,6 +34,7 @@ from worker.status import CoordinatorConnection, OfferedTask, StatusFile, Worker
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J\u202eevil" + "x" * 200
 NOW = datetime(2026, 11, 4, 12, tzinfo=UTC)
+SCREENS = ("/", "/runs", "/left", "/budgets", "/policy", "/results")
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 POLICY = """approve = "each-run"
 limits.max_bytes = 1_000_000
@@ -83,6 +87,32 @@ class Site:
         return self.ask(path, urlencode({"token": token, **fields}))
 
 
+MOST_STATEMENTS, MOST_ROWS = 30, 300  # of SQLite, for a screen of 100 rows, however many there are
+
+
+@contextmanager
+def counted_reads() -> Iterator[Counter[str]]:
+    """Counts what SQLite does for this process inside: "statements" that it executes, and "rows" that it gives."""
+    connect, counts = sqlite3.connect, Counter[str]()
+
+    def row(_: sqlite3.Cursor, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        counts["rows"] += 1
+        return values
+
+    def executes(_: str) -> None:
+        counts["statements"] += 1
+
+    def connected(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*arguments, **options)
+        connection.row_factory = row
+        connection.set_trace_callback(executes)
+        return connection
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite3, "connect", connected)
+        yield counts
+
+
 @contextmanager
 def served_site(home: WorkerHome) -> Iterator[Site]:
     """A console that serves the pages of a home."""
@@ -98,6 +128,23 @@ def served_site(home: WorkerHome) -> Iterator[Site]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+async def answer_of(console: SiteConsole, path: str, method: str, body: str = "") -> tuple[int, str]:
+    """The answer of the pages themselves, without server and guard."""
+    said: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body.encode()}
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    place, _, query = path.partition("?")
+    scope = {"type": "http", "method": method, "path": place, "query_string": query.encode(), "headers": []}
+    scope |= {"token": "", "session": ""}
+    await console.pages(scope, receive, send)
+    return said[0]["status"], b"".join(message.get("body", b"") for message in said).decode()
 
 
 def request(number: int, document: str = "", **changes: Any) -> RunRequest:
@@ -116,13 +163,20 @@ def run_address(run: RunRequest) -> str:
 
 
 def filled(directory: Path, runs: int) -> WorkerHome:
-    """A home whose files have `runs` entries each; others have chosen the names of the newest ones as badly as can be.
-
-    No worker runs; the last one was killed.
-    """
+    """A home that has been filled. No worker runs; the last one was killed."""
     home = WorkerHome(directory)
+    directory.mkdir(exist_ok=True)
     (directory / MEMBER_FILE).touch()
     home.policy.write_text(POLICY)
+    fill(home, runs)
+    connection = CoordinatorConnection(connected=False, since=NOW, problem=HOSTILE)
+    work = WorkNow("assignment-1", HOSTILE, 3, HOSTILE, NOW)
+    StatusFile(home.status).show(WorkerStatus(connection, (work,), (OfferedTask("digits", 64_010, 2),)))
+    return home
+
+
+def fill(home: WorkerHome, runs: int) -> None:
+    """Writes `runs` entries into each file; others have chosen the names of the newest ones as badly as can be."""
     with closing(RunsFile(home.runs)) as file:
         for number in range(runs):
             file.add(request(number))
@@ -137,6 +191,8 @@ def filled(directory: Path, runs: int) -> WorkerHome:
         left.keep(*hostile, NOW)
         refused = ReceiptManifest(envelope=envelope_digest(hostile[0]), reason=HOSTILE)
         left.acknowledge(sign(refused, KEY), refused)
+        for reason in ("limit:samples", "disk"):
+            left.decline(reason, HOSTILE, run=HOSTILE, assignment=HOSTILE, at=NOW)
     with closing(RoundLedger(home.rounds)) as rounds:
         for number in range(3):
             rounds.add(SessionEntry(str(number), "run-1", "digits", "m", "evaluate" if number == 2 else "train"))
@@ -146,10 +202,6 @@ def filled(directory: Path, runs: int) -> WorkerHome:
         write_result(home, f"run-{number}", f"run-{number}")
     write_result(home, "hostile", HOSTILE)
     (home.models / "damaged.json").write_text('{"name": 3')
-    connection = CoordinatorConnection(connected=False, since=NOW, problem=HOSTILE)
-    work = WorkNow("assignment-1", HOSTILE, 3, HOSTILE, NOW)
-    StatusFile(home.status).show(WorkerStatus(connection, (work,), (OfferedTask("digits", 64_010, 2),)))
-    return home
 
 
 def reply(number: int, run: str) -> tuple[Any, Any]:

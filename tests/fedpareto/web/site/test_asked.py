@@ -32,25 +32,29 @@ def words(home: WorkerHome, document: str) -> dict[str, str]:
 
 
 def test_the_bytes_are_known_while_a_worker_has_told_the_size_of_its_model(home: WorkerHome) -> None:
-    assert "is known while a worker runs" in words(home, HEAD)["bytes"]
+    assert "is known while a worker runs" in words(home, HEAD)["how much"]
     StatusFile(home.status).show(WorkerStatus(None, (), (OfferedTask("digits", 1_000, 2),)))
-    told = words(home, HEAD)["bytes"]
+    told = words(home, HEAD)["how much"]
     assert "each update at most 8.0 kB (a model of 1,000 numbers and 2 objectives), 80.0 kB in 10 rounds" in told
     assert "limits.max_bytes is not set" in told
     home.policy.write_text("limits.max_bytes = 5000\n")
-    assert "limits.max_bytes declines what moves more than 5.0 kB" in words(home, HEAD)["bytes"]
+    assert "limits.max_bytes refuses work that moves more than 5.0 kB" in words(home, HEAD)["how much"]
 
 
 @pytest.mark.parametrize(
     ("more", "key", "told"),
     [
         ("", "who sees it", "the update of every member"),
-        ("", "would leave", "an update of the model, in the clear; after each evaluation losses and metrics on train"),
+        ("", "would leave", "it reveals much of the data; after each evaluation losses and metrics on train"),
         ("", "who gets the model", "each member with an accepted reply"),
         ('results = "admins"\n', "who gets the model", "members that train or evaluate have it, too"),
         ('privacy.secure = "sum"\n', "who sees it", "no member's own"),
-        ('privacy.secure = "sum"\n', "would leave", "in a sum with noise"),
-        ('privacy.secure = "sum"\nprivacy.disclose = ["loss"]\n', "would leave", "your own loss in the clear"),
+        ('privacy.secure = "sum"\n', "would leave", "only in the sum of all members, with noise"),
+        (
+            'privacy.secure = "sum"\nprivacy.disclose = ["loss"]\n',
+            "would leave",
+            "your own loss, which the coordinator can read",
+        ),
         ("privacy.client_noise = 5.0\n", "would leave", "measures no model"),
         ("[", "specification", "this worker cannot read it"),
     ],
@@ -83,7 +87,7 @@ def test_an_owner_reads_which_models_a_run_measures_and_what_they_can_show(home:
 
 def test_the_most_that_each_budget_can_lose_is_what_is_left_of_it(home: WorkerHome) -> None:
     assert words(home, HEAD)["private rounds"] == "none: the rounds of this run are not private"
-    assert words(home, HEAD)["budget of epsilon"].startswith("none: policy.toml has no section")
+    assert words(home, HEAD)["privacy budget (epsilon)"].startswith("none: your policy.toml asks for no noise")
     home.policy.write_text(
         'secure.sessions = 20\nsecure.evaluations = 5\nsecure.data_sets.both = ["digits", "other"]\n'
         "[privacy.digits]\nnoise = 1.0\nepsilon = 4.0\n"
@@ -97,7 +101,7 @@ def test_the_most_that_each_budget_can_lose_is_what_is_left_of_it(home: WorkerHo
         "at most the 18 trainings that are left of 20, and the 4 evaluations that are left of 5"
         in told["private rounds"]
     )
-    assert told["budget of epsilon"] == "at most the 4 that are left of 4 for the data set digits"
+    assert told["privacy budget (epsilon)"] == "at most the 4 that are left of 4 for the data set digits"
 
 
 def test_the_page_promises_of_an_open_run_no_more_than_the_worker_compares() -> None:

@@ -23,9 +23,13 @@ from fedpareto.web.site.left_table import csv_text
 from fedpareto.web.site.site_pages import SiteConsole
 from tests.fedpareto.web.site.scene import (
     HOSTILE,
+    MOST_ROWS,
+    MOST_STATEMENTS,
     NOW,
+    SCREENS,
     Site,
     answer_of,
+    counted_reads,
     filled,
     reply,
     request,
@@ -39,7 +43,6 @@ from worker.site.leaving import read_leave
 from worker.site.run_requests import RunsFile
 
 RUNS = 150
-SCREENS = ("/", "/runs", "/left", "/budgets", "/policy", "/results")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +70,7 @@ def test_each_screen_is_shown_while_no_worker_runs_escapes_what_others_named_and
         assert [bad for bad in (*html, "\x1b", "\u202e") if bad in text] == [], path
         assert site.ask(path, cookie="").status == 401
     assert contents(site.home) == before
-    for path in ("/", "/runs", "/left", "/budgets", "/results"):
+    for path in SCREENS:
         assert "\\x1b[2J\\u202eevil" in site.page(path), f"{path} shows no name of others"
 
 
@@ -89,13 +92,21 @@ def test_the_first_page_says_that_the_worker_was_killed_and_what_waits(site: Sit
 def test_a_page_lists_a_hundred_runs_and_as_many_replies(site: Site) -> None:
     for path, older in (("/runs", "page=1"), ("/left", "before=")):
         first = site.page(path)
-        assert first.count('<th scope="row">') == 100
+        assert first.count('<th scope="row"') == 100
         link = next(
             part for part in first.split('href="')[1:] if older in part and part.startswith(site.keys.root + path)
         )
         second = site.page(link.partition('"')[0].removeprefix(site.keys.root).replace("&amp;", "&"))
-        assert 0 < second.count('<th scope="row">') <= 100
+        assert 0 < second.count('<th scope="row"') <= 100
     assert site.page("/results").count("<h2>") <= 20
+
+
+@pytest.mark.parametrize("path", [*SCREENS, "/runs?page=1", "/left?before=100", run_address(request(3))])
+def test_a_screen_reads_a_bounded_number_of_rows_in_a_bounded_number_of_statements(site: Site, path: str) -> None:
+    with counted_reads() as counts:
+        site.page(path)
+    assert counts["statements"] <= MOST_STATEMENTS, counts
+    assert counts["rows"] <= MOST_ROWS, counts
 
 
 def test_what_left_is_that_of_the_ledger_also_as_csv_and_of_one_run(site: Site) -> None:
@@ -111,6 +122,13 @@ def test_budgets_say_what_is_spent_and_left(site: Site) -> None:
     text = site.page("/budgets")
     cells = [part.partition("</td>")[0] for part in text.partition(">digits<")[2].split('">')[1:7]]
     assert cells == ["2", "40", "38", "1", "1000", "999"]
+
+
+def test_the_policy_says_what_each_rule_refused_and_what_was_declined_without_one(site: Site) -> None:
+    text = site.page("/policy")
+    by_rules, others = text.partition("What was declined without a rule")[::2]
+    assert 'limits.<wbr>samples</th><td data-label="refused" class="short-cell">1 assignment</td>' in by_rules
+    assert 'disk</th><td data-label="refused" class="short-cell">1 assignment</td>' in others
 
 
 def test_a_pause_from_the_page_is_written_and_ended_as_the_commands_do(site: Site) -> None:
@@ -233,7 +251,11 @@ def test_a_file_that_is_damaged_is_named(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("name", "paths"),
-    [("left.db", ("/left", "/left.csv")), ("runs.db", ("/", "/runs", "/policy")), ("private-rounds.db", ("/budgets",))],
+    [
+        ("left.db", ("/left", "/left.csv", "/policy")),
+        ("runs.db", ("/", "/runs", "/policy")),
+        ("private-rounds.db", ("/budgets",)),
+    ],
 )
 def test_a_ledger_that_another_process_has_locked_gets_a_sentence(
     site: Site, monkeypatch: pytest.MonkeyPatch, name: str, paths: tuple[str, ...]
@@ -260,7 +282,8 @@ def test_a_home_that_the_console_cannot_write_to_is_shown_but_for_a_ledger_that_
         directory.chmod(0o755)
         shutil.rmtree(directory)
     sentence = "left.db cannot be read: a process was killed in the middle of a change"
-    assert {path: status for path, (status, _) in found.items() if status != 200} == {"/left": 503, "/pause": 503}
+    refused = {path: status for path, (status, _) in found.items() if status != 200}
+    assert refused == {"/left": 503, "/policy": 503, "/pause": 503}
     assert sentence in found["/left"][1]
     assert "pause.json" in found["/pause"][1]
 
