@@ -7,7 +7,7 @@ written as the commands of `fedpareto worker` write it.
 
 import asyncio
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from html import escape
@@ -54,6 +54,7 @@ from worker.site.run_requests import (
     APPROVED,
     REFUSED,
     DecisionRefused,
+    RunRequest,
     RunsFile,
     decided,
     read_request,

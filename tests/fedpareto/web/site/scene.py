@@ -226,20 +226,3 @@ def write_result(home: WorkerHome, run: str, name: str) -> None:
     ]
     found = {"name": name, "state": name, "round": 3, "compared": {"words": name}, "scores": scores}
     (home.models / f"{run}.json").write_text(json.dumps(found))
-
-
-async def answer_of(console: SiteConsole, path: str, method: str) -> tuple[int, str]:
-    """The answer of the pages themselves, without server and guard."""
-    said: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b""}
-
-    async def send(message: Any) -> None:
-        said.append(message)
-
-    place, _, query = path.partition("?")
-    scope = {"type": "http", "method": method, "path": place, "query_string": query.encode(), "headers": []}
-    scope |= {"token": "", "session": ""}
-    await console.pages(scope, receive, send)
-    return said[0]["status"], b"".join(message.get("body", b"") for message in said).decode()

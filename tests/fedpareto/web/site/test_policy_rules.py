@@ -11,7 +11,15 @@ from worker.ledgers.left_reading import CountedDeclines
 from worker.site.policy_file import Policy
 
 # They set what the site shows, asks for or takes, and decline nothing by themselves.
-DECLINE_NOTHING = {"restore", "downloads_from", "error_texts", "secure.data_sets", "privacy.tasks", "privacy.evaluate"}
+DECLINE_NOTHING = {
+    "restore",
+    "statistics.smallest",
+    "downloads_from",
+    "error_texts",
+    "secure.data_sets",
+    "privacy.tasks",
+    "privacy.evaluate",
+}
 
 
 def policy(**values: Any) -> Policy:
