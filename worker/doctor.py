@@ -8,7 +8,7 @@ import secrets
 import shutil
 import socket
 import ssl
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
@@ -24,6 +24,7 @@ from federation.monitoring.metrics_section import MetricsError, MetricsSection
 from federation.plugins import PluginError
 from federation.refusals import Refusal
 from federation.spec.computation import CANNOT, Ability
+from federation.statistics.rules import MemberRules
 from federation.tasks import DataError, DataSource
 from federation.text import escaped
 from federation.training.trainers import TrainerChoice, close_trainer
@@ -377,6 +378,14 @@ def check_device(name: str) -> Finding:
             "there is an NVIDIA driver, but PyTorch finds no GPU: install a PyTorch for CUDA; training uses the CPU",
         )
     return Finding.ok("device", f"no GPU; training uses the CPU, {os.cpu_count()} cores")
+
+
+def described_tasks(home: WorkerHome, tasks: Iterable[str]) -> dict[str, MemberRules]:
+    """The rules of those of these tasks whose statistics the owner tells in the open, by name."""
+    try:
+        return Policy.load(home.policy).statistics_of(tasks)
+    except PolicyError:  # `worker run` names what is wrong
+        return {}
 
 
 def check_tasks(

@@ -22,6 +22,7 @@ from coordinator.members.access import control
 from coordinator.monitor import ClockWatch
 from coordinator.rounds.fleets import remote
 from coordinator.rounds.fleets.presence import Presence
+from coordinator.rounds.fleets.returning import ReturningMembers
 from coordinator.rounds.housekeeping import COLLECTION_INTERVAL, Housekeeper
 from coordinator.rounds.replies.uploads import Uploads
 from federation.digests import digest
@@ -33,7 +34,8 @@ from storage import audit
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
 from storage.faults import StorageFault
-from storage.states import RunState
+from storage.models import Client
+from storage.states import ClientState, RunState
 from tests import running
 from tests.coordinator.scene import begun
 from tests.harness import Handing
@@ -108,6 +110,22 @@ def test_a_clock_that_is_set_makes_no_blob_old(
         passed[0] += COLLECTION_INTERVAL.total_seconds()
         keeper.tidy()
     assert blobs.exists(under_way) == (set_by < timedelta(0))
+
+
+def test_a_time_that_was_noted_while_the_clock_was_ahead_does_not_hide_who_attended_just_now(
+    database: Database,
+) -> None:
+    now = datetime(2026, 1, 5, 12, tzinfo=UTC)
+    seen = {"ahead": now + timedelta(days=1), "now": now - timedelta(seconds=5), "long ago": now - timedelta(hours=1)}
+    with database.begin() as session:
+        for name, at in seen.items():
+            client = Client(client_id=name, state=ClientState.ACTIVE, signing_key=b"", key_id=name, enrolled=now)
+            client.last_seen = at
+            session.add(client)
+    returning = ReturningMembers(database, Presence(), lambda: now)
+    returning.expect()
+    assert returning._expected == {"now"}
+    assert not returning.are_back()
 
 
 class Machine:

@@ -21,7 +21,7 @@ SKETCH = "random_signs:RandomSigns"
 
 def specification(name: str, rounds: int = 2) -> str:
     """A specification of the page, without its name, with fewer rounds."""
-    found = re.search(rf'^```toml\nname = "{name}"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
+    found = re.search(rf'^```toml\n(?:# .*\n)?name = "{name}"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
     assert found, name
     text = re.sub(r"^rounds = .*$", f"rounds = {rounds}", found[1], flags=re.MULTILINE)
     return f"{text}\n[evaluate]\nevery = 0\n[selection]\nminimum = 3\nquorum = 1.0\n"

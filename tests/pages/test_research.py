@@ -39,6 +39,16 @@ def test_models_are_evaluated_at_the_members(reader: Reader) -> None:
 
 
 @pytest.mark.full
+def test_what_members_hold_is_asked_for(reader: Reader) -> None:
+    sites = ("hospital-a", "hospital-b")
+    reader.begin(*sites)
+    for site in sites:
+        (reader.directory / site / "policy.toml").write_text("[statistics]\nopen = true\n")
+    reader.work(*sites)
+    reader.read((RESEARCH / "statistics.md").read_text(), {"--home ADMIN": "--home coordinator/admin"})
+
+
+@pytest.mark.full
 def test_a_task_with_two_objectives_is_simulated(reader: Reader) -> None:
     reader.skipped = ("fedpareto demo",)  # tests/fedpareto/test_demo.py plays it
     reader.read((RESEARCH / "objectives.md").read_text())

@@ -39,9 +39,11 @@ class ReturningMembers:
 
     def _recently_attending(self) -> frozenset[str]:
         active = select(Client.client_id, Client.last_seen).where(Client.state == ClientState.ACTIVE)
+        now = self._clock()
         with self._database.read() as session:
-            seen = {client_id: at for client_id, at in session.execute(active) if at is not None}
-        latest = max(seen.values(), default=self._clock())
-        if self._clock() - latest > RECENTLY * 10:
+            # A time to come was noted while the clock was wrong; beside it, all others would have been away for long.
+            seen = {name: at for name, at in session.execute(active) if at is not None and at - now <= RECENTLY}
+        latest = max(seen.values(), default=now)
+        if now - latest > RECENTLY * 10:
             return frozenset()  # after a long stop no client is expected
         return frozenset(client_id for client_id, at in seen.items() if latest - at <= RECENTLY)

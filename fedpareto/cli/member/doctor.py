@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -22,13 +21,11 @@ from fedpareto.on_first_use import on_first_use
 from fedpareto.standard_streams import print_document
 
 with on_first_use():
-    from federation.statistics.rules import MemberRules
     from federation.tasks import DataSource, PartError
     from federation.trust.member_files import MemberFiles
     from worker import doctor
     from worker.config import WorkerConfig
     from worker.home import WorkerHome
-    from worker.site.policy_file import Policy, PolicyError
 
 
 def doctor_command(
@@ -132,9 +129,7 @@ def _train(home: Path, site: "WorkerConfig", source: "DataSource") -> Iterator[F
     device = "cpu" if finding.outcome is CheckOutcome.FAILED else site.device  # task and data can be tried all the same
     if not site.tasks:
         yield Finding.skipped("task", "name it: --task NAME --data DIR")
-    describes: dict[str, MemberRules] = {}
-    with suppress(PolicyError):  # `worker run` names what is wrong
-        describes = Policy.load(WorkerHome(home).policy).statistics_of(site.tasks)
+    describes = doctor.described_tasks(WorkerHome(home), site.tasks)
     for finding, size in doctor.check_tasks(site.tasks, source, device, trainers_of(site), describes):
         largest = max(largest, size)
         yield finding

@@ -197,7 +197,7 @@ def _own_withdrawals(worker_home: "WorkerHome", member: "MemberFiles") -> "OwnWi
     certificate, kept = parse_peer(member.certificate).serial, read_withdrawal(worker_home.withdrawal)
     if kept is None:
         return OwnWithdrawals(certificate=certificate)
-    signed = frozenset(map(envelope_digest, (kept.envelope, *kept.earlier)))
+    signed = frozenset(envelope_digest(each) for each in (kept.envelope, *kept.earlier))
     return OwnWithdrawals(certificate=certificate, signed=signed, left=kept.left)
 
 
