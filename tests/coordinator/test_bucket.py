@@ -169,6 +169,7 @@ def test_an_object_that_was_changed_or_removed_pauses_the_run_until_it_is_restor
     remote.resume(run, ann, ben)
 
 
+@pytest.mark.full
 def test_a_coordinator_starts_only_with_a_bucket_that_works_and_the_check_names_what_fails(
     line: Proxy, tmp_path: Path
 ) -> None:

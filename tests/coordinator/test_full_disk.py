@@ -217,6 +217,7 @@ def replayed(made: Stage, run: str, orders: dict[Player, AssignmentManifest]) ->
     return list(orders)
 
 
+@pytest.mark.full
 def test_a_run_that_an_operator_pauses_while_the_disk_is_full_stays_paused(small: Stage, disk: Path) -> None:
     run, orders, _ = paused(small, disk)
     small.pause(run)
@@ -245,6 +246,7 @@ def test_a_run_goes_on_after_a_fault_that_could_not_be_recorded_because_the_rese
     small.play(run, *replayed(small, run, orders))
 
 
+@pytest.mark.full
 def test_a_coordinator_that_starts_on_a_full_disk_pauses_and_one_that_starts_after_it_goes_on(
     small: Stage, disk: Path
 ) -> None:

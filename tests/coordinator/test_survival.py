@@ -181,6 +181,7 @@ def test_a_front_listener_that_is_killed_ten_times_in_a_row_is_started_ten_times
     assert "the coordinator answers again" in watching.text
 
 
+@pytest.mark.full
 def test_a_front_listener_that_is_stopped_ends_with_a_killed_coordinator_and_leaves_the_port(scene: Scene) -> None:
     coordinator = scene.fed.serving
     front = front_of(coordinator)

@@ -279,6 +279,7 @@ def test_a_trigger_is_white_in_bytes_and_floats_of_every_shape() -> None:
         assert int((data.x != 0).sum()) == 2 * side * side * (x.shape[1] if x.ndim == 4 else 1)
 
 
+@pytest.mark.full
 def test_a_backdoor_opens_and_its_success_is_measured_on_other_classes(digits: Splits) -> None:
     attack, learned = parse_attack("backdoor:target=7"), task("digits")
     _, base = initial_model(learned, 1)

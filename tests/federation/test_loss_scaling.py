@@ -133,6 +133,7 @@ def test_a_worker_scales_gradients_and_leaves_updates_to_its_training() -> None:
     assert sent == {"train": 1.0, "jacobian": 4.0, "residual": 4.0}
 
 
+@pytest.mark.full
 def test_fedmgda_plus_makes_the_same_bytes_whatever_power_of_two_an_update_is_scaled_by() -> None:
     algorithm = 'name = "fedmgda+"\nepsilon = 1.0'
     honest, scaled = (run(attack, algorithm=algorithm, rounds=5) for attack in ("scale=1", "scale=8"))

@@ -44,6 +44,7 @@ def measured(attack: str, view: str, **changes: object) -> Measures:
     return laboratory.measure(LeakageSpecification.model_validate(named))[0]
 
 
+@pytest.mark.full
 def test_labels_are_read_from_an_update_its_bias_its_sketch_or_nine_probes_far_better_than_guessed() -> None:
     guessed = measured("labels", "nothing")["labels/distance"]
     for view, changes in (("update", {}), ("bias", {}), ("sketch", {}), ("gram", {"probes": 9})):
@@ -233,6 +234,7 @@ def test_a_specification_that_means_nothing_is_refused(changes: dict[str, object
         LeakageSpecification.model_validate({"name": "x", "seed": 0, "attack": "labels", "view": "update", **changes})
 
 
+@pytest.mark.full
 def test_every_run_of_the_experiment_is_what_its_names_say() -> None:
     experiment = load("leakage-digits")
     for form in (experiment, experiment.in_quick_form()):

@@ -135,6 +135,7 @@ def test_a_reader_of_many_members_with_different_coefficients_takes_the_small_on
 
 
 @pytest.mark.parametrize("m", few_of([5, 10, 20], 10))
+@pytest.mark.full
 def test_tags_are_decoded_without_blur_and_say_hardly_more_than_the_bound_with_it(m: int) -> None:
     bare, blurred = measured(members=m, blur=0.0), measured(members=m, blur=1.0)
     assert bare["decoded"] > 0.99
@@ -144,6 +145,7 @@ def test_tags_are_decoded_without_blur_and_say_hardly_more_than_the_bound_with_i
     )
 
 
+@pytest.mark.full
 def test_less_blur_does_not_hide_few_values() -> None:
     quarter, half = (measured(members=10, blur=c)["decoded"] for c in (0.25, 0.5))
     assert quarter > 0.95
@@ -160,6 +162,7 @@ def test_signs_of_members_that_train_are_decoded_without_blur_alone(keys: dict[s
     assert blurred["decoded"] < blurred["bound"] + 0.02
 
 
+@pytest.mark.full
 def test_what_a_model_repeats_in_many_coordinates_is_not_hidden() -> None:
     ideal = measured(members=10, copies=65, blur=1.0)
     trained = measured(members=10, updates="constant", knows="nothing", blur=1.0)

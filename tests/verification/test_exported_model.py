@@ -65,6 +65,7 @@ def test_the_models_of_a_run_carry_the_digest_of_its_record(stage: Stage, tmp_pa
     assert read_exported(models[0], "blake3")[0] != digest(models[0].read_bytes())
 
 
+@pytest.mark.full
 def test_a_model_of_a_run_that_goes_on_carries_the_digest_of_the_record_up_to_it(stage: Stage, tmp_path: Path) -> None:
     run, players = stage.begin("ann", "ben", rounds=2, more="evaluate.every = 0")
     first = export(stage, run, tmp_path / "first.safetensors")

@@ -161,6 +161,7 @@ def test_of_a_model_that_members_have_measured_privately_the_value_that_stops_th
     assert found.problem({**stands, "evaluated": 5.0})
 
 
+@pytest.mark.full
 def test_a_run_without_evaluations_has_no_metrics_of_models(
     stage: Stage, tmp_path: Path, expected: list[Compared]
 ) -> None:

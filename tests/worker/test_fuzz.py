@@ -52,6 +52,7 @@ def hostile(coordinator: ScriptedCoordinator, order: AssignmentManifest, rng: ra
     return response if response.WhichOneof("message") != "welcome" else None
 
 
+@pytest.mark.full
 def test_a_flood_of_runs_whose_specification_is_nowhere_does_not_grow_the_worker(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

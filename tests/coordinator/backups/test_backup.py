@@ -92,6 +92,7 @@ def test_a_lost_disk_is_restored_from_a_backup_that_was_made_while_a_round_was_o
         command("admin", "--home", home.admin_dir, "audit", "verify")
 
 
+@pytest.mark.full
 def test_a_database_on_a_server_that_a_newer_version_has_migrated_is_not_replaced_and_the_remedy_is_named(
     home: CoordinatorHome, backup: Path, postgresql: str
 ) -> None:

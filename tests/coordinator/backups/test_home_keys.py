@@ -41,6 +41,7 @@ def refusal(*arguments: object, code: int = 1) -> str:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.full
 def test_a_further_coordinator_has_the_same_keys_and_serves_under_names_of_its_own(
     tmp_path: Path, database_url: str
 ) -> None:

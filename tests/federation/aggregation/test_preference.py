@@ -173,6 +173,7 @@ def test_without_cvxpy_an_error_says_what_to_install(monkeypatch: pytest.MonkeyP
         preferred(np.eye(2), [1.0, 2.0], np.ones(2))
 
 
+@pytest.mark.full
 def test_cvxpy_is_loaded_only_where_a_preference_is_followed() -> None:
     code = "import federation.aggregation.rules.preference, sys; print('cvxpy' in sys.modules)"
     assert completed(["-c", code]).stdout.strip() == "False"

@@ -106,6 +106,7 @@ def test_mixing_with_nobody_left_out_is_the_mean_for_everybody(U: scene.Matrix) 
 
 
 @given(st.integers(5, 9), st.integers(0, 999), st.randoms(use_true_random=False))
+@pytest.mark.full
 def test_the_order_of_the_clients_does_not_matter_to_mixing(m: int, seed: int, random: Random) -> None:
     U = scene.matrix("random", m, 6, seed)
     order = list(range(m))

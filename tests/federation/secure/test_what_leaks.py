@@ -110,6 +110,7 @@ def known_elements(played: Session, name: str, opening: int) -> Elements:
     return elements
 
 
+@pytest.mark.full
 def test_openings_have_the_distribution_of_any_elements_with_the_same_sum() -> None:
     real: list[Elements] = []
     for number in range(40):
@@ -248,6 +249,7 @@ def test_shares_of_the_mask_secrets_of_the_smallest_cohort_show_nothing_but_the_
     assert same_distribution(pairs(quarter(real), 4), pairs(quarter(simulated), 4)) > 1e-3
 
 
+@pytest.mark.full
 def test_answers_of_the_smallest_cohort_show_norms_and_the_sum_and_are_uniform_otherwise() -> None:
     """What an answer shows beyond the value at 0 and the spy's own answer does not depend on the updates."""
     played = session(5, Mode.VERIFIED, 200)

@@ -384,6 +384,7 @@ def test_a_malformed_text_is_refused_with_its_path(tmp_path: Path, name: str, co
     assert str(path if says.startswith("line") else path.parent) in scene.refused("shakespeare", tmp_path, says)
 
 
+@pytest.mark.full
 def test_the_published_plays_are_read() -> None:
     source = scene.published("shakespeare")
     pool = Shakespeare().pool(source)

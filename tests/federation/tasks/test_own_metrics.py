@@ -221,6 +221,7 @@ def test_the_documented_example_measures_what_doctors_ask_for() -> None:
     assert json.dumps(last)
 
 
+@pytest.mark.full
 def test_the_regression_of_the_page_is_measured_by_rmse_and_stopped_by_it() -> None:
     document = """
         name = "rmse"

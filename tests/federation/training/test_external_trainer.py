@@ -194,6 +194,7 @@ class Numbers(Task):
 """
 
 
+@pytest.mark.full
 def test_a_trainer_of_very_long_names_fails_with_the_same_reasons_and_messages_in_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

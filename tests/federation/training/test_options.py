@@ -276,6 +276,7 @@ def test_updates_shrink_with_the_rate_of_their_round() -> None:
     "options",
     ["optimizer = 'adam', weight_decay = 0.01", "optimizer = 'adamw', step_schedule = 'cosine', step_warm_up = 2"],
 )
+@pytest.mark.full
 def test_stacked_clients_train_with_these_options_as_single_ones_do(options: str) -> None:
     text = f"{RUN}train = {{ batch_size = 40, learning_rate = 0.002, {options} }}\n"
     one, together = (simulate(text, backend=backend) for backend in ("loop", "stacked"))

@@ -49,6 +49,7 @@ def test_the_code_on_the_page_is_the_file() -> None:
     assert all(block in source for block in blocks)
 
 
+@pytest.mark.full
 def test_the_loop_of_the_page_trains_in_a_simulation_and_its_buffers_are_averaged(
     tmp_path: Path, example: Task
 ) -> None:

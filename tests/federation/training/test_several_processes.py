@@ -168,6 +168,7 @@ def test_noise_on_samples_is_for_one_process(two: ExternalTrainer) -> None:
         two.check_private()
 
 
+@pytest.mark.full
 def test_a_process_without_samples_begins_again_when_another_one_meets_an_operation_without_a_deterministic_kernel(
     two: ExternalTrainer, alone: Trainer, base: Vector
 ) -> None:

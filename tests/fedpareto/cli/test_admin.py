@@ -180,6 +180,7 @@ def test_a_bundle_with_payloads_says_before_what_it_would_show_also_what_noise_w
     )
 
 
+@pytest.mark.full
 def test_an_export_has_every_round_with_every_clients_part_and_scores(stub: AdminStub, finished: Finished) -> None:
     run_id, _ = finished
     rounds = list(stub.ExportRounds(admin.ExportRoundsRequest(run="finished")))
@@ -339,6 +340,7 @@ def test_a_file_that_is_no_model_is_refused_before_anything_is_sent(centre: Fede
 # --- a run on its way to other tools
 
 
+@pytest.mark.full
 def test_a_target_that_lacks_something_is_a_failure_and_the_same_command_goes_on(
     centre: Federation, finished: Finished, installed: Path
 ) -> None:

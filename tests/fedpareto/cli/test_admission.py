@@ -138,6 +138,7 @@ def test_each_name_has_its_own_result_and_one_failure_stops_no_other(served: Run
     )
 
 
+@pytest.mark.full
 def test_who_joins_or_changes_its_key_after_the_list_is_not_approved(served: Running, tmp_path: Path) -> None:
     member = Member(served.joined(tmp_path / "otto", "otto", ago=timedelta()))
     served.enroll("nina")

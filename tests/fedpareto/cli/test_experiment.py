@@ -73,6 +73,7 @@ def test_anew_removes_nothing_while_another_process_makes_one_of_the_runs(tmp_pa
 
 
 @pytest.mark.usefixtures("tiny_is_there")
+@pytest.mark.full
 def test_a_run_under_way_with_other_settings_is_refused_before_anything_is_made(
     tmp_path: Path, under_way: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_no_tables_are_written_while_nothing_is_finished(tmp_path: Path, monkeyp
     assert list(out.iterdir()) == []
 
 
+@pytest.mark.full
 def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
     (tmp_path / "adult").mkdir()
     (tmp_path / "adult" / "adult.data.gz").touch()

@@ -38,6 +38,7 @@ __all__ = ["installed"]
 one_thread = simulations.one_thread  # a fixture
 
 
+@pytest.mark.full
 def test_the_command_simulates_shows_sends_and_resumes(tmp_path: Path, installed: Path) -> None:
     file, home, sent = tmp_path / "run.toml", tmp_path / "home", installed / "a.jsonl"
     file.write_text(spec())

@@ -189,6 +189,7 @@ def test_runs_whose_rounds_were_all_skipped_say_so_and_are_not_like_those_that_w
     assert [text.get_text() for text in axes.texts] == ["50", "skipped", "40"]
 
 
+@pytest.mark.full
 def test_every_kind_of_figure_is_drawn(tmp_path: Path) -> None:
     results = [result(method, seed, 80.0) for method in ("FedAvg", "FedMGDA+ eps=0.1") for seed in (1, 2)]
     drawn = plots.draw(tiny(), results, tmp_path)
@@ -303,6 +304,7 @@ def test_a_target_is_reached_in_the_first_evaluated_round_that_is_there_from_abo
     assert "rounds_to/1/loss/test/left" not in final
 
 
+@pytest.mark.full
 def test_fronts_radars_and_curves_over_bytes_are_drawn(tmp_path: Path) -> None:
     experiment = two_objectives()
     drawn = plots.draw(experiment, derived(experiment, on_the_front(experiment)), tmp_path)
@@ -311,6 +313,7 @@ def test_fronts_radars_and_curves_over_bytes_are_drawn(tmp_path: Path) -> None:
     assert plots.draw(experiment, [], tmp_path) == []
 
 
+@pytest.mark.full
 def test_what_objectives_come_to_is_measured_with_the_bytes_of_each_participant() -> None:
     import fedpareto
 

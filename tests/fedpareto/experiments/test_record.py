@@ -173,6 +173,7 @@ def test_a_damaged_line_is_named_and_nothing_is_changed(out: Path) -> None:
     assert (out / RUNS).read_bytes() == damaged
 
 
+@pytest.mark.full
 def test_the_files_of_two_tables_are_combined_by_concatenation(out: Path, tmp_path: Path) -> None:
     run("small", "--seeds", 2, "--out", tmp_path / "other")
     with (out / RUNS).open("ab") as file:

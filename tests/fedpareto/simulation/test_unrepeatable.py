@@ -35,6 +35,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @few("stacked", "loop")
 @pytest.mark.parametrize("backend", ["stacked", "loop", "ray"])
+@pytest.mark.full
 def test_simulated_clients_begin_again_come_to_the_same_model_and_mark_their_replies(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, backend: str
 ) -> None:

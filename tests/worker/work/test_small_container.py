@@ -17,6 +17,7 @@ READ = ["--set", "loader_workers=1", "--code", str(OWNERS_CODE)]
 SENT = "send it through pipes instead"
 
 
+@pytest.mark.full
 def test_processes_send_samples_through_pipes_where_shared_memory_is_too_small() -> None:
     rehearsal = ["worker", "run", "--rehearse", "--task", TASK, "--json"]
     small = completed([*SMALL, *rehearsal, *READ])

@@ -230,6 +230,7 @@ def test_an_upload_ends_with_its_assignment(lines: Stage, restarted: bool) -> No
     assert partial(lines) == {}
 
 
+@pytest.mark.full
 def test_uploads_of_a_member_have_a_quota_together_and_one_alone_has_none(lines: Stage) -> None:
     [(first, second), others] = two_each(lines, "ann", "ben")
     first.break_off(0, 3000)

@@ -112,6 +112,7 @@ def test_a_round_shows_each_members_metrics_with_mean_weighted_worst_and_best(fe
     assert (cells(own)["a"], cells(own)["b"]) == (["0.950", "0.050"], ["0.400", "0.600"])
 
 
+@pytest.mark.full
 def test_rounds_and_watch_show_the_metric_that_stops_the_run(fed: Federation, run: str) -> None:
     table = command(fed, "rounds", run)
     assert (cells(table)["0"][-4], cells(table)["3"][-4]) == ("0.500", "0.900"), "then the worst client and the time"

@@ -150,6 +150,7 @@ def test_a_run_of_a_rule_and_a_stage_of_researchers_verifies(stage: Stage, tmp_p
     assert len(verified(stage, run, tmp_path)) == 3
 
 
+@pytest.mark.full
 def test_a_rule_that_draws_numbers_without_a_seed_pauses_its_run_before_a_step_that_nobody_could_verify(
     stage: Stage,
 ) -> None:

@@ -62,6 +62,7 @@ def test_what_is_drawn_depends_on_the_seed_and_the_round_and_on_nothing_else() -
     assert (step("torchjd:pcgrad", 0, seed=1) != first).any()
 
 
+@pytest.mark.full
 def test_runs_beside_each_other_draw_their_own() -> None:
     U = matrix("conflicting", 6, 20, 0)
     alone = aggregate("torchjd:pcgrad", U).coefficients

@@ -110,6 +110,7 @@ def test_the_page_has_few_elements_and_bytes_and_asks_for_nothing(console: Conso
     assert len(zlib.compress(page.encode())) + len(zlib.compress(series)) + scripts < 200_000
 
 
+@pytest.mark.full
 def test_a_new_round_sends_less_than_20_kb(console: Console, held: HeldRun) -> None:
     rng = np.random.default_rng(4)
 
