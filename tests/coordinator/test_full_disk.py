@@ -234,7 +234,8 @@ def test_a_run_goes_on_after_a_fault_that_could_not_be_recorded_because_the_rese
     run, orders = begun(small)
     (disk / "coordinator" / "reserve").unlink()
     with closing(sqlite3.connect(disk / "coordinator" / "coordinator.db")) as record:
-        record.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # no space is left in the log of the database either
+        # No space is left in the log of the database either. While somebody reads, it stays as long as it is.
+        wait_for(lambda: record.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0, "the log to be short")
     fill(disk)
     assert not all(replied(player, order, unless="disk") for player, order in orders.items()), "it took everything"
     wait_for(lambda: health(small) == NOT_SERVING, "the health to tell")

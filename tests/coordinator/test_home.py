@@ -127,6 +127,7 @@ def said(log: str, path: Path) -> None:
     assert " WARNING " not in log
 
 
+@pytest.mark.full
 def test_a_coordinator_whose_home_is_moved_ends_with_one_line_and_makes_nothing_in_its_place(tmp_path: Path) -> None:
     with federation(tmp_path) as fed:
         coordinator = fed.serve()

@@ -287,6 +287,7 @@ print(digest(result.rows["loss"].tobytes()), result.losses)
 """
 
 
+@pytest.mark.full
 def test_a_new_process_gives_the_same_bytes_as_one_that_did_other_rounds_first() -> None:
     said = [completed(["-c", _ELSEWHERE, *rounds]) for rounds in (["5"], ["0", "3", "5"])]
     assert said[0].stdout.startswith("blake3:")

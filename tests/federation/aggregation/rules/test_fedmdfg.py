@@ -68,6 +68,7 @@ def as_written(U: Matrix, losses: Vector, theta: float) -> tuple[Vector, bool]:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(2, 7), st.integers(0, 10**6), st.sampled_from([5.0, 11.25, 40.0]))
+@pytest.mark.full
 def test_the_direction_is_that_of_a_general_solver_with_the_row_of_fairness(m: int, seed: int, theta: float) -> None:
     U, losses = matrix("random", m, 30, seed), drawn_losses(m, seed + 1)
     found = aggregate("fedmdfg", U, losses=losses, theta=theta)
