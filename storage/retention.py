@@ -1,7 +1,7 @@
 """Garbage collection: blobs that no retained row refers to are removed."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -21,6 +21,7 @@ from storage.records import RunMemory
 from storage.states import RoundState
 from storage.table_claims import forget_claims
 
+_AT_A_TIME = 500  # digests in one statement, which takes a bounded number of values
 _ENDED = Round.state.in_((RoundState.COMPLETED, RoundState.SKIPPED))
 _FORGOTTEN = and_(Client.forgotten.is_not(None), Reply.received <= Client.forgotten)
 
@@ -143,6 +144,11 @@ def needed_elsewhere(session: Session, digests: Iterable[str], left: Iterable[in
         keep_rounds: that of `collect`.
     """
     asked = sorted(digests)
+    parts = (asked[start : start + _AT_A_TIME] for start in range(0, len(asked), _AT_A_TIME))
+    return {digest for part in parts for digest in _needed_elsewhere(session, part, left, keep_rounds)}
+
+
+def _needed_elsewhere(session: Session, asked: Sequence[str], left: Iterable[int], keep_rounds: int) -> set[str]:
     queries: list[Select[Any]] = [
         select(Model.digest).where(Model.digest.in_(asked)),
         select(Input.digest).where(Input.digest.in_(asked)),

@@ -67,10 +67,23 @@ def measure(fleet: Fleet, current: Round) -> Replies:
     first = fleet.question(current, 0, phase, list(current.selected), current.wanted, model)
     replies = fleet.ask(first)
     if fleet.run.spec.measures and (back := fleet.back(first)):
-        later = fleet.ask(fleet.question(current, 1, phase, back, len(back), model))
-        replies = Replies([*replies, *later], declines={**replies.declines, **later.declines})
+        replies = _of_both(fleet, first, fleet.question(current, 1, phase, back, len(back), model))
     _check_enough(fleet, first, replies, required)
     return replies
+
+
+def _of_both(fleet: Fleet, first: Question, second: Question) -> Replies:
+    """The replies to both questions, without those of members that were revoked before the last look at either."""
+    told: set[str] | None = None
+    while True:
+        later = fleet.ask(second)
+        # On record: read once more, since members may have been revoked while others were asked.
+        replies = fleet.ask(first)
+        found = Replies([*replies, *later], declines={**replies.declines, **later.declines})
+        names = {reply.client_id for reply in found}
+        if names == told:
+            return found
+        told = names
 
 
 def _required(fleet: Fleet, current: Round) -> tuple[str, ...]:

@@ -125,5 +125,5 @@ def _signed(document: dict[str, Any]) -> SignedWithdrawal:
     return SignedWithdrawal(
         from_text(document["withdrawal"]),
         None if left is None else datetime.fromisoformat(left),
-        tuple(from_text(text) for text in document["earlier"]),
+        tuple(from_text(text) for text in document.get("earlier", [])),
     )

@@ -191,8 +191,8 @@ class Runner:
     def cancelled(self, envelope: SignedEnvelope) -> None:
         """Drops an assignment that waits, is in work, or is in the spool, with the values that are kept for it.
 
-        If its private round is over, all that is here of its session is dropped. The coordinator must have signed the
-        cancellation, so that nobody else can end this member's part in a round.
+        If its private round is over, the work that is here of its session is dropped, and its secrets are erased. The
+        coordinator must have signed the cancellation, so that nobody else can end this member's part in a round.
         """
         try:
             manifest = check_cancel(envelope, self.attendance.member)
@@ -210,10 +210,13 @@ class Runner:
                 self.execution.memory.end_session(manifest.session)
 
     def _of_session(self, session: bytes) -> set[str]:
-        """The assignments of a private round's session that wait, are in work, or are in the spool."""
+        """The assignments of a private round's session that wait or are in work.
+
+        Finished replies stay in the spool: one of them may be on record, and its receipt is still to be fetched. The
+        coordinator refuses the others before it takes a byte of their payloads.
+        """
         with self._changed:
-            envelopes = [entry.assignment for entry in self.spool.entries()]
-            envelopes += [*self._held.values(), *(job.order.envelope for job in self._jobs())]
+            envelopes = [*self._held.values(), *(job.order.envelope for job in self._jobs())]
         orders = [AssignmentManifest.FromString(envelope.manifest) for envelope in envelopes]
         return {order.assignment_id for order in orders if asked_session(order) == session}
 

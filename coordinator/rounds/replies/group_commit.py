@@ -16,8 +16,9 @@ class GroupCommit(Generic[ItemT, ResultT]):
     """Commits items in groups, without a timer: the thread whose turn it is takes all that wait.
 
     An item that is alone waits for no other one. Each item has its own result. If the transaction of a group fails,
-    each of its items is tried in a transaction of its own, so that none fails for another one's fault. If the database
-    cannot be written, all that wait are told so at once, and may try again.
+    each of its items is tried in a transaction of its own, so that none fails for another one's fault; so it is if the
+    group and another transaction waited for each other's rows. If the database cannot be written, all that wait are
+    told so at once, and may try again.
 
     Args:
         database: in which they are written.
@@ -54,13 +55,13 @@ class GroupCommit(Generic[ItemT, ResultT]):
                 with self._list:
                     group, self._waiting = self._waiting, []
                 results = self._write(session, [place.item for place in group])
-        except UNAVAILABLE as error:
-            with self._list:
-                group, self._waiting = [*group, *self._waiting], []
-            for place in group:
-                place.error = error
-            return
         except Exception as error:
+            if isinstance(error, UNAVAILABLE) and not _is_conflict(error):
+                with self._list:
+                    group, self._waiting = [*group, *self._waiting], []
+                for place in group:
+                    place.error = error
+                return
             if not group:  # it was not its turn to write; the others ask for theirs
                 with self._list:
                     self._waiting.remove(own)
@@ -82,6 +83,11 @@ class GroupCommit(Generic[ItemT, ResultT]):
             place.error = error
         else:
             place.result = result
+
+
+def _is_conflict(error: Exception) -> bool:
+    """True if PostgreSQL ended a transaction because of another one, and not because it cannot be written."""
+    return getattr(getattr(error, "orig", None), "sqlstate", "") in ("40001", "40P01")
 
 
 class _Place(Generic[ItemT, ResultT]):

@@ -39,7 +39,7 @@ from federation.vectors import Layout, update_layout
 from federation.work.base import Work
 from federation.work.registry import kind, statement_problem
 from storage import audit
-from storage.database import Database
+from storage.database import UNAVAILABLE, Database
 from storage.models import Assignment, Client, Phase, Reply, Round, Run
 from storage.states import AssignmentState
 
@@ -230,7 +230,11 @@ class Intake:
         Raises:
             Refusal: `problem`, with the signed receipt; or another reply or the deadline came first.
         """
-        recorded = self._group.commit((admission, problem))
+        try:
+            recorded = self._group.commit((admission, problem))
+        except UNAVAILABLE:
+            self._changed(admission.manifest.run_id)  # it may be on record all the same, and the last one of its phase
+            raise
         if isinstance(recorded, Refusal):
             raise recorded
         if recorded.new:

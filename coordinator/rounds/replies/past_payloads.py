@@ -18,6 +18,7 @@ from storage.states import RoundState
 GRACE = timedelta(minutes=10)  # longer than it takes to record an equal update that has been stored or claimed
 LOOKS_BACK = timedelta(hours=25)  # after a start; `collect` removes what is older
 BATCH = 50  # rounds that are looked at in one go
+MOST = 500  # payloads that are looked at in one go, or those of one round
 
 
 class PastPayloads:
@@ -39,11 +40,16 @@ class PastPayloads:
         self._runs: dict[str, _PastRounds] = {}
 
     def remove(self, now: datetime) -> Collection:
-        """Removes what is due, of `BATCH` rounds at most. `now` is the present time, with a time zone."""
+        """Removes what is due, of `BATCH` rounds and `MOST` payloads at most. `now` has a time zone."""
+        due, payloads = dict[int, _PastRounds](), set[str]()
         with self._database.read() as session:
             self._read(session, now - LOOKS_BACK)
-            due = dict(islice(self._due(now - GRACE), BATCH))
-            payloads = payloads_of(session, due) if due else set()
+            for round_id, rounds in islice(self._due(now - GRACE), BATCH):
+                more = payloads_of(session, [round_id])
+                if due and len(payloads) + len(more) > MOST:
+                    break
+                due[round_id] = rounds
+                payloads |= more
             needed = needed_elsewhere(session, payloads, due, self._keep_rounds) if payloads else set()
         old = (now - GRACE).timestamp()
         deleted = [self._blobs.delete(digest, older_than=old) for digest in sorted(payloads - needed)]

@@ -182,7 +182,7 @@ class SiteConsole:
             "run": run,
             "described": described,
             "address": _address(run.run, run.spec),
-            "numbers": self._own(run) if described and request.query_params.get("numbers") else None,
+            "numbers": self._numbers(run) if described and request.query_params.get("numbers") else None,
             "verdict": run.verdict(facts.policy),
             "words": list(asked_words(run, facts)),
             "compared": compared_words(run, facts.policy),
@@ -193,6 +193,13 @@ class SiteConsole:
             "document": [escaped(line) for line in run.document.decode(errors="replace").splitlines()],
         }
         return self._shown(request, "/runs", "run", values)
+
+    def _numbers(self, run: RunRequest) -> Sequence[str] | None:
+        """What this site would tell in a run that describes data, as lines."""
+        try:
+            return self._own(run)
+        except Error as error:
+            raise RefusedRequest(503, f"The numbers of this site cannot be shown: {escaped(str(error))}") from error
 
     def _left(self, request: Request) -> Response:
         run = request.query_params.get("run", "")

@@ -50,7 +50,6 @@ def console_command(
     with failing(ValueError, OSError, code=USAGE, what=f"cannot listen on {host}"):
         listening = web_server.listen(host, port)
     keys = EntranceKeys(time.monotonic)
-    use_code([Path(directory) for directory in site_config(home.directory, None).code], "worker.toml: code")
     with listening:
         app = SiteConsole(home, keys, partial(_numbers, home)).guarded(listening.getsockname()[1])
         where = str(home.directory)
@@ -62,5 +61,7 @@ def console_command(
 
 def _numbers(home: "WorkerHome", run: "RunRequest") -> Sequence[str] | None:
     """What this site would tell in a run that describes data, as lines; None for other runs."""
-    own = own_statistics(run, site_config(home.directory, None), Policy.load(home.policy))
+    site = site_config(home.directory, None)
+    use_code([Path(directory) for directory in site.code], "worker.toml: code")
+    own = own_statistics(run, site, Policy.load(home.policy))
     return None if own is None else [*own.lines()]

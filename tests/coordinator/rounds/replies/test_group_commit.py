@@ -25,6 +25,7 @@ class Writer:
         self.commits = GroupCommit(database, self.write)
         self.ends: dict[str, object] = {}
         self.failure: Exception | None = None
+        self.once = False
 
     def write(self, session: Session, items: Sequence[str]) -> list[str]:
         self.groups.append([*items])
@@ -32,7 +33,8 @@ class Writer:
             self.begun.set()
             assert self.go.wait(60)
             if self.failure is not None:
-                raise self.failure
+                failure, self.failure = self.failure, None if self.once else self.failure
+                raise failure
         for item in items:
             session.add(Model(digest=item.rstrip("!"), size=1, parameters=1, created=NOON))
         session.flush()
@@ -100,6 +102,20 @@ def test_all_that_wait_are_told_when_the_database_cannot_be_written_and_may_try_
     writer.failure = None
     writer.commit("model-1")
     assert on_record(database) == {"model-1"}
+
+
+class Deadlock(Exception):
+    """As psycopg tells it."""
+
+    sqlstate = "40P01"
+
+
+def test_each_is_tried_alone_when_the_group_and_another_transaction_waited_for_each_other(database: Database) -> None:
+    writer = Writer(database, held="model-0")
+    writer.failure, writer.once = OperationalError("INSERT", {}, Deadlock()), True
+    writer.all_at_once(names(4))
+    assert on_record(database) == set(names(4)) - ({"model-0"} if len(writer.groups[0]) == 1 else set())
+    assert [writer.ends[name] for name in names(4)[1:]] == [f"{name} is written" for name in names(4)[1:]]
 
 
 def test_what_fails_before_its_turn_to_write_leaves_the_others_theirs(database: Database) -> None:

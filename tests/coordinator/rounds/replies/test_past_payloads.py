@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
+from coordinator.rounds.replies import past_payloads
 from coordinator.rounds.replies.past_payloads import BATCH, GRACE, PastPayloads
+from storage import retention
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
 from storage.models import Run
@@ -124,6 +126,16 @@ def test_what_left_while_no_coordinator_ran_goes_after_the_start_in_batches(kept
     assert past.remove(late).deleted == 2 * 2
     assert past.remove(late).deleted == 0
     assert kept.updates() == words("r", 0, BATCH + 3, BATCH + 4)
+
+
+def test_a_batch_has_a_bounded_number_of_payloads(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past_payloads, "MOST", 5)
+    monkeypatch.setattr(retention, "_AT_A_TIME", 3)
+    kept.run("r")
+    kept.play("r", range(7))
+    past, late = removes(kept), kept.end_of(120)
+    assert [past.remove(late).deleted for _ in range(3)] == [4, 4, 0]
+    assert kept.updates() == words("r", 0, 5, 6)
 
 
 def test_only_the_rounds_that_leave_are_looked_at(kept: Kept) -> None:

@@ -156,6 +156,24 @@ def test_a_member_that_was_away_is_asked_when_the_others_have_answered(stage: St
         assert words in refusal(file.with_round(0, change), tmp_path)
 
 
+def test_a_member_that_is_revoked_while_others_are_asked_again_does_not_count(stage: Stage, tmp_path: Path) -> None:
+    task, (dora, emil, fay, late) = stage.crew("dora", "emil", "fay", "later")
+    stage.hang_up(late)
+    run = submit(stage, document(task, task, DIGESTS[:1]), MODELS[:1])
+    first = [player.order() for player in (dora, emil, fay)]
+    late.attend(**{task: 10})
+    for player, order in zip((dora, emil, fay), first, strict=True):
+        player.reply(order)
+    second = late.order()
+    stage.revoke("dora")
+    late.reply(second)
+    stage.complete(run, emil, fay, late)
+    told = [measurements(order.client_id, order)["test/accuracy"] for order in (*first[1:], second)]
+    (row,) = stage.rounds(run)
+    assert row.metrics["accuracy/mean"] == pytest.approx(float(np.mean(told)))
+    assert [one.words.split(" blake3")[0] for one in verified(stage, run, tmp_path)] == ["3 members measured"]
+
+
 def test_a_run_without_any_measured_model_has_failed(stage: Stage) -> None:
     run, players = begin(stage, "ada", "ben", more="selection.quorum = 1.0\n")
     for _ in range(3):
