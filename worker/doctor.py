@@ -294,7 +294,7 @@ def check_leaving(home: WorkerHome) -> Iterator[Finding]:
             "leaving",
             f"since {_day(leave.since)} the owner wants to leave: no new work begins, and the withdrawal is sent once "
             f"{'a coordinator answers' if leave.now else 'begun work has ended and a coordinator answers'}.{asked} "
-            "`fedpareto worker run`, or `fedpareto worker leave` without a worker, sends it",
+            "`fedpareto worker run` sends it; if no worker runs, `fedpareto worker leave` does, too",
         )
 
 

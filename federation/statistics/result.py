@@ -21,7 +21,7 @@ class StatisticsResult:
     Attributes:
         document: JSON, with sorted keys.
         used: the clients that it is made from, sorted.
-        left_out: the others, sorted: their numbers are those of no data, with the reason.
+        left_out: the others, sorted, with the reason: no data can have their numbers.
     """
 
     document: bytes
@@ -35,7 +35,7 @@ def result(
     """The result, from the bytes that each client told, by name.
 
     Raises:
-        ColumnError: no client has told what some data have, or they have fewer than `fewest` samples together.
+        ColumnError: no data can have the numbers of any client, or all have fewer than `fewest` samples together.
     """
     found: dict[str, tuple[int, list[ColumnSums]]] = {}
     left_out = {}

@@ -1,8 +1,8 @@
-"""Totals as they are shown: a count below 10 is not told, and no other number gives it back.
+"""Totals as they are shown: no count below 10, and no other number from which it could be computed.
 
-The values of a column are divided into the missing ones, those outside the range, and the bins or classes. Who knows
-how many they are and all counts but one knows that one, too. So, besides the counts below 10, the smallest bins are
-left out until what is not shown could be any count below 10. What cannot be reached so is not shown at all.
+The values of a column are divided into the missing ones, those outside the range, and the bins or classes. From their
+number and all counts but one, a reader could compute the last count. So, besides the counts below 10, the smallest bins
+are left out, until each hidden count could be any number below 10. If that cannot be reached, no count is shown.
 """
 
 import math
@@ -20,7 +20,7 @@ FEWER = "fewer than 10"
 WITHHELD = "not shown"
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _BINS = 2  # the place of the first bin, after the missing values and those outside the range
-_AROUND = 20  # the mean is rounded to what this number of samples changes that are one deviation away
+_AROUND = 20  # samples one deviation away: what they change of the mean is the step of its rounding
 
 Shown = int | str
 """A count, `FEWER` or `WITHHELD`."""
@@ -101,7 +101,7 @@ def described(sums: ColumnSums, column: Column, bins: int, *, fewest: int = FEWE
 
 
 def _hidden(counts: Sequence[int], values: int, fewest: int) -> list[Shown]:
-    """The counts, without those below `fewest` and those that would give them back."""
+    """The counts, without those below `fewest`, and without those from which they could be computed."""
     small = {at for at, count in enumerate(counts) if count < fewest}
     left_out, most = set(small), fewest - 1
     while small:
@@ -133,7 +133,7 @@ def _rounded(value: float, step: float) -> float:
 
 
 def _spread(told: Sequence[Shown], values: int) -> list[float]:
-    """The counts of the bins by what is shown alone: what is not is spread over the counts that are not."""
+    """The counts of the bins by what is shown alone: the values of hidden counts are spread evenly over these."""
     known = [count for count in told if isinstance(count, int)]
     rest = (values - sum(known)) / max(1, len(told) - len(known))
     return [count if isinstance(count, int) else rest for count in told[_BINS:]]

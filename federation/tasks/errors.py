@@ -28,7 +28,7 @@ class DataError(Error):
 
 
 class LossError(DataError):
-    """The model has no finite loss on some samples: values are missing or infinite, say."""
+    """The model has no finite loss on some samples: values are missing or infinite, for example."""
 
 
 @contextmanager

@@ -128,7 +128,10 @@ def test_a_document_of_the_release_has_the_same_values_for_all_keys_that_it_had(
     assert grown(document["values"], values_of(document["kind"], document[form]))
 
 
-@pytest.mark.parametrize(("kind", "file"), [("Settings", "coordinator.toml"), ("WorkerConfig", "worker.toml")])
+@pytest.mark.parametrize(
+    ("kind", "file"),
+    [("Settings", "coordinator.toml"), ("WorkerConfig", "worker.toml"), ("Policy", "policy.toml")],
+)
 def test_the_settings_that_the_release_does_not_know_are_named_where_one_goes_back_to_it(kind: str, file: str) -> None:
     [document] = [one for one in KEPT["documents"] if one["kind"] == kind]
     page = (ROOT / "docs/operate/upgrading.md").read_text().partition("\n## Going back\n")[2]

@@ -148,7 +148,7 @@ class LeftLedger:
             )
 
     def decline(self, reason: str, message: str, *, run: str, assignment: str, at: datetime) -> None:
-        """Counts a decline of an assignment. The last one for its reason, made once more, counts once. Raises OSError.
+        """Counts a decline of an assignment; not if it repeats the last one for its reason. Raises OSError.
 
         `message` is for the owner; `run` is empty if the assignment was not the coordinator's.
         """

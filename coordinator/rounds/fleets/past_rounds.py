@@ -1,4 +1,4 @@
-"""What the rounds of a run that have ended mean for the next one, without a look at all of them in each round."""
+"""What the ended rounds of a run mean for its next one; each of them is read once."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session

@@ -14,7 +14,7 @@ LISTED_TASKS = 8
 
 
 def missing_offer(session: Session, spec: RunSpec) -> str:
-    """Says that no active client offers the task of a run, and lists the offered ones; empty if one does, or none any.
+    """Why a run cannot begin: no active client offers its task. Lists the offered ones; empty if no client offers any.
 
     A run that describes data can have a task that is offered for statistics alone, with 0 samples.
     """

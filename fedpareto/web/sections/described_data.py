@@ -39,10 +39,10 @@ def sentence(document: Mapping[str, Any]) -> str:
     left_out = document["left_out"]
     told = f"{members} with {samples} ({splits})"
     if left_out:
-        told += f"; the numbers of {', '.join(left_out)} are those of no data, and are left out"
+        told += f"; left out, since no data can have their numbers: {', '.join(left_out)}"
     return (
-        f"{told}. A count below {document['fewest']} is not told, and what would give it back is not shown. A member "
-        "tells counts of 1 to 4 as 0, unless its owner says otherwise."
+        f"{told}. No count below {document['fewest']} is shown, and no number from which it could be computed. Members "
+        "tell counts of 1 to 4 as 0, unless their owners have set another bound."
     )
 
 

@@ -37,7 +37,7 @@ def statistics(
     response = stub.GetRound(v1.GetRoundRequest(run=run, round=0))
     if not response.document:
         raise CommandFailure(
-            f'run {response.run.run_id} has described no data: a run of kind = "statistics" does', code=USAGE
+            f'run {response.run.run_id} has described no data; a run with kind = "statistics" does', code=USAGE
         )
     document = json.loads(response.document)
     if as_csv is not None:
