@@ -172,7 +172,7 @@ def test_members_train_by_the_loop_of_the_page_in_a_federation_and_the_model_is_
             running.join(name)
             running.work(name, "--task", "own_loop:Digits", "--set", f"part={place}/2", "--code", str(EXAMPLES))
         running.attending("ann", "ben")
-        text = specification(rounds=6).partition("\n")[2].partition("[simulation]")[0]
+        text = "task" + specification(rounds=6).partition("\ntask")[2].partition("[simulation]")[0]
         run = running.completed("own", f"{text}[selection]\nminimum = 2\nquorum = 1.0\n")
         item = running.admin("rounds", run)["rounds"][-1]
         assert item["metrics"]["accuracy/mean"] > 0.85, item

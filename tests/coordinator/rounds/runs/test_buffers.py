@@ -26,6 +26,7 @@ from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes, update_layout, update_rows
 from federation.work.base import Result
+from fedpareto.code_path import VARIABLE
 from fedpareto.face.simulated import simulate
 from fedpareto.simulation.simulate import Simulation
 from storage.states import RunState
@@ -225,8 +226,12 @@ def test_a_pretrained_resnet_with_batch_normalisation_trains(
 
 
 @pytest.mark.full
-def test_a_pretrained_resnet_keeps_local_buffers_at_a_worker_which_exports_them(tmp_path: Path) -> None:
+def test_a_pretrained_resnet_keeps_local_buffers_at_a_worker_which_exports_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_pretrained(tmp_path)
+    monkeypatch.setenv(VARIABLE, str(tmp_path))  # a command with --code sets it, for the processes that it starts
+    monkeypatch.setattr(sys, "path", [*sys.path])
     code = ("--code", str(tmp_path))
     with federation(tmp_path) as fed:
         fed.serve()
