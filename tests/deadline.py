@@ -63,6 +63,15 @@ class Deadline:
     def pytest_runtest_call(self) -> Generator[None, object, object]:
         return (yield from self._interruptible())
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self) -> Generator[None, object, object]:
+        try:
+            return (yield)
+        except Exception:
+            if not self.interrupted:
+                raise
+            return None  # the interrupted test has left its fixtures half way, such as a server that is stopped
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.skipped and REASON in str(report.longrepr):
             self.skipped.append(report.nodeid)

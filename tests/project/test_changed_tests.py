@@ -76,8 +76,9 @@ def test_without_a_merge_base_nothing_is_known_to_have_changed(tree: Path, tmp_p
 
 def test_the_alarm_of_the_deadline_ends_a_test_and_those_after_it_are_left_out_and_listed(tmp_path: Path) -> None:
     (tmp_path / "test_slow.py").write_text(
-        "import signal\n\ndef test_quick(): pass\n"
-        "def test_long(): signal.raise_signal(signal.SIGALRM); raise AssertionError\n"
+        "import pytest, signal\n\ndef test_quick(): pass\n"
+        "@pytest.fixture\ndef server():\n    yield\n    raise ValueError('it is stopped')\n"
+        "def test_long(server): signal.raise_signal(signal.SIGALRM); raise AssertionError\n"
         "def test_later(): raise AssertionError\n"
     )
     options = ("-c", os.devnull, "--rootdir", ".", "-p", "tests.deadline", "--deadline", "600")
