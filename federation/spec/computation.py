@@ -1,6 +1,6 @@
 """The computations that work needs of a client's model and data. A worker does one at a time; a simulation many."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -14,6 +14,12 @@ from federation.spec.train_section import LocalSgd
 from federation.vectors import Vector
 
 SPLITS = ("train", "validation", "test")
+
+
+def check_splits(splits: Sequence[str]) -> None:
+    """Checks the splits that a member reads: at least one, each once, and known ones. Raises ValueError."""
+    if not splits or not {*splits} <= {*SPLITS} or len({*splits}) < len(splits):
+        raise ValueError(f"cannot read the splits {list(splits)}; there are {', '.join(SPLITS)}")
 
 
 class Ability(StrEnum):

@@ -34,8 +34,9 @@ class Description:
         values: all, with those that are missing.
         missing, outside: of them.
         count: the values that are there.
-        mean, deviation: of those that are there, a value outside the range as the nearest end of it; None where they
-            would tell of a count, of classes, and without values. Deviation: of the population.
+        mean, deviation: of the values that are there; a value outside the range counts as the nearest end of the
+            range. The deviation is that of the population. None for classes, without values, and where they would
+            show a count that is hidden.
         edges: between the bins; empty for classes.
         cells: the count of each bin or class.
         quantiles: by their share, from the histogram.

@@ -29,7 +29,7 @@ from fedpareto.delivery.targets_file import AlertTarget, Targets
 ROOM = "notify"  # the directory of the records, in that of the administrator
 LOOK_SECONDS = 10.0  # between two looks at the alerts
 CALL_SECONDS = 30.0  # for one call
-MOST_ALERTS = 5000  # that are read in a look, of those that last, and of those that began not long ago
+MOST_ALERTS = 5000  # the most that one look reads of the alerts that last, and of those that began lately
 PAUSES = (5.0, 900.0)  # the first and the longest pause between two attempts at a receiver, in seconds
 STOP_SECONDS = 5.0  # for what is being sent when the process stops
 REACH = timedelta(hours=1)  # how long before the last look alerts began that are read again

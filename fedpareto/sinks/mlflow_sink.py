@@ -136,7 +136,7 @@ class MlflowSink(Sink):
 
 def _pause() -> None:
     """Waits for what another process does; at random, so that two do not do the same again and again."""
-    time.sleep(random.uniform(0, _APART))  # noqa: S311
+    time.sleep(random.uniform(0, _APART))  # noqa: S311 - MLflow tells no client what another one has done
 
 
 def _key(name: str) -> str:

@@ -73,7 +73,7 @@ def _told(session: Session, rows: Iterable[Row[Any]]) -> list[tuple[str, Cancell
         attempt = (row.client_id, row.round_id, row.attempt)
         begun[attempt] = begun.get(attempt, 0) + (row.kind == SessionStage.READY)
         last[*attempt, begun[attempt]] = row
-    # Whoever has a receipt for its last reply has erased what it kept.
+    # A member that has the receipt of its last reply has erased its values of the session.
     left = {
         row.assignment_id: row
         for row in last.values()

@@ -30,7 +30,7 @@ class GroupCommit(Generic[ItemT, ResultT]):
         self._database = database
         self._write = write
         self._turn = threading.Lock()
-        self._list = threading.Lock()  # of those that wait
+        self._waiting_lock = threading.Lock()  # held while the list of waiting items changes
         self._waiting: list[_Place[ItemT, ResultT]] = []
 
     def commit(self, item: ItemT) -> ResultT:
@@ -40,7 +40,7 @@ class GroupCommit(Generic[ItemT, ResultT]):
             Exception: that of its transaction; nothing of the item is written then, or it is not known.
         """
         place = _Place[ItemT, ResultT](item)
-        with self._list:
+        with self._waiting_lock:
             self._waiting.append(place)
         with self._turn:
             if not place.ended:
@@ -52,18 +52,18 @@ class GroupCommit(Generic[ItemT, ResultT]):
         group: list[_Place[ItemT, ResultT]] = []
         try:
             with self._database.begin() as session:
-                with self._list:
+                with self._waiting_lock:
                     group, self._waiting = self._waiting, []
                 results = self._write(session, [place.item for place in group])
         except Exception as error:
             if isinstance(error, UNAVAILABLE) and not _is_conflict(error):
-                with self._list:
+                with self._waiting_lock:
                     group, self._waiting = [*group, *self._waiting], []
                 for place in group:
                     place.error = error
                 return
             if not group:  # it was not its turn to write; the others ask for theirs
-                with self._list:
+                with self._waiting_lock:
                     self._waiting.remove(own)
             if len(group) <= 1:
                 own.error = error

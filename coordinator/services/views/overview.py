@@ -33,7 +33,7 @@ from storage.states import Answer, ClientState
 def clients(
     session: Session, attending: Mapping[str, Attending], now: datetime, *, after: str, count: int
 ) -> list[messages.Client]:
-    """Clients by name, at the time `now`: at most `count` of those whose name comes after `after`."""
+    """The next clients in the order of their names, as they are at the time `now`: at most `count`, after `after`."""
     query = select(models.Client).where(models.Client.client_id > after).order_by(models.Client.client_id).limit(count)
     return _clients(session, attending, now, session.scalars(query).all())
 

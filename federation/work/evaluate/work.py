@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from federation.spec.computation import SPLITS, Measure
+from federation.spec.computation import Measure, check_splits
 from federation.spec.task_metrics import MetricKind, check_metrics
 from federation.work.base import RowSchema, Shape, Shows, Terms, Work, WorkError, WorkingClient
 from federation.work.site import EVALUATE
@@ -38,10 +38,8 @@ class Evaluate(Work):
         return False
 
     def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
-        known = all(split in SPLITS for split in self.splits)
-        if not self.splits or not known or len(set(self.splits)) < len(self.splits):
-            raise WorkError(f"cannot evaluate the splits {list(self.splits)}; there are {', '.join(SPLITS)}")
         try:
+            check_splits(self.splits)
             check_metrics(self.metrics)
         except ValueError as error:
             raise WorkError(str(error)) from None

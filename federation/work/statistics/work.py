@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from federation.spec.computation import SPLITS
+from federation.spec.computation import check_splits
 from federation.statistics.data_columns import Column, ColumnError, check_columns
 from federation.statistics.held import HeldData, chosen, held
 from federation.statistics.rules import MemberRules
@@ -53,12 +53,10 @@ class Statistics(Work):
         return False
 
     def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
-        known = all(split in SPLITS for split in self.splits)
-        if not self.splits or not known or len(set(self.splits)) < len(self.splits):
-            raise WorkError(f"cannot describe the splits {list(self.splits)}; there are {', '.join(SPLITS)}")
         try:
+            check_splits(self.splits)
             check_columns(self.columns, self.bins)
-        except ColumnError as error:
+        except ValueError as error:
             raise WorkError(str(error)) from None
         return self.payload
 
