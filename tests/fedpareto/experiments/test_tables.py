@@ -1,4 +1,7 @@
-"""The pages of docs/results show the numbers of their `runs.jsonl`, whose runs experiments can make again."""
+"""The pages of docs/results show the numbers of their `runs.jsonl`, whose runs experiments can make again.
+
+Each table and figure of the papers has its experiment.
+"""
 
 import re
 import shlex
@@ -14,7 +17,9 @@ from fedpareto.cli.research.experiment_results import load
 from fedpareto.experiments.comparison_tables import SKIPPED, UNKNOWN
 from fedpareto.experiments.definition import Cell
 from fedpareto.experiments.derived import derived
+from fedpareto.experiments.loading import names
 from fedpareto.experiments.result_store import RUNS, Job, RunResult, Store, difference
+from tests.fedpareto.experiments.scene import catalogue
 from tests.few import few_of
 from tests.paths import DOCS
 
@@ -104,3 +109,24 @@ def test_each_run_of_results_is_one_that_an_experiment_of_that_name_makes(direct
             if not found[-1]:
                 break
         assert "" in found, f"{run.name}: {found or 'no such method and condition'}"
+
+
+def of_papers() -> dict[str, str]:
+    """The sources of the experiments that repeat one of a paper, by name."""
+    sources = {name: one.source for name, one in catalogue().items() if "own comparison" not in one.source}
+    return {name: source for name, source in sources.items() if re.search(r"(Hu|Askin|Yang|Wang) et al", source)}
+
+
+def test_the_source_of_every_experiment_of_a_paper_names_the_table_or_figure() -> None:
+    sources = of_papers()
+    assert len(sources) > 30
+    part = r"(table|figure|section|appendix)s? \w|indicator matrix|River Flow radar chart"
+    assert [name for name, source in sources.items() if not re.search(part, source)] == []
+
+
+def test_the_page_of_the_papers_names_every_experiment_of_a_paper_and_no_other_that_is_not_there() -> None:
+    page = (DOCS / "research/papers.md").read_text()
+    named = set(re.findall(r"`([a-z0-9-]+)`", "\n".join(re.findall(r"\|[^|\n]*\|\n", page))))
+    assert of_papers().keys() <= named
+    tasks = {"cifar10", "fashion-mnist", "femnist", "preferences"}
+    assert named - tasks <= set(names())
