@@ -47,6 +47,11 @@ class ClientPreferences:
             raise ValueError(f"preferences: the least weights add up to {total:g}, more than 1")
         return cls(least, largest)
 
+    def cautions(self) -> tuple[str, ...]:
+        """A warning for the operator, where clients have a least weight."""
+        named = ", ".join(f"{name} {value:g}" for name, value in sorted(self.least.items()) if value > 0)
+        return (f"preferences: least weights in every step, whatever these clients send: {named}",) if named else ()
+
     def bounds(self, clients: Sequence[str]) -> tuple[Vector, Vector]:
         """The least and the largest weight of each of these clients, shapes (m,), (m,).
 

@@ -54,7 +54,8 @@ class FedMGDA(Rule):
 
     def cautions(self) -> tuple[str, ...]:
         unbounded = self.epsilon == 1 and not self.epsilon_decay
-        return (*super().cautions(), *((standstill(self.name),) if unbounded else ()))
+        trusted = ClientPreferences.parse(self.preferences).cautions()
+        return (*super().cautions(), *((standstill(self.name),) if unbounded else ()), *trusted)
 
     def largest_weights(self, prior: Vector) -> Vector | None:
         return None if self.epsilon == 1 or self.preferences else box(prior, self.epsilon)[1]
@@ -100,7 +101,8 @@ class FedMGDAPlus(Rule):
 
     def cautions(self) -> tuple[str, ...]:
         unbounded = self.epsilon == 1 and not self.epsilon_decay
-        return (*super().cautions(), *((standstill(self.name),) if unbounded else ()))
+        trusted = ClientPreferences.parse(self.preferences).cautions()
+        return (*super().cautions(), *((standstill(self.name),) if unbounded else ()), *trusted)
 
     def sensitivity(self, updates: int) -> float | None:
         """2 min(1, 1/m + epsilon), plus a term for the residual of the program.

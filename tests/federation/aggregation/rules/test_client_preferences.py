@@ -83,6 +83,12 @@ def test_epsilon_shrinks_as_a_power_of_the_round_and_the_weights_go_to_the_prior
         assert np.abs(found.weights - 1 / 3).max() <= 0.3 / (t + 1) ** 0.5 + 1e-12
 
 
+def test_least_weights_are_said_before_a_run_begins() -> None:
+    (caution,) = FedMGDAPlus(preferences=("b >= 0.25", "a >= 0.5", "c <= 0.2")).cautions()
+    assert caution.endswith("whatever these clients send: a 0.5, b 0.25")
+    assert FedMGDAPlus(preferences=("c <= 0.2",)).cautions() == ()
+
+
 def test_a_rule_with_preferences_has_no_bound_for_noise_and_none_for_alerts() -> None:
     rule = FedMGDAPlus(epsilon=0.1)
     assert rule.sensitivity(10) is not None
