@@ -193,7 +193,7 @@ def standstill(name: str) -> str:
 
 def shrunk(epsilon: float, decay: float, round_: int) -> float:
     """epsilon_t = epsilon / (t + 1)^decay, from round 0 on: it goes to 0 (Hu et al., 2022, theorem 1b)."""
-    return epsilon / (round_ + 1.0) ** decay
+    return float(epsilon / (round_ + 1.0) ** decay)
 
 
 def check_preferences(texts: tuple[str, ...], stages: Sequence[str], refusal: type[ValueError]) -> None:
