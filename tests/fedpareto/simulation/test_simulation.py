@@ -262,7 +262,7 @@ def test_the_model_of_a_history_is_the_one_that_its_numbers_are_of(tmp_path: Pat
     history = simulate(spec(rounds=2, algorithm="afl"), home=tmp_path / "home")
     run, last, blobs = run_of(tmp_path / "home")
     assert last.deployed_model != run.model
-    assert history.model.tolist() == read_vector(blobs.local(last.deployed_model))[1].tolist()
+    assert history.model.tolist() == read_vector(blobs.local(last.deployed_model or ""))[1].tolist()
 
 
 def test_a_seed_of_the_model_changes_the_initial_model_alone(tmp_path: Path) -> None:
