@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from federation.aggregation.interface import Reads as Reads
     from federation.aggregation.interface import Rows as Rows
     from federation.aggregation.interface import TooFewUpdatesError as TooFewUpdatesError
+    from federation.aggregation.metrics.drawn_round import draw_round as draw_round
     from federation.aggregation.pre import Stage as Stage
     from federation.attacks.base import Attack as Attack
     from federation.attacks.base import AttackError as AttackError
@@ -67,6 +68,7 @@ _PLACES = {
     for module, names in {
         "fedpareto.offline_aggregation": "Aggregate aggregate",
         "federation.aggregation.base": "Rule conclude",
+        "federation.aggregation.metrics.drawn_round": "draw_round",
         "federation.aggregation.pre": "Stage",
         "federation.aggregation.interface": "Combination HyperparameterError Mixture Reads Rows TooFewUpdatesError",
         "federation.attacks.base": "Attack AttackError",

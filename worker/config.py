@@ -138,7 +138,8 @@ class WorkerConfig(Section):
     )
     part: str = Field("", description="Rehearse with one part of a data set: 3/8 is the third of eight.")
     partition: str = Field(
-        "iid", description="The partition: iid, shards:S, dirichlet:ALPHA or natural; see `fedpareto data show`."
+        "iid",
+        description="The partition: iid, shards:S, labels:S, dirichlet:ALPHA or natural; see `fedpareto data show`.",
     )
     sizes: str = Field(
         "equal", description="The number of samples of a part, for iid and dirichlet: equal or lognormal:SIGMA."

@@ -136,6 +136,11 @@ def box(prior: Vector, epsilon: float) -> tuple[Vector, Vector]:
     return np.maximum(0.0, prior - epsilon), np.minimum(1.0, prior + epsilon)
 
 
+def nearest(prior: Vector, lower: Vector, upper: Vector) -> Vector:
+    """Weights of sum 1 within bounds that allow some, (m,) each: the prior, clipped, and the rest spread by room."""
+    return _into(prior, lower, upper)
+
+
 def _validate(K: Matrix, prior: Vector, lower: Vector, upper: Vector) -> None:
     m = len(K)
     if m == 0 or K.shape != (m, m):

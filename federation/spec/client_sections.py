@@ -197,8 +197,8 @@ class SimulationSpec(Section):
     partition: str = Field(
         "iid",
         description='The [partition](research/simulation.md#partitions): `"iid"`, `"shards:S"` (S shards of the '
-        'label-sorted set for each client), `"dirichlet:ALPHA"`, or `"natural"` (by owner, where a task knows '
-        "owners).",
+        'label-sorted set for each client), `"labels:S"` (at most S labels for each client), `"dirichlet:ALPHA"`, or '
+        '`"natural"` (by owner, where a task knows owners).',
     )
     sizes: str = Field(
         "equal",
@@ -207,6 +207,13 @@ class SimulationSpec(Section):
     )
     partition_seed: int = Field(
         0, ge=0, description="The seed of the partition. All other random choices follow the run's `seed`."
+    )
+    model_seed: int | None = Field(
+        None,
+        ge=0,
+        lt=2**63,
+        description="The seed of the initial model; without this key, the run's `seed`. With it, the same model begins "
+        "runs that select clients and deal minibatches by different seeds, or different models begin the same run.",
     )
     objectives: str = Field(
         "all",

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from federation.errors import Error
 
 _POSITIVE = r"(?=.*[1-9])[0-9]{1,6}(\.[0-9]{1,9})?"
-_SCHEMES = {"iid": None, "natural": None, "shards": r"[1-9][0-9]{0,5}", "dirichlet": _POSITIVE}
+_COUNT = r"[1-9][0-9]{0,5}"
+_SCHEMES = {"iid": None, "natural": None, "shards": _COUNT, "labels": _COUNT, "dirichlet": _POSITIVE}
 _SIZES = {"equal": None, "lognormal": _POSITIVE}
 
 
@@ -21,7 +22,8 @@ class Part:
     Attributes:
         index: 0 to count - 1.
         count: the number of clients that share the data set.
-        scheme: "iid", "shards:S", "dirichlet:ALPHA" or "natural"; see `federation.tasks.partition.partition`.
+        scheme: "iid", "shards:S", "labels:S", "dirichlet:ALPHA" or "natural"; see
+            `federation.tasks.partition.partition`.
         seed: clients with the same seed, count, scheme and sizes hold disjoint parts.
         sizes: "equal", or for iid and dirichlet "lognormal:SIGMA" (see `federation.tasks.partition.quotas`).
 
@@ -42,7 +44,8 @@ class Part:
             raise PartError(f"the seed of a partition is not negative; got {self.seed}")
         if not _known(self.scheme, _SCHEMES):
             raise PartError(
-                f"unknown scheme {self.scheme!r}: use iid, shards:S (S >= 1), dirichlet:ALPHA (ALPHA > 0) or natural"
+                f"unknown scheme {self.scheme!r}: use iid, shards:S or labels:S (S >= 1), dirichlet:ALPHA (ALPHA > 0) "
+                "or natural"
             )
         if not _known(self.sizes, _SIZES):
             raise PartError(f"unknown sizes {self.sizes!r}: use equal or lognormal:SIGMA (SIGMA > 0)")

@@ -109,12 +109,20 @@ class ServerSpec(Section):
         "beta1": ("optimizer", ("momentum", "adam", "yogi", "adagrad")),
         "beta2": ("optimizer", ("adam", "yogi")),
         "tau": ("optimizer", ("adam", "yogi", "adagrad")),
+        "decay": ("schedule", ("stepwise",)),
+        "decay_every": ("schedule", ("stepwise",)),
     }
 
     learning_rate: ServerRate = Field(
         1.0,
         description='eta_0, the rate of the first round. `"auto"` finds it anew in each round: at most 1, and so '
         "small that no step is longer than the lower median of the lengths of the members' updates.",
+    )
+    schedule: Literal["stepwise", "inverse"] = Field(
+        "stepwise",
+        description='How the rate changes over the rounds: `"stepwise"`, by `decay` and `decay_every`; or `"inverse"`, '
+        "`eta_0 * 2 / (t + 2)` in round t from 0, the rate of FedMGDA+'s theorem 2 with `eta_0 = 1/c` for losses that "
+        "are strongly convex with modulus c.",
     )
     decay: float = Field(
         0.0,

@@ -94,8 +94,8 @@ class RunSpec(Section):
         0,
         ge=0,
         lt=2**63,
-        description="The seed of the selection of clients and, together with round and client, of the order of "
-        "minibatches.",
+        description="The seed of the initial model, of the selection of clients and, together with round and client, "
+        "of the order of minibatches.",
     )
     results: Literal["members", "admins"] = Field(
         "members",
@@ -187,6 +187,11 @@ class RunSpec(Section):
     def describes(self) -> bool:
         """True if its only round describes the members' data."""
         return self.kind == STATISTICS
+
+    @property
+    def seed_of_model(self) -> int:
+        """The seed of the initial model of a simulation."""
+        return self.seed if self.simulation.model_seed is None else self.simulation.model_seed
 
     @property
     def evaluated(self) -> tuple[Split, ...]:

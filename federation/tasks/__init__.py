@@ -67,6 +67,7 @@ _BUILT_IN = {
     "mnist": "federation.tasks.vision:Mnist",
     "mnist-fashion": "federation.tasks.pairs:MnistFashion",
     "mnist-fedfv": "federation.tasks.fedfv_tasks:MnistFedFV",
+    "mnist-fedfv-standardised": "federation.tasks.fedfv_tasks:MnistFedFVStandardised",
     "multi-mnist": "federation.tasks.pairs:MultiMnist",
     "multi-mnist-fmol": "federation.tasks.pairs:MultiMnistFmol",
     "multi-mnist-fmol-256": "federation.tasks.pairs:MultiMnistFmol256",

@@ -1,4 +1,4 @@
-"""`fashion-mnist-3`, `cifar10-fedfv` and `mnist-fedfv`: the experiments of FedFV as its published code ran them.
+"""`fashion-mnist-3`, `cifar10-fedfv` and `mnist-fedfv...`: the experiments of FedFV as its published code ran them.
 
 The code differs from the paper (Wang et al. 2021, section 5.1) in models, splits and loss, and the paper's numbers are
 the code's. These tasks are there to reproduce them; learn with `fashion-mnist`, `cifar10` and `mnist`.
@@ -66,3 +66,9 @@ class MnistFedFV(DoubleSoftmax, Mnist):
     """FedFV section 5, MNIST: as `mnist`, with another model and loss. Its 200 clients take scheme "shards:2"."""
 
     network = "fedfv_mnist_cnn"
+
+
+class MnistFedFVStandardised(MnistFedFV):
+    """`mnist-fedfv` with standardised pixels: which of the two scales the published records have is not known."""
+
+    network = "fedfv_mnist_cnn_standardised"

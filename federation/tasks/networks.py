@@ -212,13 +212,14 @@ def fedfv_linear() -> nn.Module:
     return layers(out=out)
 
 
-def fedfv_mnist_cnn() -> nn.Module:
+def fedfv_mnist_cnn(mean: tuple[float, ...] = (0.0,), deviation: tuple[float, ...] = (1.0,)) -> nn.Module:
     """28 x 28 grey images, uint8 (n, 1, 28, 28) -> (n, 62): the code of FedFV; 608,702 parameters.
 
-    As there: pixels in [0, 1], no activation after the convolutions, but one on the 62 outputs, of which ten are used.
+    As there: pixels in [0, 1], unless they are standardised; no activation after the convolutions, but one on the 62
+    outputs, of which ten are used.
     """
     return layers(
-        pixels=Pixels((0.0,), (1.0,)),
+        pixels=Pixels(mean, deviation),
         conv1=nn.Conv2d(1, 32, 5),
         pool1=nn.MaxPool2d(2),
         conv2=nn.Conv2d(32, 64, 5),
@@ -229,6 +230,11 @@ def fedfv_mnist_cnn() -> nn.Module:
         out=nn.Linear(512, 62),
         relu2=nn.ReLU(),
     )
+
+
+def fedfv_mnist_cnn_standardised() -> nn.Module:
+    """`fedfv_mnist_cnn` for pixels with mean 0 and standard deviation 1: the same parameters."""
+    return fedfv_mnist_cnn(GREY_MEAN, GREY_DEVIATION)
 
 
 # Models of several objectives: an encoder, and a head for each.

@@ -31,9 +31,11 @@ def partition(pool: Pool, part: Part) -> list[Indices]:
     """The samples of every part. All schemes but "natural" deal out everything.
 
     "iid": a random deal. "shards:S": sort by label, cut into S * count shards whose sizes differ by at most one, deal S
-    to each client (McMahan et al. 2017; FedMGDA+ section 6.1). "dirichlet:ALPHA": client i draws its shares of the
-    classes from Dir(ALPHA); then a client with quota left is picked at random, draws a class from its shares (again
-    while that class is used up) and gets a sample of it, until all are dealt (Acar et al. 2021; FedCMOO appendix).
+    to each client (McMahan et al. 2017; FedMGDA+ section 6.1). "labels:S": the same with shards of one class each, so
+    that a client has at most S classes; their sizes differ (FMOL section 5). "dirichlet:ALPHA": client i draws its
+    shares of the classes from Dir(ALPHA); then a client with quota left is picked at random, draws a class from its
+    shares (again while that class is used up) and gets a sample of it, until all are dealt (Acar et al. 2021; FedCMOO
+    appendix).
     "natural": client i holds what owner i holds; when there are fewer clients than owners, the largest owners take
     part. Owners are ordered by name.
 
@@ -88,14 +90,15 @@ def _parts(pool: Pool, part: Part, what: str) -> list[Indices]:
     if kind == "natural":
         parts = _grouped(_owner(pool), len(pool.owners))
         return [parts[owner] for owner in holders(pool, part.count)]
-    pieces = part.count * int(argument) if kind == "shards" else part.count
+    pieces = part.count * int(argument) if kind in ("shards", "labels") else part.count
     if len(pool) < pieces:
         raise PartError(f"{len(pool)} {what} cannot be cut into {pieces} pieces ({part.scheme}, {part.count} clients)")
     random = np.random.default_rng([part.seed, _DEAL])
     if kind == "iid":
         chosen = np.split(random.permutation(len(pool)), np.cumsum(quotas(len(pool), part))[:-1])
-    elif kind == "shards":
-        shards = np.array_split(np.argsort(classes(pool), kind="stable"), pieces)
+    elif kind in ("shards", "labels"):
+        by_class = np.argsort(classes(pool), kind="stable")
+        shards = np.array_split(by_class, pieces) if kind == "shards" else _of_one_class(classes(pool), by_class, part)
         hands = np.array_split(random.permutation(pieces), part.count)
         chosen = [np.concatenate([shards[shard] for shard in hand]) for hand in hands]
     else:
@@ -223,7 +226,7 @@ def _stratified(pool: Pool) -> Indices:
 
 def _owner(pool: Pool) -> Indices:
     if pool.owner is None:
-        raise PartError("this data has no natural owners: use iid, shards:S or dirichlet:ALPHA")
+        raise PartError("this data has no natural owners: use iid, shards:S, labels:S or dirichlet:ALPHA")
     return pool.owner
 
 
@@ -231,6 +234,23 @@ def _grouped(keys: Indices, groups: int) -> list[Indices]:
     """For each of the keys 0 to groups - 1, where it stands, ascending."""
     order = np.argsort(keys, kind="stable")
     return np.split(order, np.cumsum(np.bincount(keys, minlength=groups))[:-1])
+
+
+def _of_one_class(labels: Indices, by_class: Indices, part: Part) -> list[Indices]:
+    """S * count shards of one class each, whose numbers for each class go with its size, at least one.
+
+    Raises:
+        PartError: fewer shards than classes.
+    """
+    pieces = part.count * int(part.scheme.partition(":")[2])
+    sizes = np.unique(labels, return_counts=True)[1]
+    if pieces < len(sizes):
+        raise PartError(f"{pieces} shards ({part.scheme}, {part.count} clients) cannot hold {len(sizes)} classes apart")
+    counts = np.ones(len(sizes), np.int64)
+    for _ in range(pieces - len(sizes)):
+        counts[np.argmax(sizes / counts)] += 1  # the class with the largest shards gets one more
+    of_class = np.split(by_class, np.cumsum(sizes)[:-1])
+    return [shard for own, count in zip(of_class, counts, strict=True) for shard in np.array_split(own, count)]
 
 
 def _dirichlet(labels: Indices, sizes: Indices, alpha: float, random: np.random.Generator) -> list[Indices]:

@@ -85,11 +85,30 @@ class Target(_Section):
     value: float
 
 
+class DeltaQ(_Section):
+    """FMOL's distance from optimal: the method whose last losses are optimal, and each loss with its weight.
+
+    With `mu` and `eta`, also the mean over the rounds for a round that is drawn (`metrics.drawn_round`).
+    """
+
+    reference: str
+    weights: dict[str, str] = Field(min_length=1)
+    mu: float = Field(0.0, ge=0)
+    eta: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Self:
+        if (self.mu > 0) != (self.eta > 0) or self.mu * self.eta >= 2:
+            raise ValueError("mu and eta: give both or neither, with mu eta < 2")
+        return self
+
+
 class Derived(_Section):
     """Measures of several runs, or of the rounds of one run (`experiments.derived`)."""
 
     targets: tuple[Target, ...] = ()
     delta_m: dict[str, str] = {}
+    delta_q: DeltaQ | None = None
     front: tuple[str, str] | None = None
     groups: dict[str, tuple[int, ...]] = {}
     after: tuple[int, ...] = ()
@@ -200,7 +219,8 @@ class Experiment(_Section):
                 raise ValueError(f"{what}: twice {', '.join(map(repr, twice))}")
         for named in (self.quick.conditions, *(method.conditions for method in self.methods)):
             chosen("condition", conditions, named)
-        for named in (self.quick.methods, tuple(self.derived.delta_m.values())):
+        optimal = (self.derived.delta_q.reference,) if self.derived.delta_q else ()
+        for named in (self.quick.methods, tuple(self.derived.delta_m.values()), optimal):
             chosen("method", methods, named)
         if self.published is None and any(column.published for column in self.columns):
             raise ValueError("a column names a published one, but there is no [published] table")

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
+from federation.aggregation.metrics.drawn_round import delta_q, round_weights
 from federation.aggregation.metrics.metrics import delta_m
 from federation.aggregation.rules.preference import divergence
-from fedpareto.experiments.definition import Derived, Experiment, Target
+from fedpareto.experiments.definition import DeltaQ, Derived, Experiment, Target
 from fedpareto.experiments.result_store import Measures, RunResult
 
 
@@ -17,7 +19,10 @@ def derived(experiment: Experiment, results: Sequence[RunResult]) -> list[RunRes
 
     For each target: `rounds_to/VALUE/MEASURE`, the first evaluated round that reached it; `uploaded_to/...`, the amount
     that each participant had sent by then (MB); `steps_to/...`, the number of its local steps. `delta_m` (%) against
-    the baselines of the same seed and condition, see `federation.aggregation.metrics.metrics`. On a front, for
+    the baselines of the same seed and condition, see `federation.aggregation.metrics.metrics`. `delta_q/last`,
+    Delta_Q of the last model before which the weights were found and that was evaluated, against the reference of the
+    same seed and condition; with mu and eta `delta_q/drawn`, its mean over such models, each with the probability
+    that its round is drawn. On a front, for
     methods with a preference: `front/wanted` and `front/place`, the ranks by preference and by result, from 1, where
     the first objective counts most; `front/tau`, Kendall's tau-b of the two ranks, the same for all methods and NaN
     for a single one; `front/divergence`, mu of the last losses and the preference; `front/spread`, the largest r_k F_k
@@ -33,6 +38,8 @@ def derived(experiment: Experiment, results: Sequence[RunResult]) -> list[RunRes
         for target in wanted.targets:
             final |= _reached(target, item.rounds)
         final |= _against_baselines(wanted, final, {other.method: other.final for other in together})
+        if wanted.delta_q is not None:
+            final |= _from_optimal(wanted.delta_q, item, together)
         final |= _of_groups(wanted.groups, final)
         final |= {
             f"after/{measures['round']:g}/{name}": value
@@ -64,6 +71,26 @@ def _against_baselines(wanted: Derived, final: Measures, by_method: Mapping[str,
     if not names or not np.isfinite([*values, *baselines]).all():
         return {}
     return {"delta_m": delta_m(values, baselines, [_higher_is_better(name) for name in names])}
+
+
+def _from_optimal(wanted: DeltaQ, item: RunResult, together: Iterable[RunResult]) -> Measures:
+    """Delta_Q of models that were evaluated, and then got weights in the next round, which was evaluated, too."""
+    optimal = next((other.final for other in together if other.method == wanted.reference), {})
+    names = list(wanted.weights)
+    best = [optimal.get(name, math.nan) for name in names]
+    found = dict[int, float]()
+    for before, after in pairwise(item.rounds):
+        losses = [before.get(name, math.nan) for name in names]
+        weights = [after.get(wanted.weights[name], math.nan) for name in names]
+        if after["round"] == before["round"] + 1 and np.isfinite([*best, *losses, *weights]).all():
+            found[int(before["round"])] = delta_q(weights, losses, best)
+    if not found:
+        return {}
+    last = {"delta_q/last": found[max(found)]}
+    if not wanted.mu:
+        return last
+    p = round_weights(max(found), mu=wanted.mu, eta=wanted.eta)[np.array(list(found)) - 1]
+    return {**last, "delta_q/drawn": float(p @ np.array(list(found.values())) / p.sum())}
 
 
 def _of_groups(groups: Mapping[str, Sequence[int]], final: Measures) -> Measures:

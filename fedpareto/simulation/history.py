@@ -56,7 +56,8 @@ class History:
         spec: the run specification.
         state: COMPLETED, PAUSED if it was interrupted, or FAILED.
         reason: the cause, unless it was completed.
-        model: the last model, float32 (d,).
+        model: the model that the last evaluated numbers are of, float32 (d,): the last one, or, of a rule such as AFL,
+            the mean of the models after all steps.
         attackers: the clients that attacked.
         seconds: duration of the rounds of this call.
         round_records: see `rounds`; the other records likewise.
@@ -320,7 +321,7 @@ def read_history(
     facts = read_facts(session, run)
     message = overview.run(session, run, spec=True)
     watching.add_members(message, facts.participation)
-    layout, model = read_vector(blobs.local(run.model))
+    layout, model = read_vector(blobs.local(message.model))  # with AFL, not the one that the next round begins with
 
     def exported() -> Iterator[ExportRoundsResponse]:
         done = 0

@@ -28,7 +28,7 @@ class PopulationState:
         self._sharing: Sharing | None = None
         parameters, buffers = spec.parameters, buffers_of(task)
         if not parameters.shares_all:
-            layout, initial = initial_model(task, spec.seed)
+            layout, initial = initial_model(task, spec.seed_of_model)
             self._sharing = Sharing.of(layout, parameters.personal, parameters.frozen, buffers, parameters.buffers)
             self._initial = np.array(initial)
 

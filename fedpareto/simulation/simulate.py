@@ -117,10 +117,11 @@ class Simulation(AbstractContextManager["Simulation"]):
         if missing := sorted(needed - self._trainer.abilities):
             raise SimulationError(f"the run cannot be simulated: {self._trainer.__name__} {CANNOT[missing[0]]}")
         self.remarks: tuple[str, ...] = ()
+        seed = self.spec.seed_of_model
         if not (self.spec.measures or given):
-            self._models = [run_model(known_task, self.spec.seed, self.spec.parameters)]
+            self._models = [run_model(known_task, seed, self.spec.parameters)]
         else:
-            read = [given_model(path, known_task, self.spec.seed, self.spec.parameters) for path in given]
+            read = [given_model(path, known_task, seed, self.spec.parameters) for path in given]
             self._models = [(model.layout, model.vector) for model in read]
             self.remarks = tuple(dict.fromkeys(remark for model in read for remark in model.remarks))
         if self.spec.describes:

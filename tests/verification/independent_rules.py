@@ -21,6 +21,8 @@ def scheduled(run: Mapping[str, Any], number: int) -> float:
     server = run.get("server", {})
     first, decay, every = server.get("learning_rate", 1.0), server.get("decay", 0.0), server.get("decay_every", 100)
     first = 1.0 if first == "auto" else first
+    if server.get("schedule") == "inverse":
+        return float(first * 2 / (number + 2))
     return float(first * decay ** (every / run["rounds"] * (number // every)) if decay else first)
 
 

@@ -23,8 +23,8 @@ from verification.run import verify
 
 RULES = {
     "fedavg": "",
-    "fedmgda": "",
-    "fedmgda+": "algorithm.epsilon = 0.1\nalgorithm.prior = 'samples'",
+    "fedmgda": "algorithm.epsilon = 0.4\nalgorithm.epsilon_decay = 0.5\nalgorithm.preferences = ['ann >= 0.45']",
+    "fedmgda+": "algorithm.epsilon = 0.1\nalgorithm.epsilon_decay = 1.0\nalgorithm.prior = 'samples'",
     "fedmgda+auto": "",
     "dual-cone": "algorithm.tau = 2",
     "nash-mtl": "",
@@ -46,6 +46,7 @@ SERVERS = {
     "adam": "server = { optimizer = 'adam', learning_rate = 0.01 }",
     "yogi": "server = { optimizer = 'yogi', learning_rate = 0.01 }",
     "adagrad": "server = { optimizer = 'adagrad', learning_rate = 0.01 }",
+    "inverse": "server = { learning_rate = 0.7, schedule = 'inverse' }",
     "decay": "server = { learning_rate = 0.7, decay = 0.5, decay_every = 1 }",
 }
 FORMS = {

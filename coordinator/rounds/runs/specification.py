@@ -146,6 +146,11 @@ def check_suits_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
         getattr(rule, "tau", 0) == 0,  # section 6: nobody keeps updates of earlier rounds
         f"secure: algorithm.tau: {rule.name} would need updates of earlier rounds, which nobody has; leave tau out",
     )
+    require(
+        not getattr(rule, "preferences", ()),  # section 3.5: members bound every weight by epsilon and the cover
+        f"secure: algorithm.preferences: members of a private round bound each other's weights alike; {rule.name} has "
+        "preferences in open rounds only",
+    )
     over_objectives = isinstance(rule, ObjectiveRule | Scalarised)
     require(not over_objectives or mode == "sum", f'secure = "{mode}": {rule.name} needs nothing but sums: use "sum"')
     require(

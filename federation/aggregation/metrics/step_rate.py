@@ -29,10 +29,17 @@ def server_rate(learning_rate: float, decay: float, t: int, T: int, every: int =
     return float(learning_rate * (decay ** (every / T)) ** (t // every))
 
 
+def inverse_rate(learning_rate: float, t: int) -> float:
+    """eta_t = eta_0 2 / (t + 2): with eta_0 = 1/c the 2 / (c (t + 2)) of FedMGDA+, theorem 2 (c: strong convexity)."""
+    return learning_rate * 2.0 / (t + 2.0)
+
+
 def scheduled_rate(spec: RunSpec, number: int) -> float:
     """The rate of the round with this number by the schedule alone; "auto" begins at 1, the most that it can be."""
     server = spec.server
     first = 1.0 if isinstance(server.learning_rate, str) else server.learning_rate
+    if server.schedule == "inverse":
+        return inverse_rate(first, number)
     return server_rate(first, server.decay, number, spec.rounds, server.decay_every)
 
 

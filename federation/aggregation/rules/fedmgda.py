@@ -1,6 +1,7 @@
 """FedMGDA, FedMGDA+ (Hu et al., 2022, Algorithm 1), and FedMGDA+ in the smallest box that opposes no client."""
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,12 +12,16 @@ from federation.aggregation.base import Rule
 from federation.aggregation.diagnostics import describe
 from federation.aggregation.geometry import inverse_norms, unit_gram
 from federation.aggregation.interface import Combination, Matrix, Rows, TooFewUpdatesError, Vector
-from federation.aggregation.qp import RESIDUAL_TOLERANCE, InfeasibleBoxError, Solution, box, min_norm
+from federation.aggregation.qp import RESIDUAL_TOLERANCE, InfeasibleBoxError, Solution, box, min_norm, nearest
+from federation.aggregation.rules.client_preferences import MIXING, WORDS, ClientPreferences
 from federation.spec.options import option
 
 DROP_ZERO = (
     "leave zero updates out, and those a million times shorter than the median, as already satisfied; otherwise one "
     "zero update stops FedMGDA"
+)
+EPSILON_DECAY = (
+    "p of epsilon_t = epsilon / (t + 1)^p in round t from 0: above 0, epsilon goes to 0; 0 leaves it as it is"
 )
 _ZERO = 1e-6  # of the median norm: a shorter update counts as zero
 _STANDSTILL = 1e-7  # of the median norm: a direction that moves nothing
@@ -40,15 +45,27 @@ class FedMGDA(Rule):
 
     epsilon: float = option(1.0, "how far a weight may be from lambda0, in [0, 1]; 0 is FedAvg, 1 no bound", "[0, 1]")
     drop_zero: bool = option(False, DROP_ZERO)
+    epsilon_decay: float = option(0.0, EPSILON_DECAY, "[0, 10]")
+    preferences: tuple[str, ...] = option((), WORDS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_preferences(self.preferences, [stage.name for stage in self.stages], self.refusal)
 
     def cautions(self) -> tuple[str, ...]:
-        return (*super().cautions(), standstill(self.name)) if self.epsilon == 1 else super().cautions()
+        unbounded = self.epsilon == 1 and not self.epsilon_decay
+        trusted = ClientPreferences.parse(self.preferences).cautions()
+        return (*super().cautions(), *((standstill(self.name),) if unbounded else ()), *trusted)
 
     def largest_weights(self, prior: Vector) -> Vector | None:
-        return None if self.epsilon == 1 else box(prior, self.epsilon)[1]
+        return None if self.epsilon == 1 or self.preferences else box(prior, self.epsilon)[1]
 
     def combine(self, rows: Rows) -> Combination:
-        solution = solve(rows.gram, rows.prior, epsilon=self.epsilon, drop_zero=self.drop_zero, cap=rows.cap)
+        epsilon = shrunk(self.epsilon, self.epsilon_decay, rows.round)
+        preferred = preferred_bounds(self.preferences, rows, self.name)
+        solution = solve(
+            rows.gram, rows.prior, epsilon=epsilon, drop_zero=self.drop_zero, cap=rows.cap, preferred=preferred
+        )
         # With all weight on an update of almost no length nothing cancels, and still the model hardly moves.
         shortest = math.sqrt(max(0.0, float(solution.weights @ rows.gram @ solution.weights)))
         if shortest <= _STANDSTILL * float(np.median(rows.norms)):
@@ -75,9 +92,17 @@ class FedMGDAPlus(Rule):
         "[0, 1]",
     )
     drop_zero: bool = option(False, DROP_ZERO)
+    epsilon_decay: float = option(0.0, EPSILON_DECAY, "[0, 10]")
+    preferences: tuple[str, ...] = option((), WORDS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_preferences(self.preferences, [stage.name for stage in self.stages], self.refusal)
 
     def cautions(self) -> tuple[str, ...]:
-        return (*super().cautions(), standstill(self.name)) if self.epsilon == 1 else super().cautions()
+        unbounded = self.epsilon == 1 and not self.epsilon_decay
+        trusted = ClientPreferences.parse(self.preferences).cautions()
+        return (*super().cautions(), *((standstill(self.name),) if unbounded else ()), *trusted)
 
     def sensitivity(self, updates: int) -> float | None:
         """2 min(1, 1/m + epsilon), plus a term for the residual of the program.
@@ -85,21 +110,30 @@ class FedMGDAPlus(Rule):
         Let s <= t be the client's weights before and after, and v, v' the directions. Weights of the others can be
         moved between the two solutions so that both keep their bounds; the conditions of optimality at these points
         add up to ||v - v'||^2 <= e . (v' - v) with ||e|| <= 2 t. A residual r moves a direction by at most sqrt(2 r)
-        more. Dropping zero updates changes the bounds of all others, so then there is no bound.
+        more. Dropping zero updates, and preferences, change the bounds of others, so then there is no bound.
         """
-        if self.stages or self.drop_zero:
+        if self.stages or self.drop_zero or self.preferences:
             return None
         epsilon = 1.0 / updates if self.epsilon == "auto" else self.epsilon
         return 2.0 * min(1.0, 1.0 / updates + epsilon) + 2.0 * math.sqrt(2.0 * RESIDUAL_TOLERANCE)
 
     def largest_weights(self, prior: Vector) -> Vector | None:
         epsilon = 1.0 / len(prior) if self.epsilon == "auto" else self.epsilon
-        return None if epsilon >= 1 else box(prior, epsilon)[1]
+        return None if epsilon >= 1 or self.preferences else box(prior, epsilon)[1]
 
     def combine(self, rows: Rows) -> Combination:
         width = 1.0 if rows.cap is None else 0.5
-        epsilon = width / rows.current if self.epsilon == "auto" else self.epsilon
-        solution = solve(unit_gram(rows.gram), rows.prior, epsilon=epsilon, drop_zero=self.drop_zero, cap=rows.cap)
+        first = width / rows.current if self.epsilon == "auto" else self.epsilon
+        epsilon = shrunk(first, self.epsilon_decay, rows.round)
+        preferred = preferred_bounds(self.preferences, rows, self.name)
+        solution = solve(
+            unit_gram(rows.gram),
+            rows.prior,
+            epsilon=epsilon,
+            drop_zero=self.drop_zero,
+            cap=rows.cap,
+            preferred=preferred,
+        )
         return combination(rows.gram, solution, inverse_norms(rows.gram))
 
 
@@ -157,10 +191,42 @@ def standstill(name: str) -> str:
     )
 
 
-def solve(K: Matrix, prior: Vector, *, epsilon: float, drop_zero: bool, cap: float | None = None) -> Solution:
+def shrunk(epsilon: float, decay: float, round_: int) -> float:
+    """epsilon_t = epsilon / (t + 1)^decay, from round 0 on: it goes to 0 (Hu et al., 2022, theorem 1b)."""
+    return float(epsilon / (round_ + 1.0) ** decay)
+
+
+def check_preferences(texts: tuple[str, ...], stages: Sequence[str], refusal: type[ValueError]) -> None:
+    """Checks that preferences can be read, and that rows stay those of single clients. Raises `refusal`."""
+    try:
+        ClientPreferences.parse(texts)
+    except ValueError as error:
+        raise refusal(str(error)) from None
+    if texts and (mixing := [name for name in stages if name in MIXING]):
+        raise refusal(
+            f"preferences: after the stage {mixing[0]} an update is no longer that of one client: leave it out"
+        )
+
+
+def preferred_bounds(texts: tuple[str, ...], rows: Rows, rule: str) -> tuple[Vector, Vector] | None:
+    """The bounds of the rows' weights by preferences, (m,) and (m,); None without any. Raises TooFewUpdatesError."""
+    return ClientPreferences.parse(texts).bounds(rows.names(rule)) if texts else None
+
+
+def solve(
+    K: Matrix,
+    prior: Vector,
+    *,
+    epsilon: float,
+    drop_zero: bool,
+    cap: float | None = None,
+    preferred: tuple[Vector, Vector] | None = None,
+) -> Solution:
     """The min-norm weights within `epsilon` of the prior, and at most `cap`.
 
-    Zero rows take part, or get weight 0 with `drop_zero`.
+    With `preferred`, the least and the largest weight of each row, (m,) and (m,), epsilon counts from the prior that
+    is moved into these bounds, so that some weights always meet both. Zero rows take part, or get weight 0 with
+    `drop_zero`; a preference for such a row then has no effect.
 
     Raises:
         TooFewUpdatesError: no weights within the box and of at most `cap` add up to 1.
@@ -168,7 +234,11 @@ def solve(K: Matrix, prior: Vector, *, epsilon: float, drop_zero: bool, cap: flo
     norms = np.sqrt(np.diag(K))
     used = (norms > 0) & (norms > _ZERO * np.median(norms)) if drop_zero else np.ones(len(prior), dtype=bool)
     if used.all() or prior[used].sum() == 0:
+        if preferred is not None:
+            prior = nearest(prior, *preferred)
         lower, upper = box(prior, epsilon)
+        if preferred is not None:
+            lower, upper = np.maximum(lower, preferred[0]), np.minimum(upper, preferred[1])
         if cap is not None:
             lower, upper = np.minimum(lower, cap), np.minimum(upper, cap)
             prior = np.clip(prior, lower, upper)
@@ -179,7 +249,19 @@ def solve(K: Matrix, prior: Vector, *, epsilon: float, drop_zero: bool, cap: flo
                 f"no weights of at most {cap or 1:.4g} that differ from lambda0 by at most {epsilon:.4g} add up to 1: "
                 "the lambda0 of a client is too large"
             ) from error
-    solution = solve(K[np.ix_(used, used)], prior[used] / prior[used].sum(), epsilon=epsilon, drop_zero=False, cap=cap)
+    rest = None if preferred is None else (preferred[0][used], preferred[1][used])
+    if rest is not None and rest[1].sum() < 1:
+        raise TooFewUpdatesError(
+            f"preferences: the largest weights of the clients whose updates are not zero add up to {rest[1].sum():g}"
+        )
+    solution = solve(
+        K[np.ix_(used, used)],
+        prior[used] / prior[used].sum(),
+        epsilon=epsilon,
+        drop_zero=False,
+        cap=cap,
+        preferred=rest,
+    )
     weights = np.zeros(len(prior))
     weights[used] = solution.weights
     return replace(solution, weights=weights)

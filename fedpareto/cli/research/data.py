@@ -34,7 +34,7 @@ def show(
     ],
     clients: Annotated[int, typer.Option(min=1, help="How many clients share the data.")] = 10,
     partition: Annotated[
-        str, typer.Option(metavar="SCHEME", help="The partition: iid, shards:S, dirichlet:ALPHA or natural.")
+        str, typer.Option(metavar="SCHEME", help="The partition: iid, shards:S, labels:S, dirichlet:ALPHA or natural.")
     ] = "iid",
     sizes: Annotated[
         str, typer.Option(metavar="SIZES", help="Number of samples of each client: equal or lognormal:SIGMA.")

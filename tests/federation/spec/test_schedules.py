@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.rounds.runs.specification import cautions, parse_run
-from federation.aggregation.metrics.step_rate import server_rate
+from federation.aggregation.metrics.step_rate import scheduled_rate, server_rate
+from federation.spec.run_spec import SpecError
 from fedpareto.experiments import comparison_tables
 from fedpareto.experiments.definition import Cell, Experiment, parse
 from fedpareto.experiments.experiment_runner import Event, ExperimentRunner, RunnerSettings
@@ -41,6 +42,18 @@ def test_the_rate_falls_once_in_a_period_and_comes_to_the_same_share_whatever_th
     assert [server_rate(1.0, 0.01, t, 20, 10) for t in (0, 9, 10, 19)] == pytest.approx([1.0, 1.0, 0.1, 0.1])
     assert server_rate(1.0, 0.1, 100, 2000) == server_rate(1.0, 0.1, 100, 2000, 100)
     assert server_rate(1.0, 0.01, 20, 20, 10) == pytest.approx(server_rate(1.0, 0.01, 20, 20, 5))
+
+
+def test_the_inverse_rate_is_that_of_theorem_2_of_fedmgda_plus() -> None:
+    c = 4.0
+    run = f'name = "a"\ntask = "digits"\nrounds = 100\nserver = {{ learning_rate = {1 / c}, schedule = "inverse" }}'
+    spec = parse_run(run)[0]
+    rates = [scheduled_rate(spec, t) for t in range(100)]
+    assert rates == pytest.approx([2 / (c * (t + 2)) for t in range(100)], rel=1e-15)
+    automatic = parse_run(run.replace("learning_rate = 0.25", 'learning_rate = "auto"'))[0]
+    assert scheduled_rate(automatic, 2) == 0.5  # "auto" begins at 1
+    with pytest.raises(SpecError, match='decay is for schedule = stepwise, not for "inverse"'):
+        parse_run(run.replace("schedule", "decay = 0.1, schedule"))
 
 
 def test_an_experiment_with_fewer_rounds_has_shorter_periods_in_proportion() -> None:

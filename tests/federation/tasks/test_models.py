@@ -30,6 +30,7 @@ TASKS = [
     ("fashion-mnist-3", 2355, (784,), torch.float32, 3, 3),
     ("cifar10-fedfv", 656_810, (3, 32, 32), torch.uint8, 10, 10),
     ("mnist-fedfv", 608_702, (1, 28, 28), torch.uint8, 62, 10),
+    ("mnist-fedfv-standardised", 608_702, (1, 28, 28), torch.uint8, 62, 10),
 ]
 
 

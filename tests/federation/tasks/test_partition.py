@@ -61,6 +61,20 @@ def test_two_shards_hold_few_labels_and_iid_parts_hold_all() -> None:
         assert len(np.unique(all_)) == 10
 
 
+@given(count=st.integers(5, 12), size=st.integers(60, 300), seed=st.integers(0, 3))
+@settings(max_examples=30)
+def test_labels_are_dealt_so_that_no_client_has_more_than_it_may(count: int, size: int, seed: int) -> None:
+    labels = np.random.default_rng(seed).choice(10, size, p=np.arange(1, 11) / 55)
+    parts = partition(_pool(labels), Part(0, count, "labels:2", seed))
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(size))
+    assert all(1 <= len(np.unique(labels[part])) <= 2 for part in parts)
+
+
+def test_labels_apart_need_as_many_shards_as_classes() -> None:
+    with pytest.raises(PartError, match=r"8 shards \(labels:2, 4 clients\) cannot hold 10 classes apart"):
+        partition(_pool(np.arange(100) % 10), Part(0, 4, "labels:2"))
+
+
 def test_a_small_dirichlet_alpha_skews_and_a_large_one_levels() -> None:
     labels = np.repeat(np.arange(10), 200)
 
@@ -142,6 +156,7 @@ def test_a_split_is_disjoint_complete_and_leaves_no_cut_empty_from_three_samples
         "iid:",
         "shards",
         "shards:0",
+        "labels:0",
         "shards:x",
         "dirichlet:0",
         "dirichlet:-1",

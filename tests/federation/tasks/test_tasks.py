@@ -22,7 +22,7 @@ from tests.paths import DOCS, EXAMPLES, ROOT
 
 BUILT_IN = {
     *("digits", "mnist", "fashion-mnist", "cifar10", "emnist", "femnist", "adult", "shakespeare"),
-    *("fashion-mnist-3", "cifar10-fedfv", "mnist-fedfv"),
+    *("fashion-mnist-3", "cifar10-fedfv", "mnist-fedfv", "mnist-fedfv-standardised"),
     "scanners",
     *("two-digits", "two-digits-scaled", "multi-mnist", "mnist-fashion", "cifar10-mnist"),
     *("multi-mnist-l1", "multi-mnist-fmol", "multi-mnist-fmol-256"),

@@ -94,6 +94,8 @@ def test_published_numbers_are_those_of_the_reference_tables() -> None:
         ("conditions = [{ name = 'a' }, { name = 'a' }]", "conditions: twice 'a'"),
         ("curves = { file = 'none.csv', columns = {} }", "curves: there is no file 'none.csv' beside the experiment"),
         ("quick.methods = ['FedProx']", "no method 'FedProx': there are 'FedAvg', 'FedMGDA+ eps=0.1'"),
+        ("derived.delta_q = { reference = 'alone', weights = { a = 'b' } }", "no method 'alone'"),
+        ("derived.delta_q = { reference = 'FedAvg', weights = { a = 'b' }, mu = 1.0 }", "give both or neither"),
         ("derived.delta_m = { mean = 'alone' }", "no method 'alone': there are 'FedAvg', 'FedMGDA+ eps=0.1'"),
         ("seeds = ", "not a TOML document"),
     ],
@@ -290,6 +292,19 @@ def test_losses_are_counted_against_runs_for_one_objective_of_the_same_seed_alon
     assert found["r = 1.0"]["delta_m"] == pytest.approx(100 / 2 * (10 / 90 + 15 / 90))
     lonely = derived(experiment, [item for item in results if item.method != "left"])
     assert not any("delta_m" in item.final for item in lonely)
+
+
+def test_delta_q_weighs_the_losses_before_a_round_by_its_weights_against_the_last_ones_of_the_reference() -> None:
+    changes = (
+        'derived.delta_q = { reference = "FedAvg", weights = { "loss/train" = "weight/one" }, mu = 0.5, eta = 1.0 }'
+    )
+    curve = [{"round": t, "loss/train": 3.0 - t / 2, "weight/one": 1.0} for t in (1.0, 2.0, 3.0, 5.0)]
+    best = RunResult("FedAvg", "", 1, {}, {"loss/train": 0.5}, [])
+    other = RunResult("FedMGDA+ eps=0.1", "", 1, {}, {"loss/train": 0.9}, curve)
+    final = derived(tiny(changes), [best, other])[1].final
+    assert final["delta_q/last"] == pytest.approx(1.5)  # of round 2: after round 3 there is none at 4
+    assert final["delta_q/drawn"] == pytest.approx((2.0 + 1.5 / 0.75) / (1 + 1 / 0.75))
+    assert not any("delta_q" in name for item in derived(tiny(changes), [other]) for name in item.final)
 
 
 def test_a_target_is_reached_in_the_first_evaluated_round_that_is_there_from_above_or_from_below() -> None:

@@ -12,7 +12,7 @@ from tests.fedpareto.experiments.scene import catalogue, simulated
 
 def test_the_threshold_of_fmol_is_one_hundredth_of_a_loss_that_is_divided_by_the_batch_once_more() -> None:
     experiment = load("fmol-table2")
-    assert len(experiment.cells()) == 8
+    assert len(experiment.cells()) == 12
     targets = {target.measure: target.value for target in experiment.derived.targets}
     for cell in experiment.cells():
         spec = simulated(cell)

@@ -2,10 +2,13 @@
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
+from coordinator.home import CoordinatorHome
 from coordinator.services.checks.envelope_checks import EnvelopeChecks
 from coordinator.services.views import overview
 from federation.spec.run_spec import SpecError
@@ -19,7 +22,8 @@ from fedpareto.simulation import SimulationError
 from fedpareto.simulation.compiled import check_compiler, why_not_compiled
 from fedpareto.simulation.simulate import Simulation
 from fedpareto.simulation.simulation_progress import SimulationProgress
-from storage.models import Run
+from storage.blobs import BlobStore
+from storage.models import Round, Run
 from storage.states import RunState
 from tests.fedpareto.simulation import scene as simulations
 from tests.fedpareto.simulation.scene import close, run_cli, spec
@@ -244,3 +248,31 @@ def test_models_of_past_rounds_do_not_pile_up(tmp_path: Path) -> None:
 def test_a_population_that_makes_no_sense_is_refused(change: dict[str, object], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         simulate(spec(**change))
+
+
+def run_of(home: Path) -> tuple[Run, Round, BlobStore]:
+    """The run of a home with its last round, and its models."""
+    its = CoordinatorHome.load(home)
+    with closing(its.open_database(durable=False)) as database, database.read() as session:
+        last = session.scalars(select(Round).order_by(Round.number.desc()).limit(1)).one()
+        return session.scalars(select(Run)).one(), last, its.open_blobs(database, durable=False)
+
+
+def test_the_model_of_a_history_is_the_one_that_its_numbers_are_of(tmp_path: Path) -> None:
+    history = simulate(spec(rounds=2, algorithm="afl"), home=tmp_path / "home")
+    run, last, blobs = run_of(tmp_path / "home")
+    assert last.deployed_model != run.model
+    assert history.model.tolist() == read_vector(blobs.local(last.deployed_model or ""))[1].tolist()
+
+
+def test_a_seed_of_the_model_changes_the_initial_model_alone(tmp_path: Path) -> None:
+    first = {}
+    for name, line in {"seed": "", "same": "model_seed = 5", "other": "model_seed = 6"}.items():
+        simulate(spec(rounds=1, fraction=0.5) + line, home=tmp_path / name)
+        run, last, _ = run_of(tmp_path / name)
+        first[name] = run.initial_model, last.selected
+    assert first["seed"] == first["same"]
+    assert first["seed"][0] != first["other"][0]
+    assert first["seed"][1] == first["other"][1]
+    simulate(spec(rounds=1).replace("seed = 5", "seed = 6"), home=tmp_path / "six")
+    assert run_of(tmp_path / "six")[0].initial_model == first["other"][0]

@@ -32,6 +32,10 @@ def test_rules_over_the_gram_matrix_are_accepted(name: str, secure: str) -> None
 @pytest.mark.parametrize(
     ("document", "problem"),
     [
+        (
+            spec("fedmgda+", "private", algorithm='preferences = ["a >= 0.5"]'),
+            "privacy.secure: algorithm.preferences: members of a private round bound each other's weights alike",
+        ),
         (spec("krum", "private"), "krum has no private rounds: it takes one member's update"),
         (spec("median", "sum"), "median has no private rounds: it reads single coordinates"),
         (spec("trimmed-mean", "verified"), "trimmed-mean has no private rounds"),
