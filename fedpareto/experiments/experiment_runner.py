@@ -103,7 +103,9 @@ class ExperimentRunner:
         resume = _is_under_way(workspace)
         try:
             if job.cell.kind != SIMULATION:
-                self._store.keep(job, *KINDS.find(job.cell.kind)().measure(specification))
+                kind = KINDS.find(job.cell.kind)()
+                kind.data = self._settings.data
+                self._store.keep(job, *kind.measure(specification))
                 return Event(job, "finished", job.cell.rounds)
             with self._simulation(job, workspace, resume) as self._current:
                 if self.stopping:

@@ -1,6 +1,7 @@
 """The kinds of experiments, by what makes their runs: simulations, which are built in, and those of other packages."""
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
@@ -16,9 +17,11 @@ class ExperimentKind(ABC):
 
     Attributes:
         specification: the model of the specification of one run, with at least name, seed and rounds.
+        data: the directory of `--data`, if the experiment names data.
     """
 
     specification: ClassVar[type[BaseModel]]
+    data: Path | None = None
 
     @abstractmethod
     def measure(self, specification: Any) -> tuple[dict[str, float], list[dict[str, float]]]:

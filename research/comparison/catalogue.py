@@ -1,0 +1,44 @@
+"""The six tasks of the comparison by name, and what the specification must know of each. Imports no PyTorch."""
+
+from dataclasses import dataclass
+
+MEMBERS = 10
+AFTER = (15, 100)  # rounds of one run, after which members are measured
+# The rule of this project whose claim is tested. It is set, and committed with its settings, margins and procedure, on
+# the first three tasks; the held-out ones are not run before. Empty: not fixed yet.
+FIXED_RULE = ""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A task of the comparison.
+
+    Attributes:
+        kind: the name of its class in `comparison.tasks`.
+        held_out: it was run only after rule, settings, margins and procedure were committed.
+        last_layer: the pattern of the parameters that a member may keep; empty if there is no hidden layer, or if
+            several objectives exclude personal parameters.
+        learning_rate: of the members.
+        loss: members are measured by their loss, since there is no accuracy.
+    """
+
+    kind: str
+    held_out: bool = False
+    last_layer: str = ""
+    learning_rate: float = 0.1
+    loss: bool = False
+
+    @property
+    def code(self) -> str:
+        """The class, as a run specification names it."""
+        return f"comparison.tasks:{self.kind}"
+
+
+TASKS = {
+    "scanners": Compared("TurnedDigits"),
+    "shards": Compared("ShardedDigits", last_layer="out.*"),
+    "objectives": Compared("ServedDigits"),
+    "cameras": Compared("TurnedGarments", held_out=True, last_layer="out.*"),
+    "dirichlet": Compared("SkewedMnist", held_out=True, last_layer="out.*"),
+    "river": Compared("SkewedRiver", held_out=True, last_layer="out.*", learning_rate=0.03, loss=True),
+}

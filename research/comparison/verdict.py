@@ -1,0 +1,108 @@
+"""Is a rule never dominated, and does no attack move it? The procedure, which is fixed before the last three tasks run.
+
+For each rival and each task: the lower 97.5 % bound of the rule's score minus the rival's, paired by seed, is above
+minus the margin in the mean or in the worst member. For each attack: the lower bound of attacked minus honest, of the
+same members with the same seed, is above minus the margin in both. The claim holds if all of them do. A bound that is
+not above says "not shown": it is no evidence of the opposite.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from comparison.catalogue import AFTER, TASKS
+from comparison.scores import score
+from fedpareto.experiments.result_store import RunResult
+
+MARGIN = 2.0  # points, or percent of a loss
+LEVEL = 0.975
+RULES = ("FedAvg", "q-FedAvg", "AFL", "FedFV", "FedMGDA+", "fedmgda+auto", "dual-cone", "Krum", "geometric median")
+Scores = tuple[float, float]  # of the mean over members, and of the worst member
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One comparison: the rule on a task against a rival, or under an attack against itself.
+
+    Attributes:
+        against: the rival, or the attack.
+        seeds: the number of pairs.
+        mean, worst: lower bounds of the difference in the mean, and in the worst member.
+        shown: whether the comparison says what is claimed.
+    """
+
+    task: str
+    against: str
+    seeds: int
+    mean: float
+    worst: float
+    shown: bool
+
+
+def lower_bound(differences: Sequence[float]) -> float:
+    """The lower 97.5 % bound of the mean of normal numbers, by Student's t; minus infinity for fewer than two."""
+    n = len(differences)
+    if n < 2:
+        return -math.inf
+    from scipy.stats import t  # noqa: PLC0415 - loading takes 0.7 s
+
+    mean = sum(differences) / n
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in differences) / (n - 1))
+    return mean - float(t.ppf(LEVEL, n - 1)) * deviation / math.sqrt(n)
+
+
+def against_rivals(results: Iterable[RunResult], rule: str, task: str, after: int = AFTER[-1]) -> list[Bound]:
+    """The rule beside each other rule on a task, honest."""
+    honest: dict[str, dict[int, Scores]] = {}
+    for run in results:
+        if run.spec["task"] == task and run.spec["split"] == "test" and not run.spec["attack"]:
+            honest.setdefault(run.method, {})[run.seed] = _all_members(run, after)
+    bounds = []
+    for rival in RULES:
+        if rival != rule:
+            mean, worst, pairs = _bounds(honest.get(rule, {}), honest.get(rival, {}))
+            bounds.append(Bound(task, rival, pairs, mean, worst, max(mean, worst) > -MARGIN))
+    return bounds
+
+
+def under_attacks(results: Sequence[RunResult], rule: str, task: str, after: int = AFTER[-1]) -> list[Bound]:
+    """The rule under each attack minus the rule without, on the members that do not attack."""
+    own = [run for run in results if run.method == rule and run.spec["task"] == task and run.spec["split"] == "test"]
+    honest = {run.seed: run for run in own if not run.spec["attack"]}
+    pairs: dict[str, tuple[dict[int, Scores], dict[int, Scores]]] = {}
+    for run in own:
+        if run.spec["attack"] and run.seed in honest:
+            members = [name for name in run.final if name.startswith(f"{after}/member/")]
+            attacked, alone = pairs.setdefault(run.condition.removeprefix(f"{task}, "), ({}, {}))
+            attacked[run.seed] = _of(run, members)
+            alone[run.seed] = _of(honest[run.seed], members)
+    bounds = []
+    for attack, (attacked, alone) in pairs.items():
+        mean, worst, count = _bounds(attacked, alone)
+        bounds.append(Bound(task, attack, count, mean, worst, min(mean, worst) > -MARGIN))
+    return bounds
+
+
+def _bounds(ours: Mapping[int, Scores], theirs: Mapping[int, Scores]) -> tuple[float, float, int]:
+    seeds = sorted(ours.keys() & theirs.keys())
+    mean, worst = (lower_bound([ours[seed][place] - theirs[seed][place] for seed in seeds]) for place in (0, 1))
+    return mean, worst, len(seeds)
+
+
+def _all_members(run: RunResult, after: int) -> Scores:
+    loss = TASKS[run.spec["task"]].loss
+    return score(run.final.get(f"{after}/mean"), loss=loss), score(run.final.get(f"{after}/worst"), loss=loss)
+
+
+def _of(run: RunResult, members: Sequence[str]) -> Scores:
+    loss = TASKS[run.spec["task"]].loss
+    values = [run.final.get(name, math.nan) for name in members]
+    if not values or not all(map(math.isfinite, values)):
+        return score(None, loss=loss), score(None, loss=loss)
+    return score(sum(values) / len(values), loss=loss), score(max(values) if loss else min(values), loss=loss)
+
+
+def row(bound: Bound) -> str:
+    """A row of the table of the procedure."""
+    numbers = " | ".join("–" if math.isinf(value) else f"{value:+.1f}" for value in (bound.mean, bound.worst))
+    return f"| {bound.task} | {bound.against} | {bound.seeds} | {numbers} | {'shown' if bound.shown else 'not shown'} |"
