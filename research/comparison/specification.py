@@ -13,6 +13,7 @@ class ComparisonSpecification(BaseModel, extra="forbid", frozen=True):
     Attributes:
         algorithm: the section of a run specification.
         rate: of the server, the same in all rounds, or "auto". `rates` may give it by task instead.
+        chosen: whether the rate is the best for the mean over the members, or for the worst member.
         split: what is measured. A run that chooses a rate measures the validation split, and no other.
         attack: of the last `attackers` members.
         personal: the last layer stays at the members.
@@ -24,6 +25,7 @@ class ComparisonSpecification(BaseModel, extra="forbid", frozen=True):
     task: str
     algorithm: dict[str, Any]
     rate: float | Literal["auto"]
+    chosen: Literal["mean", "worst"] = "mean"
     rounds: int = Field(100, ge=1)
     split: Literal["validation", "test"] = "test"
     attack: str = ""

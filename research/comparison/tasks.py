@@ -1,7 +1,7 @@
 """The six tasks: ten members each. The seed of the partition deals the data, and says which members are the minority.
 
 Half of a member's samples are for training, a fifth for validation (rates are chosen on them), three tenths for the
-test. Sizes are equal.
+test. The sizes of members differ by one at most, those of `shards` by two.
 """
 
 from functools import lru_cache
@@ -69,7 +69,7 @@ def _dealt(name: str, directory: Path | None, seed: int) -> tuple[Splits, ...]:
     kind: type[Dealt] = globals()[name]
     task, random = kind(), np.random.default_rng([seed, _CUT])
     x, y, labels = task.samples(directory, random)
-    chosen = np.sort(random.permutation(len(y))[: len(y) // MEMBERS * MEMBERS])  # members of equal size
+    chosen = np.sort(random.permutation(len(y))[: len(y) // MEMBERS * MEMBERS])
     x, y, labels = x[chosen], y[chosen], labels[chosen]
     unlike, members = minority(kind, seed), []
     for index, own in enumerate(partition(Pool(x, y, labels), Part(0, MEMBERS, kind.scheme, seed))):
