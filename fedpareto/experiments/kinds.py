@@ -17,7 +17,7 @@ class ExperimentKind(ABC):
 
     Attributes:
         specification: the model of the specification of one run, with at least name, seed and rounds.
-        data: the directory of `--data`, if the experiment names data.
+        data: the directory with the data files, of an instance whose call was given one.
     """
 
     specification: ClassVar[type[BaseModel]]

@@ -10,7 +10,7 @@ FIXED_RULE = ""
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedTask:
     """A task of the comparison.
 
     Attributes:
@@ -35,10 +35,10 @@ class Compared:
 
 
 TASKS = {
-    "scanners": Compared("TurnedDigits"),
-    "shards": Compared("ShardedDigits", last_layer="out.*"),
-    "objectives": Compared("ServedDigits"),
-    "cameras": Compared("TurnedGarments", held_out=True, last_layer="out.*"),
-    "dirichlet": Compared("SkewedMnist", held_out=True, last_layer="out.*"),
-    "river": Compared("SkewedRiver", held_out=True, last_layer="out.*", learning_rate=0.03, loss=True),
+    "scanners": ComparedTask("TurnedDigits"),
+    "shards": ComparedTask("ShardedDigits", last_layer="out.*"),
+    "objectives": ComparedTask("ServedDigits"),
+    "cameras": ComparedTask("TurnedGarments", held_out=True, last_layer="out.*"),
+    "dirichlet": ComparedTask("SkewedMnist", held_out=True, last_layer="out.*"),
+    "river": ComparedTask("SkewedRiver", held_out=True, last_layer="out.*", learning_rate=0.03, loss=True),
 }

@@ -20,7 +20,7 @@ BY: tuple[Measure, ...] = ("mean", "worst")
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenRate:
     """What was chosen for a rule on a task.
 
     Attributes:
@@ -32,7 +32,7 @@ class Choice:
     missing: tuple[float, ...]
 
 
-def choose(results: Iterable[RunResult], task: str, method: str, by: Measure = "mean") -> Choice:
+def choose(results: Iterable[RunResult], task: str, method: str, by: Measure = "mean") -> ChosenRate:
     """Chooses by the mean over the seeds of the score after the last round.
 
     A run that did not get there has the lowest score (`scores`). Runs that measured another split than validation, or
@@ -46,11 +46,11 @@ def choose(results: Iterable[RunResult], task: str, method: str, by: Measure = "
             scores.setdefault(spec["rate"], {})[run.seed] = found
     means = {rate: sum(own.values()) / len(SEEDS) for rate, own in scores.items() if len(own) == len(SEEDS)}
     if missing := tuple(rate for rate in GRID if rate not in means):
-        return Choice(None, missing)
+        return ChosenRate(None, missing)
     best = min(means, key=lambda rate: (-means[rate], rate))
     beside = [WIDER[place] for place in (WIDER.index(best) - 1, WIDER.index(best) + 1) if 0 <= place < len(WIDER)]
     missing = tuple(rate for rate in beside if rate not in means)
-    return Choice(None if missing else best, missing)
+    return ChosenRate(None if missing else best, missing)
 
 
 def _chooses(spec: Mapping[str, object]) -> bool:

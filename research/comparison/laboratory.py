@@ -11,7 +11,7 @@ import torch
 
 import fedpareto
 from comparison import tasks
-from comparison.catalogue import AFTER, FIXED_RULE, MEMBERS, TASKS, Compared
+from comparison.catalogue import AFTER, FIXED_RULE, MEMBERS, TASKS, ComparedTask
 from comparison.specification import ComparisonSpecification
 from federation.tasks import DataSource, Part, Splits, Task
 from federation.tasks.parameters import build
@@ -65,7 +65,7 @@ def measure(spec: ComparisonSpecification, data: Path | None) -> tuple[dict[str,
     return final | {"cpu": seconds / spec.rounds, "skipped": float(_skipped(history))}, rounds
 
 
-def _document(spec: ComparisonSpecification, compared: Compared, kind: type[tasks.Dealt]) -> dict[str, Any]:
+def _document(spec: ComparisonSpecification, compared: ComparedTask, kind: type[tasks.Dealt]) -> dict[str, Any]:
     """The run specification: all that is drawn follows the seed, and is alike for all rules."""
     attacked = {"attackers": spec.attackers, "attack": spec.attack} if spec.attackers else {}
     document: dict[str, Any] = {

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from comparison.catalogue import AFTER, TASKS
-from comparison.verdict import RULES
+from comparison.verdict import LEVEL, RULES
 from fedpareto.experiments.result_store import RunResult
 
 _MARKERS = "osD^v<>PX*hd"
@@ -16,10 +16,10 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     n, mean = len(values), sum(values) / len(values)
     if n < 2:
         return mean, 0.0
-    from scipy.stats import t  # noqa: PLC0415 - loading takes 0.7 s
+    from scipy.special import stdtrit  # noqa: PLC0415 - few commands need it
 
     deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
-    return mean, float(t.ppf(0.975, n - 1)) * deviation / math.sqrt(n)
+    return mean, float(stdtrit(n - 1, LEVEL)) * deviation / math.sqrt(n)
 
 
 def draw(results: Sequence[RunResult], path: Path, *, condition: str = "honest", after: int = AFTER[-1]) -> None:

@@ -44,11 +44,11 @@ def lower_bound(differences: Sequence[float]) -> float:
     n = len(differences)
     if n < 2:
         return -math.inf
-    from scipy.stats import t  # noqa: PLC0415 - loading takes 0.7 s
+    from scipy.special import stdtrit  # noqa: PLC0415 - few commands need it
 
     mean = sum(differences) / n
     deviation = math.sqrt(sum((value - mean) ** 2 for value in differences) / (n - 1))
-    return mean - float(t.ppf(LEVEL, n - 1)) * deviation / math.sqrt(n)
+    return mean - float(stdtrit(n - 1, LEVEL)) * deviation / math.sqrt(n)
 
 
 def against_rivals(results: Iterable[RunResult], rule: str, task: str, after: int = AFTER[-1]) -> list[Bound]:
