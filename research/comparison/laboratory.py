@@ -21,6 +21,7 @@ from fedpareto.simulation.population import client_names
 _EVERY = {"test": 5, "validation": 50}  # rounds between evaluations
 _MEASURED = {"test": ("train", "test"), "validation": ("validation",)}  # a run that chooses reads no test split
 _BATCH = 10
+_DIVERGED = {"training-diverged", "non-finite"}  # why replies of a run that diverged are missing
 _NAMES = client_names(MEMBERS)
 
 
@@ -37,6 +38,7 @@ def measure(spec: ComparisonSpecification, data: Path | None) -> tuple[dict[str,
 
     Raises:
         ValueError: the task is held out, and the rule is not fixed yet.
+        RuntimeError: the run ended early, and not since its training diverged.
     """
     compared = TASKS[spec.task]
     if compared.held_out and not FIXED_RULE:
@@ -45,6 +47,7 @@ def measure(spec: ComparisonSpecification, data: Path | None) -> tuple[dict[str,
     began = time.process_time()
     history = fedpareto.simulate(_document(spec, compared, kind), data=data, threads=1, progress=lambda progress: None)
     seconds = time.process_time() - began
+    _check_ending(history)
     honest = [number for number in range(MEMBERS) if _NAMES[number] not in history.attackers]
     evaluated = _by_round(history.client_records, spec.split, loss=compared.loss)
     if spec.tuned:
@@ -61,7 +64,8 @@ def measure(spec: ComparisonSpecification, data: Path | None) -> tuple[dict[str,
     if spec.split == "test":
         final["improved"] = _improved(_by_round(history.client_records, "train", loss=True), honest)
     if not compared.loss:
-        final["sample"] = max(100 / row["samples"] for row in history.client_records if row["split"] == spec.split)
+        sizes = [row["samples"] for row in history.client_records if row["split"] == spec.split]
+        final |= {"sample": 100 / min(sizes)} if sizes else {}
     return final | {"cpu": seconds / spec.rounds, "skipped": float(_skipped(history))}, rounds
 
 
@@ -112,6 +116,13 @@ def _improved(losses: Mapping[int, Mapping[int, float]], honest: Sequence[int]) 
         for (_, before), (_, after) in pairwise(sorted(losses.items()))
     ]
     return sum(shares) / len(shares) if shares else math.nan
+
+
+def _check_ending(history: History) -> None:
+    """A run that ended early counts as one that diverged only if its members say so. Raises RuntimeError."""
+    reasons = {record["reason"] for record in history.reply_records if not record["accepted"]}
+    if history.state != "COMPLETED" and not (reasons and reasons <= _DIVERGED):
+        raise RuntimeError(f"{history.spec.name} ended {history.state}: {history.failure}")
 
 
 def _skipped(history: History) -> int:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from comparison import picture, tasks
+from comparison import laboratory, picture, tasks
 from comparison.catalogue import MEMBERS, TASKS
 from comparison.choice import BY, GRID, SEEDS, ChosenRate, choose
 from comparison.laboratory import measure
@@ -81,6 +81,8 @@ def with_other_test_data(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 @pytest.mark.usefixtures("one_thread")
 def test_choosing_a_rate_reads_no_test_split(with_other_test_data: Callable[[], None]) -> None:
     chooses, measures = specification(split="validation"), specification()
+    kind = tasks.TurnedDigits
+    assert laboratory._document(chooses, TASKS["scanners"], kind)["evaluate"]["splits"] == ["validation"]
     validation, tested = measure(chooses, None)[0], measure(measures, None)[0]
     with_other_test_data()
     again = measure(chooses, None)[0]
@@ -248,6 +250,26 @@ def test_a_run_measures_honest_members_the_minority_and_what_one_sample_is_worth
     assert final["15/worst"] == min(members)
     assert final["sample"] == pytest.approx(100 / 54)
     assert [row["round"] for row in rounds] == [5.0, 10.0, 15.0]
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_that_diverges_has_no_measure_and_one_that_fails_otherwise_is_no_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_fast(kind: tasks.Dealt, output: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": 1e30 * torch.nn.functional.cross_entropy(output, y)}
+
+    monkeypatch.setattr(tasks.TurnedDigits, "losses", too_fast)
+    final, _ = measure(specification(rate=1e30), None)
+    assert "15/mean" not in final
+
+    def broken(kind: tasks.Dealt, output: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(tasks.TurnedDigits, "losses", broken)
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        measure(specification(), None)
 
 
 @pytest.mark.full
