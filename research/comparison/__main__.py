@@ -59,8 +59,10 @@ def _table(results: Sequence[RunResult], rule: str, after: int) -> Iterator[str]
     yield f"{rule} after {after} rounds: lower 97.5 % bounds of the difference"
     yield "\n| Task | Against | Seeds | Mean | Worst member | |\n| --- | --- | ---: | ---: | ---: | --- |"
     yield from map(row, bounds)
-    shown = sum(bound.shown for bound in bounds)
-    yield f"\n{shown} of {len(bounds)} comparisons shown."
+    yield ""
+    for tasks, held_out in (("the tasks that fixed the rule", False), ("the held-out tasks", True)):
+        own = [bound.shown for bound in bounds if TASKS[bound.task].held_out is held_out]
+        yield f"On {tasks}: {sum(own)} of {len(own)} comparisons shown."
 
 
 if __name__ == "__main__":

@@ -4,6 +4,13 @@ from dataclasses import dataclass
 
 MEMBERS = 10
 AFTER = (15, 100)  # rounds of one run, after which members are measured
+ATTACKS = {
+    "scaled by 100": "scale=100",
+    "false loss": "bias=1000",
+    "flipped sign": "sign-flip",
+    "flipped labels": "comparison.attacks:FlippedTargets",
+}
+ATTACKERS = {"one of ten": 1, "three of ten": 3}
 # The rule of this project whose claim is tested. It is set, and committed with its settings, margins and procedure, on
 # the first three tasks; the held-out ones are not run before. Empty: not fixed yet.
 FIXED_RULE = ""

@@ -10,12 +10,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from comparison.catalogue import AFTER, TASKS
+from comparison.catalogue import AFTER, ATTACKERS, ATTACKS, MEMBERS, TASKS
 from comparison.scores import score
 from fedpareto.experiments.result_store import RunResult
 
 MARGIN = 2.0  # points, or percent of a loss
 LEVEL = 0.975
+HONEST, ATTACKED = 5, 3  # seeds at least: whoever looks earlier would find a bound that holds by chance
 RULES = ("FedAvg", "q-FedAvg", "AFL", "FedFV", "FedMGDA+", "fedmgda+auto", "dual-cone", "Krum", "geometric median")
 Scores = tuple[float, float]  # of the mean over members, and of the worst member
 
@@ -61,25 +62,30 @@ def against_rivals(results: Iterable[RunResult], rule: str, task: str, after: in
     for rival in RULES:
         if rival != rule:
             mean, worst, pairs = _bounds(honest.get(rule, {}), honest.get(rival, {}))
-            bounds.append(Bound(task, rival, pairs, mean, worst, max(mean, worst) > -MARGIN))
+            shown = pairs >= HONEST and max(mean, worst) > -MARGIN
+            bounds.append(Bound(task, rival, pairs, mean, worst, shown))
     return bounds
 
 
 def under_attacks(results: Sequence[RunResult], rule: str, task: str, after: int = AFTER[-1]) -> list[Bound]:
-    """The rule under each attack minus the rule without, on the members that do not attack."""
+    """The rule under each attack minus the rule without, on the members that do not attack; all attacks, run or not."""
     own = [run for run in results if run.method == rule and run.spec["task"] == task and run.spec["split"] == "test"]
     honest = {run.seed: run for run in own if not run.spec["attack"]}
-    pairs: dict[str, tuple[dict[int, Scores], dict[int, Scores]]] = {}
+    attacks = [f"{attack}, {count}" for attack in ATTACKS for count in ATTACKERS]
+    pairs: dict[str, tuple[dict[int, Scores], dict[int, Scores]]] = {attack: ({}, {}) for attack in attacks}
     for run in own:
-        if run.spec["attack"] and run.seed in honest:
-            members = [name for name in run.final if name.startswith(f"{after}/member/")]
-            attacked, alone = pairs.setdefault(run.condition.removeprefix(f"{task}, "), ({}, {}))
+        attack = run.condition.removeprefix(f"{task}, ")
+        if attack in pairs and run.seed in honest:
+            # Not those that the attacked run measured: one that diverged has none, and would then equal the honest one.
+            members = [f"{after}/member/{number}" for number in range(MEMBERS - run.spec["attackers"])]
+            attacked, alone = pairs[attack]
             attacked[run.seed] = _of(run, members)
             alone[run.seed] = _of(honest[run.seed], members)
     bounds = []
     for attack, (attacked, alone) in pairs.items():
         mean, worst, count = _bounds(attacked, alone)
-        bounds.append(Bound(task, attack, count, mean, worst, min(mean, worst) > -MARGIN))
+        shown = count >= ATTACKED and min(mean, worst) > -MARGIN
+        bounds.append(Bound(task, attack, count, mean, worst, shown))
     return bounds
 
 
@@ -97,7 +103,7 @@ def _all_members(run: RunResult, after: int) -> Scores:
 def _of(run: RunResult, members: Sequence[str]) -> Scores:
     loss = TASKS[run.spec["task"]].loss
     values = [run.final.get(name, math.nan) for name in members]
-    if not values or not all(map(math.isfinite, values)):
+    if not all(map(math.isfinite, values)):
         return score(None, loss=loss), score(None, loss=loss)
     return score(sum(values) / len(values), loss=loss), score(max(values) if loss else min(values), loss=loss)
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from comparison import laboratory, picture, tasks
-from comparison.catalogue import MEMBERS, TASKS
+from comparison.catalogue import ATTACKERS, ATTACKS, MEMBERS, TASKS
 from comparison.choice import BY, GRID, SEEDS, ChosenRate, choose
 from comparison.laboratory import measure
 from comparison.scores import score
@@ -34,12 +34,9 @@ def specification(**changes: Any) -> ComparisonSpecification:
     return ComparisonSpecification.model_validate({**given, **changes})
 
 
-def run(method: str, seed: int, final: Mapping[str, float], **spec: Any) -> RunResult:
+def run(method: str, seed: int, final: Mapping[str, float], condition: str = "honest", **spec: Any) -> RunResult:
     whole = {"task": "scanners", "split": "test", "attack": "", "attackers": 0, "rate": 1.0, **spec}
-    attack = "" if not whole["attack"] else f", {whole['attack']}"
-    return RunResult(
-        method, f"{whole['task']}, honest" if not attack else f"{whole['task']}{attack}", seed, whole, dict(final), []
-    )
+    return RunResult(method, f"{whole['task']}, {condition}", seed, whole, dict(final), [])
 
 
 def honest(method: str, *, mean: list[float], worst: list[float], **spec: Any) -> list[RunResult]:
@@ -148,8 +145,8 @@ def test_a_rule_is_compared_with_a_rival_seed_by_seed() -> None:
 def test_a_rule_is_not_dominated_if_it_holds_in_the_mean_or_in_the_worst_member(
     mean: float, worst: float, shown: bool
 ) -> None:
-    ours = honest("FedMGDA+", mean=[70 + mean] * 3, worst=[50 + worst] * 3)
-    results = [*ours, *honest("FedAvg", mean=[70.0] * 3, worst=[50.0] * 3)]
+    ours = honest("FedMGDA+", mean=[70 + mean] * 5, worst=[50 + worst] * 5)
+    results = [*ours, *honest("FedAvg", mean=[70.0] * 5, worst=[50.0] * 5)]
     assert next(item for item in against_rivals(results, "FedMGDA+", "scanners") if item.seeds).shown is shown
 
 
@@ -159,25 +156,49 @@ def test_a_rival_or_a_task_that_was_not_run_is_not_shown() -> None:
     assert not any(bound.shown for bound in bounds)
 
 
+def test_a_bound_of_fewer_seeds_than_planned_shows_nothing() -> None:
+    ours = honest("FedMGDA+", mean=[90.0] * 4, worst=[90.0] * 4)
+    results = [*ours, *honest("FedAvg", mean=[70.0] * 4, worst=[50.0] * 4)]
+    bound = next(item for item in against_rivals(results, "FedMGDA+", "scanners") if item.seeds)
+    assert [bound.mean, bound.worst] == [20.0, 40.0]
+    assert not bound.shown
+
+
 def test_an_attacked_run_is_compared_on_the_members_that_do_not_attack() -> None:
     """Member 9, which attacks, is the worst of the honest run: without the pairing the attack would look good."""
     values = {f"100/member/{number}": 80.0 for number in range(9)}
     results = []
     for seed in range(3):
         results.append(run("Krum", seed, {**values, "100/member/9": 10.0, "100/mean": 73.0, "100/worst": 10.0}))
-        results.append(run("Krum", seed, {**values, "100/member/0": 77.0}, attack="sign-flip", attackers=1))
-    (bound,) = under_attacks(results, "Krum", "scanners")
+        attacked = {**values, "100/member/0": 77.0}
+        results.append(run("Krum", seed, attacked, "flipped sign, one of ten", attack="sign-flip", attackers=1))
+    (bound,) = (item for item in under_attacks(results, "Krum", "scanners") if item.seeds)
     assert [bound.seeds, bound.mean, bound.worst] == pytest.approx([3, -1 / 3, -3.0])
     assert not bound.shown  # both have to hold
 
 
-def test_an_attack_that_makes_the_run_diverge_is_not_shown() -> None:
+def test_an_attack_that_makes_the_run_diverge_and_one_that_was_not_run_are_not_shown() -> None:
     values = {f"100/member/{number}": 80.0 for number in range(MEMBERS)}
     results = [run("FedAvg", seed, values) for seed in range(3)]
-    results += [run("FedAvg", seed, {"100/member/0": math.nan}, attack="scale=100", attackers=3) for seed in range(3)]
-    (bound,) = under_attacks(results, "FedAvg", "scanners")
-    assert bound.mean == pytest.approx(-80.0)
-    assert not bound.shown
+    condition, early = "scaled by 100, three of ten", "scaled by 100, one of ten"
+    failed = {f"100/member/{number}": math.nan for number in range(7)}
+    for seed in range(3):
+        results.append(run("FedAvg", seed, failed, condition, attack="scale=100", attackers=3))
+        results.append(run("FedAvg", seed, {}, early, attack="scale=100", attackers=1))
+    bounds = {bound.against: bound for bound in under_attacks(results, "FedAvg", "scanners")}
+    assert bounds[condition].mean == bounds[early].mean == pytest.approx(-80.0)
+    assert len(bounds) == len(ATTACKS) * len(ATTACKERS)
+    assert not any(bound.shown for bound in bounds.values())
+
+
+def test_the_conditions_of_the_comparison_are_each_task_honest_and_under_each_attack() -> None:
+    wanted = {f"{task}, honest": {"task": task} for task in TASKS}
+    for task in TASKS:
+        for attack, spelled in ATTACKS.items():
+            for share, attackers in ATTACKERS.items():
+                wanted[f"{task}, {attack}, {share}"] = {"task": task, "attack": spelled, "attackers": attackers}
+    assert {condition.name: condition.spec for condition in load("comparison").conditions} == wanted
+    assert tuple(method.name for method in load("comparison-rates").methods) == RULES
 
 
 @pytest.mark.parametrize(
