@@ -192,7 +192,7 @@ def test_an_attack_that_makes_the_run_diverge_and_one_that_was_not_run_are_not_s
 
 
 def test_the_conditions_of_the_comparison_are_each_task_honest_and_under_each_attack() -> None:
-    wanted = {f"{task}, honest": {"task": task} for task in TASKS}
+    wanted: dict[str, dict[str, Any]] = {f"{task}, honest": {"task": task} for task in TASKS}
     for task in TASKS:
         for attack, spelled in ATTACKS.items():
             for share, attackers in ATTACKERS.items():
