@@ -182,6 +182,7 @@ class Process:
             machine.signing,
             changed=self.changes.notify,
             replied=self.changes.count_reply,
+            answered=self.presence.forget,
             clock=self.clock,
             signatures=signatures,
         )

@@ -27,7 +27,7 @@ from coordinator.rounds.fleets.consents import reluctant
 from coordinator.rounds.fleets.deliveries import sessions_ended
 from coordinator.rounds.fleets.presence import Assigned, Presence
 from coordinator.rounds.replies import signed_columns
-from coordinator.rounds.replies.intake import count_reply
+from coordinator.rounds.replies.reply_counts import count_reply
 from coordinator.rounds.replies.revoked import LEFT, REVOKED, count_fulfilled, fulfilled, of_revoked, revoked_before
 from coordinator.rounds.transitions import close_phase, end_assignment, open_assignments
 from federation.aggregation.phases import Asked, Replies, Selected
