@@ -486,7 +486,10 @@ class Member:
         try:
             answer: common.SignedEnvelope | Refusal = record()
         except _FAILURES as error:
-            answer = process.refusal(error)
+            answer = refusal = process.refusal(error)
+            if refusal.reason in _CLOSED:
+                name = entry.manifest.assignment_id
+                assert not process.takes(name), f"the reply to {name} was refused as {refusal.reason}, and it is open"
         self._answer(entry, answer)
 
     def _answer(self, entry: SpoolEntry, answer: common.SignedEnvelope | Refusal) -> None:

@@ -56,7 +56,7 @@ from storage import audit
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
 from storage.faults import StorageFault
-from storage.models import Assignment, Client
+from storage.models import Assignment, Client, Phase
 from storage.states import AssignmentState, ClientState
 from tests.simulated.faults import Faults
 from tests.simulated.plans import FEDERATION, TASK
@@ -67,7 +67,7 @@ LEASE = timedelta(seconds=6)
 SLEPT = "slept past its lease"
 SEQUENCE_SECONDS = 60.0  # between two batches of the audit log
 QUOTA = 1 << 20  # bytes of uploads of one member
-TOGETHER_SECONDS = 1.5  # the longest time that a reply of such a schedule waits for others
+TOGETHER_SECONDS = 4.0  # the longest time that a reply of such a schedule waits for others
 
 EndCall = Callable[[Callable[[], SignedEnvelope]], None]
 """Ends the call of a member with what the record of its reply returns or raises."""
@@ -383,11 +383,13 @@ class Process:
         if not self.alive:
             return
         together, self._together = self._together, []
-        for admission, problem, _ in together:
-            self.groups.handed[id(admission)] = self.groups.hand_in((admission, problem))
+        places = [self.groups.hand_in((admission, problem)) for admission, problem, _ in together]
+        self.groups.handed = {id(place.item[0]): place for place in places}
         self.world.counts["replies in groups"] += len(together) if len(together) > 1 else 0
         for admission, problem, end in together:
             end(partial(self.intake.record, admission, problem))
+        if any(isinstance(place.result, Refusal) for place in places):
+            self.world.counts["refused in a group"] += len(together) > 1
 
     def refusal(self, error: Exception) -> Refusal:
         """The refusal of a call that failed."""
@@ -402,6 +404,14 @@ class Process:
         """True if an assignment is open by the record."""
         with self.database.read() as session:
             return session.get_one(Assignment, assignment_id).state is AssignmentState.OPEN
+
+    def takes(self, assignment_id: str) -> bool:
+        """True if an assignment is open by the record, before its deadline, and its client is a member."""
+        query = select(Assignment.state, Client.state, Phase.deadline).join_from(Assignment, Client).join(Phase)
+        with Database.read(self.database) as session:
+            state, member, ends = session.execute(query.where(Assignment.assignment_id == assignment_id)).one()
+        is_open = state is AssignmentState.OPEN and member is ClientState.ACTIVE
+        return is_open and self.clock() <= ends
 
     # --- calls of operators
 

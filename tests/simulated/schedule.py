@@ -43,6 +43,7 @@ from worker.home import WorkerHome
 RUN = "simulated-run"[:12]
 OPERATOR_SECONDS = 5.0  # between two chances of an operator, or of a clock
 IN_GROUPS = (3, 4)  # of each eight schedules, those whose replies are handed in in groups
+REVOKED_CHANCE = 0.1  # of a member, in the second ones of these, whenever an operator may act
 SEVERAL_EVERY = 5  # one schedule of so many has two coordinators
 SLEEP_CHANCE = 0.05
 AWAY_SECONDS = (40.0, 250.0)  # longer than a new coordinator waits for members, and less than the grace of a phase
@@ -161,6 +162,8 @@ class Schedule:
         self.machine = Machine(
             directory, self.world, self.faults, stage.log_key, stage.signing, several=several, groups=groups
         )
+        if groups and seed % 8 == IN_GROUPS[1]:
+            self.faults.chances["member revoked"] = REVOKED_CHANCE
         if several:
             self.faults.chances[SLEPT] = SLEEP_CHANCE
         if not calm and stage.plan.evaluates_privately:

@@ -97,7 +97,7 @@ def counted(database: Database) -> Iterator[Counts]:
             with read(self) as session:
                 yield session
             return
-        note(counts.reads, _cause_of_context())
+        note(counts.reads, _cause())
         with read(self) as session:
             yield session
 
@@ -107,7 +107,7 @@ def counted(database: Database) -> Iterator[Counts]:
             with begin(self) as session:
                 yield session
             return
-        cause = _cause_of_context()
+        cause = _cause()
         note(counts.writes, cause)
         changed.by = False
         with begin(self) as session:
@@ -116,7 +116,7 @@ def counted(database: Database) -> Iterator[Counts]:
             note(counts.syncs, cause)
 
     def handed(self: ThreadPoolExecutor, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._thread_name_prefix.startswith(_OWN):
+        if (self._thread_name_prefix or "").startswith(_OWN):
             name = _function(function)
             note(counts.handovers, name)
         return submit(self, function, *args, **kwargs)
@@ -135,10 +135,6 @@ def counted(database: Database) -> Iterator[Counts]:
             yield counts
         finally:
             event.remove(Engine, "before_cursor_execute", statement)
-
-
-def _cause_of_context() -> str:
-    return _cause()
 
 
 def _function(call: Any) -> str:
