@@ -30,7 +30,7 @@ from round import WARM_UP
 from scipy.stats import binom
 
 from coordinator.monitoring.number_keeper import LOOK_SECONDS, MEMBERS_SECONDS, NumberKeeper
-from coordinator.rounds.replies.intake import count_reply
+from coordinator.rounds.replies.reply_counts import count_reply
 from federation.monitoring.metrics_page import page
 from federation.monitoring.scrape_server import ScrapeServer
 from federation.monitoring.tally import MonitoredKind, MonitoredNumber, Tally

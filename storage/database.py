@@ -20,6 +20,7 @@ from federation.errors import Error
 from federation.monitoring.tally import MonitoredKind, MonitoredNumber, Tally
 from federation.process.shared_state import alone
 from storage.connections.engines import BUSY_SECONDS, postgresql_engines, sqlite_engine
+from storage.connections.written_tables import WrittenTables
 from storage.revisions import incompatibility, pending_revisions
 
 ENTRY_KEY = "entry_key"  # in the `info` of a session: the key of the MACs of the audit log, or None
@@ -90,6 +91,7 @@ class Database:
         # SQLite's own queue polls with growing pauses; writers of this process queue here instead.
         self._writers = threading.Lock()
         self._writing_thread: int | None = None
+        self._written = WrittenTables(engine)
         self._lock_file: int | None = None
         self._lock_connection: Connection | None = None
         self._shared = False  # the lock is shared with other coordinators
@@ -150,6 +152,14 @@ class Database:
     def serves_many(self) -> bool:
         """True if several coordinators may serve this database at the same time: PostgreSQL."""
         return not self._sqlite
+
+    def changes(self, *tables: str) -> int | None:
+        """How often transactions of this process have changed these tables; None if other processes may, too.
+
+        What was read after a call may be used again for as long as further calls return the same number. A process that
+        has a SQLite file for itself may so remember rows that commands beside it do not change.
+        """
+        return None if self.serves_many else self._written.count(tables)
 
     @property
     def engine(self) -> Engine:
@@ -352,7 +362,8 @@ class Database:
             raise DatabaseBusy(f"no turn to write to {self.url} for {BUSY_SECONDS:.0f} seconds")
         self._writing_thread = thread
         try:
-            yield
+            with self._written.noted():
+                yield
         finally:
             self._writing_thread = None
             self._writers.release()

@@ -27,7 +27,7 @@ from rooms import rooms
 
 from coordinator.monitoring import federation_numbers, number_keeper
 from coordinator.rounds.fleets import remote
-from coordinator.rounds.replies import intake
+from coordinator.rounds.replies import reply_counts
 from coordinator.services import federation, transfers
 from coordinator.settings import Settings
 from federation.monitoring.tally import MonitoredKind, MonitoredNumber
@@ -129,7 +129,7 @@ def experiments() -> Iterator[Row]:
         yield f"`{name}`", one.title, str(one.source), size, rounds, quick_size
 
 
-OF_COORDINATOR = (federation_numbers, number_keeper, federation, intake, remote, transfers, database)
+OF_COORDINATOR = (federation_numbers, number_keeper, federation, reply_counts, remote, transfers, database)
 _SHOWN = {MonitoredKind.COUNTER: "_total"}
 
 

@@ -113,7 +113,7 @@ class AlertMaker:
         self._wake.set()
 
     def _run(self) -> None:
-        unwatch = self._changes.watchers.listen(self.changed)  # before the first look, which is at everything
+        unwatch = self._changes.courses.listen(self.changed)  # before the first look, which is at everything
         everything = True
         while not self._stopping.is_set():
             try:

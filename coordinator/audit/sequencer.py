@@ -1,8 +1,8 @@
 """The sequencer: gives entries their places in the log, one after the other, and signs checkpoints.
 
-It looks for entries twice a second. A batch of entries and the checkpoint that covers them are one transaction: an
-entry with a place that no checkpoint covers was not made by a coordinator. After a batch that was not committed, the
-tree is read anew.
+It looks twice a second whether this process has recorded entries, and now and then for those of other processes. A
+batch of entries and the checkpoint that covers them are one transaction: an entry with a place that no checkpoint
+covers was not made by a coordinator. After a batch that was not committed, the tree is read anew.
 
 Several coordinators of a database take turns: a batch locks the federation's row, and continues the log only if the
 tree has all entries of the log. A coordinator that is behind, also one that was frozen, first reads what the others
@@ -32,11 +32,12 @@ from federation.v1.common_pb2 import LogHead
 from storage import audit
 from storage.database import UNAVAILABLE, Database
 from storage.faults import explain_fault
-from storage.models import Checkpoint, Federation
+from storage.models import AuditEntry, Checkpoint, Federation
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
+UNTOLD_SECONDS = 5.0  # between two looks at the database although this process, which is alone with it, wrote nothing
 SHOW_SECONDS = 60.0  # the longest time until a checkpoint is shown to members, and kept
 BATCH = 5000  # entries that one transaction chains
 _TOLD_AT_A_TIME = 500  # entries
@@ -88,6 +89,8 @@ class Sequencer:
         self._shown_size = 0
         self._shown_at = -SHOW_SECONDS  # by the monotonic clock
         self._proof = lru_cache(maxsize=64)(self._prove)
+        self._read_at: int | None = None  # the changes of the log by this process before the last look at the database
+        self._looked = -UNTOLD_SECONDS  # when that was, by the monotonic clock
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sequencer", daemon=True)
 
@@ -174,6 +177,8 @@ class Sequencer:
 
     def _run(self) -> None:
         while not self._stopping.wait(LOOK_SECONDS) and self._faults.gone() is None:
+            if not self._may_wait():
+                continue
             try:
                 self.sequence()
             except LogError as error:
@@ -182,8 +187,17 @@ class Sequencer:
                 if self._faults.note(error) is None:
                     log.exception("the audit log could not be chained; it is tried again")
 
+    def _may_wait(self) -> bool:
+        """False if entries cannot wait: this process has recorded none since the last look, and no other one could."""
+        changes, due = self._changes(), self._shown_size < self._tree.size and self._due
+        return changes is None or changes != self._read_at or due or monotonic() - self._looked >= UNTOLD_SECONDS
+
+    def _changes(self) -> int | None:
+        return self._database.changes(AuditEntry.__tablename__)
+
     def _waits(self) -> bool:
         """True if entries have no place yet, after the tree was brought up to date with the other coordinators."""
+        self._read_at, self._looked = self._changes(), monotonic()
         with self._database.read() as session:
             waits = audit.any_unchained(session)
             behind = self._database.serves_many and audit.size(session) != self._tree.size

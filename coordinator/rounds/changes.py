@@ -21,6 +21,7 @@ class RunChanges:
 
     Attributes:
         watchers: those who are told of each change of a run, by its id.
+        courses: those who are told of each change but a further reply: the run's course, its state.
     """
 
     def __init__(self, announcements: Announcements, presence: Presence, database: Database) -> None:
@@ -29,6 +30,7 @@ class RunChanges:
         self._lock = threading.Lock()
         self._bells: dict[str, Bell] = {}
         self.watchers: Listeners[[str]] = Listeners()
+        self.courses: Listeners[[str]] = Listeners()
         announcements.heard.listen(self._hear)
         presence.changed.listen(self.wake_all)
 
@@ -63,7 +65,7 @@ class RunChanges:
     def tell_watchers(self, run_id: str) -> None:
         """Tells the watchers without the conductor here: what changed does not matter to it."""
         self._announcements.announce(AnnouncementKind.RUN, run_id)
-        self.watchers.tell(run_id)
+        self._tell(run_id)
 
     def _hear(self, announcement: Announcement | None) -> None:
         """Takes in what another coordinator announced; None says that something was lost."""
@@ -72,12 +74,19 @@ class RunChanges:
             with self._database.read() as session:
                 runs = run_ids(session, Run.state.in_(UNDER_WAY))
             for run_id in runs:
-                self.watchers.tell(run_id)
+                self._tell(run_id)
         elif announcement.kind in (AnnouncementKind.RUN, AnnouncementKind.REPLY):
             with self._lock:
                 bell = self._bells.get(announcement.subject)
-            if bell is not None and announcement.kind is AnnouncementKind.REPLY:
-                bell.count_reply(announcement.times)
-            elif bell is not None:
+            if announcement.kind is AnnouncementKind.REPLY:
+                if bell is not None:
+                    bell.count_reply(announcement.times)
+                self.watchers.tell(announcement.subject)
+                return
+            if bell is not None:
                 bell.ring()
-            self.watchers.tell(announcement.subject)
+            self._tell(announcement.subject)
+
+    def _tell(self, run_id: str) -> None:
+        self.courses.tell(run_id)
+        self.watchers.tell(run_id)

@@ -7,8 +7,10 @@ bytes.
     begin a round    (opening.py: which clients are selected)                             OPEN
       for each phase that the generator yields (conversation.py):
         ask the fleet, send its replies to the generator
-      make the step  (step.py: result model, Gram matrix; record.py: the signed step)     STEPPED
+      make the step  (step.py: result model, Gram matrix; signed_results.py)              STEPPED
       evaluate       (finish.py: one more phase, on the new model)                        COMPLETED
+
+A round whose model is not evaluated is completed in the transaction that records its step.
 
 The rounds of a run that evaluates have no phases of an algorithm and no step.
 """
@@ -20,7 +22,7 @@ from typing import NoReturn
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.conversation import run_phases
-from coordinator.rounds.finish import finish_round, measure_round, skip_round
+from coordinator.rounds.finish import completion, finish_round, measure_round, skip_round
 from coordinator.rounds.fleets.base import Fleet, Held, RevokedMeanwhile, Skipped
 from coordinator.rounds.opening import open_round
 from coordinator.rounds.runs.private import record_named, since_pause
@@ -84,7 +86,8 @@ class Conductor:
             try:
                 step, phases = run_phases(self._fleet, self._algorithm, current)
                 stepped = make_step(self._fleet, self._algorithm, current, step)
-                record_step(self._fleet, self._metrics, current, step, phases, stepped)
+                completes = completion(self._fleet, current)
+                record_step(self._fleet, self._metrics, current, step, phases, stepped, completes)
             except RevokedMeanwhile:
                 log.warning("run %s round %d: a member was revoked; without it", self._run.run_id, current.number)
                 if self._run.spec.privacy.secure != "off":  # its masks are in the others' replies

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from coordinator.rounds import selection
 from coordinator.rounds.fleets.base import Fleet, Question, Skipped
@@ -49,8 +50,9 @@ def run_phases(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step
     before = (models.Phase.round_id == current.round_id, models.Phase.attempt < current.attempt)
     with fleet.context.database.read() as session:
         number = session.scalar(select(func.count()).select_from(models.Phase).where(*before)) or 0
-    facts = _facts(fleet, current, number, current.selected)
-    conversation = algorithm.round(_context(fleet, current, current.base_model, facts))
+        facts = _facts(session, fleet, current, number, current.selected)
+        context = _context(session, fleet, current, current.base_model, facts)
+    conversation = algorithm.round(context)
     return _converse(fleet, current, conversation, number, current.base_model, facts, required)
 
 
@@ -112,27 +114,27 @@ def hold_evaluation(
         Held, Skipped, Voided: as `run_phases`.
         RevokedMeanwhile: a member whose reply entered was revoked.
     """
-    facts = _facts(fleet, current, number, clients)
-    conversation = evaluation(_context(fleet, current, model, facts, {}), fleet.run.evaluation, sorted(facts.clients))
+    with fleet.context.database.read() as session:
+        facts = _facts(session, fleet, current, number, clients)
+        context = _context(session, fleet, current, model, facts, {})
+    conversation = evaluation(context, fleet.run.evaluation, sorted(facts.clients))
     return _converse(fleet, current, conversation, number, model, facts, required)[0]
 
 
-def _facts(fleet: Fleet, current: Round, number: int, names: Sequence[str]) -> ConversationFacts:
+def _facts(session: Session, fleet: Fleet, current: Round, number: int, names: Sequence[str]) -> ConversationFacts:
     """What a conversation with some clients builds on, whose first phase has this number.
 
     Once that phase is on record they stand there: a later process of the coordinator may find another pool, other
     offers, or other keys, and members answer a private session with the terms of which they have heard first.
     """
-    with fleet.context.database.read() as session:
-        phase = select(models.Phase.conversation).filter_by(round_id=current.round_id, number=number)
-        # Section 2: with other keys or members, a restart would make other terms, and members that are ready would be
-        # asked into a new session.
-        if (recorded := ConversationFacts.decode(session.scalar(phase) or {})) is not None:
-            return recorded
-        known = fleet.known(session)
-        # Section 3, rule 1: members are invited with the key that they had at the first phase, which others have
-        # pinned.
-        keys = fleet.keys(session) if fleet.run.spec.privacy.secure != "off" else {}
+    phase = select(models.Phase.conversation).filter_by(round_id=current.round_id, number=number)
+    # Section 2: with other keys or members, a restart would make other terms, and members that are ready would be asked
+    # into a new session.
+    if (recorded := ConversationFacts.decode(session.scalar(phase) or {})) is not None:
+        return recorded
+    known = fleet.known(session)
+    # Section 3, rule 1: members are invited with the key that they had at the first phase, which others have pinned.
+    keys = fleet.keys(session) if fleet.run.spec.privacy.secure != "off" else {}
     return ConversationFacts(
         clients={name: (known[name].samples, known[name].objectives) for name in names if name in known},
         keys={name: key.hex() for name, key in keys.items()},
@@ -228,20 +230,24 @@ def _recorded(fleet: Fleet, current: Round, number: int) -> int | None:
 
 
 def _context(
-    fleet: Fleet, current: Round, model: str, facts: ConversationFacts, state: Mapping[str, Any] | None = None
+    session: Session,
+    fleet: Fleet,
+    current: Round,
+    model: str,
+    facts: ConversationFacts,
+    state: Mapping[str, Any] | None = None,
 ) -> RoundContext:
     """The context of a conversation about this model; without a `state`, that of the run before the round.
 
     A client that was revoked since is left out, but not of a private round, which is voided then.
     """
     context = fleet.context
-    with context.database.read() as session:
-        if state is None:
-            state = fleet.memory(session, current.number, current.base_model).rule
-        # Its masks are in the others' vectors, so a private round is voided for a revoked member and does not go on
-        # without it.
-        gone = revoked_clients(session) if not facts.keys else frozenset()
-        private = private_facts(session, fleet, current, model, facts.keys)
+    if state is None:
+        state = fleet.memory(session, current.number, current.base_model).rule
+    # Its masks are in the others' vectors, so a private round is voided for a revoked member and does not go on without
+    # it.
+    gone = revoked_clients(session) if not facts.keys else frozenset()
+    private = private_facts(session, fleet, current, model, facts.keys)
     spec = fleet.run.spec
     layout = spec.parameters.parameters_of(model_layout(context.blobs.local(current.base_model)))
     return RoundContext(

@@ -1,12 +1,15 @@
 """The end of a round: the new model is evaluated if the run asks for it, and the measurements are recorded."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
 from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
 
 from coordinator.rounds import signed_results
 from coordinator.rounds.conversation import hold_evaluation, measure, measure_privately
@@ -52,6 +55,8 @@ def finish_round(fleet: Fleet, metrics: RunMetrics, round_id: int) -> None:
     """
     with fleet.context.database.read() as session:
         current = session.get_one(models.Round, round_id)
+    if current.state is RoundState.COMPLETED:
+        return  # with its step
     model, phase = current.deployed_model, current.evaluation_phase
     if model is None or phase is None:  # no mutant: a step sets both
         raise RuntimeError(f"round {current.number} of run {fleet.run.run_id} is STEPPED without a model")
@@ -63,6 +68,16 @@ def finish_round(fleet: Fleet, metrics: RunMetrics, round_id: int) -> None:
         observed = RoundMetrics.measured(fleet.observe(model))
         findings = replace(findings, metrics=findings.metrics | observed)
     complete_round(fleet, current, findings)
+
+
+def completion(fleet: Fleet, current: models.Round) -> Callable[[Session, models.Round], object] | None:
+    """Completes a round in the transaction that records its step; None if its model is evaluated first.
+
+    Between the two, nothing is sent to anybody.
+    """
+    if fleet.run.spec.evaluates_after(current.number, conceals=fleet.conceals):
+        return None
+    return partial(_complete, fleet, findings=EvaluationFindings())
 
 
 def measure_round(fleet: Fleet, metrics: RunMetrics, current: models.Round) -> None:
@@ -169,12 +184,7 @@ def complete_round(
     with fleet.context.database.begin() as session:
         fleet.run.running(session)
         round_ = session.get_one(models.Round, current.round_id)
-        if findings.evaluations:  # in one statement: the ORM would handle each row by itself
-            session.connection().execute(insert(models.Evaluation), findings.evaluations)
-        ended = findings.metrics | RunMetrics.of_traffic(*signed_results.traffic(session, current.round_id))
-        round_.metrics = round_.metrics | ended.numbers
-        now = fleet.context.clock()
-        move_round(round_, RoundState.COMPLETED, now, findings.why_not)
+        now = _complete(fleet, session, round_, findings)
         if statistics is not None:
             signed_results.record_result(session, fleet, round_, *statistics, now)
         if fleet.run.spec.measures:
@@ -186,6 +196,17 @@ def complete_round(
     fleet.tell_ended(current, current.attempt)
     level = logging.WARNING if findings.why_not else logging.INFO
     log.log(level, "run %s round %d: completed %s", fleet.run.run_id, current.number, findings.why_not)
+
+
+def _complete(fleet: Fleet, session: Session, round_: models.Round, findings: EvaluationFindings) -> datetime:
+    """Completes a round in an open transaction; returns when."""
+    if findings.evaluations:  # in one statement: the ORM would handle each row by itself
+        session.connection().execute(insert(models.Evaluation), findings.evaluations)
+    ended = findings.metrics | RunMetrics.of_traffic(*signed_results.traffic(session, round_.round_id))
+    round_.metrics = round_.metrics | ended.numbers
+    now = fleet.context.clock()
+    move_round(round_, RoundState.COMPLETED, now, findings.why_not)
+    return now
 
 
 def skip_round(fleet: Fleet, metrics: RunMetrics, current: models.Round, skipped: Skipped) -> None:

@@ -32,6 +32,7 @@ def open_round(fleet: Fleet) -> Round | None:
     with fleet.context.database.read() as session:
         steps = noisy_steps(session, fleet.run.run_id) if fleet.conceals else 0
     overspends = over_budget(fleet.run.spec.privacy, steps)
+    complete = fleet.complete()  # asked first: a client that makes it complete must be in the pool
     with fleet.context.database.begin() as session:
         run = fleet.run.running(session)
         latest = select(Round).where(Round.run_id == fleet.run.run_id).order_by(Round.number.desc())
@@ -41,7 +42,14 @@ def open_round(fleet: Fleet) -> Round | None:
         number = recent[0].number + 1 if recent else 0
         if _ended(session, fleet, run, number, recent, overspends):
             return None
-    return _begin_round(fleet, number)
+        pool = fleet.pool(session)
+        begun = None
+        if not _missing(session, fleet, pool, complete):
+            run.reason = ""
+            begun = _selected(session, fleet, run, number, pool)
+    begun = begun or _begin_round(fleet, number)
+    log.info("run %s round %d: selected %s", fleet.run.run_id, number, ", ".join(begun.selected))
+    return begun
 
 
 def _ended(session: Session, fleet: Fleet, run: Run, number: int, recent: Sequence[Round], overspends: str) -> bool:
@@ -96,7 +104,7 @@ def _has_result(session: Session, run: Run) -> bool:
 
 
 def _begin_round(fleet: Fleet, number: int) -> Round:
-    """Waits for the pool, selects, and records the selection before any client is asked.
+    """Waits until a round can begin, selects, and records the selection before any client is asked.
 
     A round whose required clients are not there in time begins without a selection, and is skipped.
     """
@@ -130,15 +138,14 @@ def _begin_round(fleet: Fleet, number: int) -> Round:
                     break
             left = None
         context.wait(left if complete else 1.0)  # no mutant: coordinator/rounds/test_control.py shows that it sleeps
-    log.info("run %s round %d: selected %s", run_id, number, ", ".join(begun.selected))
     return begun
 
 
 def _absent_required(session: Session, fleet: Fleet, pool: Mapping[str, int]) -> dict[str, str]:
     """The required clients that are not in the pool, by name, with the reason."""
-    why = fleet.absent(session)
-    required = fleet.run.spec.selection.required
-    return {name: why.get(name, "does not attend, or does not offer the task") for name in required if name not in pool}
+    missing = [name for name in fleet.run.spec.selection.required if name not in pool]
+    why = fleet.absent(session) if missing else {}
+    return {name: why.get(name, "does not attend, or does not offer the task") for name in missing}
 
 
 def _missing(session: Session, fleet: Fleet, pool: Mapping[str, int], complete: bool) -> str:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
@@ -94,8 +94,18 @@ def objectives(step: Step, names: tuple[str, ...]) -> ObjectivesRecord | None:
     return replace(record, weights=weights(step), mode=decided.mode, left_out=excluded, notes=notes, cosines=cosines)
 
 
-def record_step(fleet: Fleet, metrics: RunMetrics, current: Round, step: Step, phases: int, stepped: Stepped) -> None:
+def record_step(
+    fleet: Fleet,
+    metrics: RunMetrics,
+    current: Round,
+    step: Step,
+    phases: int,
+    stepped: Stepped,
+    completion: Callable[[Session, Round], object] | None = None,
+) -> None:
     """Signs and records a step: one transaction for the round, the run and each update's share.
+
+    `completion` completes the round in the same transaction; without it, the round goes on with its evaluation.
 
     Raises:
         Held: the run is not RUNNING.
@@ -140,6 +150,8 @@ def record_step(fleet: Fleet, metrics: RunMetrics, current: Round, step: Step, p
         move_round(round_, RoundState.STEPPED, now, "stationary" if stepped.stationary else "")
         row.model = stepped.model
         row.state_data = round_.state_after = stepped.memory.encode()
+        if completion is not None:
+            completion(session, round_)
     log.info("run %s round %d: stepped to %s", run.run_id, current.number, stepped.model)
 
 

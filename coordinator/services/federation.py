@@ -244,16 +244,17 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
     ) -> AsyncIterator[bytes]:
         """Streams a blob that an assignment offered to the caller, or a model that `GetModel` gave it."""
         client_id = self._access.caller().name
-        document = await self._read(offered_specification, client_id, request.digest)
-        if document is not None and request.offset == 0:
-            yield fetched(document)
-            return
-        if request.HasField("grant"):
-            self._check_granted(client_id, request)
-            assignment_id = ""
-        else:
-            assignment_id = await self._read(_offering, client_id, request.digest)
-            turn_to_assignment(assignment_id)
+        assignment_id = "" if request.HasField("grant") else self._presence.offering(client_id, request.digest)
+        if not assignment_id:
+            document = await self._read(offered_specification, client_id, request.digest)
+            if document is not None and request.offset == 0:
+                yield fetched(document)
+                return
+            if request.HasField("grant"):
+                self._check_granted(client_id, request)
+            else:
+                assignment_id = await self._read(_offering, client_id, request.digest)
+        turn_to_assignment(assignment_id)
         tally = self._database.tally
         try:
             with tally.timing(BLOB_SECONDS, "read"):
@@ -280,7 +281,8 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         if request.HasField("grant"):
             self._check_granted(client_id, request)
         else:
-            turn_to_assignment(await self._read(_offering, client_id, request.digest))
+            known = self._presence.offering(client_id, request.digest)
+            turn_to_assignment(known or await self._read(_offering, client_id, request.digest))
         return messages.LocateBlobResponse(url=await self._in_thread(self._blobs.download_url, request.digest))
 
     async def GetModel(self, request: messages.GetModelRequest, context: Context) -> messages.GetModelResponse:

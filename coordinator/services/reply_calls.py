@@ -10,7 +10,8 @@ from time import monotonic
 from weakref import WeakValueDictionary
 
 from coordinator.members.access.rpc_messages import NEXT_CHUNK_SECONDS, REQUEST_SECONDS, Context, next_message
-from coordinator.rounds.replies.intake import Admission, Intake, begin_counts, count_reply, named_assignment
+from coordinator.rounds.replies.intake import Admission, Intake, named_assignment
+from coordinator.rounds.replies.reply_counts import begin_counts, count_reply
 from coordinator.services.base import Parts, Service
 from coordinator.services.receiving import Receiving
 from coordinator.services.transfers import Transfers
@@ -23,6 +24,8 @@ from federation.v1 import federation_pb2 as messages
 from federation.v1.common_pb2 import LogHead, ReplyManifest, SignedEnvelope
 from federation.vectors import Layout
 
+MOST_HEADS = 64  # that are kept until a newer checkpoint is shown
+
 
 class ReplyCalls(Service):
     """Takes replies in."""
@@ -34,6 +37,7 @@ class ReplyCalls(Service):
             self._home.signing,
             changed=self._changes.notify,
             replied=self._changes.count_reply,
+            answered=self._presence.forget,
             clock=self._clock,
             signatures=parts.rounds.signatures,
         )
@@ -42,6 +46,8 @@ class ReplyCalls(Service):
         self._uploads = parts.rounds.uploads
         self._transfers = Transfers(self._settings.transfer_bytes, self._settings.transfers, self._database.tally)
         self._enders: dict[str, Callable[[Refusal], None]] = {}  # of uploads under way, by assignment
+        self._heads: dict[int, asyncio.Future[LogHead]] = {}  # of the log, by the size that a worker has
+        self._heads_shown = 0  # the size of the checkpoint in them
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # likewise
 
     async def Submit(
@@ -53,8 +59,8 @@ class ReplyCalls(Service):
             first = await next_message(request_iterator, REQUEST_SECONDS)
             if not isinstance(first, messages.SubmitRequest) or not first.HasField("reply"):
                 raise Refusal("header", "a submission must begin with the signed reply; the payload follows in chunks")
-            turn_to_assignment(named_assignment(first.reply, ReplyManifest))
-            admitted, broke_off = await self._in_thread(self._admit, caller.name, first)
+            turn_to_assignment(name := named_assignment(first.reply, ReplyManifest))
+            admitted, broke_off = await self._admit(caller.name, name, first)
             if isinstance(admitted, SignedEnvelope):
                 receipt = admitted
             elif admitted.layout is None:
@@ -84,10 +90,24 @@ class ReplyCalls(Service):
             count_reply(self._database.tally, client_id, "refused", refusal.reason)
             raise
 
-    def _admit(self, client_id: str, first: messages.SubmitRequest) -> tuple[Admission | SignedEnvelope, bool]:
-        """The intake's admission or receipt of a reply, and True if an upload of its payload broke off before."""
-        admitted = self._intake.admit(client_id, first.reply, first.start)
-        return admitted, isinstance(admitted, Admission) and self._uploads.broke_off(admitted)
+    async def _admit(
+        self, client_id: str, assignment_id: str, first: messages.SubmitRequest
+    ) -> tuple[Admission | SignedEnvelope, bool]:
+        """The intake's admission or receipt of a reply, and True if an upload of its payload broke off before.
+
+        No thread is asked if what is known here of the assignment and of its client is enough.
+        """
+        order, member, given = self._presence.given(client_id, assignment_id), self._access.member(), None
+        if order is not None and member is not None:
+            given = self._intake.admit_given(first.reply, order, member.signing_key, member.start, first.start)
+        if given is not None and self._uploads.alone:
+            return given, self._uploads.broke_off(given)
+
+        def admit() -> tuple[Admission | SignedEnvelope, bool]:
+            admitted = given or self._intake.admit(client_id, first.reply, first.start)
+            return admitted, isinstance(admitted, Admission) and self._uploads.broke_off(admitted)
+
+        return await self._in_thread(admit)
 
     @asynccontextmanager
     async def _receiving(
@@ -139,4 +159,20 @@ class ReplyCalls(Service):
 
     async def _newer_log(self, size: int) -> LogHead | None:
         """The newest checkpoint for a worker whose last one has this size; None if that is the newest."""
-        return None if size == self._sequencer.shown_size else await self._in_thread(self._sequencer.head, size)
+        shown = self._sequencer.shown_size
+        if size == shown:
+            return None
+        if size > shown:  # another coordinator has shown it
+            return await self._in_thread(self._sequencer.head, size)
+        # Many workers have the same one: one thread makes the head for all.
+        if self._heads_shown != shown or len(self._heads) >= MOST_HEADS:
+            self._heads, self._heads_shown = {}, shown
+        if (head := self._heads.get(size)) is None:
+            head = self._heads[size] = asyncio.ensure_future(self._in_thread(self._sequencer.head, size))
+            head.add_done_callback(lambda done: self._forget_head(size, done))
+        return await asyncio.shield(head)
+
+    def _forget_head(self, size: int, done: "asyncio.Future[LogHead]") -> None:
+        """Forgets a head that could not be made."""
+        if (done.cancelled() or done.exception() is not None) and self._heads.get(size) is done:
+            del self._heads[size]

@@ -9,6 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
 from coordinator.audit.log_verifier import log_problems
+from coordinator.members.membership import CLIENT_REVOKED
 from coordinator.rounds.replies.revoked import REVOKED
 from coordinator.rounds.transitions import ROUND_ENDED
 from federation.record import log_entries
@@ -16,6 +17,7 @@ from federation.record.exchange import Signers
 from federation.record.joinings import LEFT
 from federation.record.withdrawals import withdrawal_problems
 from federation.trust.envelope import envelope_digest
+from federation.trust.identity import client_uri
 from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SignedEnvelope, StepManifest
 from storage.models import Assignment, AuditEntry, Client, Evaluation, Phase, Reply, Round, Run, Withdrawal
@@ -70,6 +72,7 @@ def problems(schedule: Schedule, calm: Result) -> list[str]:
         for check in (
             record.of_receipts,
             record.of_assignments,
+            record.of_revocations,
             record.of_rounds,
             record.of_steps,
             record.of_pauses,
@@ -180,6 +183,15 @@ class _Record:
                 for name, envelopes in accepted.items()
                 if len(envelopes) > 1
             )
+
+    def of_revocations(self) -> Iterator[str]:
+        """No reply of a member is accepted after its revocation."""
+        revoked = set[str]()
+        for entry in self._entries:
+            if entry.action == CLIENT_REVOKED:
+                revoked.add(client_uri(FEDERATION, entry.subject))
+            elif entry.action == log_entries.ACCEPTED and entry.actor in revoked:
+                yield f"the reply to {entry.subject} of {entry.actor}, who was revoked before, was accepted"
 
     def of_assignments(self) -> Iterator[str]:
         """Nothing is fulfilled twice, and nothing is left open after the end of a run."""

@@ -76,6 +76,7 @@ class _Stream(AttendanceStream):
     deliver: Callable[[Message], None] = lambda message: None
 
     def say(self, message: Message | Refusal) -> None:
+        self.note(message)
         if not isinstance(message, Refusal):
             self.deliver(message)
 
@@ -452,7 +453,7 @@ class Member:
         try:
             whole = self.world.random.random() < 0.7 and not process.uploads.broke_off(admission)
             if whole or admission.layout is None:
-                self._answer(entry, process.take_whole(admission, entry.payload))
+                process.take_whole(admission, entry.payload, partial(self._end_call, process, entry))
             else:
                 self._upload(process, entry, admission, process.upload(admission))
         except _FAILURES as error:
@@ -473,12 +474,23 @@ class Member:
                 ends = False
                 self.world.after(self.faults.seconds(0.1, 5), lambda: self._upload(process, entry, admission, upload))
                 return
-            self._answer(entry, process.stored(admission, upload))
+            process.stored(admission, upload, partial(self._end_call, process, entry))
         except _FAILURES as error:
             self._answer(entry, process.refusal(error))
         finally:
             if ends and process.alive:
                 process.end(upload)
+
+    def _end_call(self, process: Process, entry: SpoolEntry, record: Callable[[], common.SignedEnvelope]) -> None:
+        """Ends a call whose reply is recorded now, alone or in a group."""
+        try:
+            answer: common.SignedEnvelope | Refusal = record()
+        except _FAILURES as error:
+            answer = refusal = process.refusal(error)
+            if refusal.reason in _CLOSED:
+                name = entry.manifest.assignment_id
+                assert not process.takes(name), f"the reply to {name} was refused as {refusal.reason}, and it is open"
+        self._answer(entry, answer)
 
     def _answer(self, entry: SpoolEntry, answer: common.SignedEnvelope | Refusal) -> None:
         """Carries the answer of a call to the member."""

@@ -13,15 +13,18 @@ from sqlalchemy.orm import Session
 
 from coordinator.clock import SteadyClock
 from coordinator.members import departures
+from coordinator.members.access.known_members import KnownMember, KnownMembers
 from coordinator.rounds import conductor, finish, opening, selection, signed_results
 from coordinator.rounds.fleets import deliveries, remote
 from coordinator.rounds.fleets.base import Fleet, RunFacts
 from coordinator.rounds.fleets.remote import RemoteFleet
 from coordinator.rounds.replies import intake
 from coordinator.rounds.replies.evidence import Evidence
+from coordinator.rounds.replies.group_commit import GroupCommit
 from coordinator.rounds.replies.intake import Admission, Intake
 from coordinator.rounds.replies.uploads import Upload
 from coordinator.rounds.runs import private
+from coordinator.rounds.runs.run_states import RunStates
 from federation.aggregation.metrics.run_metrics import RunMetrics
 from federation.aggregation.phases import PhaseReply, Replies
 from federation.refusals import Refusal
@@ -46,6 +49,73 @@ def a_receipt_before_its_commit(patch: pytest.MonkeyPatch) -> None:
         return self._receipt(admission, problem, self._clock())
 
     patch.setattr(Intake, "record", early)
+
+
+def a_receipt_before_the_commit_of_its_group(patch: pytest.MonkeyPatch) -> None:
+    """The receipts of a group are given when its replies are written; its transaction may fail afterwards."""
+    commit = GroupCommit._commit_all
+
+    def early(self: GroupCommit[Any, Any], own: Any) -> None:
+        given: dict[Any, Any] = {}
+        write = self._write
+
+        def noted(session: Session, items: Sequence[Any]) -> Sequence[Any]:
+            results = write(session, items)
+            given.update(zip(map(id, items), results, strict=True))
+            return results
+
+        waiting = [*self._waiting]
+        self._write = noted
+        try:
+            commit(self, own)
+        finally:
+            self._write = write
+        for place in waiting:
+            if place.error is not None and id(place.item) in given:
+                place.error, place.result = None, given[id(place.item)]
+
+    patch.setattr(GroupCommit, "_commit_all", early)
+
+
+def a_refusal_that_ends_its_group(patch: pytest.MonkeyPatch) -> None:
+    """If one reply of a group is refused, nothing of the group is recorded, and all get its refusal."""
+    commit = GroupCommit._commit_all
+
+    def together(self: GroupCommit[Any, Any], own: Any) -> None:
+        write, waiting = self._write, [*self._waiting]
+
+        def all_or_none(session: Session, items: Sequence[Any]) -> Sequence[Any]:
+            results = write(session, items)
+            refused = [result for result in results if isinstance(result, Refusal)]
+            if not refused or len(items) == 1:
+                return results
+            session.rollback()
+            return [refused[0]] * len(items)
+
+        self._write = all_or_none
+        try:
+            commit(self, own)
+        finally:
+            self._write = write
+        assert all(place.ended for place in waiting)
+
+    patch.setattr(GroupCommit, "_commit_all", together)
+
+
+def rights_past_a_revocation(patch: pytest.MonkeyPatch) -> None:
+    """A member that is known stays known, its reply is recorded as if it were active, and its assignments end late."""
+    standing, end_revoked = Intake._standing, RunStates.end_revoked
+
+    def found(self: KnownMembers, serial: str) -> KnownMember | None:
+        return self._memory[1].get(serial)
+
+    def always(self: Intake, session: Session, locked: Any, *others: Any) -> Any:
+        active = SimpleNamespace(**{**locked._mapping, "member": ClientState.ACTIVE})
+        return standing(self, session, active, *others)  # type: ignore[arg-type]
+
+    patch.setattr(KnownMembers, "find", found)
+    patch.setattr(Intake, "_standing", always)
+    patch.setattr(RunStates, "end_revoked", lambda self: _later(self._database, lambda: end_revoked(self)))
 
 
 def a_reply_that_leaves_its_assignment_open(patch: pytest.MonkeyPatch) -> None:
@@ -299,6 +369,9 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = MappingProxyType(
         plant.__name__: (plant, plans)
         for plant, plans in (
             (a_receipt_before_its_commit, ("average",)),
+            (a_receipt_before_the_commit_of_its_group, ("average",)),
+            (a_refusal_that_ends_its_group, ("average",)),
+            (rights_past_a_revocation, ("average",)),
             (a_reply_that_leaves_its_assignment_open, ("average",)),
             (a_sum_in_order_of_arrival, ("average",)),
             (a_round_counted_twice, ("average", "pareto")),

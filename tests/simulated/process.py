@@ -7,11 +7,13 @@ thread, and its waits let other events happen.
 import errno
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
@@ -26,6 +28,7 @@ from coordinator.cluster.registry import CoordinatorFacts, Registry
 from coordinator.fault_state import FaultState
 from coordinator.lease_keeper import LOOKS, LeaseKeeper
 from coordinator.members import departures, membership
+from coordinator.members.access.known_members import KnownMember, KnownMembers
 from coordinator.members.home_starts import take_start
 from coordinator.monitor import ClockWatch
 from coordinator.rounds.bell import Bell
@@ -36,7 +39,8 @@ from coordinator.rounds.fleets.presence import Assigned, AttendanceStream, Prese
 from coordinator.rounds.housekeeping import Housekeeper
 from coordinator.rounds.replies.content import payload_problem
 from coordinator.rounds.replies.evidence import SignatureMemory
-from coordinator.rounds.replies.intake import Admission, Intake
+from coordinator.rounds.replies.group_commit import GroupCommit
+from coordinator.rounds.replies.intake import Admission, Intake, RecordedReply, _Checked, named_assignment
 from coordinator.rounds.replies.revoked import revoked_clients
 from coordinator.rounds.replies.uploads import ReplyUpload, Upload, Uploads
 from coordinator.rounds.run_commands import RunCommands
@@ -46,14 +50,14 @@ from coordinator.signing_keys import Signing
 from federation.refusals import Refusal
 from federation.transport.payload_check import PayloadCheck
 from federation.trust.identity import client_uri
-from federation.v1.common_pb2 import SignedEnvelope
+from federation.v1.common_pb2 import ReplyManifest, SignedEnvelope
 from federation.v1.federation_pb2 import Hello
 from storage import audit
 from storage.blob_directory import DirectoryStore
 from storage.database import Database
 from storage.faults import StorageFault
-from storage.models import Assignment, Client
-from storage.states import AssignmentState
+from storage.models import Assignment, Client, Phase
+from storage.states import AssignmentState, ClientState
 from tests.simulated.faults import Faults
 from tests.simulated.plans import FEDERATION, TASK
 from tests.simulated.world import World
@@ -63,6 +67,10 @@ LEASE = timedelta(seconds=6)
 SLEPT = "slept past its lease"
 SEQUENCE_SECONDS = 60.0  # between two batches of the audit log
 QUOTA = 1 << 20  # bytes of uploads of one member
+TOGETHER_SECONDS = 4.0  # the longest time that a reply of such a schedule waits for others
+
+EndCall = Callable[[Callable[[], SignedEnvelope]], None]
+"""Ends the call of a member with what the record of its reply returns or raises."""
 
 
 class Killed(KeyboardInterrupt):
@@ -83,6 +91,7 @@ class Machine:
         log_key: of the audit log.
         signing: the coordinator's keys.
         several: True if several coordinators serve, under leases.
+        groups: True if replies are handed in in groups.
         full_until: when the disk has space again, in the world's seconds.
     """
 
@@ -92,6 +101,7 @@ class Machine:
     log_key: LogKey
     signing: Signing
     several: bool = False
+    groups: bool = False
     full_until: float = 0.0
 
     @property
@@ -182,9 +192,13 @@ class Process:
             machine.signing,
             changed=self.changes.notify,
             replied=self.changes.count_reply,
+            answered=self.presence.forget,
             clock=self.clock,
             signatures=signatures,
         )
+        self.groups = self.intake._group = _Groups(self.database, self.intake._record_all)
+        self.members = KnownMembers(self.database)
+        self._together: list[tuple[Admission, Refusal | None, EndCall]] = []  # replies that are handed in at once
         self.sequencer = Sequencer(
             self.database,
             machine.log_key,
@@ -292,7 +306,10 @@ class Process:
             client.last_seen = stream.last_seen
         self.presence.join(stream)
         with self.database.read() as session:
-            return open_assignments_of(session, stream.client_id)
+            waiting = open_assignments_of(session, stream.client_id)
+        for assigned in waiting:
+            stream.note(assigned)
+        return waiting
 
     def leaves(self, client_id: str, withdrawal: SignedEnvelope) -> None:
         """A member leaves the federation."""
@@ -306,14 +323,20 @@ class Process:
     def fetch(self, client_id: str, digest: str) -> bytes:
         """A blob that an assignment offers."""
         self._check_member(client_id)
-        with self.database.read() as session:
-            _offering(session, client_id, digest)
+        if not self.presence.offering(client_id, digest):
+            with self.database.read() as session:
+                _offering(session, client_id, digest)
         return self.blobs.read(digest)
 
     def admit(self, client_id: str, reply: SignedEnvelope, start: bytes) -> Admission | SignedEnvelope:
         """The admission of a reply, or its receipt if it had been given."""
         self.fault_state.check_serving("Submit")
-        self._check_member(client_id)
+        member, named = self._member(client_id), named_assignment(reply, ReplyManifest)
+        if (order := self.presence.given(client_id, named)) is not None:
+            given = self.intake.admit_given(reply, order, member.signing_key, member.start, start)
+            if given is not None:
+                self.world.counts["admitted without a look"] += 1
+                return given
         return self.intake.admit(client_id, reply, start)
 
     def upload(self, admission: Admission) -> ReplyUpload:
@@ -327,23 +350,46 @@ class Process:
         self._uploading.remove(upload)
         self.uploads.end(upload)
 
-    def take_whole(self, admission: Admission, payload: bytes) -> SignedEnvelope:
-        """Takes a payload that came in one piece, or a reply without one, and returns the receipt."""
+    def take_whole(self, admission: Admission, payload: bytes, end: EndCall) -> None:
+        """Takes a payload that came in one piece, or a reply without one."""
         manifest = admission.manifest
         if admission.layout is None:
-            return self.intake.record(admission, None)
+            self._record(admission, None, end)
+            return
         with self.blobs.writer(hash=False) as writer:
             upload = Upload(writer, self._check(admission), manifest.payload, manifest.payload_bytes)
             upload.take(payload, 0)
-            return self.stored(admission, upload)
+            self.stored(admission, upload, end)
 
-    def stored(self, admission: Admission, upload: Upload) -> SignedEnvelope:
-        """Stores and records a payload that has arrived, and returns the receipt."""
+    def stored(self, admission: Admission, upload: Upload, end: EndCall) -> None:
+        """Stores and records a payload that has arrived."""
         upload.finish()
         problem = payload_problem(upload.check, admission.kind, admission.limits)
         if problem is None:
             upload.store()
-        return self.intake.record(admission, problem)
+        self._record(admission, problem, end)
+
+    def _record(self, admission: Admission, problem: Refusal | None, end: EndCall) -> None:
+        """Records a reply: at once, or in a schedule with groups together with those that come in a moment."""
+        if not self.machine.groups:
+            end(partial(self.intake.record, admission, problem))
+            return
+        if not self._together:
+            self.world.after(self.faults.seconds(0, TOGETHER_SECONDS), self._record_together)
+        self._together.append((admission, problem, end))
+
+    def _record_together(self) -> None:
+        """Records all replies that wait, as threads do that come while another transaction is under way."""
+        if not self.alive:
+            return
+        together, self._together = self._together, []
+        places = [self.groups.hand_in((admission, problem)) for admission, problem, _ in together]
+        self.groups.handed = {id(place.item[0]): place for place in places}
+        self.world.counts["replies in groups"] += len(together) if len(together) > 1 else 0
+        for admission, problem, end in together:
+            end(partial(self.intake.record, admission, problem))
+        if any(isinstance(place.result, Refusal) for place in places):
+            self.world.counts["refused in a group"] += len(together) > 1
 
     def refusal(self, error: Exception) -> Refusal:
         """The refusal of a call that failed."""
@@ -358,6 +404,14 @@ class Process:
         """True if an assignment is open by the record."""
         with self.database.read() as session:
             return session.get_one(Assignment, assignment_id).state is AssignmentState.OPEN
+
+    def takes(self, assignment_id: str) -> bool:
+        """True if an assignment is open by the record, before its deadline, and its client is a member."""
+        query = select(Assignment.state, Client.state, Phase.deadline).join_from(Assignment, Client).join(Phase)
+        with Database.read(self.database) as session:
+            state, member, ends = session.execute(query.where(Assignment.assignment_id == assignment_id)).one()
+        is_open = state is AssignmentState.OPEN and member is ClientState.ACTIVE
+        return is_open and self.clock() <= ends
 
     # --- calls of operators
 
@@ -391,6 +445,21 @@ class Process:
     def _check(self, admission: Admission) -> PayloadCheck:
         assert admission.layout is not None
         return PayloadCheck(admission.layout, admission.manifest.payload.partition(":")[0])
+
+    def _member(self, client_id: str) -> KnownMember:
+        """The member that calls, which is read unless it is known, as access control does."""
+        if (known := self.members.find(client_id)) is not None:
+            return known
+        changes = self.members.changes()
+        with self.database.read() as session:
+            client = session.get_one(Client, client_id)
+        if client.state is ClientState.REVOKED:
+            raise Refusal("certificate-revoked", membership.REVOKED)
+        if client.state is ClientState.LEFT:
+            raise Refusal("client-left", "it has left")
+        member = KnownMember(b"", client.state, client.signing_key, client.start)
+        self.members.note(client_id, member, changes)
+        return member
 
     def _check_member(self, client_id: str) -> None:
         """Refuses the call of a member that was revoked or has left, as access control does."""
@@ -512,6 +581,23 @@ class _Blobs(DirectoryStore):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super()._place(descriptor, temporary, digest)
         self._process.may_die("killed after a blob is stored")
+
+
+class _Groups(GroupCommit[_Checked, Refusal | RecordedReply]):
+    """Groups without threads: the first item of those that were handed in commits them all."""
+
+    def __init__(self, database: Database, write: Callable[[Session, Sequence[_Checked]], Any]) -> None:
+        super().__init__(database, write)
+        self.handed: dict[int, Any] = {}  # by the admission
+
+    def commit(self, item: _Checked) -> Refusal | RecordedReply:
+        place = self.handed.pop(id(item[0]), None)
+        if place is None:
+            return super().commit(item)
+        if not place.ended:
+            self._commit_all(place)
+        found: Refusal | RecordedReply = place.outcome()
+        return found
 
 
 class _Bell(Bell):

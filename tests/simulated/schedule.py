@@ -42,6 +42,8 @@ from worker.home import WorkerHome
 
 RUN = "simulated-run"[:12]
 OPERATOR_SECONDS = 5.0  # between two chances of an operator, or of a clock
+IN_GROUPS = (3, 4)  # of each eight schedules, those whose replies are handed in in groups
+REVOKED_CHANCE = 0.1  # of a member, in the second ones of these, whenever an operator may act
 SEVERAL_EVERY = 5  # one schedule of so many has two coordinators
 SLEEP_CHANCE = 0.05
 AWAY_SECONDS = (40.0, 250.0)  # longer than a new coordinator waits for members, and less than the grace of a phase
@@ -156,7 +158,12 @@ class Schedule:
         self.faults = Faults(self.world) if calm else Faults.drawn(self.world, stage.plan.faults)
         shutil.copytree(stage.template, directory, dirs_exist_ok=True)
         several = not calm and seed % SEVERAL_EVERY == SEVERAL_EVERY - 1
-        self.machine = Machine(directory, self.world, self.faults, stage.log_key, stage.signing, several=several)
+        groups = not calm and seed % 8 in IN_GROUPS
+        self.machine = Machine(
+            directory, self.world, self.faults, stage.log_key, stage.signing, several=several, groups=groups
+        )
+        if groups and seed % 8 == IN_GROUPS[1]:
+            self.faults.chances["member revoked"] = REVOKED_CHANCE
         if several:
             self.faults.chances[SLEPT] = SLEEP_CHANCE
         if not calm and stage.plan.evaluates_privately:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from coordinator.members.access.known_members import KnownMember
 from federation.refusals import Refusal
 from federation.trust.identity import PeerIdentity
 
@@ -18,6 +19,7 @@ class Call:
         streams: True if it streams to its caller.
         action: the rpc.
         identity: the caller's; None without a certificate.
+        member: the caller as the record has it, if it is a member.
         doom: the refusal with which it must end; None while it may go on.
         expiry: ends it with its caller's certificate, or, without one, when it has streamed too long.
     """
@@ -26,6 +28,7 @@ class Call:
     streams: bool
     action: str = ""
     identity: PeerIdentity | None = None
+    member: KnownMember | None = None
     doom: Refusal | None = None
     expiry: asyncio.TimerHandle | None = None
 

@@ -1,9 +1,9 @@
 """Access: identifies the caller of each rpc, checks that it may call, and answers with a refusal if it may not.
 
-One interceptor handles every rpc of both ports. It looks the certificate up in the database on each rpc and caches
-nothing. An rpc that is under way when its caller is revoked or its certificate expires is ended at once. A `Refusal`
-becomes a status with its reason; any other error becomes INTERNAL with the number of an incident, and the log has the
-rest. Both are recorded.
+One interceptor handles every rpc of both ports, and looks at the certificate and its holder on each. It reads them in
+the database; the rows of members are used again while nobody can have changed them (`known_members`). An rpc that is
+under way when its caller is revoked or its certificate expires is ended at once. A `Refusal` becomes a status with its
+reason; any other error becomes INTERNAL with the number of an incident, and the log has the rest. Both are recorded.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ from coordinator.front.places import network_of
 from coordinator.members.access.call_limits import RATES, REFUSED, STRANGER, STRANGERS, Buckets
 from coordinator.members.access.callers import RULES, CallerRule, authorise
 from coordinator.members.access.calls import Call
+from coordinator.members.access.known_members import KnownMember, KnownMembers
 from coordinator.members.access.refusal_record import RefusalRecord
 from coordinator.members.access.rpc_messages import (
     Context,
@@ -65,7 +66,7 @@ HOLD_SECONDS = 3.0  # before a member that calls too often is answered, so that 
 SEEN_EVERY = timedelta(minutes=1)  # how often it is noted that an administrator calls
 # The caller's certificate and state, in one query, which every rpc makes.
 _CALLER = (
-    select(Certificate.certificate, Certificate.revoked, Client.state, Client.signing_key)
+    select(Certificate.certificate, Certificate.revoked, Client.state, Client.signing_key, Client.start)
     .outerjoin_from(Certificate, Client, Client.client_id == bindparam("client"))
     .where(Certificate.serial == bindparam("serial"))
 )
@@ -122,6 +123,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         # Serial numbers of certificates that have ended. Their calls are not charged to the member: the holder of a
         # stolen certificate that was replaced must not use up the calls that the member may make.
         self._ended: set[str] = set()
+        self._members = KnownMembers(threads.database)
         self._seen: dict[str, datetime] = {}  # serial number of an administrator's certificate -> when it was noted
         self._stopping = False
         self._call: ContextVar[Call] = ContextVar("call")
@@ -132,6 +134,10 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         if identity is None:
             raise AssertionError("anyone may make this rpc")
         return identity
+
+    def member(self) -> KnownMember | None:
+        """The member whose rpc the running task serves, as the record had it when the rpc began."""
+        return self._call.get().member
 
     def charge(self, account: str, kind: str) -> None:
         """Charges a call, or an action within one, to its member or to a certificate that has ended.
@@ -364,9 +370,10 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             else:
                 call.identity = identity
                 try:
-                    if not await self._threads.read(self._check, identity, certificate, action):
+                    call.member = self._known(identity, certificate)
+                    if call.member is None and not await self._threads.read(self._check, call, certificate):
                         await self._threads.run(self._chain_log)  # the right may be a moment old
-                        await self._threads.read(self._check_logged, identity, certificate, action)
+                        await self._threads.read(self._check_logged, call, certificate)
                 except Refusal as refusal:
                     if refusal.reason in _ENDED:
                         self._ended.add(identity.serial)
@@ -408,17 +415,27 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 if not calls and self._calls.get(account) is calls:
                     del self._calls[account]
 
-    def _check_logged(self, session: Session, identity: PeerIdentity, certificate: bytes, action: str) -> None:
-        if not self._check(session, identity, certificate, action):
-            raise unlogged_caller(identity)
+    def _known(self, identity: PeerIdentity, certificate: bytes) -> KnownMember | None:
+        """The member that calls, if it is known, and `_check` would find nothing against it; None otherwise."""
+        member = self._members.find(identity.serial)
+        if member is None or member.certificate != certificate or self._clock() >= identity.not_after:
+            return None
+        return member if self._rights.permit(identity, member.state, member.signing_key) else None
 
-    def _check(self, session: Session, identity: PeerIdentity, certificate: bytes, action: str) -> bool:
-        """Checks, beyond TLS, that this federation has issued the certificate, and that it is still valid.
+    def _check_logged(self, session: Session, call: Call, certificate: bytes) -> None:
+        if not self._check(session, call, certificate) and call.identity is not None:
+            raise unlogged_caller(call.identity)
+
+    def _check(self, session: Session, call: Call, certificate: bytes) -> bool:
+        """Checks, beyond TLS, that this federation has issued a caller's certificate, and that it is still valid.
 
         A member that has left may only say so again.
 
         Returns True if the audit log tells the same of the caller.
         """
+        identity, changes = call.identity, self._members.changes()
+        if identity is None:
+            raise AssertionError("who shows no certificate is a stranger")
         client_id = identity.name if identity.kind == "client" else None
         parameters = {"serial": identity.serial, "client": client_id}
         row = session.connection().execute(_CALLER, parameters).one_or_none()
@@ -436,9 +453,13 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             raise revoked(self._federation_id, self._signing_key, client, shown)
         if self._clock() >= identity.not_after:
             raise _expired(identity)
-        if row.state is ClientState.LEFT and action != LEAVE:
+        if row.state is ClientState.LEFT and call.action != LEAVE:
             raise withdrawn(session, session.get_one(Client, identity.name))
-        return self._rights.permit(identity, row.state, row.signing_key)
+        permitted = self._rights.permit(identity, row.state, row.signing_key)
+        if permitted and client_id is not None and row.state is not ClientState.LEFT:
+            call.member = KnownMember(row.certificate, row.state, row.signing_key, row.start)
+            self._members.note(identity.serial, call.member, changes)
+        return permitted
 
     async def _refuse(self, context: Context, actor: str, action: str, refusal: Refusal, account: str) -> NoReturn:
         if refusal.reason in _NOT_RECORDED:

@@ -111,7 +111,9 @@ def deliver(session: Session, streams: Mapping[str, AttendanceStream]) -> None:
         for assignment_id, state, reason, envelope, kind in session.execute(ended):
             if state in (AssignmentState.CANCELLED, AssignmentState.EXPIRED):
                 given[assignment_id].say(Cancelled.of(assignment_id, reason, envelope))
-            elif kind not in list(SessionStage):
+                continue
+            given[assignment_id].orders.pop(assignment_id, None)
+            if kind not in list(SessionStage):
                 given[assignment_id].given.discard(assignment_id)
         over += _over(session, Assignment.assignment_id.in_(chunk))
     for client_id, message in _told(session, over):

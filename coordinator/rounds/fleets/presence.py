@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Self
 
 from coordinator.cluster.announcements import AnnouncementKind, Announcements
@@ -28,6 +29,22 @@ class Assigned:
     assignment_id: str
     envelope: bytes
     inputs: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
+class Given:
+    """An assignment that a client was given and has neither answered nor heard the end of, as far as is known here."""
+
+    envelope: bytes  # as it was sent
+
+    @cached_property
+    def order(self) -> AssignmentManifest:
+        """What was asked."""
+        return AssignmentManifest.FromString(SignedEnvelope.FromString(self.envelope).manifest)
+
+    def offers(self, digest: str) -> bool:
+        """True if the client may fetch a blob for it."""
+        return self.order.base_model == digest or any(item.digest == digest for item in self.order.inputs)
 
 
 @dataclass(frozen=True)
@@ -91,6 +108,9 @@ class AttendanceStream(Attending):
     number: int = 0  # among the streams of the client at all coordinators; 0 if there is only one coordinator
     # With several coordinators: ids of assignments that were sent and are open, or in a private round that goes on.
     given: set[str] = field(default_factory=set)
+    # Assignments that were sent on this stream, by id. They are on record, and may have ended: a reply is recorded only
+    # after a look at its assignment.
+    orders: dict[str, Given] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)  # ids of runs about which it was asked, or that it has no task for
 
     def say(self, message: Message | Refusal) -> None:
@@ -101,10 +121,13 @@ class AttendanceStream(Attending):
 
     def note(self, message: Message | Refusal) -> None:
         """Notes a message that is sent in another way."""
-        if self.number and isinstance(message, Assigned):
-            self.given.add(message.assignment_id)
+        if isinstance(message, Assigned):
+            self.orders[message.assignment_id] = Given(message.envelope)
+            if self.number:
+                self.given.add(message.assignment_id)
         elif isinstance(message, Cancelled):
             self.given.discard(message.assignment_id)
+            self.orders.pop(message.assignment_id, None)
 
 
 @dataclass(frozen=True)
@@ -240,6 +263,27 @@ class Presence:
         with self._lock:
             ended, self._ended = self._ended, []
         return ended
+
+    def given(self, client_id: str, assignment_id: str) -> AssignmentManifest | None:
+        """An assignment that a client was given on its stream to this coordinator; None if none is known."""
+        with self._lock:
+            stream = self._streams.get(client_id)
+        found = None if stream is None else stream.orders.get(assignment_id)
+        return None if found is None else found.order
+
+    def offering(self, client_id: str, digest: str) -> str:
+        """The id of an assignment that was given likewise, and offers a blob; empty if none is known."""
+        with self._lock:
+            stream = self._streams.get(client_id)
+        orders = {} if stream is None else dict(stream.orders)
+        return next((assignment_id for assignment_id, given in orders.items() if given.offers(digest)), "")
+
+    def forget(self, client_id: str, assignment_id: str) -> None:
+        """Forgets an assignment that its client has answered."""
+        with self._lock:
+            stream = self._streams.get(client_id)
+        if stream is not None:
+            stream.orders.pop(assignment_id, None)
 
     def say(self, client_id: str, message: Message) -> None:
         """Sends a message to one client if it attends here."""

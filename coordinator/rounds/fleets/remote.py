@@ -27,7 +27,7 @@ from coordinator.rounds.fleets.consents import reluctant
 from coordinator.rounds.fleets.deliveries import sessions_ended
 from coordinator.rounds.fleets.presence import Assigned, Presence
 from coordinator.rounds.replies import signed_columns
-from coordinator.rounds.replies.intake import count_reply
+from coordinator.rounds.replies.reply_counts import count_reply
 from coordinator.rounds.replies.revoked import LEFT, REVOKED, count_fulfilled, fulfilled, of_revoked, revoked_before
 from coordinator.rounds.transitions import close_phase, end_assignment, open_assignments
 from federation.aggregation.phases import Asked, Replies, Selected
@@ -154,9 +154,11 @@ class RemoteFleet(Fleet):
         return {client: samples for client, samples in pool.items() if client not in closed}
 
     def absent(self, session: Session) -> dict[str, str]:
-        clients, attending = known_clients(session, self._spec, self.run.objectives), self._presence.attending()
         reasons = {name: f"is {closing}" for name, closing in self._closed().items()}
         reasons |= reluctant(session, self.run.run_id)
+        if not reasons:
+            return {}
+        clients, attending = known_clients(session, self._spec, self.run.objectives), self._presence.attending()
         return {name: reasons[name] for name in sorted(reasons) if name in clients and name in attending}
 
     def _closed(self) -> dict[str, SiteClosing]:
@@ -423,17 +425,7 @@ def _lock_members(session: Session, clients: Sequence[str]) -> tuple[frozenset[s
 
 def _record(session: Session, phase_id: int, issued: Sequence[_Issued], now: datetime) -> None:
     """Records the assignments of a phase."""
-    for item in issued:
-        order = item.order
-        audit.record(
-            session,
-            at=now,
-            actor="coordinator",
-            action=log_entries.ISSUED,
-            subject=order.assignment_id,
-            detail=f"{order.client_id}: run {order.run_id} round {order.round} phase {order.phase}: {order.kind}",
-            digest=item.digest,
-        )
+    events = [_event(item.order, item.digest, now) for item in issued]
     assignments = [
         {
             **signed_columns.of_assignment(item.order),
@@ -453,9 +445,15 @@ def _record(session: Session, phase_id: int, issued: Sequence[_Issued], now: dat
     ]
     # Each table in one statement: the ORM would handle each row by itself.
     if assignments:
+        audit.record_all(session, events)
         session.connection().execute(insert(Assignment), assignments)
     if inputs:
         session.connection().execute(insert(models.Input), inputs)
+
+
+def _event(order: AssignmentManifest, digest: str, now: datetime) -> audit.LogEvent:
+    detail = f"{order.client_id}: run {order.run_id} round {order.round} phase {order.phase}: {order.kind}"
+    return audit.LogEvent(now, "coordinator", log_entries.ISSUED, order.assignment_id, detail=detail, digest=digest)
 
 
 def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) -> dict[str, Selected]:

@@ -39,13 +39,18 @@ class GroupCommit(Generic[ItemT, ResultT]):
         Raises:
             Exception: that of its transaction; nothing of the item is written then, or it is not known.
         """
-        place = _Place[ItemT, ResultT](item)
-        with self._waiting_lock:
-            self._waiting.append(place)
+        place = self.hand_in(item)
         with self._turn:
             if not place.ended:
                 self._commit_all(place)
         return place.outcome()
+
+    def hand_in(self, item: ItemT) -> "_Place[ItemT, ResultT]":
+        """Lets an item wait for the next one that is committed, which takes it along."""
+        place = _Place[ItemT, ResultT](item)
+        with self._waiting_lock:
+            self._waiting.append(place)
+        return place
 
     def _commit_all(self, own: "_Place[ItemT, ResultT]") -> None:
         """Commits all that wait once this process may write; `own` is among them."""

@@ -9,12 +9,13 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
-from sqlalchemy import Row, and_, bindparam, insert, select
+from sqlalchemy import Row, insert, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.replies.content import check_is_time, check_matches, content_problem, privacy_problem
@@ -22,77 +23,37 @@ from coordinator.rounds.replies.declines import claimed_assignment, reason_and_m
 from coordinator.rounds.replies.evidence import SignatureMemory
 from coordinator.rounds.replies.group_commit import GroupCommit
 from coordinator.rounds.replies.recorder import FULFILLED, Signed, ending, record_equivocation, reply_row
+from coordinator.rounds.replies.reply_counts import count_reply
+from coordinator.rounds.replies.revoked import LEFT, REVOKED
+from coordinator.rounds.replies.standing import LOCKED, STANDING
 from coordinator.rounds.transitions import Ending, end_assignment, end_open_assignments
 from coordinator.signing_keys import Signing
-from federation.monitoring.tally import MonitoredKind, MonitoredNumber, Tally
+from federation.digests import digest
 from federation.process.assignment_log import about_assignment
 from federation.record import bound_fields, log_entries
 from federation.record.bound_fields import repeated
-from federation.refusals import REASONS, Refusal
+from federation.refusals import Refusal
 from federation.spec.run_sections import LimitsSpec
 from federation.spec.run_spec import RunSpec
 from federation.trust.envelope import envelope_digest
 from federation.trust.identity import client_uri
-from federation.trust.key_chain import moment
+from federation.trust.key_chain import KeyChain, moment
 from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, ReceiptManifest, ReplyManifest, SignedEnvelope
 from federation.vectors import Layout, update_layout
 from federation.work.base import Work
 from federation.work.registry import kind, statement_problem
 from storage import audit
 from storage.database import UNAVAILABLE, Database
-from storage.models import Assignment, Client, Phase, Reply, Round, Run
-from storage.states import AssignmentState
+from storage.models import Assignment, Client, Reply
+from storage.states import AssignmentState, ClientState
 
 log = logging.getLogger(__name__)
 
 MAX_ENVELOPE_BYTES = 64 * 1024
-REPLIES = MonitoredNumber(
-    "fedpareto_replies",
-    "Replies that were accepted, refused or declined, by reason, and assignments that no reply came to (missing).",
-    MonitoredKind.COUNTER,
-    ("outcome", "reason"),
-    most=300,  # a member chooses the reason of its decline
-)
-MEMBER_REPLIES = MonitoredNumber(
-    "fedpareto_member_replies", "The same, of each member.", MonitoredKind.COUNTER, ("member", "outcome")
-)
+MOST_RUNS = 64  # whose limits are remembered
 ASSIGNMENT_ID = re.compile(r"[0-9a-f]{32}")
 
 
-# The assignment that a reply names, and an earlier receipt for the same envelope, in one query. It is built once, since
-# it runs for each reply.
-_STANDING = (
-    select(
-        Assignment.client_id,
-        Assignment.state,
-        Assignment.reason,
-        Assignment.message,
-        Assignment.envelope,
-        Phase.deadline,
-        Run.spec,
-        Client.signing_key,
-        Client.start,
-        Reply.accepted,
-        Reply.reason.label("refused"),
-        Reply.receipt,
-    )
-    .join_from(Assignment, Phase)
-    .join(Round)
-    .join(Run)
-    .join(Client, Client.client_id == Assignment.client_id)
-    .outerjoin(
-        Reply,
-        and_(Reply.assignment_id == Assignment.assignment_id, Reply.envelope_digest == bindparam("envelope")),
-    )
-    .where(Assignment.assignment_id == bindparam("assignment"))
-)
-_LOCKED = (  # no mutant: SQLite has one writer
-    select(Assignment.assignment_id, Assignment.state, Assignment.reason, Assignment.message, Client.start)
-    .join(Client, Client.client_id == Assignment.client_id)
-    .where(Assignment.assignment_id.in_(bindparam("assignments", expanding=True)))
-    .order_by(Assignment.assignment_id)  # all that lock several take them in this order
-    .with_for_update(of=Assignment)
-)
 _INSERT = insert(Reply)
 
 
@@ -131,6 +92,7 @@ class Intake:
         signing: the coordinator's keys; the present one signs receipts.
         changed: called with the run's id after an assignment was declined.
         replied: likewise after a reply was recorded.
+        answered: called with the client and the assignment after an attempt to end the assignment.
         clock: the time, aware.
         signatures: the ones that this process has verified or made.
     """
@@ -142,6 +104,7 @@ class Intake:
         *,
         changed: Callable[[str], None],
         replied: Callable[[str], None],
+        answered: Callable[[str, str], None],
         clock: Callable[[], datetime],
         signatures: SignatureMemory,
     ) -> None:
@@ -150,8 +113,10 @@ class Intake:
         self._signatures = signatures
         self._changed = changed
         self._replied = replied
+        self._answered = answered
         self._clock = clock
         self._group = GroupCommit(database, self._record_all)
+        self._limits: dict[str, LimitsSpec] = {}  # of runs, by the digests of their specifications
 
     def admit(self, client_id: str, envelope: SignedEnvelope, start: bytes = b"") -> Admission | SignedEnvelope:
         """Checks a reply before any byte of its payload: the envelope of a ReplyManifest, sent by `client_id`.
@@ -173,7 +138,7 @@ class Intake:
         with self._database.read() as session:
             assignment_id = claimed.assignment_id if ASSIGNMENT_ID.fullmatch(claimed.assignment_id) else None
             parameters = {"assignment": assignment_id, "envelope": name}
-            standing = session.connection().execute(_STANDING, parameters).one_or_none()
+            standing = session.connection().execute(STANDING, parameters).one_or_none()
             if standing is not None and standing.client_id == client_id:
                 keys = self._signing.keys_of(session, client_id, standing.signing_key, envelope)
         # Protocol, order of checks, 3: by the certificate of the caller: a member must learn nothing of the assignments
@@ -194,31 +159,93 @@ class Intake:
                 standing.receipt, accepted=standing.accepted, reason=standing.refused, message=standing.message
             )
         _check_start(standing.start, start)
-        spec = _spec(standing.spec)
+        limits = self._limits_of(standing.spec, order.spec)
         closed = self._closed(claimed.assignment_id, standing.state, standing.reason, standing.deadline, self._clock())
         # Protocol, order of checks, 6: a fulfilled assignment goes on to 7 and 8: a second signed reply is evidence,
         # and is kept.
         if closed is not None and closed.reason != FULFILLED:
             raise closed
         try:
-            manifest = self._signatures.open(envelope, ReplyManifest, keys.signer(envelope))
-            keys.check_counts(envelope, moment(order.created), self._clock())
-            # Protocol, order of checks, 8: after the signature: fields that do not fit are recorded as this client's
-            # only if it signed them.
-            check_matches(manifest, order)
+            admission, problem = self._opened(envelope, name, order, keys, limits, standing.deadline, start)
         except Refusal as refusal:
             raise closed or refusal from None
-        layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows]) if order.rows else None
-        work = kind(order.kind).work
-        admission = Admission(envelope, name, manifest, layout, work, spec.limits, standing.deadline, start)
-        # Protocol, order of checks, 9: from here on the client is the author, so the refusal is recorded and gets a
-        # signed receipt.
-        problem = content_problem(manifest, work, spec.limits) or privacy_problem(manifest, order)
-        if problem is None and (defect := statement_problem(order.kind, order.work, manifest.statement)):
-            problem = Refusal("statement", defect[:400])  # no mutant: any length that is easy to read
         if closed is not None or problem is not None:
             return self.record(admission, problem)
         return admission
+
+    def admit_given(
+        self, envelope: SignedEnvelope, order: AssignmentManifest, signing_key: bytes, on_record: str, start: bytes
+    ) -> Admission | None:
+        """As `admit`, for a reply to an assignment that its client was given, without a look at the record.
+
+        None if `admit` has to say what becomes of it: anything is wrong with it, or there is more to read. Whether the
+        assignment is open is seen when the reply is recorded.
+
+        Args:
+            envelope: of the reply.
+            order: its assignment, as the client was given it.
+            signing_key: the client's present public key, 32 raw bytes.
+            on_record: the start of its worker on record, as in `KnownMember`.
+            start: as for `admit`.
+        """
+        limits = self._limits.get(order.spec)
+        if limits is None or envelope.ByteSize() > MAX_ENVELOPE_BYTES:
+            return None
+        deadline, keys = (
+            order.deadline.ToDatetime(tzinfo=UTC),
+            KeyChain(Ed25519PublicKey.from_public_bytes(signing_key)),
+        )
+        try:
+            claimed = _parse(envelope.manifest)
+            _check_start(on_record, start)
+            if claimed.payload_bytes > order.max_payload_bytes or self._clock() > deadline:
+                return None
+            name = envelope_digest(envelope)
+            admission, problem = self._opened(envelope, name, order, keys, limits, deadline, start)
+        except Refusal:
+            return None
+        return admission if problem is None else None
+
+    def _opened(
+        self,
+        envelope: SignedEnvelope,
+        name: str,
+        order: AssignmentManifest,
+        keys: KeyChain,
+        limits: LimitsSpec,
+        deadline: datetime,
+        start: bytes,
+    ) -> _Checked:
+        """An admission, and the problem of its content, of a reply that one of these keys has signed.
+
+        Raises:
+            Refusal: of the envelope, or because it does not fit its assignment.
+        """
+        manifest = self._signatures.open(envelope, ReplyManifest, keys.signer(envelope))
+        keys.check_counts(envelope, moment(order.created), self._clock())
+        # Protocol, order of checks, 8: after the signature: fields that do not fit are recorded as this client's only
+        # if it signed them.
+        check_matches(manifest, order)
+        layout = _layout(tuple((row.name, row.length, row.dtype) for row in order.rows)) if order.rows else None
+        work = kind(order.kind).work
+        admission = Admission(envelope, name, manifest, layout, work, limits, deadline, start)
+        # Protocol, order of checks, 9: from here on the client is the author, so the refusal is recorded and gets a
+        # signed receipt.
+        problem = content_problem(manifest, work, limits) or privacy_problem(manifest, order)
+        if problem is None and (defect := statement_problem(order.kind, order.work, manifest.statement)):
+            problem = Refusal("statement", defect[:400])  # no mutant: any length that is easy to read
+        return admission, problem
+
+    def _limits_of(self, document: bytes, name: str) -> LimitsSpec:
+        """The limits of a specification; they are remembered if it has the digest that assignments name."""
+        if (known := self._limits.get(name)) is not None:
+            return known
+        limits = RunSpec.parse(document).limits
+        if digest(document) == name:
+            if len(self._limits) >= MOST_RUNS:
+                self._limits = {}
+            self._limits[name] = limits
+        return limits
 
     def record(self, admission: Admission, problem: Refusal | None) -> SignedEnvelope:
         """Records an admitted reply: one transaction for reply, assignment and receipt. Returns the signed receipt.
@@ -235,6 +262,8 @@ class Intake:
         except UNAVAILABLE:
             self._changed(admission.manifest.run_id)  # it may be on record all the same, and the last one of its phase
             raise
+        finally:
+            self._answered(admission.manifest.client_id, admission.manifest.assignment_id)
         if isinstance(recorded, Refusal):
             raise recorded
         if recorded.new:
@@ -259,7 +288,7 @@ class Intake:
     def _record_group(self, session: Session, replies: Sequence[_Checked]) -> list[Refusal | RecordedReply]:
         """Records replies to different assignments."""
         names = {"assignments": [admission.manifest.assignment_id for admission, _ in replies]}
-        locked = {row.assignment_id: row for row in session.connection().execute(_LOCKED, names)}
+        locked = {row.assignment_id: row for row in session.connection().execute(LOCKED, names)}
         found, rows = list[Refusal | RecordedReply](), list[dict[str, Any]]()
         endings, events, now = list[Ending](), list[audit.LogEvent](), self._clock()
         for admission, problem in replies:
@@ -281,7 +310,11 @@ class Intake:
         return found
 
     def _standing(
-        self, session: Session, locked: Row[str, AssignmentState, str, str, str], admission: Admission, now: datetime
+        self,
+        session: Session,
+        locked: Row[str, AssignmentState, str, str, str, ClientState],
+        admission: Admission,
+        now: datetime,
     ) -> Refusal | RecordedReply | None:
         """What keeps an admitted reply from being recorded, or its earlier receipt; None if nothing does.
 
@@ -292,6 +325,10 @@ class Intake:
                 stored = _stored_receipt(session, locked.message, admission.digest)
                 if stored is not None:
                     return RecordedReply(stored, new=False)
+            elif locked.member is not ClientState.ACTIVE:
+                # Whatever was known of the member when the reply was admitted. Its open assignments end a moment later.
+                closing = LEFT if locked.member is ClientState.LEFT else REVOKED
+                return _ended(locked.assignment_id, AssignmentState.CANCELLED, closing)
             _check_start(locked.start, admission.start)
         except Refusal as refusal:
             return refusal
@@ -334,6 +371,7 @@ class Intake:
                 detail=reason,
                 digest=envelope_digest(envelope),
             )
+        self._answered(client_id, name)
         self._changed(run_id)
         count_reply(self._database.tally, client_id, "declined", reason)
 
@@ -366,9 +404,7 @@ class Intake:
             state is AssignmentState.OPEN and now > deadline
         ):
             return _late(name, deadline)
-        if state is not AssignmentState.OPEN:
-            return Refusal("assignment-closed", f"assignment {name} is {state}: {reason}")
-        return None
+        return None if state is AssignmentState.OPEN else _ended(name, state, reason)
 
 
 def named_assignment(envelope: SignedEnvelope, kind: type[ReplyManifest | DeclineManifest]) -> str:
@@ -382,18 +418,6 @@ def named_assignment(envelope: SignedEnvelope, kind: type[ReplyManifest | Declin
     return name if ASSIGNMENT_ID.fullmatch(name) else ""
 
 
-def begin_counts(tally: Tally) -> None:
-    """Shows the outcomes and reasons that a coordinator gives from the start, as 0."""
-    refused = (("refused", reason) for reason in REASONS)
-    tally.begin(REPLIES, ("accepted", ""), ("missing", "absent"), ("missing", "deadline"), *refused)
-
-
-def count_reply(tally: Tally, client_id: str, outcome: str, reason: str = "") -> None:
-    """Counts the end of a member's assignment, or an attempt at it that was refused."""
-    tally.add(REPLIES, outcome, reason.partition(":")[0])
-    tally.add(MEMBER_REPLIES, client_id, outcome)
-
-
 def _check_start(on_record: str, start: bytes) -> None:
     """Raises the Refusal `start-ended` for a reply that another start hands in than the one on record."""
     if start and on_record and start.hex() != on_record:
@@ -404,13 +428,17 @@ def _check_start(on_record: str, start: bytes) -> None:
         )
 
 
+def _ended(assignment_id: str, state: AssignmentState, reason: str) -> Refusal:
+    return Refusal("assignment-closed", f"assignment {assignment_id} is {state}: {reason}")
+
+
 def _late(assignment_id: str, deadline: datetime) -> Refusal:
     return Refusal("deadline", f"assignment {assignment_id} ended at {deadline.isoformat()}")
 
 
 @lru_cache(maxsize=16)
-def _spec(document: bytes) -> RunSpec:
-    return RunSpec.parse(document)
+def _layout(rows: tuple[tuple[str, int, str], ...]) -> Layout:
+    return update_layout(rows)
 
 
 def _foreign(assignment_id: str, *, issued: bool, client_id: str) -> Refusal:

@@ -112,12 +112,19 @@ class Uploads:
         self._lock = threading.Lock()
         self._under_way: dict[str, int] = {}  # declared bytes, by name
         self._checks: dict[str, tuple[int, PayloadCheck]] = {}  # after how many bytes, by name
+        # True if no other coordinator has uploads in this store: then it is read once.
+        self.alone = not database.serves_many
+        self._broke_off = {upload.name for upload in blobs.partial_uploads()} if self.alone else set[str]()
 
     def broke_off(self, admission: Admission) -> bool:
         """True if an upload of this payload has begun and may go on."""
         if not admission.manifest.payload:
             return False
-        return any(upload.name == _name(admission) for upload in self._blobs.partial_uploads())
+        name = _name(admission)
+        if not self.alone:
+            return any(upload.name == name for upload in self._blobs.partial_uploads())
+        with self._lock:
+            return name in self._broke_off or name in self._under_way
 
     def begin(self, admission: Admission, check: PayloadCheck) -> ReplyUpload:
         """Begins the upload of an admitted reply's payload, or goes on with it. It ends with `end`.
@@ -136,6 +143,7 @@ class Uploads:
             except BlockingIOError:
                 raise Refusal("superseded", "another upload of this payload has not ended yet: try again") from None
             self._under_way[name] = manifest.payload_bytes
+            self._broke_off.discard(name)
             arrived, resumed = self._checks.pop(name, (0, check))
         try:
             if writer.written > manifest.payload_bytes:  # declared was less than before
@@ -148,6 +156,8 @@ class Uploads:
                     check.feed(piece)
         except BaseException:
             writer.suspend()
+            with self._lock:
+                self._broke_off.add(name)
             self._forget(name)
             raise
         return ReplyUpload(name, writer, check, manifest.payload, manifest.payload_bytes)
@@ -157,6 +167,7 @@ class Uploads:
         if upload.leave():
             with self._lock:
                 self._checks[upload.name] = upload.arrived, upload.check
+                self._broke_off.add(upload.name)
         self._forget(upload.name)
 
     def collect(self) -> int:
@@ -167,6 +178,7 @@ class Uploads:
         with self._lock:
             for name in ended:
                 self._checks.pop(name, None)
+                self._broke_off.discard(name)
         return sum(map(self._blobs.drop, ended))
 
     def _forget(self, name: str) -> None:
@@ -178,6 +190,7 @@ class Uploads:
         for other in list(sizes):
             if _assignment_of(other) == assignment_id and other != name and self._blobs.drop(other):
                 self._checks.pop(other, None)
+                self._broke_off.discard(other)
                 del sizes[other]
         sizes.pop(name, None)
         owners = self._open_assignments(list(sizes))

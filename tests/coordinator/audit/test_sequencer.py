@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from coordinator.audit.checkpoints import LogError, LogKey, newest_signed, note, noted
-from coordinator.audit.sequencer import Sequencer
+from coordinator.audit.sequencer import UNTOLD_SECONDS, Sequencer
 from coordinator.fault_state import FaultState
 from federation.record import log_entries
 from federation.record.merkle import continues
@@ -147,6 +147,21 @@ def test_a_transaction_that_is_open_meanwhile_is_chained_later_and_one_that_is_r
     assert sequencer.sequence(show=True) == 1
     assert numbers(database) == [2, 0, 1]
     made().sequence()
+
+
+def test_the_thread_reads_nothing_until_it_is_told_and_finds_what_other_processes_record_a_little_later(
+    database: Database, made: Make
+) -> None:
+    log = made()
+    log.sequence()
+    assert log._may_wait() is database.serves_many
+    with database.begin() as session:
+        audit.record(session, at=NOON, actor="a", action="b")
+    assert log._may_wait()
+    assert log.sequence() == 1
+    assert log._may_wait() is database.serves_many
+    log._looked -= UNTOLD_SECONDS
+    assert log._may_wait()
 
 
 def test_the_thread_chains_by_itself_and_signs_the_rest_when_it_stops(database: Database, made: Make) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import create_engine, inspect, select, text
+from sqlalchemy import create_engine, inspect, select, text, update
 from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogError
@@ -57,10 +57,15 @@ def officer(served: Running) -> Officer:
 
 
 def edit(served: Running, statement: str, **values: object) -> None:
-    """Changes the database behind the coordinator's back, when all entries of the log have their place."""
+    """Changes the database behind the coordinator's back, when all entries of the log have their place.
+
+    Then the coordinator changes some member itself: it remembers the rows of members until it does.
+    """
     served.coordinator.record.sequencer.sequence()
     with served.database.engine.begin() as connection:
         assert connection.execute(text(statement), values).rowcount == 1, statement
+    with served.coordinator.record.database.begin() as session:
+        session.execute(update(Client).where(Client.client_id == "").values(copied=None))
 
 
 def revoked(served: Running, officer: Officer) -> None:

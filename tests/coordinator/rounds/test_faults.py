@@ -50,7 +50,7 @@ def states(stage: Stage, run: str) -> set[str]:
 # What a conductor reads outside of its own transactions: the beginning of the statement, how many such ones come
 # before it, and what the clients do.
 LOOKS = {
-    "before the first round": ("SELECT clients", 0, "reply"),
+    "before the first phase": ("SELECT clients", 3, "reply"),
     "while clients train": ("SELECT phases", 2, "reply"),
     "when enough replies are read": ("SELECT replies", 0, "reply"),
     "when too few replies are read": ("SELECT replies", 0, "decline"),
@@ -59,7 +59,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("word", ["stop", pytest.param("pause", marks=pytest.mark.full)])
-@few("before the first round", "while clients train", "when too few replies are read")
+@few("before the first phase", "while clients train", "when too few replies are read")
 @pytest.mark.parametrize("look", LOOKS)
 def test_a_word_between_two_looks_of_the_conductor_is_heard(
     stage: Stage, caplog: pytest.LogCaptureFixture, word: str, look: str

@@ -297,7 +297,7 @@ def test_a_reply_whose_upload_a_newer_start_overtakes_does_not_count(stage: Stag
 
 def intake_of(stage: Stage, changed: Callable[[str], None] = lambda _: None) -> Intake:
     database, signing = stage.served.database, stage.served.home.signing
-    told: dict[str, Any] = {"changed": changed, "replied": changed}
+    told: dict[str, Any] = {"changed": changed, "replied": changed, "answered": lambda *_: None}
     return Intake(database, signing, clock=stage.clock, signatures=SignatureMemory(), **told)
 
 
