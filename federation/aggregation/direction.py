@@ -6,7 +6,7 @@ import numpy as np
 
 from federation.aggregation.diagnostics import entropy, measure
 from federation.aggregation.gram import combine, combine_all, squared_norms, trimmed_mean
-from federation.aggregation.interface import Combination, Matrix, Vector
+from federation.aggregation.interface import UNREAD, Combination, Matrix, Vector
 from federation.aggregation.qp import STATIONARY_TOLERANCE
 from federation.aggregation.streaming import Row
 
@@ -16,8 +16,8 @@ class Direction:
 
     Attributes:
         norm: ||direction|| without noise; 0 where it is zero but for rounding.
-        products: of every row with the direction without noise, shape (m,); 0 where the norm is. Not known without K
-            for a combination of the rows.
+        products: of every row with the direction without noise, shape (m,); 0 where the norm is. Not known for a
+            combination of rows of none of which K is known, nor for one with noise whose K is not of all rows.
         squares: the squared lengths of the rows, shape (m,).
         stationary: there is no step to take: the direction is zero but for rounding. With noise every step is taken,
             since a missing step would reveal something of the updates.
@@ -31,18 +31,20 @@ class Direction:
         *,
         noise: tuple[float, Row] | None = None,
         device: str = "cpu",
+        some: Matrix = UNREAD,
     ) -> None:
         """Of these rows, whose Gram matrix is K, shape (m, m).
 
-        K is (0, 0) where it is not known; then there is no noise, and the arithmetic is done on the CPU. `noise` is a
-        factor and a row (d,): their product is added to c U.
+        K is (0, 0) where it is not known; then the arithmetic is done on the CPU. `noise` is a factor and a row (d,):
+        their product is added to c U. `some` is the Gram matrix of some rows where K is not known: with it, all rows
+        are compared with the direction, and these with each other.
         """
         self._combination, self._rows, self._gram, self._device = combination, rows, K, device
-        self._noise = noise
+        self._noise, self._some = noise, some
         self.squares: Vector = np.diagonal(K)
         self.products: Vector = np.zeros(len(rows))
         self.norm = 0.0
-        self.stationary = noise is None and bool(combination.diagnostics.get("stationary", 0.0))
+        self.stationary = noise is None and bool(K.size and combination.diagnostics.get("stationary", 0.0))
         if combination.coordinates is None and K.size:
             self.products = K @ combination.coefficients
             self.norm = float(np.sqrt(max(float(combination.coefficients @ self.products), 0.0)))
@@ -50,9 +52,11 @@ class Direction:
     def __iter__(self) -> Iterator[Vector]:
         """Consecutive blocks, float64, d elements altogether; to be taken once."""
         coordinates = self._combination.coordinates
-        if coordinates is None and not self._gram.size:
+        if coordinates is None and not self._gram.size and self._noise is None:
             yield from self._measured(self._combination.coefficients)
             return
+        if not self._gram.size:
+            self.squares = squared_norms(self._rows)
         if coordinates is None:
             coefficients, rows = self._combination.coefficients, self._rows
             if self._noise is not None:
@@ -61,8 +65,6 @@ class Direction:
             yield from combine(coefficients, rows, device=self._device)
             return
         square = 0.0
-        if not self._gram.size:
-            self.squares = squared_norms(self._rows)
         for block, products in trimmed_mean(coordinates.matrix, coordinates.trim, self._rows, device=self._device):
             square += float(block @ block)
             self.products += products
@@ -74,10 +76,11 @@ class Direction:
     def _measured(self, coefficients: Vector) -> Iterator[Vector]:
         """The blocks of a combination of rows whose K is not known."""
         square, self.squares = 0.0, np.zeros(len(self._rows))
-        for block, squares in combine_all(coefficients, self._rows):
-            square += float(block @ block)
-            self.squares += squares
-            yield block
+        for part in combine_all(coefficients, self._rows, products=bool(self._some.size)):
+            square += float(part.block @ part.block)
+            self.squares += part.squares
+            self.products += part.products
+            yield part.block
         self._measure(square, float(np.abs(coefficients) @ np.sqrt(self.squares)))
 
     def _measure(self, square: float, length: float) -> None:
@@ -90,10 +93,12 @@ class Direction:
     def diagnostics(self) -> dict[str, float]:
         """The diagnostics of the combination, completed by those of the direction.
 
-        Without K, only its length and the entropy of the weights are known of them.
+        Without K, and without that of some rows, only its length and the entropy of the weights are known of them.
         """
         weights = self._combination.weights
-        if not self._gram.size:
+        if self._some.size:
+            measured = measure(self._some, self.products, self.norm, weights, self.squares)
+        elif not self._gram.size:
             measured = {"direction_norm": self.norm, "entropy": entropy(weights)}
         elif self._combination.coordinates is None:
             return self._combination.diagnostics

@@ -12,7 +12,7 @@ on the GPU. Rows of different lengths raise ValueError; a file that cannot be re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,26 +41,44 @@ def gram(rows: Sequence[Row], *, device: str = "cpu", workers: int | None = None
 
 def squared_norms(rows: Sequence[Row], *, workers: int | None = None) -> Vector:
     """||u_i||^2, shape (m,), in float64 in one pass over m rows of d elements; finite (not checked here)."""
-    return sum((squares for _, squares in combine_all(np.zeros(len(rows)), rows, workers=workers)), np.zeros(len(rows)))
+    nothing = np.zeros(len(rows))
+    return sum((part.squares for part in combine_all(nothing, rows, workers=workers)), np.zeros(len(rows)))
+
+
+class Combined(NamedTuple):
+    """Some columns of a direction, with numbers of the same columns of every row.
+
+    Attributes:
+        block: of the direction, float64.
+        squares: the squared lengths of the rows, shape (m,).
+        products: of the rows with the direction, shape (m,); zeros where they were not asked for.
+    """
+
+    block: Vector
+    squares: Vector
+    products: Vector
 
 
 def combine_all(
-    coefficients: Matrix, rows: Sequence[Row], *, workers: int | None = None
-) -> Iterator[tuple[Matrix, Vector]]:
-    """As `combine`, on the CPU, with the squared lengths of all rows from the same pass.
+    coefficients: Matrix, rows: Sequence[Row], *, products: bool = False, workers: int | None = None
+) -> Iterator[Combined]:
+    """As `combine`, on the CPU, with the squared lengths of all rows, and their products with the direction.
 
-    Yields:
-        Consecutive blocks of the direction; with each, the squared length of the same columns of every row, (m,).
+    The lengths are of the same pass. For `products`, the columns of the rows are read twice, the second time from the
+    caches of the processor or the system.
     """
     with Source.opened(rows) as source:
 
-        def part(panel: slice, space: Space) -> tuple[Matrix, Vector]:
-            direction, squares = np.zeros(panel.stop - panel.start), np.zeros(len(rows))
+        def part(panel: slice, space: Space) -> Combined:
+            direction, squares, along = np.zeros(panel.stop - panel.start), np.zeros(len(rows)), np.zeros(len(rows))
             for some, block in source.pieces(panel, space):
                 if coefficients[some].any():
                     direction += np.dot(coefficients[some], block)
                 squares[some] = np.einsum("ij,ij->i", block, block)
-            return direction, squares
+            if products:
+                for some, block in source.pieces(panel, space):
+                    np.dot(block, direction, out=along[some])
+            return Combined(direction, squares, along)
 
         yield from in_order(part, source.panels(), workers)
 
