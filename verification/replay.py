@@ -229,7 +229,7 @@ def _evaluated(
     *,
     asked: bool,
 ) -> Step:
-    some, K = compared_rows(run, signed, step), None
+    K, some = None, compared_rows(run, signed, step) if asked else tuple(step.gram_rows)
     with suppress(BlobAbsent):
         K = None if some else read_gram(run.blobs, step.gram)
     layout = run.blobs.layout(step.base_model) if run.reads_updates and run.blobs.has(step.base_model) else None
