@@ -6,9 +6,11 @@ import numpy as np
 
 from federation.aggregation.diagnostics import entropy, measure
 from federation.aggregation.gram import combine, combine_all, squared_norms, trimmed_mean
-from federation.aggregation.interface import UNREAD, Combination, Matrix, Vector
+from federation.aggregation.interface import UNREAD, Combination, Coordinates, Matrix, Vector
 from federation.aggregation.qp import STATIONARY_TOLERANCE
 from federation.aggregation.streaming import Row
+
+_VANISHING = 1e-20  # a sum of squares, in float32, of which those that vanished could be a part
 
 
 class Direction:
@@ -18,7 +20,8 @@ class Direction:
         norm: ||direction|| without noise; 0 where it is zero but for rounding.
         products: of every row with the direction without noise, shape (m,); 0 where the norm is. Not known for a
             combination of rows of none of which K is known, nor for one with noise whose K is not of all rows.
-        squares: the squared lengths of the rows, shape (m,).
+        squares: the squared lengths of the rows, shape (m,). Not known, (0,), where neither K nor the products are, all
+            rows are finite, and they do not cancel.
         stationary: there is no step to take: the direction is zero but for rounding. With noise every step is taken,
             since a missing step would reveal something of the updates.
     """
@@ -55,33 +58,57 @@ class Direction:
         if coordinates is None and not self._gram.size and self._noise is None:
             yield from self._measured(self._combination.coefficients)
             return
-        if not self._gram.size:
-            self.squares = squared_norms(self._rows)
         if coordinates is None:
+            if not self._gram.size:
+                self.squares = squared_norms(self._rows)
             coefficients, rows = self._combination.coefficients, self._rows
             if self._noise is not None:
                 scale, row = self._noise
                 coefficients, rows = np.append(coefficients, scale), [*rows, row]
             yield from combine(coefficients, rows, device=self._device)
             return
-        square = 0.0
-        for block, products in trimmed_mean(coordinates.matrix, coordinates.trim, self._rows, device=self._device):
-            square += float(block @ block)
-            self.products += products
-            yield block
+        yield from self._by_coordinates(coordinates)
+
+    def _by_coordinates(self, coordinates: Coordinates) -> Iterator[Vector]:
+        """The blocks of a direction that is made coordinate by coordinate."""
+        square, total, known = 0.0, 0.0, bool(self._gram.size or self._some.size)
+        matrix, trim = coordinates.matrix, coordinates.trim
+        for part in trimmed_mean(matrix, trim, self._rows, products=known, device=self._device):
+            square += float(part.block @ part.block)
+            total += part.total
+            self.products += part.products
+            yield part.block
+        if not self._gram.size:
+            longest = float(np.abs(matrix).sum(axis=1).max())
+            if not known and total > _VANISHING and self._moves(square, 2 * longest**2 * total):
+                return
+            self.squares = squared_norms(self._rows)
         lengths = _lengths(coordinates.matrix, self._gram, self.squares)
         # Without the `trim` longest, so that one huge update does not count.
         self._measure(square, float(np.sort(lengths)[: len(lengths) - coordinates.trim].mean()))
 
     def _measured(self, coefficients: Vector) -> Iterator[Vector]:
         """The blocks of a combination of rows whose K is not known."""
-        square, self.squares = 0.0, np.zeros(len(self._rows))
-        for part in combine_all(coefficients, self._rows, products=bool(self._some.size)):
+        square, total, squares, known = 0.0, 0.0, np.zeros(len(self._rows)), bool(self._some.size)
+        for part in combine_all(coefficients, self._rows, lengths=known, products=known):
             square += float(part.block @ part.block)
-            self.squares += part.squares
+            total += part.total
+            squares += part.squares
             self.products += part.products
             yield part.block
+        if not known and self._moves(square, float(coefficients @ coefficients) * total):
+            return
+        self.squares = squares if known else squared_norms(self._rows)
         self._measure(square, float(np.abs(coefficients) @ np.sqrt(self.squares)))
+
+    def _moves(self, square: float, most: float) -> bool:
+        """True if the direction is not zero, whatever the lengths of the rows are; its length is then measured.
+
+        `most` is at least the square of the length that it had if the rows did not cancel; not finite if a row is not.
+        """
+        moves = square > STATIONARY_TOLERANCE * most  # no, if any of these is not a number
+        self.stationary, self.norm = False, float(np.sqrt(square)) if moves else 0.0
+        return moves
 
     def _measure(self, square: float, length: float) -> None:
         """From the square of the direction's length, and the length that it had if the rows did not cancel."""
