@@ -218,7 +218,7 @@ def _other_length_inside(step: StepManifest, U: np.ndarray[Any, Any]) -> None:
 
 
 def _outside(step: StepManifest) -> int:
-    return min({*range(5)} - {*step.gram_rows})
+    return next(row for row in range(5) if row not in step.gram_rows)
 
 
 def _other_length_outside(step: StepManifest, U: np.ndarray[Any, Any]) -> None:
