@@ -300,14 +300,14 @@ def _mean_of_middle(values: NDArray[Any], trim: int, space: Space, out: Vector) 
     Sorting whole is several times faster than selecting here, and float32 faster than float64.
     """
     m, n = values.shape
+    rows = space.array("sorted", (m + 1, n), values.dtype)
+    np.copyto(rows[:m], values)  # the rows of a panel are pages apart
     if m > _NETWORK_ROWS:  # each column side by side in memory
         columns = space.array("columns", (n, m), values.dtype)
-        np.copyto(columns, values.T)
+        np.copyto(columns, rows[:m].T)
         columns.sort(axis=1)
         columns[:, trim : m - trim].mean(axis=1, dtype=np.float64, out=out)
         return
-    rows = space.array("sorted", (m + 1, n), values.dtype)
-    np.copyto(rows[:m], values)
     places, free = list(rows[:m]), rows[m]
     for low, high in _comparisons(m):  # whole rows at once
         np.minimum(places[low], places[high], out=free)
