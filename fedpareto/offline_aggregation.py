@@ -153,7 +153,9 @@ def aggregate(
         used = np.flatnonzero(usable)
         streamed = Direction(answer, [rows[i] for i in used], known)
         with np.errstate(over="ignore", invalid="ignore"):
-            direction = np.concatenate(list(streamed)) * (not streamed.stationary)
+            direction = np.concatenate(list(streamed))
+        if streamed.stationary:
+            direction = np.zeros(len(direction))
         finite = np.isfinite(streamed.squares)
         if not finite.all():  # of an algorithm that reads nothing of the updates, this is known only now
             usable[used[~finite]] = False

@@ -69,6 +69,20 @@ def check_gram(signed: Matrix, computed: Matrix) -> None:
         raise VerificationError(f"K[{i}, {j}] is {signed[i, j]!r}; the updates give {computed[i, j]!r}")
 
 
+def check_squares(signed: Matrix, computed: Matrix, rows: Sequence[int]) -> None:
+    """Compares signed squared lengths with those of the rows, which have these places.
+
+    Raises:
+        VerificationError: one differs by more than `GRAM_TOLERANCE`.
+    """
+    off = ~(np.abs(signed - computed) <= GRAM_TOLERANCE * computed)  # NaN is off, too
+    if off.any():
+        first = int(np.argmax(off))
+        raise VerificationError(
+            f"the squared length of row {rows[first]} is {signed[first]!r} on record; {computed[first]!r} follows"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepVectors:
     """The vectors that a signed step names, each of d elements: its inputs and its results.
@@ -85,6 +99,7 @@ class StepVectors:
         after: the same vectors after the step.
         average: the name of the mean of models among them.
         models: the number of models in that mean before the step; None if no mean is kept.
+        compared: the places of the rows of which K is; none: all.
     """
 
     base: RowFile
@@ -98,13 +113,31 @@ class StepVectors:
     after: dict[str, RowFile] = field(default_factory=dict)
     average: str = ""
     models: int | None = None
+    compared: tuple[int, ...] = ()
 
 
-def check_follows(signed: StepVectors) -> tuple[int, Matrix]:
+def gram_and_squares(rows: Sequence[RowFile], compared: Sequence[int]) -> tuple[Matrix, Matrix]:
+    """K of the rows in these places, of all if there are none; and the squared lengths of all m rows, (m,)."""
+    K, squares = np.zeros((len(compared or rows),) * 2), np.zeros(len(rows))
+    for block_gram, block_squares in panels(lambda _, block: _products(block, compared), rows):
+        K += block_gram
+        squares += block_squares
+    return K, squares
+
+
+def _products(block: Matrix, compared: Sequence[int]) -> tuple[Matrix, Matrix]:
+    """K and the squared lengths, as `gram_and_squares`, of some columns of the rows."""
+    some = block[list(compared)] if compared else block
+    K: Matrix = some @ some.T
+    return K, np.einsum("ij,ij->i", block, block) if compared else np.diagonal(K)
+
+
+def check_follows(signed: StepVectors) -> tuple[int, Matrix, Matrix]:
     """Computes the new model and the vectors that are kept with it, and compares each of their numbers.
 
     Returns:
-        The number of compared numbers; and K of the rows, from the same reading.
+        The number of compared numbers; K of the rows, and their squared lengths, as `gram_and_squares`, from the same
+        reading.
 
     Raises:
         VerificationError: a number differs from the computed one; the message names the vector and the position.
@@ -116,7 +149,7 @@ def check_follows(signed: StepVectors) -> tuple[int, Matrix]:
         outputs["result"] = signed.result
     names = [*inputs, *outputs]
 
-    def compare(columns: slice, piece: Matrix) -> tuple[int, Matrix]:
+    def compare(columns: slice, piece: Matrix) -> tuple[int, tuple[Matrix, Matrix]]:
         updates = piece[: len(signed.rows)]
         vectors = dict(zip(names, piece[len(signed.rows) :], strict=True))
         direction = _direction(signed, updates)
@@ -150,14 +183,16 @@ def check_follows(signed: StepVectors) -> tuple[int, Matrix]:
                 vectors[f"after {signed.average}"], mean, lambda: np.abs(mean), "the mean of the models", columns
             )
             compared += len(model)
-        return compared, updates @ updates.T
+        return compared, _products(updates, signed.compared)
 
     gain = 1.0 / getattr(signed.optimizer, "tau", 1.0)
-    count, K = 0, np.zeros((len(signed.rows), len(signed.rows)))
-    for compared, block_gram in panels(compare, [*signed.rows, *inputs.values(), *outputs.values()]):
+    count, K = 0, np.zeros((len(signed.compared or signed.rows),) * 2)
+    squares = np.zeros(len(signed.rows))
+    for compared, (block_gram, block_squares) in panels(compare, [*signed.rows, *inputs.values(), *outputs.values()]):
         count += compared
         K += block_gram
-    return count, K
+        squares += block_squares
+    return count, K, squares
 
 
 def check_average(rows: Sequence[RowFile], result: RowFile) -> int:
@@ -193,14 +228,14 @@ def _along(coordinates: Coordinates, updates: Matrix) -> Matrix:
     return kept
 
 
-def products_along(coordinates: Coordinates, rows: Sequence[RowFile]) -> Matrix:
-    """The products of m rows with the direction made of them coordinate by coordinate, and the square of its length.
+def products_along(made: Coordinates | Matrix, rows: Sequence[RowFile]) -> Matrix:
+    """The products of m rows with the direction made of them, by coordinates or coefficients; its squared length.
 
     Shape (m + 1,).
     """
 
     def products_of(_: slice, piece: Matrix) -> Matrix:
-        direction = _along(coordinates, piece)
+        direction = _along(made, piece) if isinstance(made, Coordinates) else made @ piece
         return np.append(piece @ direction, direction @ direction)
 
     return sum(panels(products_of, rows), np.zeros(len(rows) + 1))

@@ -99,7 +99,8 @@ def _compared(step: StepManifest, signed: SignedRound, made: Step, made_by: str,
     places = {place for place, _ in rows}
     if any(value for place, value in done.items() if place not in places):
         raise VerificationError(f"round {step.round} combined updates of earlier rounds, which {made_by} does not read")
-    c, other, K = np.array([done.get(place, 0.0) for place, _ in rows]), made.combination.coefficients, made.gram
+    c, other = np.array([done.get(place, 0.0) for place, _ in rows]), made.combination.coefficients
+    K = made.replies.gram_with(made.history)  # of all rows, also where the rule reads less
     lengths = np.sqrt(np.maximum(np.diagonal(K), 0.0))
     norms = [float(np.sqrt(max(float(direction @ K @ direction), 0.0))) for direction in (c, other)]
     clients = [client for _, client in rows]

@@ -16,7 +16,15 @@ from federation.spec.run_sections import AUTO
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.vectors import RowFile
-from verification.arithmetic import Matrix, StepVectors, check_average, check_follows, gram, products_along
+from verification.arithmetic import (
+    Matrix,
+    StepVectors,
+    check_average,
+    check_follows,
+    gram,
+    gram_and_squares,
+    products_along,
+)
 from verification.errors import VerificationError
 from verification.recorded_run import RecordedBlobs, RecordedRun
 from verification.replay import BundleRunFacts
@@ -86,7 +94,7 @@ def combined_rows(run: RecordedRun, signed: SignedRound, step: StepManifest, at:
 
 def check_makes(
     run: BundleRunFacts, step: StepManifest, made: Step, rows: list[RowFile], at: ReplayState, after: ReplayState
-) -> tuple[int, Matrix]:
+) -> tuple[int, Matrix, Matrix]:
     """Checks that the new model, and the vectors that are kept with it, follow from a step.
 
     Args:
@@ -98,7 +106,7 @@ def check_makes(
         after: the state after it.
 
     Returns:
-        The number of compared numbers; and K of the rows, from the same reading.
+        The number of compared numbers; K of the rows that the step names, and the squared lengths of all of them.
 
     Raises:
         BlobAbsent: a model or a vector is not in the bundle.
@@ -136,7 +144,7 @@ def check_makes(
     check_keeps(run, moved, at, after)
     kept = {name: row for name, row in after.vectors.items() if moved or name == AVERAGE}
     count = at.memory.get("averaged") or 0
-    compared, K = check_follows(
+    compared, K, squares = check_follows(
         StepVectors(
             base=vector(step.base_model),
             result=vector(step.result_model) if moved else None,
@@ -149,6 +157,7 @@ def check_makes(
             after={name: vector(row) for name, row in kept.items()},
             average=AVERAGE,
             models=count if rule.averages else None,
+            compared=tuple(step.gram_rows),
         )
     )
     if moved and layout.size > parameters.stop:
@@ -157,7 +166,7 @@ def check_makes(
         buffers = [payload[BUFFERS] for payload in payloads if BUFFERS in payload] or [vector(step.base_model, part)]
         for averaged in [step.result_model, *([kept[AVERAGE]] if rule.averages else [])]:
             compared += check_average(buffers, vector(averaged, part))
-    return compared, K[:combined, :combined]
+    return compared, K if step.gram_rows else K[:combined, :combined], squares[:combined]
 
 
 def check_keeps(run: BundleRunFacts, moved: bool, at: ReplayState, after: ReplayState) -> None:
@@ -189,13 +198,18 @@ def stands_still(made: Step, step: StepManifest, rows: list[RowFile]) -> bool:
     """True if the replies give no direction. A step with noise always has one."""
     if step.noise:
         return False
-    if made.combination.coordinates is None:
+    coordinates, coefficients = made.combination.coordinates, made.combination.coefficients
+    if coordinates is None and not step.gram_rows:
         return bool(made.combination.diagnostics.get("stationary", 0.0))
-    coordinates = made.combination.coordinates
-    square = float(products_along(coordinates, rows)[-1])
-    K: Matrix = gram(rows)
-    squares = (coordinates.matrix @ K * coordinates.matrix).sum(axis=1)
-    lengths = np.sort(np.sqrt(np.maximum(squares, 0.0)))
+    square = float(products_along(coefficients if coordinates is None else coordinates, rows)[-1])
+    norms = np.sqrt(gram_and_squares(rows, step.gram_rows)[1]) if step.gram_rows else np.zeros(0)
+    if coordinates is None:
+        return square <= STATIONARY_TOLERANCE * float(np.abs(coefficients) @ norms) ** 2
+    if step.gram_rows:  # the lengths of the averaged rows if these do not cancel
+        lengths = np.sort(np.abs(coordinates.matrix) @ norms)
+    else:
+        squares = (coordinates.matrix @ gram(rows) * coordinates.matrix).sum(axis=1)
+        lengths = np.sort(np.sqrt(np.maximum(squares, 0.0)))
     return square <= STATIONARY_TOLERANCE * float(lengths[: len(lengths) - coordinates.trim].mean()) ** 2
 
 

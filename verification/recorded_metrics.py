@@ -20,7 +20,7 @@ from verification.errors import VerificationError
 from verification.model import ReplayState, combined_rows, stands_still
 from verification.private import private_means
 from verification.recorded_run import RecordedRun
-from verification.replay import read_gram, recorded_reply
+from verification.replay import read_compared, recorded_reply
 from verification.signed import SignedRound
 
 LeftOut = Callable[[], Sequence[Collection[str]]]
@@ -123,8 +123,9 @@ class RecordedMetrics:
         K: Matrix | None = None
         direction: dict[str, float] | None = None
         try:
-            K = read_gram(self.run.blobs, step.gram)
-            if made is not None and made.combination.coordinates is not None and self.run.reads_updates:
+            K = read_compared(self.run, step)
+            streamed = made is not None and (step.gram_rows or made.combination.coordinates is not None)
+            if made is not None and streamed and self.run.reads_updates:
                 direction = self._measured(signed, step, made, K, measured.at)
         except BlobAbsent as error:
             why = str(error)
@@ -147,6 +148,7 @@ class RecordedMetrics:
                     measured=direction,
                     epsilons=[epsilon for epsilon in epsilons if epsilon],
                     why=why,
+                    drawn=bool(step.gram_rows),
                 )
                 return self.computed.of_step(facts)
         except (ArithmeticError, ValueError) as error:
@@ -155,14 +157,14 @@ class RecordedMetrics:
     def _measured(
         self, signed: SignedRound, step: StepManifest, made: Step, K: Matrix, at: ReplayState
     ) -> dict[str, float]:
-        """The diagnostics of a direction that is made coordinate by coordinate. Raises BlobAbsent."""
-        if made.combination.coordinates is None:
-            raise ValueError("the direction is a combination of rows")
-        rows = combined_rows(self.run, signed, step, at)
-        *products, square = products_along(made.combination.coordinates, rows)
+        """The diagnostics of a direction of which K does not say all. Raises BlobAbsent."""
+        rows, answer = combined_rows(self.run, signed, step, at), made.combination
+        by = answer.coefficients if answer.coordinates is None else answer.coordinates
+        *products, square = products_along(by, rows)
         still = stands_still(made, step, rows)
         norm = 0.0 if still else float(np.sqrt(square))
-        found = measure(K, np.array(products) * (not still), norm, made.combination.weights)
+        squares = np.array(step.squared_norms) if step.gram_rows else None
+        found = measure(K, np.array(products) * (not still), norm, answer.weights, squares)
         return found | {"stationary": float(still)}
 
     def _of_model(self, measured: MeasuredRound, model: str) -> list[RoundMetrics]:

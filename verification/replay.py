@@ -6,12 +6,16 @@ bundle without payloads has no rows: a rule that reads more than K cannot be rep
 
 import io
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from federation.aggregation.base import Rule
+from federation.aggregation.diagnostics import drawn_rows
+from federation.aggregation.interface import Reads
 from federation.aggregation.metrics.replayed_step import Absent, replayed_step
 from federation.aggregation.metrics.step_rate import scheduled_rate
 from federation.aggregation.phases import (
@@ -27,6 +31,7 @@ from federation.aggregation.streaming import Row
 from federation.digests import digest
 from federation.record.bundle import BlobAbsent, BundleReader
 from federation.spec.objective_names import encoder_columns
+from federation.spec.run_sections import AUTO
 from federation.spec.sharing import BUFFERS
 from federation.statistics.data_columns import ColumnError
 from federation.statistics.result import result
@@ -36,6 +41,7 @@ from federation.vectors import Layout, RowFile
 from federation.work.base import WorkError
 from federation.work.registry import decode_statement, encode
 from federation.work.statistics.work import ROW
+from verification.arithmetic import check_squares
 from verification.assignments import Crowd
 from verification.errors import VerificationError
 from verification.recorded_run import RecordedBlobs, RecordedRun
@@ -83,6 +89,45 @@ def parse_gram(data: bytes) -> Matrix:
         raise VerificationError(f"the Gram matrix has {size} bytes; its header says {shape}")
     K = np.frombuffer(data, dtype, offset=stream.tell()).reshape(m, m, order="F" if by_columns else "C")
     return K.astype(np.float64, copy=False)
+
+
+def compared_rows(run: RecordedRun, signed: SignedRound, step: StepManifest) -> tuple[int, ...]:
+    """The rows of a step of which its signed K is; none: all.
+
+    Raises VerificationError if K, or the squared lengths beside it, are of other rows than they have to be.
+    """
+    rows, squares = tuple(step.gram_rows), np.array(step.squared_norms)
+    if not rows and not len(squares):
+        return ()
+    rule = run.rule
+    # Verify, 6: a part of K that something reads could not be recomputed without the updates.
+    if step.combined or run.spec.server.learning_rate == AUTO or not isinstance(rule, Rule):
+        raise VerificationError("the signed K is of some rows alone; this step needs all of it")
+    if rule.needs_of_updates is Reads.GRAM:
+        raise VerificationError(f"the signed K is of some rows alone; {rule.name}, or a stage, reads all of it")
+    named = [signed.replies.get(name) for name in step.replies]
+    count = sum(0 if reply is None else sum(row.name != BUFFERS for row in reply.manifest.rows) for reply in named)
+    if squares.shape != (count,) or not (np.isfinite(squares) & (squares >= 0)).all():
+        raise VerificationError(f"the step has {len(squares)} squared lengths, or one is none; it has {count} rows")
+    # Verify, 6: a coordinator that picks the rows would pick what the metrics say.
+    if rows != drawn_rows(run.spec.seed, step.round, count):
+        raise VerificationError("the signed K is of other rows than the seed and the round draw")
+    return rows
+
+
+def read_compared(run: RecordedRun, step: StepManifest) -> Matrix:
+    """The signed K of a step.
+
+    Raises:
+        BlobAbsent: it is not kept.
+        VerificationError: it is no Gram matrix, or not of the rows of the step, or not of their signed lengths.
+    """
+    K = read_gram(run.blobs, step.gram)
+    if step.gram_rows:
+        if len(K) != len(step.gram_rows):
+            raise VerificationError(f"K has {len(K)} rows; the step names {len(step.gram_rows)}")
+        check_squares(np.diagonal(K), np.array(step.squared_norms)[list(step.gram_rows)], step.gram_rows)
+    return K
 
 
 def open_step(
@@ -184,18 +229,21 @@ def _evaluated(
     *,
     asked: bool,
 ) -> Step:
-    try:
-        K = read_gram(run.blobs, step.gram)
-    except BlobAbsent:
-        K = None
+    K, some = None, compared_rows(run, signed, step) if asked else tuple(step.gram_rows)
+    with suppress(BlobAbsent):
+        K = None if some else read_gram(run.blobs, step.gram)
     layout = run.blobs.layout(step.base_model) if run.reads_updates and run.blobs.has(step.base_model) else None
     context = round_context(run, step.round, layout, state)
     try:
-        return _conversation(run, signed, step, context, K, phases, asked=asked)
+        made = _conversation(run, signed, step, context, K, phases, asked=asked)
     except BlobAbsent:
         raise
     except (Voided, ArithmeticError, LookupError, ValueError) as error:  # the last are those of hostile replies, too
         raise VerificationError(f"no step follows from the replies: {error}") from error
+    # Verify, 6: an algorithm that asks in its own way may read K whatever its class says.
+    if asked and made.gram_rows != some:
+        raise VerificationError("the signed K is of some rows alone; the algorithm makes its step from all of it")
+    return made
 
 
 def round_context(run: RecordedRun, number: int, layout: Layout | None, state: Mapping[str, Any]) -> RoundContext:
@@ -251,6 +299,7 @@ def _conversation(
         attempt=attempt,
         selected=selected,
         revoked=lambda: revoked,
+        compares_all=not step.gram_rows,
         draw=lambda purpose: tuple(sorted(selected)),
     )
     crowd, surely = Crowd(run.spec, signed.gone), 0
@@ -268,7 +317,8 @@ def _conversation(
         elif any(order.kind != phase.kind.name for order in orders):
             raise VerificationError(f"{run.rule.name} asks for {phase.kind.name}; the run asked for {orders[0].kind}")
 
-    made, more = replayed_step(run.rule, context, phases, K, asks)
+    squares = np.array(step.squared_norms) if step.gram_rows else None
+    made, more = replayed_step(run.rule, context, phases, K, asks, squares)
     # Verify, 4: phases that the rule does not ask for were asked for another purpose.
     if asked and more is not None:
         raise VerificationError(f"the rule asks for nothing in phase {more}, which is on record")

@@ -11,7 +11,7 @@ import numpy as np
 
 from federation import digests
 from federation.aggregation.base import Algorithm
-from federation.aggregation.interface import HyperparameterError
+from federation.aggregation.interface import UNREAD, HyperparameterError
 from federation.aggregation.metrics.step_rate import step_rate
 from federation.aggregation.phases import Step
 from federation.aggregation.registry import algorithm
@@ -25,7 +25,7 @@ from federation.spec.run_sections import AUTO
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.v1.common_pb2 import ResultManifest, StepManifest
 from federation.v1.record_pb2 import RoundRecord
-from verification.arithmetic import Matrix, check_gram, gram
+from verification.arithmetic import Matrix, check_gram, check_squares, gram_and_squares
 from verification.assignments import (
     RunCourse,
     check_description,
@@ -52,7 +52,7 @@ from verification.model import (
 )
 from verification.private import private_step, refusable_orders
 from verification.recorded_metrics import MeasuredRound, MetricFindings, RecordedMetrics
-from verification.replay import BundleRunFacts, check_result, open_step, read_gram
+from verification.replay import BundleRunFacts, check_result, compared_rows, open_step, read_compared, read_gram
 from verification.signed import SignedRound
 
 _CUT_SHORT = ("STOPPED", "FAILED")  # states of a run whose last round may have ended before its bytes were counted
@@ -239,7 +239,8 @@ class OpenedRun:
             replayed = open_step if run.spec.privacy.secure == "off" else private_step
             made = replayed(run, signed, step, at.memory.get("rule", {}))
             _check_step(run, made, step, at, after)
-            longest = float(np.sqrt(max(np.diagonal(made.gram).max(initial=0.0), 0.0)))
+            squares = np.array(step.squared_norms) if step.gram_rows else np.diagonal(made.gram)
+            longest = float(np.sqrt(max(squares.max(initial=0.0), 0.0)))
             if run.spec.privacy.secure == "off" and longest > run.spec.limits.norm * (1 + _COEFFICIENTS):
                 raise VerificationError(
                     f"an update of the length {longest:.6g} entered the step; limits.norm refuses it"
@@ -255,17 +256,22 @@ class OpenedRun:
                 missing.append(f"the noise: {error}")
         try:
             rows = combined_rows(run, signed, step, at)
-            K: Matrix | None = None
+            products: tuple[Matrix, Matrix] | None = None
             try:
                 if made is None:
                     missing.append("the model: the rule was not evaluated")
                 else:
-                    compared, K = check_makes(run, step, made, rows, at, after)
+                    compared, K, squares = check_makes(run, step, made, rows, at, after)
+                    products = K, squares
                     checks.append(f"the model{' from its noise' if step.noise else ''}, {compared:,} numbers")
             except BlobAbsent as error:
                 missing.append(f"the model: {error}")
-            check_gram(read_gram(run.blobs, step.gram), gram(rows) if K is None else K)
-            checks.append("K")
+            some = compared_rows(run, signed, step)
+            K, squares = products or gram_and_squares(rows, some)
+            check_gram(read_compared(run, step), K)
+            if some:
+                check_squares(np.array(step.squared_norms), squares, range(len(rows)))
+            checks.append(f"K of {len(some)} rows, {len(rows)} lengths" if some else "K")
         except BlobAbsent as error:
             missing.append(f"K and the model: {error}")
         found = self._compared(metrics, record, signed, made, at, after)
@@ -445,16 +451,17 @@ def _check_step(run: BundleRunFacts, made: Step, step: StepManifest, at: ReplayS
     memory = after.memory
     spec = run.spec
     rate = _rate(run, made, step)
-    by_coordinates = made.combination.coordinates is not None  # whether there is a direction is seen with the model
-    still = not by_coordinates and stands_still(made, step, [])
-    if step.rate != (0.0 if still else rate) and not (by_coordinates and step.rate == 0.0):
+    by_coordinates = made.combination.coordinates is not None
+    streamed = by_coordinates or bool(step.gram_rows)  # whether there is a direction is seen with the model
+    still = not streamed and stands_still(made, step, [])
+    if step.rate != (0.0 if still else rate) and not (streamed and step.rate == 0.0):
         raise VerificationError(
             f"the learning rate is {step.rate!r}; "
             + ("the replies give no direction, so it is 0" if still else f"the specification gives {rate!r}")
         )
     if still and step.result_model != step.base_model:
         raise VerificationError("the replies give no direction, and the step changes the model")
-    if not by_coordinates:
+    if not streamed:
         check_keeps(run, not still, at, after)
     weights = made.combination.objectives
     facts: dict[str, Any] = {
@@ -508,7 +515,7 @@ def _rate(run: BundleRunFacts, made: Step, step: StepManifest) -> float:
         VerificationError: no rate follows.
     """
     try:
-        K = read_gram(run.blobs, step.gram) if run.spec.server.learning_rate == AUTO else made.gram
+        K = read_gram(run.blobs, step.gram) if run.spec.server.learning_rate == AUTO else UNREAD
         return step_rate(run.spec, step.round, made, K, np.array(step.coefficients))
     except ValueError as error:  # a BlobAbsent or a VerificationError is none
         raise VerificationError(f"no learning rate follows from the replies: {error}") from error
@@ -520,10 +527,14 @@ def _check_coefficients(made: Step, step: StepManifest) -> None:
     if signed.shape != computed.shape:
         raise VerificationError(f"the step has {len(signed)} coefficients; the rule gives {len(computed)}")
     difference = signed - computed
-    K = made.gram
-    with np.errstate(over="ignore", invalid="ignore"):
-        square = float(difference @ K @ difference)  # NaN if signed coefficients are too large
-    if not (np.isfinite(signed).all() and square <= _COEFFICIENTS**2 * max(float(np.diagonal(K).max()), 0.0)):
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN if signed coefficients are too large
+        if step.gram_rows:  # the difference of the directions is no longer than this
+            squares = np.array(step.squared_norms)
+            square = float(np.abs(difference) @ np.sqrt(squares)) ** 2
+        else:
+            squares = np.diagonal(made.gram)
+            square = float(difference @ made.gram @ difference)
+    if not (np.isfinite(signed).all() and square <= _COEFFICIENTS**2 * max(float(squares.max()), 0.0)):
         largest = int(np.argmax(np.abs(difference)))
         raise VerificationError(
             f"coefficient {largest} is {signed[largest]!r}; the rule gives {computed[largest]!r} from K"

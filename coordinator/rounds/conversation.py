@@ -22,7 +22,7 @@ from federation.aggregation.secure.evaluation import Means, evaluation
 from federation.aggregation.streaming import one_thread
 from federation.sketches.base import SketchError
 from federation.spec.objective_names import encoder_columns
-from federation.spec.run_sections import replies_needed
+from federation.spec.run_sections import AUTO, replies_needed
 from federation.vectors import model_layout
 from federation.work.base import Shows
 from federation.work.train.work import Train
@@ -270,6 +270,7 @@ def _context(
         draw=partial(_draw, fleet, current),
         revoked=partial(_gone, fleet, current),
         private=private,
+        compares_all=spec.server.learning_rate == AUTO,
     )
 
 

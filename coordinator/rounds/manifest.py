@@ -46,6 +46,8 @@ def step_manifest(
         coefficients=step.combination.coefficients.tolist(),
         rate=0.0 if stepped.stationary else stepped.rate,
         gram=stepped.gram,
+        gram_rows=step.gram_rows,
+        squared_norms=stepped.direction.squares.tolist() if step.gram_rows else (),
         combined=stepped.combined or "",
         noise="" if noise is None else noise.digest,
         noise_scale=0.0 if noise is None else noise.scale,

@@ -50,14 +50,16 @@ def shares(step: Step, direction: Direction) -> dict[str, Share]:
     if step.combined is not None:
         weighed = zip(step.replies, step.combination.weights.tolist(), strict=True)  # no mutant: a weight for each
         return {reply.client_id: Share(math.nan, weight, math.nan, math.nan) for reply, weight in weighed}
-    gram, answer = step.gram, step.combination
-    coefficients = np.full(len(gram), np.nan) if answer.coordinates is not None else answer.coefficients
+    answer = step.combination
+    squares, gram = direction.squares, None if step.gram_rows else step.gram
+    coefficients = np.full(len(squares), np.nan) if answer.coordinates is not None else answer.coefficients
     by_client = {}
     start = 0
     for reply in step.replies:
         rows = slice(start, start + len(reply.rows))
         start = rows.stop
-        norm = float(np.sqrt(max(float(gram[rows, rows].sum()), 0.0)))
+        # Where K is of some rows, each client sent one: `Rule.gram_rows`.
+        norm = float(np.sqrt(max(float((squares[rows] if gram is None else gram[rows, rows]).sum()), 0.0)))
         length = norm * direction.norm
         by_client[reply.client_id] = Share(
             norm=norm,
@@ -201,6 +203,7 @@ def _facts(fleet: Fleet, current: Round, step: Step, stepped: Stepped) -> StepFa
         made=step,
         measured=stepped.direction.diagnostics,
         epsilons=epsilons,
+        drawn=bool(step.gram_rows),
     )
 
 

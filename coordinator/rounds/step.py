@@ -18,7 +18,7 @@ from coordinator.rounds.runs.client_noise import ClientNoise, noise_of
 from federation.aggregation.base import Algorithm
 from federation.aggregation.direction import Direction
 from federation.aggregation.gram import Average, apply_step, combine
-from federation.aggregation.interface import Vector
+from federation.aggregation.interface import UNREAD, Vector
 from federation.aggregation.metrics.step_rate import step_rate
 from federation.aggregation.phases import Step
 from federation.aggregation.registry import origins
@@ -76,7 +76,8 @@ def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) ->
     averaged = (memory.averaged or 0) if algorithm.averages else None
     noise = noise_of(fleet, current, algorithm.sensitivity(len(step.rows)))
     added = None if noise is None else (noise.scale, noise.row)
-    direction = Direction(step.combination, step.rows, step.gram, noise=added, device=context.device)
+    whole, some = (UNREAD, step.gram) if step.gram_rows else (step.gram, UNREAD)
+    direction = Direction(step.combination, step.rows, whole, noise=added, device=context.device, some=some)
     try:
         rate = step_rate(spec, current.number, step, step.gram, step.combination.coefficients)
     except ValueError as error:
@@ -110,7 +111,7 @@ def _longest(step: Step) -> str:
         return f"the combined update has the norm {math.sqrt(step.gram.item()):.3g}: lower the learning rates"
     owners = [reply.client_id for reply in step.replies for _ in reply.rows]
     owners += [past.client_id for past in step.history]
-    norms = np.sqrt(np.diagonal(step.gram))
+    norms = np.sqrt(step.squares)
     longest = int(np.argmax(norms))
     return (
         f"the longest update is {owners[longest]}'s, {norms[longest]:.3g}: bound updates with algorithm.pre = "

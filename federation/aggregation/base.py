@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from federation.aggregation.answers import asked, combination, copied
-from federation.aggregation.diagnostics import describe
+from federation.aggregation.diagnostics import describe, drawn_rows
 from federation.aggregation.interface import (
     Combination,
     Coordinates,
@@ -236,7 +236,22 @@ class Rule(Algorithm, ABC):
         if context.private is not None:
             return (yield from private_round(self, context, context.private))
         replies = self.usable((yield TrainingPhase()))
-        return Step(replies, self.decide(replies.rows(context)))
+        drawn = self.gram_rows(context, len(replies))
+        return Step(replies, self.decide(self.rows_of(replies, context)), gram_rows=drawn)
+
+    def gram_rows(self, context: RoundContext, count: int) -> tuple[int, ...]:
+        """The rows, of `count`, of whose products K is made in a round; none: of all.
+
+        Above `MOST_COMPARED` rows, K is for metrics alone where neither the rule nor a stage reads it.
+        """
+        if context.compares_all or self.needs_of_updates is Reads.GRAM:
+            return ()
+        return drawn_rows(context.seed, context.number, count)
+
+    def rows_of(self, replies: Replies, context: RoundContext) -> Rows:
+        """The input of `decide` in a round: with K, unless it is of some rows alone."""
+        some = self.gram_rows(context, len(replies))
+        return replies.rows(context, reads=self.needs_of_updates if some else Reads.GRAM)
 
 
 def conclude(K: Matrix, coefficients: Numbers, weights: Numbers, **measured: float) -> Combination:

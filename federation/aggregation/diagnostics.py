@@ -1,10 +1,33 @@
-"""Numbers that describe a direction and the rows that it is made of, all from K."""
+"""Numbers that describe a direction and the rows that it is made of, from K and from products with the direction."""
 
 import math
 
 import numpy as np
 
 from federation.aggregation.interface import Matrix, Vector
+from federation.digests import derived_seed
+
+MOST_COMPARED = 200  # rows that are compared with each other for metrics alone
+
+
+def drawn_rows(seed: int, number: int, count: int) -> tuple[int, ...]:
+    """The rows of a round that are compared with each other for metrics, where no rule compares all of them.
+
+    Those with the `MOST_COMPARED` least of the numbers `derived_seed("gram-rows SEED NUMBER ROW")`: anyone who knows
+    the specification can repeat the draw, and nobody can choose it.
+
+    Args:
+        seed: of the run.
+        number: of the round.
+        count: m, the rows of the round.
+
+    Returns:
+        Their places, ascending; none where there are no more than `MOST_COMPARED`: all are compared.
+    """
+    if count <= MOST_COMPARED:
+        return ()
+    places = sorted(range(count), key=lambda row: (derived_seed(f"gram-rows {seed} {number} {row}"), row))
+    return tuple(sorted(places[:MOST_COMPARED]))
 
 
 def describe(K: Matrix, coefficients: Vector, weights: Vector) -> dict[str, float]:
@@ -13,14 +36,17 @@ def describe(K: Matrix, coefficients: Vector, weights: Vector) -> dict[str, floa
     return measure(K, products, math.sqrt(max(0.0, float(coefficients @ products))), weights)
 
 
-def measure(K: Matrix, products: Vector, norm: float, weights: Vector) -> dict[str, float]:
+def measure(
+    K: Matrix, products: Vector, norm: float, weights: Vector, squares: Vector | None = None
+) -> dict[str, float]:
     """Diagnostics of any direction.
 
     Args:
-        K: Gram matrix, shape (m, m).
+        K: Gram matrix of all m rows, or of those that are compared.
         products: of each row with the direction, shape (m,).
         norm: ||direction||.
         weights: lambda of the rows of this round, which come first; only these rows are measured.
+        squares: ||u_i||^2 of all rows, shape (m,); None: the diagonal of K, which is of all of them.
 
     Returns:
         direction_norm: ||direction||.
@@ -31,8 +57,8 @@ def measure(K: Matrix, products: Vector, norm: float, weights: Vector) -> dict[s
         descent_share: the share of these rows that the step does not make worse, in [0, 1].
     """
     K, products = K[: len(weights), : len(weights)], products[: len(weights)]
-    norms: Vector = np.sqrt(np.diag(K))
-    cosines = np.zeros(len(K))
+    norms: Vector = np.sqrt(np.diag(K) if squares is None else squares[: len(weights)])
+    cosines = np.zeros(len(products))
     if norm > 0:
         np.divide(products / norm, norms, out=cosines, where=norms > 0)
     cosines = cosines[norms > 0]

@@ -11,17 +11,19 @@ on the GPU. Rows of different lengths raise ValueError; a file that cannot be re
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from federation.aggregation.interface import Matrix, Vector
 from federation.aggregation.server_optimizers import Optimizer, Sgd
-from federation.aggregation.streaming import BLOCK, Row, Source, Space, in_order, widened
+from federation.aggregation.streaming import BLOCK, Row, Source, Space, in_order, sub_blocks, widened
 
 Write = Callable[[memoryview], object]
+_NETWORK_ROWS = 24  # the most rows that are sorted by comparing whole rows; of more, each column is sorted
 
 
 def gram(rows: Sequence[Row], *, device: str = "cpu", workers: int | None = None) -> Matrix:
@@ -41,26 +43,57 @@ def gram(rows: Sequence[Row], *, device: str = "cpu", workers: int | None = None
 
 def squared_norms(rows: Sequence[Row], *, workers: int | None = None) -> Vector:
     """||u_i||^2, shape (m,), in float64 in one pass over m rows of d elements; finite (not checked here)."""
-    return sum((squares for _, squares in combine_all(np.zeros(len(rows)), rows, workers=workers)), np.zeros(len(rows)))
+    nothing = np.zeros(len(rows))
+    return sum((part.squares for part in combine_all(nothing, rows, workers=workers)), np.zeros(len(rows)))
+
+
+class Combined(NamedTuple):
+    """Some columns of a direction, with numbers of the same columns of every row.
+
+    Attributes:
+        block: of the direction, float64.
+        total: the sum of the squared lengths of all rows; not finite where a row is not, or is too large.
+        squares: the squared lengths of the rows, shape (m,); zeros where they were not asked for.
+        products: of the rows with the direction, shape (m,); zeros where they were not asked for.
+    """
+
+    block: Vector
+    total: float
+    squares: Vector
+    products: Vector
 
 
 def combine_all(
-    coefficients: Matrix, rows: Sequence[Row], *, workers: int | None = None
-) -> Iterator[tuple[Matrix, Vector]]:
-    """As `combine`, on the CPU, with the squared lengths of all rows from the same pass.
+    coefficients: Matrix,
+    rows: Sequence[Row],
+    *,
+    lengths: bool = True,
+    products: bool = False,
+    workers: int | None = None,
+) -> Iterator[Combined]:
+    """As `combine`, on the CPU, with the squared lengths of all rows, and their products with the direction.
 
-    Yields:
-        Consecutive blocks of the direction; with each, the squared length of the same columns of every row, (m,).
+    All is of one pass. For `products`, the columns of the rows are read twice, the second time from the caches of the
+    processor or the system. Rows whose coefficient is zero are read, too.
     """
     with Source.opened(rows) as source:
 
-        def part(panel: slice, space: Space) -> tuple[Matrix, Vector]:
-            direction, squares = np.zeros(panel.stop - panel.start), np.zeros(len(rows))
-            for some, block in source.pieces(panel, space):
-                if coefficients[some].any():
-                    direction += np.dot(coefficients[some], block)
-                squares[some] = np.einsum("ij,ij->i", block, block)
-            return direction, squares
+        def part(panel: slice, space: Space) -> Combined:
+            direction, squares, along = np.zeros(panel.stop - panel.start), np.zeros(len(rows)), np.zeros(len(rows))
+            total = 0.0
+            for strip in source.strips(panel):
+                found = direction[strip.start - panel.start : strip.stop - panel.start]
+                for some, block in source.pieces(strip, space):
+                    if coefficients[some].any():
+                        found += np.dot(coefficients[some], block)
+                    if lengths:
+                        squares[some] += np.einsum("ij,ij->i", block, block)
+                    else:
+                        total += float(np.dot(block.ravel(), block.ravel()))
+                if products:
+                    for some, block in source.pieces(strip, space):
+                        along[some] += np.dot(block, found)
+            return Combined(direction, float(squares.sum()) if lengths else total, squares, along)
 
         yield from in_order(part, source.panels(), workers)
 
@@ -92,8 +125,14 @@ def combine(
 
 
 def trimmed_mean(
-    matrix: Matrix, trim: int, rows: Sequence[Row], *, device: str = "cpu", workers: int | None = None
-) -> Iterator[tuple[Matrix, Matrix]]:
+    matrix: Matrix,
+    trim: int,
+    rows: Sequence[Row],
+    *,
+    products: bool = True,
+    device: str = "cpu",
+    workers: int | None = None,
+) -> Iterator[Combined]:
     """Column by column, the mean of the values of `matrix @ U` without the `trim` lowest and the `trim` highest.
 
     The order of the rows does not change a bit of it, if the matrix treats them alike.
@@ -102,12 +141,13 @@ def trimmed_mean(
         matrix: shape (m', m); with the identity the rows are used as they are.
         trim: values to leave out at each end, less than m' / 2.
         rows: m of them.
+        products: make those of the rows with the direction: their sums are U times the direction.
         device: see above.
         workers: see above.
 
     Yields:
-        Consecutive blocks of the direction, float64, d elements altogether; with each, the inner product of the block
-        with the same columns of every row, shape (m,): their sums are U times the direction.
+        Consecutive blocks of the direction, d elements altogether, without squared lengths. `total` is exact to a half:
+        it is a sum of float32 where the rows are, and 0 for squares that vanish there, below 1e-38.
 
     Raises:
         ValueError: not as many rows as the matrix has columns, or no value is left to average.
@@ -120,8 +160,12 @@ def trimmed_mean(
     arithmetic = _arithmetic(device)
     with Source.opened(rows) as source:
 
-        def part(panel: slice, space: Space) -> tuple[Matrix, Matrix]:
-            return arithmetic.trimmed_mean(mixing, trim, source.read(panel, space), space)
+        def part(panel: slice, space: Space) -> Combined:
+            values = source.read(panel, space)
+            with np.errstate(over="ignore", invalid="ignore"):
+                total = float(np.dot(values.ravel(), values.ravel()))
+            direction, along = arithmetic.trimmed_mean(mixing, trim, values, space, products=products)
+            return Combined(direction, total, np.zeros(len(rows)), along)
 
         yield from in_order(part, source.panels(), workers)
 
@@ -238,15 +282,58 @@ class _Cpu:
         return direction
 
     def trimmed_mean(
-        self, matrix: Matrix | None, trim: int, panel: NDArray[Any], space: Space
+        self, matrix: Matrix | None, trim: int, panel: NDArray[Any], space: Space, *, products: bool
     ) -> tuple[Matrix, Matrix]:
-        direction, products = np.empty(panel.shape[1]), np.zeros(len(panel))
-        for columns, block in widened(panel, space):
-            # Sorting whole is several times faster than selecting here, and float32 faster than float64.
-            values = np.sort(panel[:, columns] if matrix is None else np.dot(matrix, block), axis=0)
-            values[trim : len(values) - trim].mean(axis=0, dtype=np.float64, out=direction[columns])
-            products += np.dot(block, direction[columns])
-        return direction, products
+        direction, along = np.empty(panel.shape[1]), np.zeros(len(panel))
+        for columns in sub_blocks(panel):
+            piece = panel[:, columns]
+            mixed = piece if matrix is None else np.dot(matrix, piece.astype(np.float64))
+            _mean_of_middle(mixed, trim, space, direction[columns])
+            if products:
+                along += np.dot(piece.astype(np.float64), direction[columns])
+        return direction, along
+
+
+def _mean_of_middle(values: NDArray[Any], trim: int, space: Space, out: Vector) -> None:
+    """The mean of each column, (m, n), without its `trim` lowest and highest values, into `out`.
+
+    Sorting whole is several times faster than selecting here, and float32 faster than float64.
+    """
+    m, n = values.shape
+    rows = space.array("sorted", (m + 1, n), values.dtype)
+    np.copyto(rows[:m], values)  # the rows of a panel are pages apart
+    if m > _NETWORK_ROWS:  # each column side by side in memory
+        columns = space.array("columns", (n, m), values.dtype)
+        np.copyto(columns, rows[:m].T)
+        columns.sort(axis=1)
+        columns[:, trim : m - trim].mean(axis=1, dtype=np.float64, out=out)
+        return
+    places, free = list(rows[:m]), rows[m]
+    for low, high in _comparisons(m):  # whole rows at once
+        np.minimum(places[low], places[high], out=free)
+        np.maximum(places[low], places[high], out=places[high])
+        places[low], free = free, places[low]
+    out[:] = places[trim]
+    for row in places[trim + 1 : m - trim]:
+        out += row
+    out /= m - 2 * trim
+
+
+@cache
+def _comparisons(m: int) -> tuple[tuple[int, int], ...]:
+    """Pairs of places; to exchange those out of order, one after the other, sorts m values (Batcher, 1968)."""
+    found: list[tuple[int, int]] = []
+    most = 1 << ((m - 1).bit_length() - 1) if m > 1 else 0
+    step = most
+    while step:
+        distance, part, far = step, 0, most
+        while True:
+            found += [(i, i + distance) for i in range(m - distance) if i & step == part]
+            if far == step:
+                break
+            distance, part, far = far - step, step, far // 2
+        step //= 2
+    return tuple(found)
 
 
 class _Cuda:
@@ -268,10 +355,11 @@ class _Cuda:
         return direction
 
     def trimmed_mean(
-        self, matrix: Matrix | None, trim: int, panel: NDArray[Any], space: Space
+        self, matrix: Matrix | None, trim: int, panel: NDArray[Any], space: Space, *, products: bool
     ) -> tuple[Matrix, Matrix]:
         block = self._torch.from_numpy(panel).to("cuda").double()
         values = block if matrix is None else self._torch.from_numpy(matrix).to("cuda") @ block
         values = values.sort(dim=0).values
         direction = values[trim : len(values) - trim].mean(dim=0)
-        return direction.cpu().numpy(), (block @ direction).cpu().numpy()
+        along = (block @ direction).cpu().numpy() if products else np.zeros(len(panel))
+        return direction.cpu().numpy(), along

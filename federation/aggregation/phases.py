@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.aggregation.gram import gram
-from federation.aggregation.interface import LOCAL_RATE, Combination, Rows
+from federation.aggregation.gram import gram, squared_norms
+from federation.aggregation.interface import LOCAL_RATE, UNREAD, Combination, Reads, Rows, Vector
 from federation.aggregation.streaming import Row
 from federation.secure.bounds import EVALUATION, Bounds
 from federation.secure.thresholds import Mode
@@ -276,6 +276,8 @@ class RoundContext:
         draw: makes an independent choice of as many clients as the round selected, by a word for its purpose.
         revoked: the clients that have been revoked by now, and those that had left before the round.
         private: for a private round; None where updates are sent in the clear.
+        compares_all: True if K is of all rows, whatever the rule reads: the rate is "auto", which reads it, or the
+            record of the round has it.
     """
 
     number: int
@@ -295,6 +297,7 @@ class RoundContext:
     draw: Callable[[str], tuple[str, ...]] = _no_pool
     revoked: Callable[[], frozenset[str]] = frozenset
     private: PrivateSetting | None = None
+    compares_all: bool = False
 
 
 class Replies(Sequence[PhaseReply]):
@@ -324,12 +327,22 @@ class Replies(Sequence[PhaseReply]):
         """K = U U^T, shape (m, m); computed once, in one pass over the updates."""
         return self.gram_with(())
 
+    @cached_property
+    def squares(self) -> Vector:
+        """||u_i||^2, shape (m,); computed once, in one pass over the updates."""
+        return squared_norms(self.updates)
+
     def gram_with(self, history: Sequence[Past]) -> NDArray[np.float64]:
         """K of the updates and, after them, h earlier ones, shape (m + h, m + h); computed once for each `history`."""
         key = tuple(past.payload for past in history)
         if key not in self._grams:
             self._grams[key] = gram([*self.updates, *(past.row for past in history)], device=self._device)
         return self._grams[key]
+
+    def gram_of(self, places: Sequence[int]) -> NDArray[np.float64]:
+        """K of the updates at these places."""
+        updates = self.updates
+        return gram([updates[place] for place in places], device=self._device)
 
     def gram_over(self, columns: Sequence[slice]) -> NDArray[np.float64]:
         """K of these columns of the updates alone, shape (m, m)."""
@@ -352,12 +365,24 @@ class Replies(Sequence[PhaseReply]):
     def _samples(self) -> NDArray[np.float64]:
         return np.array([reply.samples for reply in self._replies], dtype=np.float64)
 
-    def rows(self, context: RoundContext, gram: NDArray[np.float64] | None = None, cap: float | None = None) -> Rows:
-        """The input of a rule over clients. Each client sent one row; `gram` is their Gram matrix, if it is known."""
+    def rows(
+        self,
+        context: RoundContext,
+        gram: NDArray[np.float64] | None = None,
+        cap: float | None = None,
+        reads: Reads = Reads.GRAM,
+    ) -> Rows:
+        """The input of a rule over clients. Each client sent one row; `gram` is their Gram matrix, if it is known.
+
+        With less than all in `reads`, no more is computed of the updates.
+        """
+        if gram is None:
+            gram = self.gram if reads is Reads.GRAM else UNREAD
         losses = np.array([reply.loss for reply in self._replies])
         accuracies = np.array([reply.accuracy for reply in self._replies])
         return Rows(
-            gram=self.gram if gram is None else gram,
+            gram=gram,
+            squares=self.squares if reads is Reads.NORMS else np.empty(0),
             prior=self.prior(context.prior),
             samples=self._samples,
             losses=losses if np.isfinite(losses).all() else None,
@@ -418,6 +443,7 @@ class Step:
         size: the factor of the direction besides the server's learning rate, from a line search.
         sessions: the results of the sessions of a private round, in order; none where updates were sent in the clear.
         named: members that cheated without effect, with the reason: they are asked no more in this run.
+        gram_rows: the places of the rows that `gram` is of; none: of all rows.
     """
 
     replies: Replies
@@ -429,6 +455,7 @@ class Step:
     size: float = 1.0
     sessions: tuple[Record, ...] = ()
     named: Mapping[str, str] = field(default_factory=dict)
+    gram_rows: tuple[int, ...] = ()
 
     @property
     def rows(self) -> list[Row]:
@@ -439,8 +466,17 @@ class Step:
 
     @cached_property
     def gram(self) -> NDArray[np.float64]:
-        """K over `rows`."""
-        return gram([self.combined]) if self.combined is not None else self.replies.gram_with(self.history)
+        """K over `rows`, or over those in `gram_rows`."""
+        if self.combined is not None:
+            return gram([self.combined])
+        if self.gram_rows:
+            return self.replies.gram_of(self.gram_rows)
+        return self.replies.gram_with(self.history)
+
+    @property
+    def squares(self) -> Vector:
+        """||u_i||^2 over `rows`, shape (m,)."""
+        return self.replies.squares if self.gram_rows else np.diagonal(self.gram)
 
 
 RoundGenerator = Generator[AlgorithmPhase, Replies, Step]

@@ -9,6 +9,7 @@ panel order, and the linear algebra library works with one thread (`one_thread`)
 matrices, and long dot products, by the number of threads.
 """
 
+import itertools
 import math
 import os
 import threading
@@ -34,6 +35,7 @@ BLOCK = 8192  # columns of a sub-block at most
 _PANEL_ELEMENTS = 1 << 21  # m x columns of a panel: 8 MiB of float32, shared caches hold it
 _PANEL_COLUMNS = (1 << 12, 1 << 16)  # pieces of 16 to 256 KiB of a file: fewer, longer reads
 _BLOCK_ELEMENTS = 1 << 16  # m x columns of a sub-block: 512 KiB of float64, a core's own cache
+_STRIP = 1 << 12  # columns of a piece: 16 rows of them fill a sub-block
 _MANY_ROWS = 256
 _PRODUCT_ELEMENTS = 1 << 22  # m x columns of a sub-block of more rows whose products are made: 32 MiB of float64
 _OPEN_FILES = 256  # with more rows than this, files are opened anew for each read
@@ -90,6 +92,12 @@ class Source:
             self._fill(block, self._rows[some], panel, space)
             yield some, block
 
+    @staticmethod
+    def strips(panel: slice) -> list[slice]:
+        """The columns of a panel in ranges of which `pieces` takes several rows at a time."""
+        ends = [*range(panel.start, panel.stop, _STRIP), panel.stop]
+        return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+
     def _fill(self, values: NDArray[Any], rows: Sequence[Row], panel: slice, space: "Space") -> None:
         for row, out in zip(rows, values, strict=True):
             if isinstance(row, np.ndarray):
@@ -133,16 +141,21 @@ def widened(panel: NDArray[Any], space: Space, *, products: bool = False) -> Ite
 
     With `products`, those of many rows are wide: to add m x m products takes as long as to make some columns of them.
     """
+    for columns in sub_blocks(panel, products=products):
+        piece = panel[:, columns]
+        block = space.array("block", piece.shape, np.float64)
+        np.copyto(block, piece)
+        yield columns, block
+
+
+def sub_blocks(panel: NDArray[Any], *, products: bool = False) -> list[slice]:
+    """The ranges of columns of the sub-blocks of a panel, as of `widened`."""
     m, columns = panel.shape
     width = max(256, _BLOCK_ELEMENTS // m)
     if products and m > _MANY_ROWS:
         width = max(m, _PRODUCT_ELEMENTS // m)
     width = min(BLOCK, width)
-    for start in range(0, columns, width):
-        piece = panel[:, start : start + width]
-        block = space.array("block", piece.shape, np.float64)
-        np.copyto(block, piece)
-        yield slice(start, start + piece.shape[1]), block
+    return [slice(start, min(start + width, columns)) for start in range(0, columns, width)]
 
 
 def in_order(work: Callable[[slice, Space], T], panels: Sequence[slice], workers: int | None) -> Iterator[T]:

@@ -54,6 +54,7 @@ class Definition:
 _COUNT, _SHARE, _BYTES = Unit.COUNT, Unit.SHARE, Unit.BYTES
 _JAIN = "Jain, 1984"
 _HU = "Hu et al., 2022"
+_DRAWN = "; in a large round, [of 200 of them](reference/metrics.md#edge-cases)"
 _WANG = "Wang et al., 2021"
 _YANG = "Yang et al., 2023"
 _ASKIN = "Askin et al., 2025"
@@ -141,11 +142,11 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
         ),
         "stationarity": Definition(
             "length of the shortest vector in the convex hull of the participants' updates: 0 if and only if no "
-            "direction is good for all of them; measured for up to 512 updates",
+            f"direction is good for all of them; measured for up to 512 updates{_DRAWN}",
             source=_HU,
         ),
         "stationarity/relative": Definition(
-            "`stationarity` divided by the length of the longest update, in [0, 1]", label="relative"
+            "`stationarity` divided by the length of the longest of these updates, in [0, 1]", label="relative"
         ),
         "descent_min": Definition(
             "the least cosine between d and an update: if negative, the step raises the loss of some member, to "
@@ -161,7 +162,7 @@ _GROUPS: Mapping[str, Mapping[str, Definition]] = {
     },
     "conflicts": {
         "conflicts": Definition(
-            "number of pairs of updates with a negative inner product",
+            f"number of pairs of updates with a negative inner product{_DRAWN}",
             _COUNT,
             source=_WANG,
             label="pairs",

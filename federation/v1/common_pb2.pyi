@@ -1333,6 +1333,8 @@ class StepManifest(_message.Message):
     NOISE_FIELD_NUMBER: _builtins.int
     NOISE_SCALE_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
+    GRAM_ROWS_FIELD_NUMBER: _builtins.int
+    SQUARED_NORMS_FIELD_NUMBER: _builtins.int
     SECURE_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
@@ -1347,7 +1349,7 @@ class StepManifest(_message.Message):
     rate: _builtins.float
     """The server learning rate of this round, times the step size that a line search chose, or the bound of "auto"."""
     gram: _builtins.str
-    """The digest of the Gram matrix (a .npy blob, float64)."""
+    """The digest of the Gram matrix (a .npy blob, float64): of all rows, or of those in `gram_rows`."""
     algorithm: _builtins.str
     """The algorithm."""
     hyperparameters: _builtins.str
@@ -1409,6 +1411,16 @@ class StepManifest(_message.Message):
         """
 
     @_builtins.property
+    def gram_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The rows of U whose products are in the Gram matrix, from 0, ascending: those that are drawn of more than 200 rows
+        where neither the rule, nor a stage, nor the rate reads it. None: all rows.
+        """
+
+    @_builtins.property
+    def squared_norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The squared length of every row of U, where the Gram matrix lacks some of them; none otherwise."""
+
+    @_builtins.property
     def secure(self) -> _containers.RepeatedCompositeFieldContainer[Global___SecureSession]:
         """The sessions of a private round, in their order; none where updates were sent in the clear. `combined` is then the
         vector that follows from their sums.
@@ -1439,11 +1451,13 @@ class StepManifest(_message.Message):
         noise: _builtins.str = ...,
         noise_scale: _builtins.float = ...,
         code: _abc.Iterable[Global___Code] | None = ...,
+        gram_rows: _abc.Iterable[_builtins.int] | None = ...,
+        squared_norms: _abc.Iterable[_builtins.float] | None = ...,
         secure: _abc.Iterable[Global___SecureSession] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "code", b"code", "coefficients", b"coefficients", "combined", b"combined", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "forgotten", b"forgotten", "gram", b"gram", "hyperparameters", b"hyperparameters", "noise", b"noise", "noise_scale", b"noise_scale", "rate", b"rate", "replies", b"replies", "result_model", b"result_model", "revoked", b"revoked", "round", b"round", "run_id", b"run_id", "secure", b"secure", "state_after", b"state_after", "state_before", b"state_before", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "code", b"code", "coefficients", b"coefficients", "combined", b"combined", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "forgotten", b"forgotten", "gram", b"gram", "gram_rows", b"gram_rows", "hyperparameters", b"hyperparameters", "noise", b"noise", "noise_scale", b"noise_scale", "rate", b"rate", "replies", b"replies", "result_model", b"result_model", "revoked", b"revoked", "round", b"round", "run_id", b"run_id", "secure", b"secure", "squared_norms", b"squared_norms", "state_after", b"state_after", "state_before", b"state_before", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,7 +20,7 @@ from federation.v1 import common_pb2
 from tests.paths import DOCS
 from tests.verification.independent_evaluation import SPLITS, Numbers, of_private_model
 from tests.verification.independent_rules import divergence, entropy, lower_median, of_weights, scheduled, spent
-from tests.verification.independent_verifier import File, must, name_of, step_of
+from tests.verification.independent_verifier import File, drawn_rows, must, name_of, step_of
 
 ROUNDED = -1e-9  # a cosine that is not below counts as none against the direction
 LISTED = {*re.findall(r"^\| `(.*?)` \|", (DOCS / "reference/metrics.md").read_text(), re.M)}
@@ -183,25 +183,31 @@ def of_step(file: File, step: Any, replies: Sequence[Reply], steps: int) -> Numb
     gram = file.blob(step.gram)
     must(gram is not None, "the bundle has no K")
     K, c = np.load(io.BytesIO(gram or b""), allow_pickle=False), np.array(step.coefficients)
+    drawn = drawn_rows(file.run, step, len(own))
+    must(len(K) == len(drawn) if drawn else len(K) >= len(own), "the rows of K")
     updates = K[: len(own), : len(own)]
     found |= conflicts(updates, "")
-    if len(own) <= 12:  # each subset is tried
+    if len(updates) <= 12:  # each subset is tried
         longest = math.sqrt(float(np.diag(updates).max(initial=0.0)))
         found["stationarity"] = shortest(updates)
         found["stationarity/relative"] = found["stationarity"] / longest if longest else 0.0
-    lengths = np.sqrt(np.diag(updates))
+    lengths = np.sqrt(np.array(step.squared_norms) if drawn else np.diag(updates))
     if server.get("learning_rate") == "auto":
         d = math.sqrt(max(c @ K @ c, 0.0))
         ends = np.cumsum([sum(row.name != "buffers" for row in reply.said.rows) for reply in named])
         found |= bounded(file, step, [lower_median(one) for one in np.split(lengths, ends[:-1]) if len(one)], d)
     if not built_in:
         pass
+    elif drawn and len(c):
+        U = np.array([row for reply in named for row in file.rows(reply.said.payload) or ()])
+        if len(U):
+            found |= direction(U @ (c @ U), float(np.linalg.norm(c @ U)), lengths)
     elif len(c) == len(K) and len(c):
         found |= direction((K @ c)[: len(own)], math.sqrt(max(c @ K @ c, 0.0)), lengths)
     elif (middle_of := by_coordinates(file, named)) is not None:
         U = np.array([row for reply in named for row in file.rows(reply.said.payload) or ()])
         found |= direction(U @ middle_of, float(np.linalg.norm(middle_of)), lengths)
-    if built_in and len(c) == len(K) == len(own):
+    if built_in and len(c) == len(own) == (len(own) if drawn else len(K)):
         found |= of_weights(file.run["algorithm"], c, lengths)
     if file.run["algorithm"]["name"] == "fedcmoo-pref":
         names = [part.objective for part in step.weights]

@@ -32,7 +32,7 @@ from verification.model import ReplayState, check_begins
 from verification.private import refusable_orders
 from verification.recorded_metrics import MeasuredRound, RecordedMetrics
 from verification.recorded_run import RecordedRun
-from verification.replay import check_result, step_from_numbers
+from verification.replay import check_result, compared_rows, step_from_numbers
 from verification.signed import SignedRound
 
 # The members whose measurements of a round's model were left out; built once, since each round is asked about.
@@ -170,6 +170,7 @@ class RoundsCheck:
         made = None
         if signed.step is not None:
             check_begins(signed.step, at)
+            compared_rows(metrics.run, signed, signed.step)
             if not metrics.computed.private:
                 made = step_from_numbers(metrics.run, signed, signed.step, at.memory.get("rule", {}))
         found = metrics.compare(

@@ -264,7 +264,9 @@ def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, respons
             owners[name] = [f"{client}, round {number}"]
             continue
         owners[name] = [client if row == JOINT else f"{client}/{row}" for row in _rows(envelope)]
-    response.gram_clients.extend(owner for name in step.replies for owner in owners.get(name, ["?"]))
+    named = [owner for name in step.replies for owner in owners.get(name, ["?"])]
+    compared = step.gram_rows or range(len(named))
+    response.gram_clients.extend(named[row] for row in compared)
     lengths = np.sqrt(np.diag(gram))
     lengths = np.outer(lengths, lengths)
     cosines = np.divide(gram, lengths, out=np.zeros_like(gram), where=lengths > 0)

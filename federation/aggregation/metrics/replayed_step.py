@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 
 from federation.aggregation.base import Algorithm
-from federation.aggregation.interface import Matrix
+from federation.aggregation.interface import Matrix, Vector
 from federation.aggregation.phases import AlgorithmPhase, Past, PhaseReply, Replies, RoundContext, Step
 from federation.aggregation.streaming import one_thread
 from federation.vectors import RowFile
@@ -36,11 +36,17 @@ class Absent(Sequence[RowFile]):
 
 
 class _WithGram(Replies):
-    """Replies whose Gram matrix is the signed one if it has as many rows as they have."""
+    """Replies whose Gram matrix, or squared lengths, are the signed ones if they are of as many rows."""
 
-    def __init__(self, replies: Sequence[PhaseReply], signed: Matrix | None) -> None:
+    def __init__(self, replies: Sequence[PhaseReply], signed: Matrix | None, squares: Vector | None) -> None:
         super().__init__(replies)
-        self._signed = signed
+        self._signed, self._squares = signed, squares
+
+    @property
+    def squares(self) -> Vector:
+        if self._squares is not None and len(self._squares) == sum(len(reply.rows) for reply in self):
+            return self._squares
+        return super().squares
 
     def gram_with(self, history: Sequence[Past]) -> Matrix:
         count = sum(len(reply.rows) for reply in self) + len(history)
@@ -50,7 +56,7 @@ class _WithGram(Replies):
 
     def reporting(self, what: Any) -> Replies:
         reporting = [reply for reply in self if np.isfinite(getattr(reply, what))]
-        return self if len(reporting) == len(self) else _WithGram(reporting, self._signed)
+        return self if len(reporting) == len(self) else _WithGram(reporting, self._signed, self._squares)
 
 
 def replayed_step(
@@ -59,6 +65,7 @@ def replayed_step(
     phases: Mapping[int, Sequence[PhaseReply]],
     K: Matrix | None,
     asks: Callable[[int, AlgorithmPhase], object] = lambda number, phase: None,
+    squares: Vector | None = None,
 ) -> tuple[Step, int | None]:
     """The step that a rule makes of the replies of a round.
 
@@ -68,6 +75,7 @@ def replayed_step(
         phases: the replies that count, by the number of the phase.
         K: as signed; None where it is not there.
         asks: is called with the number of each phase, and with what the rule asks in it.
+        squares: the squared lengths of the rows, (m,), as signed; None where K has them.
 
     Returns:
         The step; and the number of the first phase on record in which the rule asks nothing, None if there is none.
@@ -90,5 +98,5 @@ def replayed_step(
             if number < 0:
                 raise LookupError(f"the rule asks for {phase.kind.name} once more than the record has phases")
             asks(number, phase)
-            given = _WithGram(replies, K)
+            given = _WithGram(replies, K, squares)
     return made, next(answers, (None,))[0]

@@ -41,16 +41,18 @@ class StepFacts:
     Attributes:
         number: of the round.
         steps: of the run so far, with this one.
-        K: the signed Gram matrix, shape (m, m); None where it is not kept.
+        K: the signed Gram matrix, shape (m, m), or of some rows; None where it is not kept.
         coefficients: as signed, shape (m,), or (0,) for a rule that works coordinate by coordinate.
         rate: as signed.
         weights: of the objectives, as signed.
         replies: those that the step combines, of this round.
         told: all replies of this round that the step depends on.
         made: the step that the rule gives; None where it could not be evaluated.
-        measured: the diagnostics of a direction that is made coordinate by coordinate; None where they are not known.
+        measured: the diagnostics of a direction that is made coordinate by coordinate, or of rows of which K lacks
+            some; None where they are not known.
         epsilons: those that accepted replies state of their clients' samples.
         why: K, or these diagnostics, are not known; empty where nothing is missing.
+        drawn: True if K is of some rows alone.
     """
 
     number: int
@@ -65,6 +67,7 @@ class StepFacts:
     measured: Mapping[str, float] | None
     epsilons: Sequence[float]
     why: str = ""
+    drawn: bool = False
 
 
 class LastMeasured(NamedTuple):
@@ -172,10 +175,10 @@ class RunMetrics:
     def _of_rule(self, facts: StepFacts, made: Step) -> RoundMetrics:
         """The diagnostics of the rule."""
         answer, hidden = made.combination, RoundMetrics()
-        found = dict(answer.diagnostics)
-        if answer.coordinates is not None and facts.measured is not None:
+        found, streamed = dict(answer.diagnostics), answer.coordinates is not None or facts.drawn
+        if streamed and facts.measured is not None:
             found |= facts.measured
-        elif answer.coordinates is not None:
+        elif streamed:
             hidden = RoundMetrics.hiding(facts.why, names=_OF_COORDINATES)
             found = {name: value for name, value in found.items() if name not in _OF_COORDINATES}
             found["entropy"] = entropy(answer.weights)
@@ -264,7 +267,7 @@ def _of_gram(facts: StepFacts) -> RoundMetrics:
     for name, scale in (("stationarity", float(np.diag(K[:m, :m]).max(initial=0.0))), ("stationarity/relative", 1.0)):
         if name in spans:
             spans[name] = Span.of_length(spans[name].value, SQUARE * scale)
-    if len(facts.coefficients) != len(K) or not len(K):
+    if facts.drawn or len(facts.coefficients) != len(K) or not len(K):
         return RoundMetrics(spans=spans)
     found = describe(K, facts.coefficients, np.zeros(m))
     norm = found["direction_norm"]

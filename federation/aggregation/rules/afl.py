@@ -56,7 +56,8 @@ class AFL(Rule):
             return replace(step, forgotten=gone)
         replies = self.usable((yield TrainingPhase()))
         state, gone = _remaining(context, {reply.client_id for reply in replies})
-        return Step(replies, self.decide(replace(replies.rows(context), state=state)), forgotten=gone)
+        answer = self.decide(replace(self.rows_of(replies, context), state=state))
+        return Step(replies, answer, forgotten=gone, gram_rows=self.gram_rows(context, len(replies)))
 
     def staged(self, rows: Rows) -> Combination:
         losses = rows.reported("losses", self.name)

@@ -47,8 +47,9 @@ class Scalarised(MeasuredRule, FedAvg):
         service = ObjectiveService.among(replies, context)
         weights = np.array([shares[name] for name in service.objectives])
         objectives = service.weighed(weights, gram=None, mode="fixed", exact=exact.of(service.objectives))
-        combination = replace(self.decide(replies.rows(context)), objectives=objectives)
-        return Step(replies, combination, consulted=exact.replies)
+        combination = replace(self.decide(self.rows_of(replies, context)), objectives=objectives)
+        drawn = self.gram_rows(context, len(replies))
+        return Step(replies, combination, consulted=exact.replies, gram_rows=drawn)
 
     def _private_round(
         self, context: RoundContext, private: PrivateSetting, shares: Mapping[str, float]

@@ -31,7 +31,8 @@ def trimmed(U: NDArray[np.floating[Any]], f: int) -> Vector:
 def streamed(
     matrix: Vector, trim: int, rows: list[Row], *, workers: int | None = None, device: str = "cpu"
 ) -> tuple[Vector, Vector]:
-    blocks, products = zip(*trimmed_mean(matrix, trim, rows, workers=workers, device=device), strict=True)
+    parts = list(trimmed_mean(matrix, trim, rows, workers=workers, device=device))
+    blocks, products = [part.block for part in parts], [part.products for part in parts]
     return np.concatenate(blocks), np.sum(products, axis=0)
 
 
@@ -145,7 +146,7 @@ def test_files_and_arrays_give_the_same_bytes_on_any_number_of_threads(tmp_path:
 
 
 COMPUTATION = """
-blocks = (block for block, _ in trimmed_mean(np.eye(m), 2, rows))
+blocks = (part.block for part in trimmed_mean(np.eye(m), 2, rows))
 slots = {"first": rows[0], "second": rows[1]}
 apply_step(rows[0], 1.0, blocks, len, optimizer=FedAdam(), before=slots, after={"first": len, "second": len})
 """
