@@ -82,13 +82,11 @@ class Kept(Memory):
 
 def document(run: str, columns: Sequence[Column], bins: int) -> bytes:
     """The specification of a run with a private sum of these columns."""
-    ranges = ", ".join(f'"{one.name}" = [{one.low!r}, {one.high!r}]' for one in columns if one.low is not None)
-    classes = ", ".join(f'"{one.name}" = {one.classes}' for one in columns if one.classes)
-    names = ", ".join(f'"{one.name}"' for one in columns)
-    return (
-        f'name = "{run}"\ntask = "{TASK}"\nkind = "statistics"\nprivacy.secure = "sum"\n[statistics]\nbins = {bins}\n'
-        f"columns = [{names}]\nranges = {{ {ranges} }}\nclasses = {{ {classes} }}\n"
-    ).encode()
+    lines = [f'name = "{run}"', f'task = "{TASK}"', 'kind = "statistics"', 'privacy.secure = "sum"']
+    lines += ["[statistics]", f"bins = {bins}", "columns = [", *(f'"{one.name}",' for one in columns), "]"]
+    lines += [f'ranges."{one.name}" = [{one.low!r}, {one.high!r}]' for one in columns if one.low is not None]
+    lines += [f'classes."{one.name}" = {one.classes}' for one in columns if one.classes]
+    return "\n".join(lines).encode()
 
 
 @dataclass(frozen=True)
