@@ -7,7 +7,8 @@ moved samples: nothing else is left out, so nothing can be computed from what is
 - The 4 largest and the 4 smallest values count as the fifth (Winsor): one sample dominates no sum, however wide the
   range is.
 - A value in a bin of fewer than 5 counts as the nearest value in a larger bin; in a class of fewer than 5, as one of
-  the largest class. Fewer than 5 values outside the range count as inside, at its nearest end.
+  the largest class. Fewer than 5 values outside the range count as inside, at its nearest end; fewer than 5 missing
+  values count as one of the largest bin or class.
 """
 
 import math
@@ -31,16 +32,17 @@ class Moves:
     Attributes:
         column, bins: as asked.
         ends: the smallest and the largest value that count as they are.
-        outside: True if there are enough values outside the range to be told.
+        outside, missing: True if there are enough values outside the range, and missing ones, to be told.
         kept: for each bin or class, if its values stay.
         lowest, highest: of each bin, the values in it after the ends were moved.
-        largest: the largest class, to which the values of small classes go.
+        largest: the largest bin or class.
     """
 
     column: Column
     bins: int
     ends: tuple[float, float]
     outside: bool
+    missing: bool
     kept: NDArray[np.bool_]
     lowest: Numbers
     highest: Numbers
@@ -50,7 +52,9 @@ class Moves:
         """The sums of some of the column's values, (n,) or (n, ...), with all of them moved."""
         unit, size = math.prod(values.shape[1:]), self.column.cells(self.bins)
         flat = values.reshape(-1)
-        there = flat[np.isfinite(flat)]
+        finite = np.isfinite(flat)
+        usual = float(self.largest) if self.column.classes else float(self.highest[self.largest])
+        there = flat[finite] if self.missing else np.where(finite, flat, usual)
         clipped, beyond = _clipped(there, self.column)
         moved = self._moved(clipped)
         told = beyond if self.outside else np.zeros(len(beyond), np.bool_)
@@ -94,7 +98,7 @@ class Landmarks:
     def __init__(self, column: Column, bins: int, least: int) -> None:
         size = column.cells(bins)
         self._column, self._bins, self._least, self._unit = column, bins, least, 1
-        self._counts, self._count, self._outside = np.zeros(size, np.int64), 0, 0
+        self._counts, self._count, self._outside, self._missing = np.zeros(size, np.int64), 0, 0, 0
         self._lowest, self._highest = np.full(size, np.inf), np.full(size, -np.inf)
         self._small, self._large = np.empty(0), np.empty(0)  # the smallest values, and the largest ones with a minus
 
@@ -104,6 +108,7 @@ class Landmarks:
         flat = values.reshape(-1)
         there, beyond = _clipped(flat[np.isfinite(flat)], self._column)
         self._count += len(there)
+        self._missing += flat.size - len(there)
         self._outside += int(beyond.sum())
         places, size = _places(there, self._column, self._bins), len(self._counts)
         if self._column.classes:
@@ -141,6 +146,7 @@ class Landmarks:
                 bins=self._bins,
                 ends=ends,
                 outside=self._outside >= least,
+                missing=self._missing >= least,
                 kept=kept,
                 lowest=np.clip(self._lowest, *ends),
                 highest=np.clip(self._highest, *ends),

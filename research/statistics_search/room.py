@@ -33,6 +33,7 @@ from federation.spec.sharing import Unshared
 from federation.statistics.data_columns import Column
 from federation.statistics.held import HeldData
 from federation.statistics.result import StatisticsResult
+from federation.statistics.rules import MemberRules
 from federation.trust.envelope import sign
 from federation.v1.common_pb2 import ReplyManifest
 from federation.vectors import payload_bytes, update_layout
@@ -118,6 +119,7 @@ class Room:
     Attributes:
         tables: by member.
         assumed: the colluders that each owner assumes.
+        rules: of each owner.
         sums: each question that gave a sum, with the survivors, the result and the words.
         declined: the reason of each member that declined the last question, by phase and name.
         change: what a lying coordinator makes of the work of one member; None for the work as it is.
@@ -125,6 +127,7 @@ class Room:
 
     tables: dict[str, Table]
     assumed: int = 1
+    rules: MemberRules = MemberRules()  # noqa: RUF009 - frozen
     sums: list[tuple[Question, tuple[str, ...], StatisticsResult, NDArray[np.uint64]]] = field(default_factory=list)
     declined: dict[tuple[str, str], str] = field(default_factory=dict)
     change: Callable[[str, str, Work], Work] | None = None
@@ -134,7 +137,13 @@ class Room:
         self.members = SimulatedMembers(0, list(self.tables), TASK, assumed=self.assumed)
         policy = SecurePolicy(assumed=self.assumed)
         self.sites = {
-            name: replace(self.members.site(name), policies={TASK: policy}, evaluations_ahead=0, failures=3)
+            name: replace(
+                self.members.site(name),
+                policies={TASK: policy},
+                evaluations_ahead=0,
+                failures=3,
+                summed={TASK: self.rules},
+            )
             for name in self.tables
         }
         self.memories = {name: Kept() for name in self.tables}

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -111,7 +111,11 @@ class Statistics(Work):
         if samples > MOST_SAMPLES:
             message = f"a private sum takes at most {MOST_SAMPLES} samples of a member"
             raise WorkError(message, reason="statistics:samples")
-        return to_words(samples, told, self.columns)
+        return self.in_words(samples, told)
+
+    def in_words(self, samples: int, sums: Sequence[ColumnSums]) -> Integers:
+        """The words of these samples, whose sums of each column are given."""
+        return to_words(samples, sums, self.columns)
 
     def moved(self, data: HeldData, rules: MemberRules) -> tuple[int, list[ColumnSums]]:
         """The number of samples, and the sums of each column as a private sum has them. Raises ColumnError."""

@@ -82,6 +82,7 @@ def test_members_are_in_one_sum_whose_totals_are_those_of_the_pooled_data(scene:
     fed = scene.fed
     run = fed.submit("held", SPEC)
     assert "waiting for members: 0 of 5" in fed.admin("run", run)["run"]["reason"]
+    wait_for(lambda: run in fed.fedpareto("worker", "runs", "--home", str(fed.directory / CLIENTS[0])), "the request")
     own = fed.fedpareto("worker", "runs", run, "--home", str(fed.directory / CLIENTS[0]))
     assert "only their sum over the members leaves" in " ".join(own.split())
     approve(scene, run)
