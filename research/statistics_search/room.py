@@ -167,6 +167,11 @@ class Room:
         self.sums.append((question, total.record.survivors, found, total.words.astype(np.uint64)))
         return found, total
 
+    def origin(self, run: str, columns: Sequence[Column], bins: int) -> Origin:
+        """Where the work of a run comes from."""
+        text = document(run, columns, bins)
+        return self._origin(RunSpec.parse(text), text)
+
     def _origin(self, spec: RunSpec, text: bytes) -> Origin:
         return Origin("room", spec.name, TASK, digest(text), MODEL, spec.seed, Unshared())
 

@@ -46,12 +46,18 @@ def searched(room: Room, steps: int, seed: int) -> None:
     chance, names = random.Random(seed), sorted(room.tables)  # noqa: S311 - no secret
     for step in range(steps):
         columns, bins = chance.choice(_CHOICES)
-        some = lambda most: tuple(chance.sample(names, chance.randint(0, most)))  # noqa: E731
-        invited = names if chance.random() < 0.5 else sorted(set(names) - set(some(2)))
-        lost, late = (some(2) if chance.random() < 0.5 else () for _ in range(2))
-        room.change = None if chance.random() < 0.85 else _Split(chance.sample(names, len(names) // 2), some(2))
+        invited = names if chance.random() < 0.5 else sorted(set(names) - set(_some(chance, names)))
+        lost, late = (_some(chance, names) if chance.random() < 0.5 else () for _ in range(2))
+        room.change = (
+            None if chance.random() < 0.85 else _Split(chance.sample(names, len(names) // 2), _some(chance, names))
+        )
         run = f"run-{chance.randint(0, step)}"
         room.ask(Question(columns, bins, run, tuple(invited), lost, late))
+
+
+def _some(chance: random.Random, names: Sequence[str]) -> tuple[str, ...]:
+    """At most two of the members."""
+    return tuple(chance.sample(names, chance.randint(0, 2)))
 
 
 class _Split:

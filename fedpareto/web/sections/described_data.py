@@ -46,8 +46,8 @@ def sentence(document: Mapping[str, Any]) -> str:
         else ("Members tell counts of 1 to 4 as 0")
     )
     return (
-        f"{told}. No count below {document['fewest']} is shown, and no number from which it could be computed. {small}, "
-        "unless their owners have set another bound."
+        f"{told}. No count below {document['fewest']} is shown, and no number from which it could be computed. "
+        f"{small}, unless their owners have set another bound."
     )
 
 

@@ -90,8 +90,8 @@ def _described(run: RunRequest, spec: RunSpec) -> Iterator[tuple[str, str]]:
     yield (
         "would leave",
         f"counts, sums, and histograms of at most {asked.bins} bins, of these columns on {', '.join(asked.splits)}, "
-        f"{'masked' if private else 'in the clear'}, by the rules of [statistics] in policy.toml. `fedpareto worker runs {escaped(run.run)}` and "
-        "the page of the run show the numbers",
+        f"{'masked' if private else 'in the clear'}, by the rules of [statistics] in policy.toml. "
+        f"`fedpareto worker runs {escaped(run.run)}` and the page of the run show the numbers",
     )
     if private:
         yield "who sees it", "the coordinator's operator sees the sums over all members, and no member's own numbers"

@@ -92,7 +92,9 @@ def test_members_are_in_one_sum_whose_totals_are_those_of_the_pooled_data(scene:
     x, y = bundled()
     classes = next(column for column in told["columns"] if column["name"] == "y")
     assert told["samples"] == len(y) == 1797
-    assert classes["counts"] == np.bincount(y, minlength=10).tolist()
+    pooled = np.bincount(y, minlength=10).tolist()
+    assert all(shown in (count, "not shown") for shown, count in zip(classes["counts"], pooled, strict=True))
+    assert classes["counts"].count("not shown") <= 2
     middle = next(column for column in told["columns"] if column["name"] == "x28")
     assert (middle["values"], middle["missing"]) == (1797, "fewer than 10")
     assert sum(count for count in middle["counts"] if isinstance(count, int)) <= len(x)
