@@ -188,6 +188,11 @@ class DescribedEntry:
     masked: tuple[str, ...]
     confirmed: tuple[str, ...] = ()
 
+    @property
+    def work(self) -> str:
+        """The kind of work of the members' vectors."""
+        return STATISTICS
+
 
 class SessionLedger(ABC):
     """The sessions that count, over all runs, which are never erased; the latest failures in a row; statistics.

@@ -83,7 +83,9 @@ class RoundLedger(SessionLedger):
     def tasks(self) -> list[str]:
         """The tasks that have been in sessions."""
         with self._file.using() as connection:
-            return [task for (task,) in connection.execute("SELECT DISTINCT task FROM sessions ORDER BY task")]
+            return [
+                task for (task,) in connection.execute("SELECT task FROM sessions UNION SELECT task FROM described")
+            ]
 
     def entries(self, tasks: Collection[str]) -> Sequence[SessionEntry]:
         """The entries of some tasks."""

@@ -74,6 +74,7 @@ def check_described(scene: Members, run: str, path: Path) -> dict[str, Any]:
     assert (*found.missing, *found.absent) == ()
     assert re.fullmatch(r"5 members described their data; verified: \d+ signatures, 65 columns", found.words)
     assert fed.admin("audit", "verify")["problems"] == []
+    fed.fedpareto("worker", "verify", str(path), "--home", str(fed.directory / CLIENTS[0]))
     told: dict[str, Any] = fed.admin("statistics", run)
     return told
 
