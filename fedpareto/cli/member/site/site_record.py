@@ -207,7 +207,8 @@ def _private_facts(
     """The private rounds that count at this site, and its owner's requirements for them."""
     policy, ledger = Policy.load(worker_home.policy), RoundLedger(worker_home.rounds)
     try:
-        entries = [*ledger.entries(ledger.tasks()), *ledger.described(ledger.tasks())]
+        tasks = ledger.tasks()
+        entries: list[SessionEntry | DescribedEntry] = [*ledger.entries(tasks), *ledger.described(tasks)]
     finally:
         ledger.close()
     return entries, Owner(member.client_id, policy.secure.of(spec.task).effective_members or 0.0), spec
