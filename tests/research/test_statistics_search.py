@@ -42,6 +42,7 @@ def spec(**changed: Any) -> StatisticsSearchSpecification:
     return StatisticsSearchSpecification(**{"name": "x", "seed": 0, **changed})
 
 
+@pytest.mark.full
 def test_one_sum_has_the_exact_totals_and_a_second_one_needs_the_same_members_and_question() -> None:
     made = room()
     answer = made.ask(ASKED)
@@ -66,6 +67,7 @@ def test_one_sum_has_the_exact_totals_and_a_second_one_needs_the_same_members_an
     assert made.ask(replace(ASKED, run="d")) is not None, "another run, with its approval, over the same members"
 
 
+@pytest.mark.full
 def test_who_was_masked_for_a_sum_that_was_lost_joins_no_sum_of_others() -> None:
     made = room()
     assert made.ask(replace(ASKED, lost=NAMES[:3])) is None, "too few vectors arrived"
@@ -116,6 +118,7 @@ def test_a_member_with_too_few_samples_or_data_under_noise_or_another_column_dec
     }  # fmt: skip
 
 
+@pytest.mark.full
 def test_terms_and_lists_that_a_coordinator_changes_are_declined() -> None:
     made = room()
     lies(made, SessionStage.MASK, coefficients=(1,) * 6 + (2,))
@@ -141,6 +144,7 @@ def test_terms_and_lists_that_a_coordinator_changes_are_declined() -> None:
     assert all(not site.ledger.described([TASK]) for site in made.sites.values()), "nobody has masked"
 
 
+@pytest.mark.full
 def test_members_that_are_told_different_lists_open_one_sum_at_most() -> None:
     made = room()
 
@@ -185,11 +189,13 @@ def test_the_rule_of_small_counts_hides_a_sample_that_no_other_is_like(attack: A
     assert told(spec(attack=attack, trials=16, smallest=1))["told"] == 1.0, "without the rule it shows"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("attack", ["digits", "again"])
 def test_digits_that_no_other_sample_has_and_new_samples_of_a_second_sum_show(attack: Attack) -> None:
     assert told(spec(attack=attack, trials=16))["told"] == 1.0, "a limit that the documents name"
 
 
+@pytest.mark.full
 def test_a_search_over_what_a_coordinator_may_ask_finds_no_overlapping_sums() -> None:
     found = reached(spec(members=6, trials=20))
     assert found["overlaps"] == 0.0
