@@ -50,7 +50,7 @@ TASK, MODEL = "held", digest(b"model")
 SHAPE = Shape(update_layout([("w", 1)]), ("loss",), ("loss",))
 
 
-class Table(HeldData):
+class MemberTable(HeldData):
     """A table with a column of classes as its target."""
 
     def __init__(self, x: Numbers, y: Numbers, columns: Sequence[Column]) -> None:
@@ -66,7 +66,7 @@ class Table(HeldData):
         yield self.x, self.y
 
 
-class Kept(Memory):
+class KeptValues(Memory):
     """The memory of a member."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ def document(run: str, columns: Sequence[Column], bins: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class Question:
+class SumQuestion:
     """What the coordinator asks for, and whom.
 
     Attributes:
@@ -125,10 +125,10 @@ class Room:
         change: what a lying coordinator makes of the work of one member; None for the work as it is.
     """
 
-    tables: dict[str, Table]
+    tables: dict[str, MemberTable]
     assumed: int = 1
     rules: MemberRules = MemberRules()  # noqa: RUF009 - frozen
-    sums: list[tuple[Question, tuple[str, ...], StatisticsResult, NDArray[np.uint64]]] = field(default_factory=list)
+    sums: list[tuple[SumQuestion, tuple[str, ...], StatisticsResult, NDArray[np.uint64]]] = field(default_factory=list)
     declined: dict[tuple[str, str], str] = field(default_factory=dict)
     change: Callable[[str, str, Work], Work] | None = None
     sessions: int = 0
@@ -146,10 +146,10 @@ class Room:
             )
             for name in self.tables
         }
-        self.memories = {name: Kept() for name in self.tables}
+        self.memories = {name: KeptValues() for name in self.tables}
         self.answered: dict[tuple[str, str], bytes] = {}
 
-    def ask(self, question: Question) -> tuple[StatisticsResult, Sum] | None:
+    def ask(self, question: SumQuestion) -> tuple[StatisticsResult, Sum] | None:
         """The result of a question, and the sum; None if there is none."""
         self.declined, self.sessions = {}, self.sessions + 1
         text = document(question.run, question.columns, question.bins)
@@ -199,7 +199,7 @@ class Room:
         selected = {name: Selected(1, ("loss",)) for name in invited}
         return RoundContext(number=0, total=1, selected=selected, private=private)
 
-    def _answers(self, phase: AlgorithmPhase, question: Question, spec: RunSpec, text: bytes) -> Replies:
+    def _answers(self, phase: AlgorithmPhase, question: SumQuestion, spec: RunSpec, text: bytes) -> Replies:
         stage, replies, declines = phase.kind.name, [], {}
         away = {SessionStage.MASK: question.lost, SessionStage.UNMASK: question.late}.get(SessionStage(stage), ())
         for name in phase.clients or ():
@@ -216,7 +216,7 @@ class Room:
                 replies.append(self._reply(name, work, result, spec, text))
         return Replies(replies, declines=declines)
 
-    def _do(self, name: str, work: Work, inputs: Mapping[str, bytes], question: Question, origin: Origin) -> Result:
+    def _do(self, name: str, work: Work, inputs: Mapping[str, bytes], question: SumQuestion, origin: Origin) -> Result:
         work = decode(work.name, message := encode(work), SHAPE)
         asked, key = message + b"".join(inputs.values()), (name, work.once())
         client = WorkingClient(

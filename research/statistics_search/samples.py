@@ -15,7 +15,7 @@ from federation.statistics.data_columns import Column
 from federation.statistics.rules import MemberRules
 from federation.statistics.words import PLACES
 from federation.work.statistics.work import Statistics
-from statistics_search.room import Question, Room, Table
+from statistics_search.room import MemberTable, Room, SumQuestion
 from statistics_search.specification import StatisticsSearchSpecification
 
 Numbers = NDArray[np.float64]
@@ -96,7 +96,7 @@ def _read(
     told = []
     members = world[:2] if specification.attack == "again" else world[: _honest(specification)]
     for values in members:
-        table = Table(values[:, None], np.zeros((len(values), 0)), columns)
+        table = MemberTable(values[:, None], np.zeros((len(values), 0)), columns)
         samples, sums = work.moved(table, rules)
         if rules.problem(samples, bins) is not None:
             return None
@@ -153,10 +153,11 @@ def _check_session(
     rules = MemberRules(smallest=specification.smallest)
     work = Statistics(columns=columns, bins=bins, splits=("train",))
     tables = {
-        f"m{at:02}": Table(values[:, None], np.zeros((len(values), 0)), columns) for at, values in enumerate(world)
+        f"m{at:02}": MemberTable(values[:, None], np.zeros((len(values), 0)), columns)
+        for at, values in enumerate(world)
     }
     room = Room(tables, rules=rules)
-    answer = room.ask(Question(columns, bins))
+    answer = room.ask(SumQuestion(columns, bins))
     told = [work.in_words(*work.moved(table, rules)) for table in tables.values()]
     if answer is None or not (answer[1].words.view(np.int64) == np.sum(told, axis=0)).all():
         raise AssertionError(f"a session does not give the sum of the words: {room.declined}")

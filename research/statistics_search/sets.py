@@ -16,7 +16,7 @@ from federation.statistics.data_columns import Column
 from federation.work.base import Work
 from federation.work.secure.masking import Confirm, Mask
 from federation.work.secure.terms import SessionStage
-from statistics_search.room import Question, Room, Table
+from statistics_search.room import MemberTable, Room, SumQuestion
 from statistics_search.specification import StatisticsSearchSpecification
 
 _EPISODE = 10  # questions to one set of members, before the search begins anew
@@ -30,11 +30,11 @@ _CHOICES = (
 )
 
 
-def people(members: int, seed: int) -> dict[str, Table]:
+def people(members: int, seed: int) -> dict[str, MemberTable]:
     """Members with ages and a disease."""
     drawn = np.random.default_rng(seed)
     return {
-        f"m{at:02}": Table(
+        f"m{at:02}": MemberTable(
             drawn.integers(20, 90, (120 + at, 1)).astype(float), drawn.integers(0, 2, 120 + at).astype(float), COLUMNS
         )
         for at in range(members)
@@ -52,7 +52,7 @@ def searched(room: Room, steps: int, seed: int) -> None:
             None if chance.random() < 0.85 else _Split(chance.sample(names, len(names) // 2), _some(chance, names))
         )
         run = f"run-{chance.randint(0, step)}"
-        room.ask(Question(columns, bins, run, tuple(invited), lost, late))
+        room.ask(SumQuestion(columns, bins, run, tuple(invited), lost, late))
 
 
 def _some(chance: random.Random, names: Sequence[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from statistics_search.room import SHAPE, TASK, Kept, Question, Room
+from statistics_search.room import SHAPE, TASK, KeptValues, Room, SumQuestion
 from statistics_search.samples import told
 from statistics_search.sets import COLUMNS, people, reached
 from statistics_search.specification import Attack, StatisticsSearchSpecification
@@ -22,7 +22,7 @@ from federation.work.site import DescribedEntry
 from federation.work.statistics.work import Statistics
 from tests.few import few
 
-ASKED = Question(COLUMNS, 4)
+ASKED = SumQuestion(COLUMNS, 4)
 NAMES = tuple(f"m{at:02}" for at in range(7))
 
 
@@ -95,7 +95,7 @@ def test_a_data_set_that_was_told_in_the_open_enters_no_sum_and_the_other_way_ro
     def open_client(name: str) -> WorkingClient:
         site = replace(made.sites[name], statistics=MappingProxyType({TASK: MemberRules()}))
         origin = made.origin("open", COLUMNS, 4)
-        return WorkingClient(name, 0, 0, SHAPE, Kept(), origin, site, data=made.tables[name])
+        return WorkingClient(name, 0, 0, SHAPE, KeptValues(), origin, site, data=made.tables[name])
 
     work.answer(open_client(NAMES[0]), Result({}, {}, {}, 100))
     made.ask(ASKED)

@@ -22,7 +22,7 @@ from federation.work.secure.member_checks import require
 from federation.work.secure.stage import CIPHERTEXTS, MAX_ENVELOPES, REPLIES, StageWork, bytes_row, channel
 from federation.work.secure.terms import SessionStage, Statement
 from federation.work.site import EVALUATE, STATISTICS
-from federation.work.statistics import limits as described
+from federation.work.statistics import one_sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Mask(StageWork):
         # Section 3.5: before the session counts and y exists: what is masked can be unmasked by t_mask others.
         member_checks.check_coefficients(client, journal, coefficients)
         if ready["work"] == STATISTICS:
-            described.mask(client, self.session.hex(), ready["question"], self.members)
+            one_sum.mask(client, self.session.hex(), ready["question"], self.members)
         else:
             # Section 3, rule 5: on the disk before y exists: counted later, a crash lets one more sum of this model be
             # masked.
@@ -148,7 +148,7 @@ class Confirm(StageWork):
         ready = journal.agreed(SessionStage.READY)
         if ready["work"] == STATISTICS:
             # Section 3, rule 8: on the disk before the signature, with which this V can be opened.
-            described.confirm(client, self.session.hex(), ready["question"], self.members)
+            one_sum.confirm(client, self.session.hex(), ready["question"], self.members)
         view = hashing.view_mask(journal.view1, mask["W"], mask["a"])
         final = hashing.final(view, self.members, self.masked, self.tau1, self.commitment)
         # Section 2.7: kept before it is signed. UNMASK answers for this V alone; two lists that one member confirms

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.owners_code import described as in_words
-from federation.owners_code import passes
+from federation.owners_code import described, passes
 from federation.record import bound_fields
 from federation.record.bound_fields import repeated
 from federation.secure import hashing
@@ -23,7 +22,7 @@ from federation.work.evaluate.work import Evaluate
 from federation.work.secure import failing, limits, member_checks, vector
 from federation.work.secure.journal import Journal, session_names
 from federation.work.secure.terms import SessionStage, SessionTerms, Statement
-from federation.work.statistics import limits as described
+from federation.work.statistics import one_sum
 from federation.work.statistics.work import Statistics
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ class Ready(Work):
         member_checks.check_asked(client, spec, self.agreed, self.length(client.shape))
         if isinstance(self.inner, Statistics):
             # Section 3, rule 8: before the samples are read: a later refusal could depend on them.
-            described.check_ready(client, self.session.hex(), self.inner.question, self.agreed.ids)
+            one_sum.check_ready(client, self.session.hex(), self.inner.question, self.agreed.ids)
         else:
             member_checks.check_noise(client, spec, evaluation=evaluates)
             # Section 3, rule 5: checked, not counted: nothing has left yet, and a session that ends here shows nothing.
@@ -238,7 +237,7 @@ class Ready(Work):
             except BaseException as error:  # not finite, zero, not to be sketched, no memory: all follow from the model
                 if passes(error):
                     raise
-                failure = in_words(error)
+                failure = described(error)
         # Section 2d: no loss, metric or state of a failed training is kept or sent.
         nothing = Result({}, {}, {}, computed.samples, failure=failure)
         values = failing.stand_in(journal, clip, self.agreed.length)

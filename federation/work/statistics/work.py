@@ -18,7 +18,7 @@ from federation.statistics.rules import MemberRules
 from federation.statistics.sums import ColumnSums, empty, encoded, sums_of, width
 from federation.statistics.words import MOST_SAMPLES, Integers, to_words
 from federation.work.base import Result, RowSchema, Shape, Shows, Terms, Work, WorkError, WorkingClient
-from federation.work.statistics import limits
+from federation.work.statistics import one_sum
 
 if TYPE_CHECKING:
     from federation.spec.run_spec import RunSpec
@@ -76,7 +76,7 @@ class Statistics(Work):
         began = time.perf_counter()
         samples, sums = self._told(client, self._rules(client), self.counted)
         told = encoded(samples, sums, self.columns)
-        limits.tell(client, self.question)
+        one_sum.tell(client, self.question)
         rows = {ROW: np.frombuffer(told.astype("<f8").tobytes(), dtype=np.uint8)}
         return replace(computed, rows=rows, seconds=time.perf_counter() - began)
 
