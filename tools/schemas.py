@@ -174,7 +174,7 @@ DOCUMENTS: dict[str, Any] = {
     },
     "worker runs": [{
         **ASKED, "origin": ModelOrigin | None,
-        "statistics": Either((None, {"problem": str, "samples": int, "columns": [DESCRIBED]})),
+        "statistics": Either((None, {"problem": str, "samples": int, "private": bool, "columns": [DESCRIBED]})),
     }],
     "worker console": {"url": str, "address": str, "home": str},
     "worker status": {
@@ -264,7 +264,7 @@ DOCUMENTS: dict[str, Any] = {
     ),
     "admin statistics": {
         "format": int, "members": [str], "left_out": [str], "samples": int, "splits": [str], "fewest": int,
-        "columns": [DESCRIBED],
+        "private?": bool, "columns": [DESCRIBED],
     },
     "admin replies": v1.ListRepliesResponse,
     "admin export": {

@@ -18,7 +18,7 @@ from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ReplyM
 from federation.v1.record_pb2 import Answer, Exchange, RoundRecord
 from federation.work.secure.orders import Owner, order_problems, session_of
 from federation.work.secure.sessions import TRAIN
-from federation.work.site import SessionEntry
+from federation.work.site import DescribedEntry, SessionEntry
 from verification.log import RunLog
 
 _UNIT = 2.0**-32  # of the coefficients of a private round
@@ -111,7 +111,7 @@ def _outcomes_of_round(record: RoundRecord, client_id: str, held: dict[str, Memb
 
 
 def private_problems(
-    bundle: BundleReader, sessions: Iterable[SessionEntry], owner: Owner, spec: RunSpec
+    bundle: BundleReader, sessions: Iterable[SessionEntry | DescribedEntry], owner: Owner, spec: RunSpec
 ) -> Iterator[str]:
     """Compares the private rounds of a run's record with a member's own ledger and its owner's policy.
 

@@ -1,6 +1,6 @@
 """Private rounds: the conversation with the members' shares and masked vectors is repeated."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from federation.aggregation.secure.evaluation import Means
 from federation.aggregation.secure.repetition import (
     SecureEvidence,
     UnverifiedSession,
+    verify_description,
     verify_evaluation,
     verify_secure_step,
 )
@@ -20,7 +21,7 @@ from federation.record.rounds import OpenedRound
 from federation.spec.run_spec import RunSpec
 from federation.spec.sharing import Unshared
 from federation.trust.key_chain import KeyChain
-from federation.v1.common_pb2 import SecureSession, StepManifest
+from federation.v1.common_pb2 import ResultManifest, SecureSession, StepManifest
 from federation.v1.secure_pb2 import SecureTerms
 from federation.work.base import Origin, Shape, Work, WorkError
 from federation.work.registry import STAGES, decode, encode
@@ -31,7 +32,7 @@ from federation.work.secure.terms import SessionTerms
 from federation.work.secure.wire import read_terms
 from verification.errors import VerificationError
 from verification.recorded_run import RecordedRun
-from verification.replay import recorded_reply, round_context
+from verification.replay import check_document, check_result, recorded_reply, round_context
 from verification.signed import SignedReply, SignedRound
 
 
@@ -93,6 +94,43 @@ def private_means(run: RecordedRun, signed: SignedRound, number: int, model: str
         return verify_evaluation(run.spec, run.evaluation, context, replies, asked, _inputs(accepted))
     except UnverifiedSession as error:
         raise VerificationError(f"the evaluation: {error}") from error
+
+
+def check_described(
+    run: RecordedRun, signed: SignedRound, stated: ResultManifest, document: bytes, gone: Collection[str]
+) -> int:
+    """Checks the signed result of a round that describes data, in its form; arguments and errors as `check_result`."""
+    if run.spec.privacy.secure == "off":
+        return check_result(run, signed, stated, document, gone)
+    return check_private_result(run, signed, stated, document)
+
+
+def check_private_result(run: RecordedRun, signed: SignedRound, stated: ResultManifest, document: bytes) -> int:
+    """Checks that the signed result of private statistics follows from the members' signed replies.
+
+    Returns:
+        The number of columns.
+
+    Raises:
+        BlobAbsent: the payloads, or the model, are not kept.
+        VerificationError: it does not follow.
+    """
+    check_document(stated, document)
+    accepted, models = list(signed.evaluations.values()), {order.base_model for order in signed.evaluation_orders}
+    if len(models) != 1:
+        raise VerificationError(f"the assignments name {len(models)} models; a round has one")
+    (model,) = models
+    replies, asked = _stages(run, accepted, _shape(run, model))
+    terms = [work.agreed for work in asked.values() if isinstance(work, Ready)]
+    context = _context(run, stated.round, model, {}, terms)
+    try:
+        found, total = verify_description(run.spec, context, replies, asked, _inputs(accepted))
+    except UnverifiedSession as error:
+        raise VerificationError(f"the statistics: {error}") from error
+    envelopes = [reply.envelope for reply in total.survivors]
+    if (found.document, envelopes, []) != (document, [*stated.replies], [*stated.left_out]):
+        raise VerificationError("the result is not what follows from the replies")
+    return len(run.spec.statistics.columns)
 
 
 def _context(

@@ -183,8 +183,7 @@ def check_result(
         BlobAbsent: a payload is not there.
         VerificationError: it does not follow.
     """
-    if (digest(document), len(document)) != (stated.document, stated.document_bytes):
-        raise VerificationError("the document of the result is not the one that was signed")
+    check_document(stated, document)
     by_client = {reply.manifest.client_id: reply for reply in signed.evaluations.values()}
     replied = {reply.envelope: client_id for client_id, reply in by_client.items()}
     unknown = [name for name in stated.replies if name not in replied]
@@ -206,6 +205,12 @@ def check_result(
     if (made.document, [*made.left_out]) != (document, [*stated.left_out]) or [*made.used] != named[: len(made.used)]:
         raise VerificationError("the result is not what follows from the replies")
     return len(asked.columns)
+
+
+def check_document(stated: ResultManifest, document: bytes) -> None:
+    """Raises VerificationError: the document of a result is not the one that was signed."""
+    if (digest(document), len(document)) != (stated.document, stated.document_bytes):
+        raise VerificationError("the document of the result is not the one that was signed")
 
 
 def _replies(run: RecordedRun, signed: SignedRound, step: StepManifest) -> dict[int, list[PhaseReply]]:

@@ -50,9 +50,9 @@ from verification.model import (
     combined_rows,
     stands_still,
 )
-from verification.private import private_step, refusable_orders
+from verification.private import check_described, private_step, refusable_orders
 from verification.recorded_metrics import MeasuredRound, MetricFindings, RecordedMetrics
-from verification.replay import BundleRunFacts, check_result, compared_rows, open_step, read_compared, read_gram
+from verification.replay import BundleRunFacts, compared_rows, open_step, read_compared, read_gram
 from verification.signed import SignedRound
 
 _CUT_SHORT = ("STOPPED", "FAILED")  # states of a run whose last round may have ended before its bytes were counted
@@ -311,7 +311,7 @@ class OpenedRun:
                     if run.bundle.has(reply.manifest.payload)
                 ]
             )
-            checks.append(f"{check_result(run, signed, stated, record.document, gone)} columns")
+            checks.append(f"{check_described(run, signed, stated, record.document, gone)} columns")
         except BlobAbsent as error:
             missing.append(f"the result: {error}")
         found = self._compared(metrics, record, signed, None, at, at)

@@ -24,7 +24,6 @@ from federation.monitoring.metrics_section import MetricsError, MetricsSection
 from federation.plugins import PluginError
 from federation.refusals import Refusal
 from federation.spec.computation import CANNOT, Ability
-from federation.statistics.rules import MemberRules
 from federation.tasks import DataError, DataSource
 from federation.text import escaped
 from federation.training.trainers import TrainerChoice, close_trainer
@@ -380,12 +379,12 @@ def check_device(name: str) -> Finding:
     return Finding.ok("device", f"no GPU; training uses the CPU, {os.cpu_count()} cores")
 
 
-def described_tasks(home: WorkerHome, tasks: Iterable[str]) -> dict[str, MemberRules]:
-    """The rules of those of these tasks whose statistics the owner tells in the open, by name."""
+def described_tasks(home: WorkerHome, tasks: Iterable[str]) -> frozenset[str]:
+    """Those of these tasks that may be described in some run."""
     try:
-        return Policy.load(home.policy).statistics_of(tasks)
+        return Policy.load(home.policy).described_of(tasks)
     except PolicyError:  # `worker run` names what is wrong
-        return {}
+        return frozenset()
 
 
 def check_tasks(

@@ -144,6 +144,7 @@ def _site(
         open_reply=open_reply,
         algorithms=frozenset(policy.algorithms),
         statistics=policy.statistics_of(offers),
+        summed=policy.summed_of(offers),
     )
 
 

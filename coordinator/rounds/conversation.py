@@ -18,13 +18,17 @@ from federation.aggregation.metrics.step_rate import scheduled_rate
 from federation.aggregation.phase_kinds import measuring_phase
 from federation.aggregation.phases import AlgorithmPhase, Replies, RoundContext, Selected, Step
 from federation.aggregation.qp import UnsolvedError
+from federation.aggregation.secure.described import description
 from federation.aggregation.secure.evaluation import Means, evaluation
+from federation.aggregation.secure.settled import Sum
 from federation.aggregation.streaming import one_thread
 from federation.sketches.base import SketchError
 from federation.spec.objective_names import encoder_columns
 from federation.spec.run_sections import AUTO, replies_needed
+from federation.statistics.result import StatisticsResult
 from federation.vectors import model_layout
 from federation.work.base import Shows
+from federation.work.statistics.work import Statistics
 from federation.work.train.work import Train
 from storage import models
 from storage.models import Round
@@ -101,6 +105,15 @@ def measure_privately(fleet: Fleet, current: Round) -> Means:
     """The means over the members that were selected for a private round that makes no step. Errors as below."""
     required = _required(fleet, current)
     return hold_evaluation(fleet, current, current.base_model, 0, current.selected, required)
+
+
+def describe_privately(fleet: Fleet, current: Round) -> tuple[StatisticsResult, Sum]:
+    """The result of a private sum of statistics over the members that were selected. Errors as below."""
+    required, model = _required(fleet, current), current.base_model
+    facts = _facts(fleet, current, 0, current.selected)
+    work, context = Statistics.of(fleet.run.spec), _context(fleet, current, model, facts, {})
+    conversation = description(context, work, sorted(facts.clients))
+    return _converse(fleet, current, conversation, 0, model, facts, required)[0]
 
 
 def hold_evaluation(

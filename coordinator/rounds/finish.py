@@ -1,7 +1,8 @@
 """The end of a round: the new model is evaluated if the run asks for it, and the measurements are recorded."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -12,7 +13,7 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds import signed_results
-from coordinator.rounds.conversation import hold_evaluation, measure, measure_privately
+from coordinator.rounds.conversation import describe_privately, hold_evaluation, measure, measure_privately
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile, RunFacts, Skipped
 from coordinator.rounds.runs import scores
 from coordinator.rounds.runs.on_record import MODEL_EVALUATED, private_numbers
@@ -88,8 +89,7 @@ def measure_round(fleet: Fleet, metrics: RunMetrics, current: models.Round) -> N
         Skipped: the model was not measured, or nothing was described.
     """
     if fleet.run.spec.describes:
-        replies = measure(fleet, current)
-        complete_round(fleet, current, EvaluationFindings(), (described(fleet.run, replies), replies))
+        complete_round(fleet, current, EvaluationFindings(), _described(fleet, current))
         return
     if metrics.evaluates_privately:
         findings = _means(fleet, metrics, current)
@@ -107,13 +107,29 @@ def _means(fleet: Fleet, metrics: RunMetrics, current: models.Round) -> Evaluati
     # Who was away is not asked either: beside the sum on record, a second one shows the members in which they differ.
     if known and begun is None:
         raise Skipped(f"{MODEL_EVALUATED}: {known}")
+    with _one_attempt("evaluation"):
+        return _of_means(metrics, measure_privately(fleet, current), earlier)
+
+
+@contextmanager
+def _one_attempt(noun: str) -> Iterator[None]:
+    """Raises Skipped for what would begin another attempt: members answer such a question once."""
     try:
-        means = measure_privately(fleet, current)
+        yield
     except (Voided, Waiting) as error:
-        raise Skipped(f"evaluation: {error}") from error
+        raise Skipped(f"{noun}: {error}") from error
     except RevokedMeanwhile:
-        raise Skipped("evaluation: a member of the round was revoked") from None
-    return _of_means(metrics, means, earlier)
+        raise Skipped(f"{noun}: a member of the round was revoked") from None
+
+
+def _described(fleet: Fleet, current: models.Round) -> tuple[StatisticsResult, Replies]:
+    """What the members told of their data, and the replies that have it. Raises Skipped."""
+    if fleet.run.spec.privacy.secure == "off":
+        replies = measure(fleet, current)
+        return described(fleet.run, replies), replies
+    with _one_attempt("statistics"):
+        found, total = describe_privately(fleet, current)
+    return found, total.survivors
 
 
 def _of_means(metrics: RunMetrics, means: Means, earlier: Earlier) -> EvaluationFindings:

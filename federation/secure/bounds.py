@@ -20,6 +20,7 @@ _TORCHJD = "torchjd:"  # begins the names of a library's rules, some of which ha
 class BoundKind(StrEnum):
     """The bound on a single coefficient, besides the cover of every member."""
 
+    ONE = "one"  # all are 1, not 2^-32: the sum is one of integers
     EQUAL = "equal"  # all are floor(2^32 / |W|)
     FIXED = "fixed"  # lambda0, plus or minus one unit
     BOX = "box"  # within epsilon of lambda0, and at most the cap
@@ -46,6 +47,8 @@ class Bounds:
 
 EVALUATION = Bounds(kind=BoundKind.EQUAL)
 """The coefficients of a private evaluation."""
+INTEGERS = Bounds(kind=BoundKind.ONE)
+"""The coefficients of private statistics: the sum itself. No other session can have these coefficients."""
 
 _KINDS = {
     **dict.fromkeys(("fedavg", "fedavg-n", "scalarised", "fsmgda", "fedcmoo", "fedcmoo-pref"), BoundKind.FIXED),
@@ -102,6 +105,9 @@ def problem(rule: Bounds, coefficients: Mapping[str, int], samples: Mapping[str,
         cohort: the numbers of U1.
     """
     total, members = sum(map(abs, coefficients.values())), len(coefficients)
+    if rule.kind is BoundKind.ONE:
+        # Section 2e: exactly 1: any other integer would mark one member's numbers in the sum.
+        return next((f"the coefficient of {name} is {a}, not 1" for name, a in coefficients.items() if a != 1), "")
     # Section 3.5, rule 2: no slack on either side. With small coefficients, the rounding to 28 bits would hide or show
     # parts of a vector.
     if not ONE - members <= total <= ONE:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
 
 from federation.secure.blocks import BLOCK, Blocks
 from federation.secure.derivation import pair_mask_key, self_mask_key
@@ -80,6 +81,14 @@ def masked(vector: Blocks, coefficient: int, masks: Sequence[MaskStream]) -> Ite
         yield words
 
 
+def masked_integers(vector: NDArray[np.int64], masks: Sequence[MaskStream]) -> NDArray[np.uint64]:
+    """Y of a sum of integers modulo 2^64: the vector, (n,), and the member's masks."""
+    # Section 2e: whole words of 64 bits. In limbs, the sums of the limbs would tell more than the sum of the numbers.
+    words: NDArray[np.uint64] = vector.astype(np.int64).view(np.uint64).copy()
+    _apply(words, [(Stream(mask.key), mask.sign) for mask in masks])
+    return words
+
+
 def masks_of_sum(
     V: Collection[str],
     sigma_b: Mapping[str, bytes],
@@ -111,7 +120,7 @@ def masks_of_sum(
 
 
 def unmask(total: Words, masks: Sequence[MaskStream]) -> None:
-    """Subtracts masks from the sum of the y of V, (d,), in place."""
+    """Subtracts masks from the sum of the y of V, (d,), in place; of integers modulo 2^32 or 2^64."""
     streams = [(Stream(mask.key), -mask.sign) for mask in masks]
     for start in range(0, len(total), BLOCK):
         _apply(total[start : start + BLOCK], streams)
@@ -132,4 +141,6 @@ def _pair_mask(private: X25519PrivateKey, me: str, other: str, public: bytes, vi
 
 def _apply(words: Words, streams: Sequence[tuple[Stream, int]]) -> None:
     for stream, sign in streams:
-        (np.add if sign > 0 else np.subtract)(words, stream.words(len(words)), out=words)
+        # Section 2a: little-endian words of the ring, 4 bytes or 8.
+        masks = np.frombuffer(stream.read(words.nbytes), words.dtype.newbyteorder("<"))
+        (np.add if sign > 0 else np.subtract)(words, masks, out=words)

@@ -1,5 +1,7 @@
 """Elements as bytes (section 2a): little-endian, exact lengths, no element at or above the modulus."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,7 +9,7 @@ from federation.secure.errors import Fault, Malformed
 from federation.secure.fields import Elements, Field
 from federation.secure.hashing import exactly
 
-Words = NDArray[np.uint32]
+Words = NDArray[np.unsignedinteger[Any]]
 
 
 def pack(field: Field, elements: Elements) -> bytes:

@@ -136,8 +136,9 @@ class StatisticsSpec(Section):
 
     open: bool = Field(
         False,
-        description="Whether members send their numbers so that the coordinator reads those of each. It has to be "
-        "true; the owner of a site has to allow it, too (`statistics.open` in policy.toml).",
+        description="Whether members send their numbers so that the coordinator reads those of each. It has to be true "
+        'unless `privacy.secure = "sum"` asks for [sums over the members](research/statistics.md#private-runs) alone. '
+        "The owner of a site has to allow it, too (`statistics.open` in policy.toml).",
     )
     columns: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         (),

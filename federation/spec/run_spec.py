@@ -38,7 +38,7 @@ from federation.spec.run_sections import (
     StopSpec,
 )
 from federation.spec.train_section import TrainSpec
-from federation.statistics.data_columns import Column
+from federation.statistics.data_columns import Column, ColumnError, check_summable
 from federation.text_files import decoded, unmarked
 
 # What a run does not do that trains nothing: it makes no step, and has a round for each model, or a single one.
@@ -149,19 +149,29 @@ class RunSpec(Section):
                 "parameters: a run that evaluates measures models of files, which hold no personal parameters and no "
                 'local buffers: leave out `personal`, and use buffers = "averaged" or "frozen"'
             )
-        if self.measures and self.privacy.secure not in ("off", "sum"):
+        if self.privacy.secure not in ("off", "sum"):
             raise ValueError(
-                f'privacy.secure: a run of kind = "evaluate" has no updates to compare: "sum" in place of '
+                f'privacy.secure: a run of kind = "{self.kind}" has no updates to compare: "sum" in place of '
                 f'"{self.privacy.secure}" hides each member\'s values'
             )
-        if self.describes and self.privacy.secure != "off":
-            raise ValueError(f'privacy.secure: a run of kind = "{self.kind}" is open')
-        if self.describes and not self.statistics.open:
+        if self.describes:
+            self._check_form()
+        return self
+
+    def _check_form(self) -> None:
+        """Raises ValueError unless a run that describes data is either private or open."""
+        private = self.privacy.secure != "off"
+        if private == self.statistics.open:
             raise ValueError(
-                "statistics.open: the coordinator reads the statistics of each member, so it has to be true, here and "
+                'statistics.open: choose one: privacy.secure = "sum", with which the coordinator learns sums over the '
+                "members alone, or statistics.open = true, with which it reads the statistics of each member, here and "
                 "in the policy.toml of each member"
             )
-        return self
+        if private and self.statistics.columns:
+            try:
+                check_summable(self.statistics.described)
+            except ColumnError as error:
+                raise ValueError(f"statistics.ranges: {error}") from None
 
     @property
     def trains(self) -> bool:

@@ -11,6 +11,8 @@ MAX_CLASSES = 1000
 LEAST_BINS, MAX_BINS = 2, 64
 LARGEST = 2.0**500
 """The largest magnitude of a value: the sum of the squares of 10^7 of them is finite in float64."""
+NARROWEST = 2.0**-30
+"""The shortest half range, relative to its larger end: sums about the middle are then exact to 2^-60."""
 _NAME = re.compile(r"[^\W_][\w .:/()%+-]{0,79}")
 
 
@@ -88,3 +90,14 @@ def check_columns(columns: tuple[Column, ...], bins: int) -> None:
     names = [column.name for column in columns]
     if len(set(names)) < len(names):
         raise ColumnError(f"column {next(name for name in names if names.count(name) > 1)!r} is there twice")
+
+
+def check_summable(columns: tuple[Column, ...]) -> None:
+    """Raises ColumnError: the range of a column is too narrow for sums about its middle."""
+    for column in columns:
+        low, high = column.range
+        if column.low is not None and high - low < 2 * NARROWEST * max(abs(low), abs(high)):
+            raise ColumnError(
+                f"column {column.name!r}: the range from {low:g} to {high:g} is too narrow for a private sum; it is at "
+                "least 2^-29 times as long as its larger end"
+            )

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from federation.statistics.data_columns import Column, ColumnError
-from federation.statistics.shown import FEWEST, described
+from federation.statistics.shown import FEWEST, Description, described
 from federation.statistics.sums import ColumnSums, decoded, total, width
+from federation.statistics.words import Words, from_words
 
 FORMAT = 1
 _BYTES = 8  # of a number
@@ -50,19 +51,52 @@ def result(
         why = next(iter(left_out.values()), "nobody replied")
         raise ColumnError(f"no member's numbers can be used: {why}")
     samples = sum(held for held, _ in found.values())
+    totals = [total(sums[at] for _, sums in found.values()) for at in range(len(columns))]
+    shown = [described(sums, column, bins, fewest=fewest) for sums, column in zip(totals, columns, strict=True)]
+    return _result({}, samples, shown, splits, fewest, (*found,), left_out)
+
+
+def summed(
+    words: Words,
+    members: Sequence[str],
+    columns: Sequence[Column],
+    bins: int,
+    splits: Sequence[str],
+    *,
+    fewest: int = FEWEST,
+) -> StatisticsResult:
+    """The result of a private sum over these members, from the sum of their words.
+
+    Raises ColumnError: no data can have this sum, or there are fewer than `fewest` samples.
+    """
+    samples, totals = from_words(words, len(members), columns, bins)
+    shown = [
+        described(one.sums, column, bins, fewest=fewest, averaged=one.averaged)
+        for one, column in zip(totals, columns, strict=True)
+    ]
+    return _result({"private": True}, samples, shown, splits, fewest, (*members,), {})
+
+
+def _result(
+    more: Mapping[str, bool],
+    samples: int,
+    shown: Sequence[Description],
+    splits: Sequence[str],
+    fewest: int,
+    used: tuple[str, ...],
+    left_out: Mapping[str, str],
+) -> StatisticsResult:
     if samples < fewest:
         raise ColumnError(f"there are fewer than {fewest} samples at all members together")
-    totals = [total(sums[at] for _, sums in found.values()) for at in range(len(columns))]
     document = {
         "format": FORMAT,
-        "members": [*found],
+        **more,
+        "members": [*used],
         "left_out": [*left_out],
         "samples": samples,
         "splits": [*splits],
         "fewest": fewest,
-        "columns": [
-            described(sums, column, bins, fewest=fewest).document for sums, column in zip(totals, columns, strict=True)
-        ],
+        "columns": [one.document for one in shown],
     }
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return StatisticsResult(text.encode(), (*found,), left_out)
+    return StatisticsResult(text.encode(), used, left_out)

@@ -74,8 +74,10 @@ class Description:
         }
 
 
-def described(sums: ColumnSums, column: Column, bins: int, *, fewest: int = FEWEST) -> Description:
-    """A column by its total. With `fewest` = 0, everything is shown."""
+def described(
+    sums: ColumnSums, column: Column, bins: int, *, fewest: int = FEWEST, averaged: bool = True
+) -> Description:
+    """A column by its total. With `fewest` = 0, everything is shown; `averaged` is False without sums of x and x^2."""
     told = _hidden([sums.missing, sums.outside, *sums.cells], sums.values, fewest * sums.unit)
     missing, outside, *cells = told
     edges = () if column.classes else column.edges(bins)
@@ -90,15 +92,16 @@ def described(sums: ColumnSums, column: Column, bins: int, *, fewest: int = FEWE
     )
     if column.classes or not sums.count or not any(isinstance(cell, int) for cell in cells):
         return shown
-    exact = sums.first / sums.count
-    mean, deviation = float(exact), math.sqrt(max(Fraction(0), sums.second / sums.count - exact * exact))
-    if FEWER in told:
-        step = _step(_AROUND * sums.unit * deviation / sums.count)
-        mean, deviation = _rounded(mean, step), _rounded(deviation, step)
+    averages: dict[str, float] = {}
+    if averaged:
+        exact = sums.first / sums.count
+        mean, deviation = float(exact), math.sqrt(max(Fraction(0), sums.second / sums.count - exact * exact))
+        if FEWER in told:
+            step = _step(_AROUND * sums.unit * deviation / sums.count)
+            mean, deviation = _rounded(mean, step), _rounded(deviation, step)
+        averages = {"mean": mean, "deviation": deviation}
     quantiles = _quantiles(_spread(told, sums.values), column, edges)
-    return Description(
-        **{**vars(shown), "mean": mean, "deviation": deviation, "quantiles": MappingProxyType(quantiles)}
-    )
+    return Description(**{**vars(shown), **averages, "quantiles": MappingProxyType(quantiles)})
 
 
 def _hidden(counts: Sequence[int], values: int, fewest: int) -> list[Shown]:

@@ -72,7 +72,7 @@ def sums_of(values: NDArray[np.float64], column: Column, bins: int) -> ColumnSum
         inside = there[(there >= low) & (there <= high)]
         cells = _histogram(inside, column, bins)
         clipped = np.clip(there, low, high)
-        first, second = _exact(clipped), _exact_squares(clipped)
+        first, second = exact_sums(clipped)
     return ColumnSums(
         values=flat.size,
         unit=unit,
@@ -82,6 +82,11 @@ def sums_of(values: NDArray[np.float64], column: Column, bins: int) -> ColumnSum
         second=second,
         cells=tuple(cells.tolist()),
     )
+
+
+def exact_sums(values: NDArray[np.float64]) -> tuple[Fraction, Fraction]:
+    """The sums of x and of x^2 of finite numbers up to `LARGEST`."""
+    return _exact(values), _exact_squares(values)
 
 
 def total(of: Iterable[ColumnSums]) -> ColumnSums:

@@ -68,6 +68,7 @@ class SecureTerms(_message.Message):
     TRAIN_FIELD_NUMBER: _builtins.int
     JACOBIAN_FIELD_NUMBER: _builtins.int
     EVALUATE_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     UNSHARED_FIELD_NUMBER: _builtins.int
     BLUR_FIELD_NUMBER: _builtins.int
@@ -116,6 +117,10 @@ class SecureTerms(_message.Message):
         """The metrics of an evaluation."""
 
     @_builtins.property
+    def statistics(self) -> _common_pb2.StatisticsWork:
+        """The statistics of columns of the data, as integers modulo 2^64."""
+
+    @_builtins.property
     def unshared(self) -> _common_pb2.UnsharedParameters:
         """Which parameters of the task's model the run does not share; empty where it shares all."""
 
@@ -137,15 +142,16 @@ class SecureTerms(_message.Message):
         train: _common_pb2.TrainWork | None = ...,
         jacobian: _common_pb2.JacobianWork | None = ...,
         evaluate: _common_pb2.EvaluateWork | None = ...,
+        statistics: _common_pb2.StatisticsWork | None = ...,
         seed: _builtins.int = ...,
         unshared: _common_pb2.UnsharedParameters | None = ...,
         blur: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "jacobian", b"jacobian", "train", b"train", "unshared", b"unshared", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "jacobian", b"jacobian", "statistics", b"statistics", "train", b"train", "unshared", b"unshared", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "blur", b"blur", "clip", b"clip", "disclose", b"disclose", "evaluate", b"evaluate", "federation_id", b"federation_id", "invited", b"invited", "jacobian", b"jacobian", "length", b"length", "mode", b"mode", "nonce", b"nonce", "round", b"round", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "task", b"task", "train", b"train", "unshared", b"unshared", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "blur", b"blur", "clip", b"clip", "disclose", b"disclose", "evaluate", b"evaluate", "federation_id", b"federation_id", "invited", b"invited", "jacobian", b"jacobian", "length", b"length", "mode", b"mode", "nonce", b"nonce", "round", b"round", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "statistics", b"statistics", "task", b"task", "train", b"train", "unshared", b"unshared", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "jacobian", "evaluate"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "jacobian", "evaluate", "statistics"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 

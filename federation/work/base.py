@@ -195,6 +195,7 @@ class WorkingClient:
         residual: the rounding errors of its last accepted reply, in the order of `Work.residuals`; None for zeros.
         again: True if this client may have answered the same question before: the question is on record.
         measures: the digests of the models of a run that only measures models, if the owner has approved this run.
+        approved: True if the owner has approved the run with this specification.
         data: its samples; None where they are not in this process.
     """
 
@@ -209,6 +210,7 @@ class WorkingClient:
     residual: Vector | None = None
     again: bool = False
     measures: frozenset[str] = frozenset()
+    approved: bool = False
     data: HeldData | None = None
 
 

@@ -17,6 +17,8 @@ from federation.statistics.rules import MemberRules
 
 EVALUATE = "evaluate"
 """The kind of work whose vectors are metrics."""
+STATISTICS = "statistics"
+"""The kind of work whose vectors are integers, which describe the data."""
 FAILURES = 3
 """Failed computations of private sessions in a row, after which a data set takes part in none."""
 SCALARS: tuple[Scalar, ...] = get_args(Scalar)
@@ -167,8 +169,33 @@ class FailedSession:
     error: str
 
 
+@dataclass(frozen=True)
+class DescribedEntry:
+    """A sum of statistics for which a data set was masked, or a run in which it was described in the open.
+
+    Attributes:
+        session: the hexadecimal digest of the session; of an open run, its name and the task.
+        run_id, task: of the work.
+        question: the digest of the columns, ranges, bins and splits.
+        masked: W, for which it was masked; none of an open run.
+        confirmed: V, which this site has confirmed; none before CONFIRM.
+    """
+
+    session: str
+    run_id: str
+    task: str
+    question: str
+    masked: tuple[str, ...]
+    confirmed: tuple[str, ...] = ()
+
+    @property
+    def work(self) -> str:
+        """The kind of work of the members' vectors."""
+        return STATISTICS
+
+
 class SessionLedger(ABC):
-    """The sessions that count, over all runs, which are never erased; and the latest failures in a row.
+    """The sessions that count, over all runs, which are never erased; the latest failures in a row; statistics.
 
     Hold `lock` to read and then add.
     """
@@ -193,6 +220,18 @@ class SessionLedger(ABC):
         """Records durably that this site answers UNMASK in a session that counts. Raises OSError if it cannot."""
 
     @abstractmethod
+    def described(self, tasks: Collection[str]) -> Sequence[DescribedEntry]:
+        """The sums of statistics of some tasks; they are never erased."""
+
+    @abstractmethod
+    def describe(self, entry: DescribedEntry) -> None:
+        """Records an entry durably before this returns; a second time changes nothing. Raises OSError if it cannot."""
+
+    @abstractmethod
+    def confirm(self, session: str, members: Sequence[str]) -> None:
+        """Records durably that this site confirms V in a session with statistics. Raises OSError if it cannot."""
+
+    @abstractmethod
     def failures(self, tasks: Collection[str]) -> Sequence[FailedSession]:
         """The sessions of some tasks whose computations failed since the last of the same kind that did not."""
 
@@ -215,6 +254,7 @@ class MemoryLedger(SessionLedger):
         super().__init__()
         self._entries: dict[str, SessionEntry] = {}
         self._failed: dict[str, FailedSession] = {}
+        self._described: dict[str, DescribedEntry] = {}
 
     def entries(self, tasks: Collection[str]) -> Sequence[SessionEntry]:
         """The entries of some tasks."""
@@ -231,6 +271,18 @@ class MemoryLedger(SessionLedger):
     def unmask(self, session: str) -> None:
         """Records that UNMASK was answered in a session that counts."""
         self._entries[session] = replace(self._entries[session], unmasked=True)
+
+    def described(self, tasks: Collection[str]) -> Sequence[DescribedEntry]:
+        """The sums of statistics of some tasks."""
+        return [entry for entry in self._described.values() if entry.task in tasks]
+
+    def describe(self, entry: DescribedEntry) -> None:
+        """Records an entry; a second time changes nothing."""
+        self._described.setdefault(entry.session, entry)
+
+    def confirm(self, session: str, members: Sequence[str]) -> None:
+        """Records that V is confirmed in a session with statistics."""
+        self._described[session] = replace(self._described[session], confirmed=tuple(members))
 
     def failures(self, tasks: Collection[str]) -> Sequence[FailedSession]:
         """The sessions of some tasks whose computations failed since the last of the same kind that did not."""
@@ -271,6 +323,7 @@ class Site:
         failures: computations of private sessions that may fail in a row, before the owner has to look. Only a
             simulation has more: it has no owner who looks.
         statistics: the owner's rules of the tasks whose statistics may be told in the open, by task.
+        summed: the same of the tasks whose statistics may enter private sums.
         stretch: the length of the vector that this client enters into private rounds; above 1 for an attacker.
     """
 
@@ -284,6 +337,7 @@ class Site:
     evaluations_ahead: int = 0
     failures: int = FAILURES
     statistics: Mapping[str, MemberRules] = field(default_factory=lambda: MappingProxyType({}))
+    summed: Mapping[str, MemberRules] = field(default_factory=lambda: MappingProxyType({}))
     stretch: float = 1.0
 
     def key_id(self, client_id: str) -> bytes | None:

@@ -225,6 +225,7 @@ class SimulatedFleet(Fleet):
                 inputs={**shared, **question.phase.own_inputs(name)},
                 origin=origin,
                 site=self._members.site(name, self._population.attackers.get(name)) if private else site,
+                approved=True,
                 data=held.get(name),
             )
             for name in clients

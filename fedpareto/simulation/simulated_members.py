@@ -12,6 +12,7 @@ from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.attacks import Attack
+from federation.statistics.rules import MemberRules
 from federation.work.peers import open_reply
 from federation.work.site import SCALARS, MemoryLedger, SecurePolicy, Site
 
@@ -70,6 +71,7 @@ class SimulatedMembers:
                 open_reply=open_reply,
                 evaluations_ahead=_ENDLESS,
                 failures=_ENDLESS,
+                summed={self._task: MemberRules()},
                 new_secret=lambda session, name=name: self.derive("secret", f"{name}\0{session}"),  # type: ignore[misc]
             )
             for name in self._names

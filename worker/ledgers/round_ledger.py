@@ -2,14 +2,15 @@
 
 It covers all runs and is never erased, since nothing takes back what a session has shown of the data. Every entry is on
 the disk before its reply leaves this machine. Beside it are the computations that failed since the last success of
-their data set.
+their data set, and the sums of statistics for which data sets were masked.
 """
 
+import json
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from federation.work.site import EVALUATE, FailedSession, SessionEntry, SessionLedger
+from federation.work.site import EVALUATE, DescribedEntry, FailedSession, SessionEntry, SessionLedger
 from worker.ledgers.ledger_file import LedgerFile
 
 MIGRATIONS = (
@@ -24,6 +25,14 @@ MIGRATIONS = (
         CREATE TABLE failures (
             session TEXT PRIMARY KEY, run TEXT NOT NULL, round INTEGER NOT NULL, task TEXT NOT NULL,
             work TEXT NOT NULL, error TEXT NOT NULL
+        ) WITHOUT ROWID
+        """,
+    ),
+    (
+        """
+        CREATE TABLE described (
+            session TEXT PRIMARY KEY, run TEXT NOT NULL, task TEXT NOT NULL, question TEXT NOT NULL,
+            masked TEXT NOT NULL, confirmed TEXT NOT NULL
         ) WITHOUT ROWID
         """,
     ),
@@ -74,7 +83,9 @@ class RoundLedger(SessionLedger):
     def tasks(self) -> list[str]:
         """The tasks that have been in sessions."""
         with self._file.using() as connection:
-            return [task for (task,) in connection.execute("SELECT DISTINCT task FROM sessions ORDER BY task")]
+            return [
+                task for (task,) in connection.execute("SELECT task FROM sessions UNION SELECT task FROM described")
+            ]
 
     def entries(self, tasks: Collection[str]) -> Sequence[SessionEntry]:
         """The entries of some tasks."""
@@ -108,6 +119,34 @@ class RoundLedger(SessionLedger):
         with self.lock, self._file.using() as connection:
             # Section 3, rule 5: by the session alone: no later message can move the sum to another model's limit.
             connection.execute("UPDATE sessions SET unmasked = 1 WHERE session = ?", (session,))
+
+    def described(self, tasks: Collection[str]) -> Sequence[DescribedEntry]:
+        """The sums of statistics of some tasks."""
+        with self._file.using() as connection:
+            rows = connection.execute(
+                "SELECT session, run, task, question, masked, confirmed FROM described"
+            ).fetchall()
+        return [
+            DescribedEntry(session, run, task, question, tuple(json.loads(masked)), tuple(json.loads(confirmed)))
+            for session, run, task, question, masked, confirmed in rows
+            if task in tasks
+        ]
+
+    def describe(self, entry: DescribedEntry) -> None:
+        """Records an entry durably; a repetition changes nothing. Raises OSError if it cannot be written."""
+        lists = json.dumps(entry.masked), json.dumps(entry.confirmed)
+        values = (entry.session, entry.run_id, entry.task, entry.question, *lists)
+        with self.lock, self._file.using() as connection:
+            # Section 3, rule 8: IGNORE: a session that is asked again must not lose the V that was confirmed.
+            connection.execute("INSERT OR IGNORE INTO described VALUES (?, ?, ?, ?, ?, ?)", values)
+
+    def confirm(self, session: str, members: Sequence[str]) -> None:
+        """Records durably that V is confirmed in a session. Raises OSError if it cannot be written."""
+        with self.lock, self._file.using() as connection:
+            # Section 3, rule 8: set and never cleared: nothing takes back what was signed.
+            connection.execute(
+                "UPDATE described SET confirmed = ? WHERE session = ?", (json.dumps(list(members)), session)
+            )
 
     def failures(self, tasks: Collection[str]) -> Sequence[FailedSession]:
         """The sessions of some tasks whose computations failed since the last of the same kind, by run and round."""

@@ -18,11 +18,14 @@ from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, SignedE
 from federation.vectors import Layout
 from federation.work.base import RowSchema, Shape, Shows, Work, WorkError, payload_layout
 from federation.work.registry import decode
+from federation.work.secure.ready import Ready
+from federation.work.secure.stage import StageWork
 from federation.work.site import SecurePolicy, Site
+from federation.work.statistics.work import Statistics
 from federation.work.work_bounds import Problem, WorkBounds
 from worker.site import specified
 from worker.site.policy_file import WorkLimits
-from worker.site.run_requests import RunRequest
+from worker.site.run_requests import APPROVED, RunRequest
 
 # A task of a thousand objectives with names of sixty letters takes about 200 KiB.
 MAX_MANIFEST_BYTES = 512 << 10
@@ -76,7 +79,8 @@ class CheckedAssignment:
     `rows` are those of the reply's payload, empty for a reply without one. The coordinator refuses the reply after the
     deadline, which is aware and by its clock. `sharing` is None for a run that shares all parameters; otherwise the
     layout of `shape` has only those that are shared. `sent` has the inputs that came with the assignment, by name.
-    `measures` has the models that the owner allows this run to measure, by approving it.
+    `measures` has the models that the owner allows this run to measure, by approving it; `approved` is True if the
+    owner has approved it with this specification.
     """
 
     envelope: SignedEnvelope
@@ -88,6 +92,7 @@ class CheckedAssignment:
     sharing: Sharing | None = None
     sent: Mapping[str, bytes] = field(default_factory=dict)
     measures: frozenset[str] = frozenset()
+    approved: bool = False
 
 
 def check_assignment(
@@ -125,7 +130,7 @@ def check_assignment(
         shape, sharing = run_shape(trainer, manifest.unshared)
         work = decode(manifest.kind, manifest.work, shape)
         _check_model(manifest, shape)
-        fits = not trainer.unfit or work.shows is Shows.STATISTICS
+        fits = not trainer.unfit or _describes(work)
         _require(
             fits,
             "statistics:alone",
@@ -142,8 +147,10 @@ def check_assignment(
     except WorkError as error:
         raise Declined("work", texts_of(error)) from None
     sent = _check_digests(manifest, inputs)
-    measures = frozenset(name for run in kept if run.spec == manifest.spec for name in run.approved_models)
-    return CheckedAssignment(envelope, manifest, work, shape, rows, deadline, sharing, sent, measures)
+    named = [run for run in kept if run.spec == manifest.spec]
+    measures = frozenset(name for run in named for name in run.approved_models)
+    approved = any(run.owner == APPROVED for run in named)
+    return CheckedAssignment(envelope, manifest, work, shape, rows, deadline, sharing, sent, measures, approved)
 
 
 def check_cancel(envelope: SignedEnvelope, member: MemberFiles) -> CancelManifest:
@@ -163,6 +170,11 @@ def _require(holds: bool, reason: str, message: str) -> None:
     """Raises Declined unless `holds`."""
     if not holds:
         raise Declined(reason, message[:500])
+
+
+def _describes(work: Work) -> bool:
+    """True for statistics, in the open or as the vector of a session, and for the later phases of a session."""
+    return work.describes if isinstance(work, Ready) else isinstance(work, Statistics | StageWork)
 
 
 def _check_bound(problem: Problem | None) -> None:

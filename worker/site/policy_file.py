@@ -115,7 +115,7 @@ class StatisticsPolicy(Section):
         False,
         description="Whether runs that [describe data](research/statistics.md) get counts and sums of this site in the "
         "open: the coordinator reads them. Data under [`[privacy.NAME]`]"
-        "(member/differential-privacy.md#the-owners-section) are never described so.",
+        "(member/differential-privacy.md#the-owners-section) are never described so. Private sums need no such key.",
     )
     samples: int = Field(50, ge=1, description="The fewest samples that are described.")
     samples_per_bin: int = Field(10, ge=1, description="The fewest samples for each bin of a histogram.")
@@ -347,8 +347,21 @@ class Policy(Section):
 
     def statistics_of(self, tasks: Iterable[str]) -> dict[str, MemberRules]:
         """The rules of those of these tasks whose statistics may be told in the open, by name."""
-        noisy = {task for name, rule in self.privacy.items() for task in rule.tasks or (name,)}
-        return {name: self.statistics.rules for name in tasks if self.statistics.open and name not in noisy}
+        return self.summed_of(tasks) if self.statistics.open else {}
+
+    def summed_of(self, tasks: Iterable[str]) -> dict[str, MemberRules]:
+        """The rules of those of these tasks whose statistics may enter private sums, by name."""
+        noisy = self._noisy()
+        return {name: self.statistics.rules for name in tasks if name not in noisy}
+
+    def described_of(self, tasks: Iterable[str]) -> frozenset[str]:
+        """Those of these tasks that may be described in some run: in the open, or in one that the owner approves."""
+        summed = self.summed_of(tasks)
+        return frozenset(summed if self.statistics.open or self.approve == "each-run" else ())
+
+    def _noisy(self) -> set[str]:
+        """The tasks whose data are under `[privacy.NAME]`."""
+        return {task for name, rule in self.privacy.items() for task in rule.tasks or (name,)}
 
     def check_allows(self, tasks: Iterable[str]) -> None:
         """Raises PolicyError if the owner does not allow one of these tasks to be offered."""

@@ -83,8 +83,12 @@ class RunRequest:
             return Verdict("refused", "spec", f"the specification is for the task {spec.task}, the run for {self.task}")
         if policy.algorithms and spec.does not in policy.algorithms:
             return Verdict("refused", "policy:algorithm", f"the owner does not allow {spec.does}")
-        if spec.describes and not policy.statistics.open:
+        summed = spec.describes and spec.privacy.secure != "off"
+        if spec.describes and not summed and not policy.statistics.open:
             why = "the owner tells no statistics in the open (statistics.open in policy.toml)"
+            return Verdict("refused", "policy:statistics", why)
+        if summed and not policy.summed_of([self.task]):
+            why = "the data are under [privacy.NAME] of policy.toml, and private statistics have no noise yet"
             return Verdict("refused", "policy:statistics", why)
         if policy.submitters and self.submitted_by not in policy.submitters:
             submitter = self.submitted_by or "nobody"
@@ -93,6 +97,9 @@ class RunRequest:
             return Verdict("refused", "owner", self.words)
         if policy.approve == "each-run" and self.owner != APPROVED:
             return Verdict("waiting", "owner", "the owner approves each run, and has not decided about this one")
+        # Section 3, rule 8: a data set is in one sum, so its owner decides which, whatever the policy accepts.
+        if summed and self.owner != APPROVED:
+            return Verdict("waiting", "owner", "the owner approves each private sum, and has not decided about it")
         return Verdict("accepted")
 
     @property

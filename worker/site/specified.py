@@ -6,6 +6,8 @@ rules out stays ruled out.
 
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Shows, Work
+from federation.work.secure.ready import Ready
+from federation.work.secure.stage import StageWork
 from federation.work.site import SecurePolicy
 from federation.work.statistics.work import Statistics
 from worker.site.run_requests import RunRequest
@@ -40,13 +42,20 @@ def problem(run: RunRequest, manifest: AssignmentManifest, work: Work, policy: S
             )
     # Section 7: statistics tell of the samples what neither a training nor an evaluation does, and the other way round.
     described = run.describes
-    if described is not None and work != Statistics.of(described):
+    # Section 7: of a private run, the terms of READY name the work, and all later phases are of such a session.
+    asked = work.inner if isinstance(work, Ready) else work
+    later = described is not None and described.privacy.secure != "off" and isinstance(work, StageWork)
+    if (
+        described is not None
+        and not later
+        and (asked != Statistics.of(described) or isinstance(work, Ready) == (described.privacy.secure == "off"))
+    ):
         return (
             "statistics-only",
             f"the run {run.run} only describes the columns that its specification {run.spec} names, and {work.name!r} "
             "is other work",
         )
-    if described is None and work.shows is Shows.STATISTICS:
+    if described is None and isinstance(asked, Statistics):
         return "statistics-only", f"the specification {run.spec} asks for no statistics"
     discloses = run.discloses
     # Section 3, rule 4: an open run, or work that shows nothing, as the phases of private rounds.

@@ -180,6 +180,7 @@ class Execution:
             # Section 3, rule 2: read before `answer` notes the question: afterwards, each one looks like a repetition.
             again=self.memory.answered(order),
             measures=order.measures,
+            approved=order.approved,
             data=HeldSplits.of(self.offers[manifest.task]),
         )
 

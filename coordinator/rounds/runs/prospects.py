@@ -253,10 +253,20 @@ class _Question:
             inability = ", and ".join(CANNOT[ability] for ability in missing)
             yield f"ability:{missing[0]}", f"the trainer of this worker {inability}"
         kind = "training" if run.spec.trains else "evaluation"
-        if self.private and client.sessions_left.get(task, {}).get(kind) == 0:
+        counts = not run.spec.describes
+        if self.private and counts and client.sessions_left.get(task, {}).get(kind) == 0:
             yield "sessions", f"this data set has been in all sessions of {kind} that its owner allows"
         if run.spec.evaluates_privately and not (run.spec.trains or client.consents):
-            yield "evaluations", "its owner approves no runs, and models are measured privately in approved runs alone"
+            if run.spec.describes:
+                yield (
+                    "statistics:approval",
+                    "its owner approves no runs, and statistics are summed in approved runs alone",
+                )
+            else:
+                yield (
+                    "evaluations",
+                    "its owner approves no runs, and models are measured privately in approved runs alone",
+                )
 
     def _other_layout(self, theirs: TaskLayout) -> Iterator[Problem]:
         ours = self.model.layout

@@ -20,6 +20,10 @@ from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.task_metrics import BUILT_IN, MetricKind, check_metrics
 
 _LARGE_FOR_ADAM = 0.05
+_APPROVED = (
+    'members take part only if their owners approve this run (`fedpareto worker approve`): approve = "each-run" in '
+    "policy.toml"
+)
 
 
 def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
@@ -298,7 +302,7 @@ def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
 def needed_sessions(spec: RunSpec, rule: Algorithm) -> dict[str, int]:
     """The private rounds of a whole run, for "training" and for "evaluation", if no attempt at a round is voided."""
     if not spec.trains:
-        return {"training": 0, "evaluation": spec.rounds}
+        return {"training": 0, "evaluation": spec.rounds if spec.measures else 0}
     every, each = spec.evaluate.every, 2 if rule.name.startswith("fedcmoo") else 1
     evaluations = 1 if every == 0 else -(-spec.rounds // every)
     return {
@@ -311,8 +315,16 @@ def private_cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
     """Warnings for the operator of private rounds, with the number of sessions that the run needs."""
     needs = needed_sessions(spec, rule)
     asks = " and ".join(f"{count} of {kind}" for kind, count in needs.items() if count)
+    experimental = "private rounds are experimental until an outside cryptographer has reviewed them"
+    if spec.describes:
+        return (
+            experimental,
+            "a data set is described in one private sum: it then joins no sum over other members, or of other columns, "
+            "ranges or bins. Choose all of them now, and wait until all members attend",
+            _APPROVED,
+        )
     warnings: tuple[str, ...] = (
-        "private rounds are experimental until an outside cryptographer has reviewed them",
+        experimental,
         f"the run needs {asks} of the sessions that every member's owner allows its data set (policy.toml)",
     )
     if needs["evaluation"]:
@@ -323,11 +335,7 @@ def private_cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
             "member computes are left out, and those on splits that not every member has",
         )
     if not spec.trains:
-        return (
-            *warnings,
-            "members take part only if their owners approve this run (`fedpareto worker approve`): approve = "
-            '"each-run" in policy.toml',
-        )
+        return (*warnings, _APPROVED)
     if spec.train.batch_size == 0 and not spec.privacy.sample_noise:
         warnings += (
             "train.batch_size = 0: a member that trains on all its samples at a time makes the same update again from "

@@ -29,10 +29,10 @@ from storage.states import ClientState, RoundState, RunState
 from verification.assignments import check_in_order, measured_in, round_problems
 from verification.errors import VerificationError
 from verification.model import ReplayState, check_begins
-from verification.private import refusable_orders
+from verification.private import check_described, refusable_orders
 from verification.recorded_metrics import MeasuredRound, RecordedMetrics
 from verification.recorded_run import RecordedRun
-from verification.replay import check_result, compared_rows, step_from_numbers
+from verification.replay import compared_rows, step_from_numbers
 from verification.signed import SignedRound
 
 # The members whose measurements of a round's model were left out; built once, since each round is asked about.
@@ -146,7 +146,9 @@ class RoundsCheck:
             with suppress(BlobAbsent):
                 try:
                     gone = self.session.scalars(_LEFT_OUT, {"round": row.round_id}).all()
-                    check_result(of.run, SignedRound.of(opened), opened.result.manifest, checked.record.document, gone)
+                    check_described(
+                        of.run, SignedRound.of(opened), opened.result.manifest, checked.record.document, gone
+                    )
                 except VerificationError as error:
                     yield str(error)
         if metrics is None:

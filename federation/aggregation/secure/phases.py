@@ -106,8 +106,8 @@ class MaskPhase(_Later):
         return Mask(session=self.session, members=self.members, coefficients=self.coefficients, length=self.length)
 
     def transfer_seconds(self) -> float:
-        """The time for a masked vector, 4 bytes for each coordinate."""
-        return slowest_seconds(4 * self.length)
+        """The time for a masked vector, 4 bytes for each coordinate, or 8 for each integer."""
+        return slowest_seconds((8 if set(self.coefficients) == {1} else 4) * self.length)
 
 
 @dataclass(frozen=True, kw_only=True)

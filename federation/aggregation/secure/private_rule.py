@@ -26,11 +26,13 @@ from federation.aggregation.secure.gram import positive
 from federation.aggregation.secure.session import secure_sum
 from federation.aggregation.secure.settled import Cohort, Sum, invitation
 from federation.digests import derived_seed
-from federation.secure.bounds import EVALUATION
+from federation.secure.bounds import EVALUATION, INTEGERS
 from federation.secure.thresholds import LARGEST, ONE, SMALLEST_MGDA, assumed, smallest_cohort
 from federation.spec.task_metrics import MetricKind
 from federation.work.secure.allowed import run_bounds
-from federation.work.secure.sessions import EVALUATE, TRAIN, Unspecified, session_terms
+from federation.work.secure.sessions import EVALUATE, STATISTICS, TRAIN, Unspecified, session_terms
+
+_FIXED = {EVALUATE: EVALUATION, STATISTICS: INTEGERS}  # bounds that do not depend on the algorithm
 
 
 class DecidingRule(Protocol):
@@ -186,7 +188,7 @@ def make_setting(
     return replace(
         private.settle(phase, terms),
         specification=private.document,
-        bounds=EVALUATION if phase == EVALUATE else run_bounds(private.spec),
+        bounds=_FIXED.get(phase) or run_bounds(private.spec),
         effective_members=private.spec.privacy.effective_members,
     )
 

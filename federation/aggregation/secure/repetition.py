@@ -31,20 +31,24 @@ from federation.aggregation.phases import (
     Voided,
 )
 from federation.aggregation.qp import UnsolvedError
+from federation.aggregation.secure.described import description
 from federation.aggregation.secure.evaluation import Means, evaluation
 from federation.aggregation.secure.phases import ReadyPhase
+from federation.aggregation.secure.settled import Sum
 from federation.aggregation.streaming import one_thread
 from federation.digests import digest
 from federation.plugins import PluginError
 from federation.secure import hashing
 from federation.secure.errors import Malformed
 from federation.sketches.base import SketchError
+from federation.statistics.result import StatisticsResult
 from federation.vectors import DTYPES, Array, RowFile, payload_bytes, update_layout
 from federation.work.base import Shape, Work, WorkError, payload_layout
 from federation.work.evaluate.work import Evaluate
 from federation.work.secure.ready import Ready
 from federation.work.secure.stage import CIPHERTEXTS
 from federation.work.secure.terms import SessionStage, SessionTerms
+from federation.work.statistics.work import Statistics
 
 if TYPE_CHECKING:
     from federation.spec.run_spec import RunSpec
@@ -127,19 +131,40 @@ def verify_evaluation(
         UnverifiedSession: no means follow.
         ValueError: the context is not of a private round.
     """
-    ready = next((work for work in asked.values() if isinstance(work, Ready)), None)
-    if ready is None:
-        raise UnverifiedSession("the terms of the evaluation are not on record")
-    ids, terms = ready.agreed.ids, ready.terms_bytes
-    setting = Setting(
-        # Section 2b: an evaluation has the mode `sum`, and so no challenges.
-        purpose=wanted.name,
-        agreed=ready.agreed,
-        terms_bytes=terms,
-        taus=lambda view, V, inputs: (b"", b""),
-    )
+    ids, setting = _of_ready(wanted.name, asked)
     answers = _Answers(spec, context, replies, asked, inputs)
     return _replayed(lambda again: evaluation(again, wanted, ids), context, [setting], answers)
+
+
+def verify_description(
+    spec: "RunSpec",
+    context: RoundContext,
+    replies: Sequence[PhaseReply],
+    asked: Mapping[str, Work],
+    inputs: Mapping[str, Mapping[str, tuple[str, int]]] = MappingProxyType({}),
+) -> tuple[StatisticsResult, Sum]:
+    """The result of a private sum of statistics that follows from the signed replies. As `verify_evaluation`."""
+    wanted = Statistics.of(spec)
+    ids, setting = _of_ready(wanted.name, asked)
+    answers = _Answers(spec, context, replies, asked, inputs)
+    return _replayed(lambda again: description(again, wanted, ids), context, [setting], answers)
+
+
+def _of_ready(purpose: str, asked: Mapping[str, Work]) -> tuple[tuple[str, ...], Setting]:
+    """The members that were invited, and the setting of a session of the mode `sum` whose terms are in READY.
+
+    Raises UnverifiedSession: READY is not on record.
+    """
+    ready = next((work for work in asked.values() if isinstance(work, Ready)), None)
+    if ready is None:
+        raise UnverifiedSession(f"the terms of the session for {purpose!r} are not on record")
+    return ready.agreed.ids, Setting(
+        purpose=purpose,
+        agreed=ready.agreed,
+        terms_bytes=ready.terms_bytes,
+        # Section 2b: the mode is `sum`, which has no challenges.
+        taus=lambda view, V, inputs: (b"", b""),
+    )
 
 
 def _recorded(record: Record) -> Setting:

@@ -5,6 +5,7 @@ A failed check raises `Voided`, which names the members that must have cheated, 
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from federation.aggregation.secure.settled import Cohort, Sum
 from federation.digests import parse
 from federation.secure import accusations, bounds, checks, hashing, masks, openings, sketch, unmasking, verified_mode
 from federation.secure.blocks import blocks
+from federation.secure.bounds import BoundKind
 from federation.secure.checks import Failure
 from federation.secure.dealing import deal_bytes
 from federation.secure.errors import Malformed
@@ -86,7 +88,9 @@ class _Session:
         self.tau1 = self.tau2 = b""
         self.masked: list[PhaseReply] = []
         self.named: dict[str, str] = {}
-        self.words: Words = np.zeros(self.setting.agreed.length, np.uint32)
+        # Section 2e: integers are summed modulo 2^64, vectors modulo 2^32.
+        self.integers = self.setting.bounds.kind is BoundKind.ONE
+        self.words: Words = np.zeros(self.setting.agreed.length, np.uint64 if self.integers else np.uint32)
 
     # --- READY, DEAL
 
@@ -226,7 +230,9 @@ class _Session:
         self.bounds = replace(self.setting.bounds, signed=signed)
         coefficients = decide(self.final_cohort)
         accepted = Covered((), 1.0)
-        if coefficients is not None:
+        if coefficients is not None and self.integers:
+            accepted = Covered(self._ones(least), 1.0)
+        elif coefficients is not None:
             accepted = covered(self.bounds, least, self.final_cohort, coefficients)
         self.coefficients, self.share, self.least = accepted.coefficients, accepted.share, least
         # Section 4: members answer MASK once. After a crash, other coefficients than those that were sent would get no
@@ -235,6 +241,13 @@ class _Session:
             self._check_suits(self.setting.asked)
             self.coefficients = self.setting.asked
         return bool(self.coefficients)
+
+    def _ones(self, least: Fraction) -> tuple[int, ...]:
+        """The coefficients of a sum of integers. Raises TooFewUpdatesError: the members would refuse them."""
+        ones = dict.fromkeys(self.W, 1)
+        if problem := bounds.uncovered(ones, self.cohort.t, least):
+            raise TooFewUpdatesError(problem)
+        return tuple(ones.values())
 
     def _check_suits(self, coefficients: Sequence[int]) -> None:
         """Raises unless the coefficients sent to members give the direction computed here, and suit the members."""
@@ -379,12 +392,14 @@ class _Session:
         }
         for reply in self.masked:
             # Section 1: modulo 2^32: unsigned words wrap, as the masks do that have to cancel.
-            self.words += _row(reply)
+            self.words += _row(reply).view("<u8") if self.integers else _row(reply)
         publics = {name: self.keys[name].s for name in self.V}
         masks.unmask(self.words, masks.masks_of_sum(self.V, sigma_b, private, publics, self.view_mask))
 
     def _check_sum(self, answers: Mapping[str, Shares]) -> None:
         """The checks of section 4. Wrong answers that are corrected name members, and void nothing."""
+        if self.integers:  # section 2e: whether data can have these totals is checked where they are read
+            return
         by_member = dict(zip(self.W, self.coefficients, strict=True))
         weights = [by_member[name] / ONE for name in self.V]
         # Section 4: in every mode: a mask that did not cancel shows in each, and in `sum` nothing else bounds a vector.

@@ -41,7 +41,7 @@ class Sum:
     """The unmasked sum.
 
     Attributes:
-        words: R as words of Z_2^32, (n,); zeros where nothing was summed.
+        words: R as words of Z_2^32, or Z_2^64 of integers, (n,); zeros where nothing was summed.
         cohort: W, with G.
         survivors: the replies to MASK of V, in order.
         consulted: the replies to all other phases, and those to MASK that were left out, since they had another view.

@@ -74,7 +74,7 @@ class Journal:
         """The member's own keys."""
         return member_keys(self.secret, self.session)
 
-    def keep_vector(self, vector: NDArray[np.float32], divisor: float) -> str:
+    def keep_vector(self, vector: NDArray[np.float32] | NDArray[np.int64], divisor: float) -> str:
         """Keeps the vector and its divisor. Returns the vector's digest."""
         kept = vector.tobytes()
         self._put("vector", kept)
@@ -91,6 +91,10 @@ class Journal:
         """
         (divisor,) = np.frombuffer(self._must("divisor"), np.float64)
         return unit(blocks(self._values), float(divisor))
+
+    def integers(self) -> NDArray[np.int64]:
+        """The integers of READY. Raises WorkError: what is kept are not those of READY."""
+        return np.frombuffer(self._kept(), np.int64)
 
     def vector(self) -> Blocks:
         """The blocks of v: u blurred, as long as u. Raises as `own_vector`, and if DEAL has not been reached."""
@@ -127,11 +131,14 @@ class Journal:
 
     @cached_property
     def _values(self) -> NDArray[np.float32]:
+        return np.frombuffer(self._kept(), np.float32)
+
+    def _kept(self) -> bytes:
         kept = self._must("vector")
         # Section 2: shares, sketch and y have to be of one vector, or the checks of section 4 blame an honest member.
         if digest(kept) != self.agreed(SessionStage.READY)["vector"]:
             raise WorkError("the update that is kept is not the one of this session", reason="session-over")
-        return np.frombuffer(kept, np.float32)
+        return kept
 
     # --- the agreed facts of each phase
 

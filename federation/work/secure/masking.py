@@ -21,7 +21,8 @@ from federation.work.secure.journal import Journal
 from federation.work.secure.member_checks import require
 from federation.work.secure.stage import CIPHERTEXTS, MAX_ENVELOPES, REPLIES, StageWork, bytes_row, channel
 from federation.work.secure.terms import SessionStage, Statement
-from federation.work.site import EVALUATE
+from federation.work.site import EVALUATE, STATISTICS
+from federation.work.statistics import one_sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,15 @@ class Mask(StageWork):
     def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
         if self.length < 1 or len(self.coefficients) != len(self.members):
             raise WorkError("a sum needs coordinates, and one coefficient for each member")
+        if self.integers:
+            return (RowSchema("masked", 8 * self.length, "U8"),)  # words of 64 bits
         return (RowSchema("masked", self.length, "U32"),)
+
+    @property
+    def integers(self) -> bool:
+        """True if integers are summed modulo 2^64."""
+        # Section 2e: by the coefficients, which are in view_mask: one key never makes masks of both rings.
+        return set(self.coefficients) == {1}
 
     def reply(self, client: WorkingClient, journal: Journal) -> tuple[dict[str, Array], Statement]:
         me, cohort, ready = client.client_id, journal.thresholds, journal.agreed(SessionStage.READY)
@@ -66,17 +75,23 @@ class Mask(StageWork):
         coefficients = dict(zip(self.members, self.coefficients, strict=True))
         # Section 3.5: before the session counts and y exists: what is masked can be unmasked by t_mask others.
         member_checks.check_coefficients(client, journal, coefficients)
-        # Section 3, rule 5: on the disk before y exists: counted later, a crash lets one more sum of this model be
-        # masked.
-        limits.mask(client, self.session.hex(), work=ready["work"])
+        if ready["work"] == STATISTICS:
+            one_sum.mask(client, self.session.hex(), ready["question"], self.members)
+        else:
+            # Section 3, rule 5: on the disk before y exists: counted later, a crash lets one more sum of this model be
+            # masked.
+            limits.mask(client, self.session.hex(), work=ready["work"])
         view = hashing.view_mask(journal.view1, self.members, self.coefficients)
         publics = {name: journal.publics[name].s for name in self.members}
         keys = journal.keys
         streams = masks.member_masks(me, keys.s, publics, keys.sigma_b, view)
-        # Sections 2b and 2c: blurred, or with the noise of an evaluation. A sum of exact vectors could be solved for
-        # every member.
-        vector = journal.vector() if ready["work"] != EVALUATE else _with_noise(journal, self.members, view)
-        row = np.concatenate(list(masks.masked(vector, coefficients[me], streams)))
+        if self.integers:
+            row: Array = np.frombuffer(masks.masked_integers(journal.integers(), streams).tobytes(), np.uint8)
+        else:
+            # Sections 2b and 2c: blurred, or with the noise of an evaluation. A sum of exact vectors could be solved
+            # for every member.
+            vector = journal.vector() if ready["work"] != EVALUATE else _with_noise(journal, self.members, view)
+            row = np.concatenate(list(masks.masked(vector, coefficients[me], streams)))
         # Section 3, rule 3: kept before the reply: at CONFIRM the member looks for the digest of what it sent, and
         # nothing else may stand there.
         file = payload_bytes(payload_layout(self.rows(client.shape)), {"masked": row})
@@ -130,6 +145,10 @@ class Confirm(StageWork):
         # Section 3.5, rule 1: before this member signs: t_mask signatures unmask the sum, also without the member that
         # lost its cover.
         member_checks.check_survivors(client, journal, {name: coefficients[name] for name in self.members})
+        ready = journal.agreed(SessionStage.READY)
+        if ready["work"] == STATISTICS:
+            # Section 3, rule 8: on the disk before the signature, with which this V can be opened.
+            one_sum.confirm(client, self.session.hex(), ready["question"], self.members)
         view = hashing.view_mask(journal.view1, mask["W"], mask["a"])
         final = hashing.final(view, self.members, self.masked, self.tau1, self.commitment)
         # Section 2.7: kept before it is signed. UNMASK answers for this V alone; two lists that one member confirms
@@ -222,7 +241,9 @@ class Unmask(StageWork):
         sigma_s = _stacked([shares.sigma_s for shares in journal.shares(self.lost)])
         # Section 3, rule 5: last, and on the disk before the shares leave: all checks have passed, and nothing can be
         # taken back.
-        limits.unmask(client, self.session.hex(), work=journal.agreed(SessionStage.READY)["work"])
+        work = journal.agreed(SessionStage.READY)["work"]
+        if work != STATISTICS:  # section 3, rule 8: the data set has confirmed this V alone, so there is no other sum
+            limits.unmask(client, self.session.hex(), work=work)
         journal.agree(SessionStage.UNMASK, 0, {})
         payload = payloads.Unmasking(sigma_b, sigma_s, answers).to_bytes()
         return bytes_row("shares", payload), self.statement(view=final)

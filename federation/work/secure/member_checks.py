@@ -22,7 +22,7 @@ from federation.work.secure import sessions
 from federation.work.secure.allowed import known_bounds
 from federation.work.secure.journal import Journal
 from federation.work.secure.terms import SessionStage, SessionTerms
-from federation.work.site import EVALUATE, PeerReply
+from federation.work.site import EVALUATE, STATISTICS, PeerReply
 
 
 def require(holds: bool, reason: str, message: str) -> None:
@@ -31,14 +31,14 @@ def require(holds: bool, reason: str, message: str) -> None:
         raise WorkError(message, reason=reason)
 
 
-def check_terms(client: WorkingClient, terms: SessionTerms, length: int, *, evaluation: bool) -> None:
+def check_terms(client: WorkingClient, terms: SessionTerms, length: int, *, updates: bool) -> None:
     """Checks the terms against the assignment, the pinned roster and the owner's policy.
 
     Args:
         client: the member.
         terms: of the session.
         length: the number of coordinates of the vector that the work gives.
-        evaluation: True if the session sums the metrics of an evaluation.
+        updates: False if the session sums the metrics of an evaluation, or statistics of the data.
     """
     origin, site = client.origin, client.site
     policy = site.policy(origin.task)
@@ -74,12 +74,12 @@ def check_terms(client: WorkingClient, terms: SessionTerms, length: int, *, eval
     # Section 3, rule 0: the mode decides what is opened beside the sum, so the owner decides on the mode.
     require(terms.mode in policy.modes, "policy:mode", f"the owner does not allow the mode {terms.mode}")
     # Section 2b: metrics have no sketch. Opened products of metrics would show how alike two members are.
-    require(terms.mode is Mode.SUM or not evaluation, "policy:mode", "an evaluation is a sum, and needs no other mode")
+    require(terms.mode is Mode.SUM or updates, "policy:mode", f"{terms.work.name} is a sum, and needs no other mode")
     # Section 3, rule 0: these numbers leave in the clear with READY, before any cover is known.
     hidden = sorted(set(terms.disclose).difference(policy.disclose))
     require(not hidden, "policy:disclose", f"the owner does not disclose {', '.join(hidden)}")
     # Section 3, rule 4: the numbers that could be disclosed are the vector itself.
-    require(not (evaluation and terms.disclose), "terms", "an evaluation shows no number of one member")
+    require(updates or not terms.disclose, "terms", f"{terms.work.name} shows no number of one member")
     # Section 3, rule 1: before the data are used: too few are invited, and those that are ready cannot be more.
     check_cohort(client, terms.mode, len(ids), "are invited")
 
@@ -142,10 +142,10 @@ def check_noise(client: WorkingClient, spec: RunSpec, *, evaluation: bool) -> No
     )
 
 
-def check_algorithm(client: WorkingClient, spec: RunSpec, *, evaluation: bool) -> Bounds:
-    """The bounds on coefficients of the run's algorithm, which must be known here. Raises WorkError."""
-    if evaluation:
-        return bounds.EVALUATION
+def check_algorithm(client: WorkingClient, spec: RunSpec, work: str) -> Bounds:
+    """The bounds on coefficients of a kind of work, or of the run's algorithm, if it is known. Raises WorkError."""
+    if work in (EVALUATE, STATISTICS):
+        return bounds.EVALUATION if work == EVALUATE else bounds.INTEGERS
     algorithm = spec.algorithm
     try:
         known = known_bounds(spec, by_name=algorithm.name in client.site.algorithms)

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from federation.record.bound_fields import repeated
 from federation.secure import hashing
-from federation.secure.bounds import EVALUATION, Bounds, problem, uncovered
+from federation.secure.bounds import EVALUATION, INTEGERS, Bounds, problem, uncovered
 from federation.secure.cover import cover, covers
 from federation.secure.errors import Malformed
 from federation.secure.thresholds import Mode, Thresholds
@@ -34,6 +34,7 @@ from federation.work.secure.allowed import least_cover, run_bounds
 from federation.work.secure.sessions import difference
 from federation.work.secure.terms import SessionStage
 from federation.work.secure.wire import read_terms
+from federation.work.site import EVALUATE, STATISTICS
 
 _Later = SecureDealWork | SecureOpenWork | SecureMaskWork | SecureConfirmWork | SecureUnmaskWork
 _LATER: dict[str, type[_Later]] = {
@@ -43,6 +44,7 @@ _LATER: dict[str, type[_Later]] = {
     SessionStage.CONFIRM: SecureConfirmWork,
     SessionStage.UNMASK: SecureUnmaskWork,
 }
+_FIXED = {EVALUATE: EVALUATION, STATISTICS: INTEGERS}
 _ORIGIN = tuple(item.name for item in fields(Origin) if item.name != "unshared")
 Coefficients = tuple[tuple[str, int], ...]
 
@@ -189,7 +191,7 @@ def _problems(spec: RunSpec, asked: _Asked, owner: Owner | None) -> Iterator[str
         return
     try:
         cohort = Thresholds(len(min(asked.cohorts)), Mode(asked.terms.mode))
-        rule = EVALUATION if asked.terms.WhichOneof("work") == "evaluate" else run_bounds(spec)
+        rule = _FIXED.get(asked.terms.WhichOneof("work") or "") or run_bounds(spec)
         least = least_cover(spec.privacy.effective_members if owner is None else owner.effective_members, cohort)
     except (Malformed, ValueError) as error:
         yield str(error)

@@ -16,11 +16,14 @@ from federation.secure import hashing
 from federation.secure.derivation import Purpose, own
 from federation.secure.thresholds import Mode
 from federation.spec.computation import AtBase, Computation, Measure
+from federation.statistics.words import Integers, word_count
 from federation.work.base import Demand, Result, RowSchema, Shape, Shows, Terms, Work, WorkError, WorkingClient
 from federation.work.evaluate.work import Evaluate
 from federation.work.secure import failing, limits, member_checks, vector
 from federation.work.secure.journal import Journal, session_names
 from federation.work.secure.terms import SessionStage, SessionTerms, Statement
+from federation.work.statistics import one_sum
+from federation.work.statistics.work import Statistics
 
 if TYPE_CHECKING:
     from federation.spec.run_spec import RunSpec
@@ -56,8 +59,9 @@ class Ready(Work):
 
     @classmethod
     def terms(cls, spec: "RunSpec") -> Terms:
-        """The deadline of `[train]`; the conversation decides how many replies it needs."""
-        return Terms(spec.train.deadline_seconds, None)
+        """The deadline of `[train]` or `[statistics]`; the conversation decides how many replies it needs."""
+        deadline = spec.statistics.deadline_seconds if spec.describes else spec.train.deadline_seconds
+        return Terms(deadline, None)
 
     @property
     def inner(self) -> Work:
@@ -78,6 +82,11 @@ class Ready(Work):
         """True if the vector holds the metrics of an evaluation."""
         return isinstance(self.inner, Evaluate)
 
+    @property
+    def describes(self) -> bool:
+        """True if the vector holds statistics of the data."""
+        return isinstance(self.inner, Statistics)
+
     def once(self) -> str:
         return f"{self.session.hex()}/{self.name}/0"
 
@@ -95,7 +104,8 @@ class Ready(Work):
 
     def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
         """None: the vector stays here. Errors are those of the work."""
-        if any(row.dtype != "F32" for row in self.inner.rows(shape)):
+        inner = self.inner.rows(shape)  # raises where the work makes no sense
+        if not self.describes and any(row.dtype != "F32" for row in inner):
             raise WorkError("a private round sums rows of float32 only")
         return ()
 
@@ -103,22 +113,28 @@ class Ready(Work):
         """The number of coordinates of the vector."""
         if isinstance(self.inner, Evaluate):
             return len(vector.entries(self.inner, shape.objectives))
+        if isinstance(self.inner, Statistics):
+            return word_count(self.inner.columns, self.inner.bins)
         return sum(row.length for row in self.inner.rows(shape))
 
     def computation(self, client: WorkingClient) -> Computation | None:
         """The computation of the inner work, seeded by the session's secret."""
         # Section 3: all that can be refused is refused here, before the data are used: a later refusal could depend on
         # them.
-        evaluates = self.evaluates
-        member_checks.check_terms(client, self.agreed, self.length(client.shape), evaluation=evaluates)
+        evaluates, updates = self.evaluates, not (self.evaluates or self.describes)
+        member_checks.check_terms(client, self.agreed, self.length(client.shape), updates=updates)
         # Section 8: the specification first: bounds, terms and noise are compared with what it says, and not with what
         # the terms say.
         spec = member_checks.specification(client, bytes(client.inputs[SPECIFICATION]))
-        member_checks.check_algorithm(client, spec, evaluation=evaluates)
+        member_checks.check_algorithm(client, spec, self.inner.name)
         member_checks.check_asked(client, spec, self.agreed, self.length(client.shape))
-        member_checks.check_noise(client, spec, evaluation=evaluates)
-        # Section 3, rule 5: checked, not counted: nothing has left yet, and a session that ends here shows nothing.
-        limits.check_sessions(client, self.session.hex(), work=self.inner.name, count=False)
+        if isinstance(self.inner, Statistics):
+            # Section 3, rule 8: before the samples are read: a later refusal could depend on them.
+            one_sum.check_ready(client, self.session.hex(), self.inner.question, self.agreed.ids)
+        else:
+            member_checks.check_noise(client, spec, evaluation=evaluates)
+            # Section 3, rule 5: checked, not counted: nothing has left yet, and a session that ends here shows nothing.
+            limits.check_sessions(client, self.session.hex(), work=self.inner.name, count=False)
         # Section 2d: before the model is used, so `failing` tells of earlier models, and nothing of this one.
         failing.check_failing(client, self.session.hex())
         journal = Journal(client.memory, self.session)
@@ -129,6 +145,8 @@ class Ready(Work):
             new_secret = client.site.new_secret
             # On the disk before anything follows from it: keys, training, noise and masks must survive a restart.
             journal.begin(secrets.token_bytes(32) if new_secret is None else new_secret(self.session.hex()))
+        if self.describes:
+            return None  # section 2e: no model is read, and no trainer starts
         computation = self.inner.computation(client)
         if isinstance(computation, Measure):
             # Section 2b: a metric that is not finite stays, as the worst value: if it were left out, the set of metrics
@@ -159,7 +177,7 @@ class Ready(Work):
         spec = member_checks.specification(client, bytes(client.inputs[SPECIFICATION]))
         # Section 3.5: kept with the facts below: MASK is checked by the bounds that the owner allowed when the member
         # trained.
-        allowed = member_checks.check_algorithm(client, spec, evaluation=self.evaluates)
+        allowed = member_checks.check_algorithm(client, spec, self.inner.name)
         journal.agree(
             SessionStage.READY,
             0,
@@ -170,6 +188,7 @@ class Ready(Work):
                 "origin": member_checks.origin_facts(client),
                 "invited": list(agreed.ids),
                 "work": self.inner.name,
+                "question": self.inner.question if isinstance(self.inner, Statistics) else "",
                 "bounds": asdict(allowed),
                 "noise": spec.privacy.evaluation_noise if self.evaluates else 0.0,
                 "clip": agreed.clip,
@@ -203,6 +222,10 @@ class Ready(Work):
     def _made(self, client: WorkingClient, journal: Journal, computed: Result) -> "_Made":
         """The vector of the session. A computation that failed, or whose vector cannot be used, gets another one."""
         clip, failure = self.agreed.clip, computed.failure
+        if isinstance(self.inner, Statistics):
+            # Section 2e: no stand-in. The question and the data decide, and no model that the coordinator chose; so a
+            # decline says which column or rule it is.
+            return _Made(computed, self.inner.words(client), 1.0)
         if isinstance(self.inner, Evaluate):
             # Section 2b: also of a failed evaluation: each metric that this member computes is there, and counts as the
             # worst.
@@ -242,6 +265,6 @@ class _Made:
     """
 
     result: Result
-    values: NDArray[np.float32]
+    values: NDArray[np.float32] | Integers
     divisor: float
     measured: bytes = b""

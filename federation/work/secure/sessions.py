@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from federation.secure.evaluation import clip as evaluation_clip
 from federation.secure.thresholds import Mode
 from federation.spec.objective_names import JOINT, Targets, joint_target, separate_targets
+from federation.spec.run_sections import PrivacySpec
 from federation.spec.run_spec import RunSpec
 from federation.spec.sharing import Unshared
 from federation.spec.task_metrics import MetricKind
@@ -19,9 +20,11 @@ from federation.work.evaluate.work import Evaluate
 from federation.work.jacobian.work import BUDGET, ENCODER, SKETCH, Jacobian
 from federation.work.secure.allowed import is_unknown
 from federation.work.secure.terms import Invited, SessionTerms
+from federation.work.statistics.work import Statistics
 from federation.work.train.work import Train
 
-TRAIN, JACOBIAN, EVALUATE = Train.name, Jacobian.name, Evaluate.name
+TRAIN, JACOBIAN, EVALUATE, STATISTICS = Train.name, Jacobian.name, Evaluate.name, Statistics.name
+_SUMS = (EVALUATE, STATISTICS)  # whose mode, clip and blur do not depend on the run
 _WITH_JACOBIAN = ("fedcmoo", "fedcmoo-pref")
 
 
@@ -52,7 +55,7 @@ class Unspecified:
 def phases(spec: RunSpec) -> tuple[str, ...]:
     """The phases of the sessions of one attempt at a round, without the evaluation; none of a run that evaluates."""
     if not spec.trains:
-        return ()
+        return (STATISTICS,) if spec.describes else ()
     return (JACOBIAN, TRAIN) if spec.algorithm.name in _WITH_JACOBIAN else (TRAIN,)
 
 
@@ -68,7 +71,7 @@ def session_terms(
 
     Args:
         spec: of the run.
-        phase: one of `phases`, or "evaluate".
+        phase: one of `phases`, or "evaluate" of a run that does not describe data.
         origin: the run, as its assignments repeat it; `federation_id`, `run_id` and the digest of the specification are
             taken from it.
         objectives: of the task, all of which every member serves.
@@ -79,26 +82,26 @@ def session_terms(
     Raises:
         ValueError: the specification asks for no private rounds, or its weights are not one for each objective.
     """
-    privacy, evaluates = spec.privacy, phase == EVALUATE
+    privacy, sums = spec.privacy, phase in _SUMS
     if privacy.secure == "off":
         raise ValueError("the specification asks for no private rounds")
     # Section 3, rule 4: an evaluation discloses nothing, whatever the run does. "evaluation" is no number of a
     # training.
-    disclosed = set() if evaluates else set(privacy.disclose) - {"evaluation"}
+    disclosed = set() if sums else set(privacy.disclose) - {"evaluation"}
     return SessionTerms(
         nonce=free.nonce,
         federation_id=origin.federation_id,
         run_id=origin.run_id,
         round=round_,
-        # Section 2b: the mode, clip and blur of an evaluation are fixed: with those of the run, metrics would be
-        # sketched or blurred.
-        mode=Mode.SUM if evaluates else Mode(privacy.secure),
+        # Sections 2b and 2e: the mode, clip and blur of an evaluation and of statistics are fixed: with those of the
+        # run, metrics would be sketched or blurred.
+        mode=Mode.SUM if sums else Mode(privacy.secure),
         base_model=free.base_model,
         spec=origin.spec,
         task=spec.task,
         length=length,
-        clip=evaluation_clip(length, privacy.evaluation_noise) if evaluates else privacy.clip,
-        blur=0.0 if evaluates else privacy.blur,
+        clip=_clip(phase, length, privacy),
+        blur=0.0 if sums else privacy.blur,
         disclose=tuple(sorted(disclosed)),
         invited=free.invited,
         work=session_work(spec, phase, objectives, round_, free),
@@ -107,10 +110,18 @@ def session_terms(
     )
 
 
+def _clip(phase: str, length: int, privacy: PrivacySpec) -> float:
+    if phase == STATISTICS:
+        return 0.0
+    return evaluation_clip(length, privacy.evaluation_noise) if phase == EVALUATE else privacy.clip
+
+
 def session_work(spec: RunSpec, phase: str, objectives: Sequence[str], round_: int, free: Unspecified) -> Work:
     """The work that makes the vectors of a session; arguments and errors are those of `session_terms`."""
     if phase == EVALUATE:
         return Evaluate(splits=spec.evaluated, metrics=spec.evaluate.kinds or free.metrics)
+    if phase == STATISTICS:
+        return Statistics.of(spec)
     if phase == JACOBIAN:
         return _jacobian(spec, objectives, free)
     work = Train.of(spec, round_, _targets(spec, objectives, free))
@@ -177,8 +188,12 @@ def difference(
     unknown = by_name and spec.trains and is_unknown(spec)
     allowed = (JACOBIAN, TRAIN) if unknown else phases(spec)
     # Section 8: a phase that the algorithm does not have is one more sum of the same model.
-    if phase != EVALUATE and phase not in allowed:
-        what = f"the algorithm {spec.algorithm.name}" if spec.trains else "a run that only measures models"
+    if phase not in (allowed if spec.describes else (*allowed, EVALUATE)):
+        what = (
+            f"the algorithm {spec.algorithm.name}"
+            if spec.trains
+            else f"a run that only {'describes data' if spec.describes else 'measures models'}"
+        )
         return f"{what} has no session of the kind {phase}"
     weights = _weights(terms.work) if phase == TRAIN and finds_weights(spec) else None
     # Section 8: free values, but no others than weights: negative or infinite ones train on something else.

@@ -35,10 +35,11 @@ from federation.work.secure.masking import Confirm, Mask, Unmask
 from federation.work.secure.ready import Ready
 from federation.work.secure.terms import SessionStage, SessionTerms, Statement
 from federation.work.site import EVALUATE
+from federation.work.statistics import wire as statistics
 from federation.work.train import wire as train
 
 # Section 8: no other kind of work can make a vector: it would belong to no phase, and the limits count phases.
-_INNER = {kind.KIND.work.name: kind.KIND for kind in (train, jacobian, evaluate)}
+_INNER = {kind.KIND.work.name: kind.KIND for kind in (train, jacobian, evaluate, statistics)}
 _REPEATED = (*bound_fields.TERMS, "nonce", "length", "clip", "blur")
 
 

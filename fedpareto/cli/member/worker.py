@@ -130,7 +130,7 @@ def run(
                     attack=rehearsal,
                     client_id=member.client_id,
                     run=intended,
-                    describes=policy.statistics_of(site.tasks),
+                    describes=policy.described_of(site.tasks),
                 )
                 worker = Worker(
                     home=worker_home,

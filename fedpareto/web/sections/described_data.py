@@ -40,9 +40,14 @@ def sentence(document: Mapping[str, Any]) -> str:
     told = f"{members} with {samples} ({splits})"
     if left_out:
         told += f"; left out, since no data can have their numbers: {', '.join(left_out)}"
+    small = (
+        "Values that 1 to 4 samples of a member have count as others"
+        if document.get("private")
+        else ("Members tell counts of 1 to 4 as 0")
+    )
     return (
-        f"{told}. No count below {document['fewest']} is shown, and no number from which it could be computed. Members "
-        "tell counts of 1 to 4 as 0, unless their owners have set another bound."
+        f"{told}. No count below {document['fewest']} is shown, and no number from which it could be computed. "
+        f"{small}, unless their owners have set another bound."
     )
 
 

@@ -84,15 +84,23 @@ def asked_words(run: RunRequest, facts: SiteFacts) -> Iterator[tuple[str, str]]:
 
 def _described(run: RunRequest, spec: RunSpec) -> Iterator[tuple[str, str]]:
     """What a run that describes data asks for."""
-    asked = spec.statistics
+    asked, private = spec.statistics, spec.privacy.secure != "off"
     yield "kind", "statistics: it describes your data, trains nothing, and takes no model"
     yield "columns", escaped(", ".join(asked.columns))
     yield (
         "would leave",
-        f"counts, sums, and histograms of at most {asked.bins} bins, of these columns on {', '.join(asked.splits)}, in "
-        f"the clear, by the rules of [statistics] in policy.toml. `fedpareto worker runs {escaped(run.run)}` and "
-        "the page of the run show the numbers",
+        f"counts, sums, and histograms of at most {asked.bins} bins, of these columns on {', '.join(asked.splits)}, "
+        f"{'masked' if private else 'in the clear'}, by the rules of [statistics] in policy.toml. "
+        f"`fedpareto worker runs {escaped(run.run)}` and the page of the run show the numbers",
     )
+    if private:
+        yield "who sees it", "the coordinator's operator sees the sums over all members, and no member's own numbers"
+        yield (
+            "afterwards",
+            "your data join no private sum over other members, or of other columns, ranges, bins or splits, and are "
+            "not described in the open: two such sums would show those who are in one of them",
+        )
+        return
     yield "who sees it", "the coordinator's operator sees your numbers. Administrators see the totals of all members"
 
 

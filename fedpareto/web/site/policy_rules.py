@@ -41,6 +41,7 @@ BY_REASON: Mapping[str, tuple[str, ...]] = {
     "policy:blur": ("secure.blur",),
     "policy:evaluation-noise": ("secure.evaluation_noise",),
     "policy:statistics": ("statistics.open",),
+    "statistics:approval": ("approve",),
     "statistics:samples": ("statistics.samples",),
     "statistics:bins": ("statistics.samples_per_bin",),
     "dp-budget": ("privacy.epsilon", "privacy.delta"),

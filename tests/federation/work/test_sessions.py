@@ -46,7 +46,8 @@ def table() -> dict[tuple[str, str], str]:
 
 def test_every_field_of_a_sessions_messages_has_a_row_that_says_where_its_value_comes_from() -> None:
     messages = [getattr(secure_pb2, f"Secure{stage}Work") for stage in STAGES]
-    messages += [SecureTerms, common_pb2.TrainWork, common_pb2.JacobianWork, common_pb2.EvaluateWork]
+    messages += [SecureTerms, common_pb2.TrainWork, common_pb2.JacobianWork]
+    messages += [common_pb2.EvaluateWork, common_pb2.StatisticsWork]
     there = {(message.DESCRIPTOR.name, field.name) for message in messages for field in message.DESCRIPTOR.fields}
     assert set(table()) == there
 

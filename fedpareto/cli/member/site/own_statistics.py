@@ -27,11 +27,13 @@ class OwnStatistics:
     Attributes:
         problem: why none would; empty if they would.
         samples: of this site.
+        private: True if they leave in a masked sum, and not in the clear.
         columns: as documents.
     """
 
     problem: str
     samples: int = 0
+    private: bool = False
     columns: tuple[Mapping[str, Any], ...] = ()
 
     def lines(self) -> Iterator[str]:
@@ -39,7 +41,8 @@ class OwnStatistics:
         if self.problem:
             yield escaped(f"no statistics would leave: {self.problem}")
             return
-        yield f"would leave: these numbers of {counted(self.samples, 'sample')}, in the clear"
+        how = "masked: only their sum over the members leaves" if self.private else "in the clear"
+        yield f"would leave: these numbers of {counted(self.samples, 'sample')}, {how}"
         yield f"  {'; '.join(HEADS)}; histogram"
         for column in self.columns:
             yield escaped(f"  {'; '.join(cells(column))}; {bars(column)}")
@@ -50,7 +53,10 @@ def own_statistics(run: RunRequest, site: WorkerConfig, policy: Policy) -> OwnSt
     spec = run.describes
     if spec is None:
         return None
-    if run.task not in policy.statistics_of([run.task]):
+    private = spec.privacy.secure != "off"
+    if private and run.task not in policy.summed_of([run.task]):
+        return OwnStatistics("the data are under [privacy.NAME] in policy.toml; private statistics have no noise yet")
+    if not private and run.task not in policy.statistics_of([run.task]):
         return OwnStatistics("policy.toml allows none in the open for this task (statistics.open)")
     try:
         return _told(run.task, spec, site, policy)
@@ -67,12 +73,12 @@ def _told(name: str, spec: RunSpec, site: WorkerConfig, policy: Policy) -> OwnSt
         data = kind.load(loaded, site.source)
     if not isinstance(data, Splits):
         return OwnStatistics("another process has the data of this task")
-    samples, found = work.described(HeldSplits(loaded, data))
-    rules = policy.statistics.rules
+    rules, private = policy.statistics.rules, spec.privacy.secure != "off"
+    held = HeldSplits(loaded, data)
+    samples, found = work.moved(held, rules) if private else work.counted(held, rules)
     if (problem := rules.problem(samples, work.bins)) is not None:
         return OwnStatistics(problem[1])
     columns = (
-        described(rules.told(sums), column, work.bins, fewest=0).document
-        for sums, column in zip(found, work.columns, strict=True)
+        described(sums, column, work.bins, fewest=0).document for sums, column in zip(found, work.columns, strict=True)
     )
-    return OwnStatistics("", samples, tuple(columns))
+    return OwnStatistics("", samples, private, tuple(columns))

@@ -21,7 +21,7 @@ with on_first_use():
     from federation.trust.identity import parse_peer
     from federation.trust.member_files import MemberFiles
     from federation.work.secure.orders import Owner
-    from federation.work.site import SessionEntry
+    from federation.work.site import DescribedEntry, SessionEntry
     from fedpareto.cli.show.tables import console, new_table
     from fedpareto.formatting import size
     from verification import errors
@@ -203,11 +203,12 @@ def _own_withdrawals(worker_home: "WorkerHome", member: "MemberFiles") -> "OwnWi
 
 def _private_facts(
     worker_home: "WorkerHome", member: "MemberFiles", spec: "RunSpec"
-) -> "tuple[Sequence[SessionEntry], Owner, RunSpec]":
+) -> "tuple[Sequence[SessionEntry | DescribedEntry], Owner, RunSpec]":
     """The private rounds that count at this site, and its owner's requirements for them."""
     policy, ledger = Policy.load(worker_home.policy), RoundLedger(worker_home.rounds)
     try:
-        entries = ledger.entries(ledger.tasks())
+        tasks = ledger.tasks()
+        entries: list[SessionEntry | DescribedEntry] = [*ledger.entries(tasks), *ledger.described(tasks)]
     finally:
         ledger.close()
     return entries, Owner(member.client_id, policy.secure.of(spec.task).effective_members or 0.0), spec
