@@ -110,9 +110,10 @@ def measure_privately(fleet: Fleet, current: Round) -> Means:
 def describe_privately(fleet: Fleet, current: Round) -> tuple[StatisticsResult, Sum]:
     """The result of a private sum of statistics over the members that were selected. Errors as below."""
     required, model = _required(fleet, current), current.base_model
-    facts = _facts(fleet, current, 0, current.selected)
-    work, context = Statistics.of(fleet.run.spec), _context(fleet, current, model, facts, {})
-    conversation = description(context, work, sorted(facts.clients))
+    with fleet.context.database.read() as session:
+        facts = _facts(session, fleet, current, 0, current.selected)
+        context = _context(session, fleet, current, model, facts, {})
+    conversation = description(context, Statistics.of(fleet.run.spec), sorted(facts.clients))
     return _converse(fleet, current, conversation, 0, model, facts, required)[0]
 
 
