@@ -100,6 +100,6 @@ def test_the_time_for_masked_vectors_grows_with_the_model() -> None:
         question = Question(number=0, phase=phase, clients=["a"], wanted=1, base_model="", **of_round)
         return float((question.row(run, started).deadline - started).total_seconds())
 
-    masking = MaskPhase(**session, coefficients=(1,), length=11_200_000)
+    masking = MaskPhase(**session, coefficients=(2**32,), length=11_200_000)
     assert seconds(masking) == pytest.approx(60 + 4 * 11_200_000 / SLOWEST_BYTES_PER_SECOND) == 508
     assert seconds(UnmaskPhase(**session, lost=())) == 60
