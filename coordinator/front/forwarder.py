@@ -29,7 +29,7 @@ from collections import Counter
 from typing import Any
 
 from coordinator.front.connection_limits import ConnectionLimits
-from coordinator.front.flow import BYTES, Flow, Holds
+from coordinator.front.flow import Flow, Holds
 from coordinator.front.places import Places, network_of
 from coordinator.front.server_name import MOST_BYTES, server_name
 
@@ -217,8 +217,6 @@ class Forwarder:
             return
         connection.inner = inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         inner.setblocking(False)
-        with contextlib.suppress(OSError):
-            inner.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BYTES)  # fewer and larger reads of gRPC
         inner.bind(f"\0{os.urandom(8).hex()}/{connection.number}@{connection.host}")
         inner.connect(f"/proc/self/fd/{self._sockets[connection.service]}")
         connection.up = Flow(connection.public, inner, self._holds)
