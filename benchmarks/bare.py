@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-CHUNK = bytes(1 << 18)  # as large as those of workers and coordinator
+CHUNK = bytes(1 << 20)  # as large as those of workers and coordinator
 
 
 def pieces(size: int) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ import os
 import statistics
 import time
 import timeit
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from measuring import Document, cpu_seconds, in_a_process, least, lone_coordinat
 
 from coordinator.front.connection_limits import ConnectionLimits, raise_descriptor_limit
 from coordinator.front.listener import Front
-from federation.transport.channels import server_verified_channel
+from federation.transport.channels import refusal_from_rpc_error, server_verified_channel
 from federation.trust.join_string import JoinStringFields, fetch_ca
 from federation.trust.keys import private_key_pem
 from federation.trust.member_files import MemberFiles
@@ -32,7 +33,7 @@ from federation.v1.admin_pb2 import CreateJoinStringRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.federation_pb2 import AttendRequest, Heartbeat, Hello, TaskOffer
 from federation.v1.federation_pb2_grpc import FederationStub
-from tests.harness import Federation, enrolled
+from tests.harness import Applicant, Federation, enrolled
 
 FORMS = {
     "full": {"members": 1000, "seconds": 30.0, "gigabytes": 4.0, "calls": 2000, "turns": 3},
@@ -41,6 +42,7 @@ FORMS = {
 }
 WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 20))
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+LONGEST_SECONDS = 1200.0  # until all are enrolled; strangers of one address may make 300 calls, then 5 a second
 AT_A_TIME = 32  # handshakes: an address may have 64 connections that have shown no certificate yet
 HELLO = AttendRequest(hello=Hello(software="bench", tasks=[TaskOffer(task="digits", samples=100)], device="cpu"))
 
@@ -70,12 +72,12 @@ def idle(directory: Path, pid: int, members: int, seconds: float) -> Document:
 
 async def attended(fed: Federation, everyone: list[MemberFiles], pid: int, alone: float, seconds: float) -> Document:
     """All attend; measures the coordinator of this process, which had this memory before."""
-    members = len(everyone)
-    places, welcomes = asyncio.Semaphore(AT_A_TIME), asyncio.Queue[float]()
+    members, breaks = len(everyone), list[str]()
+    places, welcomes = asyncio.Semaphore(AT_A_TIME), [asyncio.Future[float]() for _ in everyone]
     async with asyncio.TaskGroup() as group:  # a member that fails ends all
-        tasks = [group.create_task(attend(files, places, welcomes)) for files in everyone]
-        for number in range(1, members + 1):
-            interval = await welcomes.get()
+        tasks = [group.create_task(stay(*one, places, breaks)) for one in zip(everyone, welcomes, strict=True)]
+        for number, welcome in enumerate(welcomes, 1):
+            interval = await welcome
             if number % 100 == 0:
                 progress(f"{number} of {members} members attend")
         before, began = cpu_seconds(pid), time.monotonic()
@@ -92,27 +94,63 @@ async def attended(fed: Federation, everyone: list[MemberFiles], pid: int, alone
         "members": members,
         "heartbeat_seconds": interval,
         "cpu_share": share,
+        "breaks": len(breaks),
         "memory_mb": together / 1e6,
         "bytes_per_member": (together - alone) / members,
     }
 
 
 def enrolled_members(fed: Federation, count: int) -> list[MemberFiles]:
-    """Enrolls members over one connection."""
+    """Enrolls members as fast as one address may, over a connection that is made again when its time is over."""
     members, requests = [], [CreateJoinStringRequest(client_id=f"member-{i:04}") for i in range(count)]
     with fed.administrator() as admin:
         stub = AdminStub(admin)
         joins = [JoinStringFields.decode(stub.CreateJoinString(request).join_string) for request in requests]
+    end = time.monotonic() + LONGEST_SECONDS
     ca = fetch_ca(joins[0].address, joins[0].ca_fingerprint, timeout=10)
     with server_verified_channel(joins[0].address, ca) as channel:
         for join in joins:
-            members.append(enrolled(join, channel))
+            applicant = Applicant()
+            while True:
+                try:
+                    members.append(enrolled(join, channel, applicant))
+                    break
+                except grpc.RpcError as error:
+                    refusal = refusal_from_rpc_error(error)
+                    if refusal.reason not in ("limit:rate", "unreachable") or time.monotonic() > end:
+                        raise
+                    time.sleep(max(refusal.retry_seconds, 0.05))
             if len(members) % 100 == 0:
                 progress(f"{len(members)} of {count} members are enrolled")
     return members
 
 
-async def attend(files: MemberFiles, places: asyncio.Semaphore, welcomes: asyncio.Queue[float]) -> None:
+async def stay(
+    files: MemberFiles, welcome: asyncio.Future[float], places: asyncio.Semaphore, breaks: list[str]
+) -> None:
+    """Attends until it is cancelled, again after each stream that breaks, of which `breaks` is told.
+
+    Raises:
+        grpc.RpcError: the coordinator refused it.
+    """
+    while True:
+        try:
+            await attend(files, welcome, places)
+        except* grpc.aio.AioRpcError as errors:
+            refusal = refusal_from_rpc_error(first_of(errors))
+            if refusal.reason != "unreachable":
+                raise
+            breaks.append(f"{files.client_id}: {refusal.message}")
+            await asyncio.sleep(1.0)  # as a worker pauses
+
+
+def first_of(errors: BaseExceptionGroup[Any]) -> Any:
+    """The first error in a group and the groups in it."""
+    error = errors.exceptions[0]
+    return first_of(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def attend(files: MemberFiles, welcome: asyncio.Future[float], places: asyncio.Semaphore) -> None:
     """Attends until it is cancelled; tells the interval of its heartbeats.
 
     Raises:
@@ -125,12 +163,14 @@ async def attend(files: MemberFiles, places: asyncio.Semaphore, welcomes: asynci
             call: Any = FederationStub(channel).Attend()  # it connects at once
             await call.write(HELLO)
             interval = (await call.read()).welcome.heartbeat_seconds
-        await welcomes.put(interval)
+        if not welcome.done():
+            welcome.set_result(interval)
 
         async def beat() -> None:
-            while True:
-                await call.write(AttendRequest(heartbeat=Heartbeat()))
-                await asyncio.sleep(interval)
+            with suppress(asyncio.InvalidStateError):  # the stream has ended, and its reader says why
+                while True:
+                    await call.write(AttendRequest(heartbeat=Heartbeat()))
+                    await asyncio.sleep(interval)
 
         async with asyncio.TaskGroup() as group:
             group.create_task(beat())

@@ -19,7 +19,7 @@ from tests.paths import PROGRAMS
 Document: TypeAlias = dict[str, Any]
 T = TypeVar("T")
 
-WORKER = PROGRAMS / "resident_worker.py"
+_WORKER = PROGRAMS / "resident_worker.py"
 SPEC = """
 task = "nothing"
 rounds = {rounds}
@@ -99,6 +99,11 @@ def lone_coordinator(fed: Federation) -> Process:
         return fed.serve()
     finally:
         fed.forks = True
+
+
+def idle_worker(fed: Federation, home: Path, parameters: int) -> Process:
+    """Starts a worker that does not train. All updates differ: of equal ones, a coordinator stores one, once."""
+    return fed.spawn(home.name, [str(_WORKER), str(home), str(parameters), "fresh"])
 
 
 def submitted(

@@ -2,9 +2,9 @@
 
 `rounds`: for each of `--sizes` (parameters x workers x rounds), CPU-seconds of all processes, wall time, and the
 coordinator's peak memory. Workers in processes of their own use TLS 1.3 and signatures over the loopback interface;
-only the training is left out. For comparison, bare gRPC over TLS moves the same bytes in the same chunks between the
-same number of processes. `--modes "off private verified"` measures open and private rounds, each with a new
-coordinator. The coordinator's CPU includes that of its front listener.
+only the training is left out, and the updates of all workers and rounds differ. For comparison, bare gRPC over TLS
+moves the same bytes in the same chunks between the same number of processes. `--modes "off private verified"` measures
+open and private rounds, each with a new coordinator. The coordinator's CPU includes that of its front listener.
 
 `log`: `--entries` are recorded in transactions of 100 and chained in batches, durably, as a coordinator does, on each
 database; the time is that of both, one after the other. 0 leaves it out.
@@ -21,10 +21,10 @@ import grpc
 from bare import bare_channel, bare_server, pieces
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from measuring import (
-    WORKER,
     Document,
     cases,
     cpu_seconds,
+    idle_worker,
     lone_coordinator,
     peak_memory,
     progress,
@@ -74,15 +74,15 @@ def measure(sizes: str, modes: str, entries: int) -> Document:
     return result
 
 
-def play(fed: Federation, parameters: int, clients: int, rounds: int, mode: str = "off", *words: str) -> Document:
-    """Measures one run without training; `words` are further arguments of `WORKER`."""
+def play(fed: Federation, parameters: int, clients: int, rounds: int, mode: str = "off") -> Document:
+    """Measures one run without training."""
     progress(f"{rounds} rounds of {clients} workers and {parameters:,} parameters, privacy.secure = {mode!r}")
     coordinator = lone_coordinator(fed)
     idle = peak_memory(coordinator.popen.pid)
     homes = [fed.join(f"worker-{i:02}") for i in range(clients)]
     if mode != "off":
         pin_each_other([WorkerHome(home) for home in homes], policy="")
-    workers = [fed.spawn(home.name, [str(WORKER), str(home), str(parameters), *words]) for home in homes]
+    workers = [idle_worker(fed, home, parameters) for home in homes]
     total = rounds + WARM_UP
     run, _ = submitted(fed, "round", parameters, rounds=total, clients=clients, mode=mode)
     pids = [coordinator.popen.pid, *(worker.popen.pid for worker in workers)]

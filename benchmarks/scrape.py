@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 
 import psutil
-from measuring import WORKER, Document, cases, lone_coordinator, progress, submitted, temporary_federation, timed
+from measuring import Document, cases, idle_worker, lone_coordinator, progress, submitted, temporary_federation, timed
 from prometheus_client.parser import text_string_to_metric_families
 from round import WARM_UP
 from scipy.stats import binom
@@ -164,7 +164,7 @@ class Side:
         self._homes = self._homes or [self._fed.join(f"worker-{number}") for number in range(self._clients)]
         for home, listen in zip(self._homes, listens[1:], strict=True):
             (home / "worker.toml").write_text(f'format = 1\n[metrics]\nlisten = "{listen}"\n')
-            processes.append(self._fed.spawn(home.name, [str(WORKER), str(home), str(self._parameters)]))
+            processes.append(idle_worker(self._fed, home, self._parameters))
         self.run(WARM_UP)
         ids = [process.popen.pid for process in processes]
         self._pids = [*ids, *(child.pid for pid in ids for child in psutil.Process(pid).children(recursive=True))]

@@ -66,7 +66,7 @@ def rows_of(path: Path) -> list[RowFile]:
 
 def bundled(fed: Federation, parameters: int, clients: int, rounds: int) -> Document:
     """Measures the bundle of one run."""
-    play(fed, parameters, clients, rounds - 2, "off", "fresh")  # it plays two rounds more
+    play(fed, parameters, clients, rounds - 2)  # it plays two rounds more
     fed.stop(*fed.processes)
     (run,) = fed.query("select run_id from runs")
     fed.serve()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from measuring import WORKER, Document, cases, progress, submitted, temporary_federation
+from measuring import Document, cases, idle_worker, progress, submitted, temporary_federation
 
 from tests.federation.transport.slow_line import slow_line
 from tests.harness import Federation, wait_for
@@ -78,7 +78,7 @@ def one_round(fed: Federation, port: int, parameters: int, line: Line, number: i
     with slow_line(port, delay=line.delay, rate=line.rate, cut_after=line.cut_after) as proxy:
         (home / "member.toml").write_text(description.replace(f":{port}", f":{proxy.port}"))
         run, size = submitted(fed, f"wan-{number}", parameters)
-        worker = fed.spawn(client, [str(WORKER), str(home), str(parameters)])
+        worker = idle_worker(fed, home, parameters)
         # In its log, which costs less than looks into the database.
         wait_for(lambda: '"event": "receipt"' in worker.text, f"a receipt: {worker.log}", seconds=LONGEST_SECONDS)
         fed.wait_completed(run)

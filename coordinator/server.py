@@ -55,7 +55,7 @@ from federation.monitoring.metrics_page import page
 from federation.monitoring.metrics_section import MetricsEndpoint
 from federation.monitoring.scrape_server import ScrapeServer
 from federation.process.service_manager import ServiceManager
-from federation.transport.channels import Option
+from federation.transport.channels import FRAME_BYTES, Option
 from federation.trust.certificates import pem
 from federation.trust.keys import private_key_pem
 from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
@@ -81,6 +81,7 @@ _OPTIONS: tuple[Option, ...] = (
     ("grpc.max_concurrent_streams", 100),  # of one connection
     # How much of a stream may wait in memory to be read: fixed, or gRPC lets it grow with the line's speed until every
     # member's whole update is in memory at once. How much an upload uses of it is up to its own windows.
+    FRAME_BYTES,
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", LARGEST_WINDOW),
     ("grpc.server_handshake_timeout_ms", 20_000),

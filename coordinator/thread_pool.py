@@ -37,14 +37,16 @@ class ThreadPool:
         call = partial(copy_context().run, function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self.executor, call)
 
-    async def read_file(self, file: BinaryIO, offset: int, size: int) -> bytes:
-        """Up to `size` bytes of a file from `offset` on: at once if memory has them, otherwise in a thread."""
-        buffer = bytearray(size)
+    async def read_file(self, file: BinaryIO, offset: int, buffer: memoryview) -> memoryview:
+        """Fills a buffer from `offset` of a file on: at once if memory has the bytes, otherwise in a thread.
+
+        Returns the part that it filled: less than all at the end of the file, and perhaps before.
+        """
         try:
             count = os.preadv(file.fileno(), [buffer], offset, os.RWF_NOWAIT)
         except OSError:  # the bytes are on the disk, or the file system cannot tell
-            return await self.run(os.pread, file.fileno(), size, offset)
-        return bytes(buffer[:count])
+            count = await self.run(os.preadv, file.fileno(), [buffer], offset)
+        return buffer[:count]
 
     async def read(self, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls `function` in a thread with a session that reads."""

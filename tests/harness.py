@@ -348,9 +348,9 @@ class Applicant:
         )
 
 
-def enrolled(join: JoinStringFields, channel: grpc.Channel) -> MemberFiles:
-    """Enrolls a client over a channel to the enrollment port."""
-    applicant = Applicant()
+def enrolled(join: JoinStringFields, channel: grpc.Channel, applicant: Applicant | None = None) -> MemberFiles:
+    """Enrolls a client over a channel to the enrollment port; who asks again because of a lost answer is the same."""
+    applicant = applicant or Applicant()
     answer = EnrollmentStub(channel).Enroll(applicant.request(join.secret))
     return MemberFiles(
         federation_id=answer.federation_id,

@@ -5,7 +5,7 @@ import fcntl
 import os
 import socket
 
-BYTES = 1 << 18  # the most that one flow holds
+BYTES = 1 << 20  # the most that one flow holds
 SPARE = 16  # empty pipes that are kept for the next flows
 
 
@@ -14,8 +14,10 @@ class Pipe:
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: the pipe stays small
-            fcntl.fcntl(self._write, fcntl.F_SETPIPE_SZ, BYTES)
+        for size in (BYTES, BYTES // 4):  # the user's share of pipe memory may be used up: then the pipe stays small
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self._write, fcntl.F_SETPIPE_SZ, size)
+                break
 
     def take(self, source: socket.socket) -> int:
         """Reads from `source` into the empty pipe; returns the number of bytes, 0 at the end of the stream."""

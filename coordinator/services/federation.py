@@ -41,8 +41,8 @@ from federation.digests import parse
 from federation.monitoring.tally import MonitoredKind, MonitoredNumber
 from federation.process.assignment_log import turn_to_assignment
 from federation.refusals import Refusal
-from federation.transport.channels import CHUNK_BYTES
-from federation.transport.chunks import fetched
+from federation.transport.channels import MAX_CHUNK_BYTES
+from federation.transport.chunks import chunk_sizes, fetched
 from federation.trust.envelope import sign, verify
 from federation.trust.identity import Action, PeerIdentity
 from federation.v1 import federation_pb2 as messages
@@ -269,8 +269,11 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         except ValueError as error:
             raise Refusal("offset", str(error)) from None
         with closing(source):
-            offset = request.offset
-            while chunk := await self._read_file(source, offset, CHUNK_BYTES):
+            offset, buffer = request.offset, memoryview(bytearray(MAX_CHUNK_BYTES))
+            for size in chunk_sizes():
+                chunk = await self._read_file(source, offset, buffer[:size])
+                if not len(chunk):
+                    break
                 yield fetched(chunk)
                 offset += len(chunk)
                 tally.add(PAYLOAD_BYTES, "sent", amount=len(chunk))

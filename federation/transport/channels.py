@@ -14,11 +14,15 @@ from federation.v1.common_pb2 import SignedEnvelope
 
 ERROR_DOMAIN = "fedpareto"
 STATUS_KEY = "grpc-status-details-bin"
+Option: TypeAlias = tuple[str, int | str]
 MAX_CHUNK_BYTES = 1 << 20  # the largest piece of a file in one message of a stream
-CHUNK_BYTES = 1 << 18  # the size that we send: several copies of a chunk are under way for each of many members at once
+CHUNK_BYTES = 1 << 18  # the size of the first chunk of a transfer
+FRAME_BYTES: Option = (
+    "grpc.http2.max_frame_size",
+    MAX_CHUNK_BYTES,
+)  # a chunk is one frame, and not one for each 16 KiB
 MAX_ADMIN_MESSAGE_BYTES = 256 << 20  # the cosines of a round of 1000 clients are 8 MB
 LONGEST_RETRY_SECONDS = 86_400.0
-Option: TypeAlias = tuple[str, int | str]
 _PROXY_REFUSED = re.compile(r"proxy returned response code (\d+)")  # the text of gRPC's error
 
 _CHANNEL_OPTIONS: tuple[Option, ...] = (
@@ -26,6 +30,7 @@ _CHANNEL_OPTIONS: tuple[Option, ...] = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.max_reconnect_backoff_ms", 10_000),
+    FRAME_BYTES,
     # A fresh channel connects at once: it must not inherit the back-off of another channel to the same address.
     ("grpc.use_local_subchannel_pool", 1),
 )

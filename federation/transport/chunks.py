@@ -5,8 +5,10 @@ of little else. So this module writes the field with one copy, and reads it with
 of protobuf, which also reads every message of another form.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from federation.transport.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
 from federation.v1.federation_pb2 import FetchBlobResponse, SubmitRequest
 
 # The tags of the fields `chunk`: their numbers, and the wire type of bytes (2).
@@ -24,7 +26,18 @@ class Chunk:
     offset: int
 
 
-def fetched(data: bytes) -> bytes:
+def chunk_sizes() -> Iterator[int]:
+    """The sizes of the chunks of a transfer, in bytes: each is twice the one before, up to the largest.
+
+    Large chunks cost less. The first ones are small, so that a line that soon breaks carries some.
+    """
+    size = CHUNK_BYTES
+    while True:
+        yield size
+        size = min(2 * size, MAX_CHUNK_BYTES)
+
+
+def fetched(data: bytes | memoryview) -> bytes:
     """A FetchBlobResponse with a piece of a blob."""
     return b"".join((_FETCHED, _length(data), data))
 
@@ -53,7 +66,7 @@ def read_submitted(message: bytes) -> SubmitRequest | Chunk:
     return Chunk(memoryview(request.chunk), request.offset)
 
 
-def _length(data: bytes) -> bytes:
+def _length(data: bytes | memoryview) -> bytes:
     """The length as protobuf writes it: seven bits in a byte, the low ones first."""
     left, written = len(data), bytearray()
     while left > _SEVEN_BITS:

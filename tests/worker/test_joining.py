@@ -1,6 +1,7 @@
 """Joining, what a worker keeps on its disk, and workers of a federation as shipped."""
 
 import os
+import queue
 import random
 import re
 import shutil
@@ -16,10 +17,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from federation.digests import digest
 from federation.monitoring.events import Events
 from federation.refusals import Refusal
+from federation.transport.chunks import Chunk, read_submitted
 from federation.trust.envelope import sign, verify
 from federation.trust.keys import IdentityError
 from federation.trust.member_files import MemberFiles
-from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest
+from federation.v1.common_pb2 import AssignmentManifest, ReplyManifest, SignedEnvelope
+from federation.v1.federation_pb2 import Window
 from federation.vectors import read_vector, update_layout
 from tests.harness import federation
 from tests.scripted import CLIENT, files_in, scripted
@@ -29,7 +32,8 @@ from worker.connection.enroll import EnrollmentError, enroll
 from worker.home import WorkerHome, WorkerHomeError
 from worker.state_file import read_state
 from worker.work.cache import ModelCache, ModelMismatch
-from worker.work.spool import Spool, SpoolError
+from worker.work.spool import Spool, SpoolEntry, SpoolError
+from worker.work.submitter import _requests
 
 # Joining
 
@@ -106,6 +110,17 @@ ASSIGNMENT = sign(AssignmentManifest(previous_step="blake3:1"), KEY)
 
 def _reply(name: str, payload: str = "", size: int = 0) -> ReplyManifest:
     return ReplyManifest(assignment_id=name, payload=payload, payload_bytes=size)
+
+
+def test_a_small_window_takes_four_chunks_and_a_large_one_chunks_that_grow_and_none_goes_beyond_it() -> None:
+    payload, windows = bytes(4 << 20), queue.SimpleQueue[Window | None]()
+    entry = SpoolEntry(SignedEnvelope(), _reply("a", "blake3:", len(payload)), ASSIGNMENT, payload)
+    windows.put(Window(offset=0, limit=1 << 20))
+    windows.put(Window(offset=1 << 19, limit=(5 << 20) // 2))
+    windows.put(Window(offset=2 << 20, limit=8 << 20))
+    _, *chunks = map(read_submitted, _requests(entry, windows, 0, b""))
+    sizes = [len(chunk.data) for chunk in chunks if isinstance(chunk, Chunk)]
+    assert sizes == [1 << 18] * 4 + [1 << 19] * 3 + [1 << 20, 1 << 19]
 
 
 def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) -> None:

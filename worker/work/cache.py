@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from federation.digests import file_digest, parse
+from federation.digests import Hasher, file_digest, hasher, parse
 
 _MODEL = ".safetensors"
 _PART = ".part"
+_PIECE = 1 << 20  # bytes of a file that are read at a time
 KEPT_MODELS = 3
 
 
@@ -82,10 +83,12 @@ class ModelCache:
 
     def _fetch(self, part: Path, size: int, digest: str, fetch: Callable[[int], Iterator[bytes | memoryview]]) -> None:
         # A resumed download may have continued the beginning of another file; one from the start has not.
+        algorithm, value = parse(digest)
         resumed = True
         while resumed:
-            resumed = _receive(part, size, fetch) > 0
-            if file_digest(part, parse(digest)[0]) == digest:
+            state = hasher(algorithm)
+            resumed = _receive(part, size, fetch, state) > 0
+            if state.hexdigest() == value:
                 return
             part.unlink()
         raise ModelMismatch(f"what the coordinator served is not the model {digest[:23]}... of {size} bytes")
@@ -111,15 +114,19 @@ class ModelCache:
         return bool(files)
 
 
-def _receive(part: Path, size: int, fetch: Callable[[int], Iterator[bytes | memoryview]]) -> int:
-    """Appends the missing bytes to `part`. Returns the number of bytes that were there before."""
-    with part.open("ab") as file:
+def _receive(part: Path, size: int, fetch: Callable[[int], Iterator[bytes | memoryview]], state: Hasher) -> int:
+    """Appends the missing bytes to `part`, and hashes all. Returns the number of bytes that were there before."""
+    with part.open("a+b") as file:
         resumed = min(file.tell(), size)
         file.truncate(resumed)
+        file.seek(0)
+        while piece := file.read(_PIECE):
+            state.update(piece)
         missing = size - resumed
         if missing:
             for chunk in fetch(resumed):
                 file.write(chunk[:missing])
+                state.update(chunk[:missing])
                 missing -= len(chunk)
                 if missing < 0:
                     raise ModelMismatch(f"the coordinator served more than the {size} bytes that it announced")

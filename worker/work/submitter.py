@@ -21,7 +21,7 @@ from federation.record import bound_fields
 from federation.record.bound_fields import difference
 from federation.refusals import Refusal
 from federation.transport.channels import CHUNK_BYTES, RpcRefusal, signed_detail
-from federation.transport.chunks import submitted
+from federation.transport.chunks import chunk_sizes, submitted
 from federation.transport.transfer_times import slowest_seconds
 from federation.trust.envelope import envelope_digest
 from federation.trust.member_files import MemberFiles
@@ -336,8 +336,11 @@ def _requests(
         window = windows.get()
         if window is not None:
             file.seek(window.offset)
+        sizes = chunk_sizes()
         while window is not None and file.tell() < entry.manifest.payload_bytes:
-            while chunk := file.read(max(0, min(CHUNK_BYTES, window.limit - file.tell()))):
+            # Several chunks in each window: otherwise, a line would be idle until the next window comes.
+            most = max(CHUNK_BYTES, (window.limit - window.offset) // 4)
+            while chunk := file.read(max(0, min(next(sizes), most, window.limit - file.tell()))):
                 yield submitted(chunk, file.tell() - len(chunk))
             if file.tell() < entry.manifest.payload_bytes:
                 window = windows.get()

@@ -1,9 +1,11 @@
 """Messages with pieces of files are those of protobuf, in both directions."""
 
+from itertools import islice
+
 import pytest
 from google.protobuf.message import DecodeError
 
-from federation.transport.chunks import Chunk, fetched, read_fetched, read_submitted, submitted
+from federation.transport.chunks import Chunk, chunk_sizes, fetched, read_fetched, read_submitted, submitted
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.v1.federation_pb2 import FetchBlobResponse, SubmitRequest
 
@@ -21,6 +23,10 @@ def test_a_piece_is_written_as_protobuf_writes_it_and_read_without_a_copy(length
     assert message == FetchBlobResponse(chunk=data).SerializeToString()
     assert read_fetched(message) == data
     assert read_fetched(message).obj is message
+
+
+def test_the_chunks_of_a_transfer_double_from_256_kib_up_to_1_mib() -> None:
+    assert list(islice(chunk_sizes(), 5)) == [1 << 18, 1 << 19, 1 << 20, 1 << 20, 1 << 20]
 
 
 CHUNK, OFFSET = SubmitRequest(chunk=b"one").SerializeToString(), SubmitRequest(offset=7).SerializeToString()

@@ -74,10 +74,10 @@ def test_transfers_go_on_after_each_break_and_after_the_death_of_both_sides(tmp_
         assert arrived == sorted(arrived)
         assert cuts >= 6  # at least three on the way down and three on the way up
         # Down came the model, and the new one for the evaluation. Each break and each death cost at most the chunk
-        # that was on its way, and another handshake.
+        # that was on its way, the second one of its connection, and another handshake.
         breaks = cuts + 2
-        assert up - LAYOUT.file_bytes <= breaks * (CHUNK_BYTES + CONNECTION_BYTES)
-        assert down - 2 * LAYOUT.file_bytes <= breaks * (CHUNK_BYTES + CONNECTION_BYTES)
+        assert up - LAYOUT.file_bytes <= breaks * (2 * CHUNK_BYTES + CONNECTION_BYTES)
+        assert down - 2 * LAYOUT.file_bytes <= breaks * (2 * CHUNK_BYTES + CONNECTION_BYTES)
         assert "incident" not in coordinator.text
         assert {event["accepted"] for event in events if event["event"] == "receipt"} == {True}
         assert DirectoryStore(fed.home / "blobs").partial_uploads() == []
