@@ -57,6 +57,7 @@ PHASE_SECONDS = MonitoredNumber(
     (0.5, 2.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 28800.0),
     most=50,
 )
+ABSENT = "absent"  # the reason of an assignment whose client was lost
 LOOK_SECONDS = 60.0  # after which a phase looks at the clock again
 # The progress of a phase, the clients without a reply, and what clients offer: built once, since these queries run
 # after each reply or in each phase.
@@ -177,15 +178,23 @@ class RemoteFleet(Fleet):
         return Replies(replies, device=self.context.device, declines=dict(reasons))
 
     def back(self, question: Question) -> list[str]:
-        asked = select(models.Phase.number, Assignment.client_id).join_from(Assignment, models.Phase)
-        asked = asked.where(models.Phase.round_id == question.current.round_id)
+        asked = select(models.Phase.number, Assignment.client_id, Assignment.state, Assignment.reason)
+        asked = asked.join_from(Assignment, models.Phase).where(models.Phase.round_id == question.current.round_id)
         with self._database.read() as session:
-            phases = {client: number for number, client in session.execute(asked.order_by(models.Phase.number))}
-            pool = self.pool(session).keys() & self._presence.attending().keys()
-        if again := [client for client, number in phases.items() if number > question.number]:
+            rows = session.execute(asked.order_by(models.Phase.number)).all()
+            known, pool = self.known(session).keys(), self.pool(session).keys() & self._presence.attending().keys()
+        if again := [row.client_id for row in rows if row.number > question.number]:
             return sorted(again)  # before a restart
+        lost = {row.client_id for row in rows if (row.state, row.reason) == (AssignmentState.EXPIRED, ABSENT)}
+        selection = self._spec.selection
+        # The question waits its whole grace for those that were selected because they attended. Of others, it would
+        # wait until the deadline for each that does not come back.
+        waits = selection.pool == "attending" and selection.grace_seconds > 0
+        found = lost & (known - self._closed().keys() if waits else pool)
         # With other methods, who was not selected was not away.
-        return sorted(pool - phases.keys()) if self._spec.selection.method == "all" else []
+        if selection.method == "all":
+            found |= pool - {row.client_id for row in rows}
+        return sorted(found)
 
     def _issue(self, question: Question) -> int:
         """Records the phase with a signed assignment for each client, and tells the clients. Returns the phase's id.
@@ -343,7 +352,7 @@ class RemoteFleet(Fleet):
                     end_assignment(assignment, AssignmentState.CANCELLED, now, "not-needed")
                 else:
                     absent = ends[assignment.client_id] < phase.deadline or assignment.client_id in away
-                    end_assignment(assignment, AssignmentState.EXPIRED, now, "absent" if absent else "deadline")
+                    end_assignment(assignment, AssignmentState.EXPIRED, now, ABSENT if absent else "deadline")
             close_phase(phase, now)
         tally = self._database.tally
         tally.note(PHASE_SECONDS, phase.kind, seconds=(now - phase.started).total_seconds())
