@@ -25,6 +25,7 @@ from coordinator.rounds.fleets.base import (
 )
 from coordinator.rounds.fleets.consents import reluctant
 from coordinator.rounds.fleets.deliveries import sessions_ended
+from coordinator.rounds.fleets.lost_members import ABSENT, asked_again, times_of
 from coordinator.rounds.fleets.presence import Assigned, Presence
 from coordinator.rounds.replies import signed_columns
 from coordinator.rounds.replies.intake import count_reply
@@ -57,7 +58,6 @@ PHASE_SECONDS = MonitoredNumber(
     (0.5, 2.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 28800.0),
     most=50,
 )
-ABSENT = "absent"  # the reason of an assignment whose client was lost
 LOOK_SECONDS = 60.0  # after which a phase looks at the clock again
 # The progress of a phase, the clients without a reply, and what clients offer: built once, since these queries run
 # after each reply or in each phase.
@@ -178,23 +178,9 @@ class RemoteFleet(Fleet):
         return Replies(replies, device=self.context.device, declines=dict(reasons))
 
     def back(self, question: Question) -> list[str]:
-        asked = select(models.Phase.number, Assignment.client_id, Assignment.state, Assignment.reason)
-        asked = asked.join_from(Assignment, models.Phase).where(models.Phase.round_id == question.current.round_id)
         with self._database.read() as session:
-            rows = session.execute(asked.order_by(models.Phase.number)).all()
             known, pool = self.known(session).keys(), self.pool(session).keys() & self._presence.attending().keys()
-        if again := [row.client_id for row in rows if row.number > question.number]:
-            return sorted(again)  # before a restart
-        lost = {row.client_id for row in rows if (row.state, row.reason) == (AssignmentState.EXPIRED, ABSENT)}
-        selection = self._spec.selection
-        # The question waits its whole grace for those that were selected because they attended. Of others, it would
-        # wait until the deadline for each that does not come back.
-        waits = selection.pool == "attending" and selection.grace_seconds > 0
-        found = lost & (known - self._closed().keys() if waits else pool)
-        # With other methods, who was not selected was not away.
-        if selection.method == "all":
-            found |= pool - {row.client_id for row in rows}
-        return sorted(found)
+            return asked_again(session, question, self._spec.selection, could=known - self._closed().keys(), there=pool)
 
     def _issue(self, question: Question) -> int:
         """Records the phase with a signed assignment for each client, and tells the clients. Returns the phase's id.
@@ -303,7 +289,7 @@ class RemoteFleet(Fleet):
             enough = phase.replied >= phase.wanted
             if enough and not self._spec.selection.required:
                 return _NOTHING
-            ends = self._wait_ends(session, phase_id, phase.started, phase.deadline, enough=enough)
+            ends = self._wait_ends(session, phase_id, *self._times(phase.started, phase.deadline), enough=enough)
         if not ends:
             return _NOTHING
         last = max(ends.values())
@@ -311,6 +297,9 @@ class RemoteFleet(Fleet):
         if not enough:
             replies = min(replies, phase.wanted - phase.replied)
         return _RemainingWait((last - self.context.clock()).total_seconds(), replies)
+
+    def _times(self, started: datetime, deadline: datetime) -> tuple[datetime, datetime]:
+        return times_of(started, deadline, began=self._began, now=self.context.clock())
 
     def _wait_ends(
         self, session: Session, phase_id: int, started: datetime, deadline: datetime, *, enough: bool
@@ -342,16 +331,17 @@ class RemoteFleet(Fleet):
             if phase.state is PhaseState.CLOSED:
                 return True
             enough = fulfilled(session, phase_id) >= phase.wanted
-            ends = self._wait_ends(session, phase_id, phase.started, phase.deadline, enough=enough)
+            started, deadline = self._times(phase.started, phase.deadline)
+            ends = self._wait_ends(session, phase_id, started, deadline, enough=enough)
             if any(end > now for end in ends.values()):
                 return False
             ended = open_assignments(session, Assignment.phase_id == phase_id)
-            away = self._away(ended, phase.started)
+            away = self._away(ended, started)
             for assignment in ended:
                 if enough and assignment.client_id not in ends:
                     end_assignment(assignment, AssignmentState.CANCELLED, now, "not-needed")
                 else:
-                    absent = ends[assignment.client_id] < phase.deadline or assignment.client_id in away
+                    absent = ends[assignment.client_id] < deadline or assignment.client_id in away
                     end_assignment(assignment, AssignmentState.EXPIRED, now, ABSENT if absent else "deadline")
             close_phase(phase, now)
         tally = self._database.tally
