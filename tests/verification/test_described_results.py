@@ -192,7 +192,7 @@ def shows_what_gives_a_hidden_count_away(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_a_member_twice(patch: pytest.MonkeyPatch) -> None:
-    total = of_result.total
+    total = of_result.total  # type: ignore[attr-defined]
 
     def planted(of: Any) -> ColumnSums:
         first, *others = of
@@ -202,7 +202,7 @@ def counts_a_member_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def accepts_numbers_of_no_data(patch: pytest.MonkeyPatch) -> None:
-    decoded = of_result.decoded
+    decoded = of_result.decoded  # type: ignore[attr-defined]
 
     def planted(numbers: Any, columns: Any, bins: int) -> Any:
         return decoded(np.nan_to_num(numbers, nan=1.0), columns, bins)

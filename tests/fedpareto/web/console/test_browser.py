@@ -103,10 +103,9 @@ def test_runs_that_measure_models_or_describe_data_are_accessible_fit_and_are_le
     paths = [f"/runs/{one}{more}" for one in (run, measured) for more in ("", "/rounds/0")]
     for width, scheme in product((WIDE, NARROW), SCHEMES):
         screen = Screen(browser, width, scheme)
-        screen.page.goto(web_server.entrance(served_here.base, served_here.console.keys, "/"))
         for path in paths:
-            screen.page.goto(f"{served_here.base}{served_here.root}{path}")
-            screen.page.wait_for_selector("main")
+            screen.page.goto(web_server.entrance(served_here.base, served_here.console.keys, path))
+            screen.page.wait_for_url(f"{served_here.base}{served_here.root}{path}", wait_until="load")
             assert violations(screen.page) == [], (path, width, scheme)
             assert fits(screen.page), (path, width, scheme)
             assert smallest_text(screen.page) >= 12, (path, width, scheme)
