@@ -175,7 +175,7 @@ def test_a_row_that_another_coordinator_keeps_locked_holds_up_its_own_item_alone
             **{name: f"{name} is written" for name in ("model-0", "model-1", "model-3")},
         }
         writer.commit("model-2")  # alone from the start
-        assert writer.ends["model-2"] is OperationalError
+        assert writer.ends.pop("model-2") is OperationalError
     writer.commit("model-2")
     assert writer.ends["model-2"] == "model-2 is written"
     with database.read() as session:
