@@ -226,7 +226,7 @@ def plan_of(seed: int) -> Plan:
         return known["measured"]
     if seed % LEAVING_EVERY == LEAVING_EVERY - 2:
         return known["leaving"]
-    if seed % MEASURING_EVERY == MEASURING_EVERY - 3:
+    if seed % MEASURING_EVERY == 3:
         return known["evaluate" if seed // MEASURING_EVERY % 2 else "describe"]
     names = (*["average"] * 5, "named", *["pareto"] * 3, *["objectives"] * 3, "private")
     return known[names[seed % len(names)]]
