@@ -143,7 +143,7 @@ def test_the_sums_of_squares_that_a_few_values_could_have_are_those_of_the_page(
 
 
 def test_nothing_of_ours_computes_the_second_result() -> None:
-    tree = ast.parse((Path(__file__).parent / "independent_statistics.py").read_text())
+    tree = ast.parse(Path(str(independent_statistics.__file__)).read_text())
     names = {one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)}
     names |= {alias.name for one in ast.walk(tree) if isinstance(one, ast.Import) for alias in one.names}
     assert names == {"json", "math", "struct", "collections.abc", "dataclasses", "fractions", "typing"}
