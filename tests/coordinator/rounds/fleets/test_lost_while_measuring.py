@@ -183,11 +183,11 @@ def test_a_run_that_is_paused_goes_on_with_the_same_second_question(stage: Stage
     lose_cleo(stage, run, players)
     stage.pause(run)
     stage.wait_state(run, RunState.PAUSED)
-    after_grace(stage)
     (before,) = stage.assignments(run, 0, 1).values()
-    stage.resume(run)
     cleo = players[2]
     cleo.attend(**cleo.tasks)
+    after_grace(stage)
+    stage.resume(run)
     cleo.reply(cleo.order())
     check_counted(stage, run, NAMES, 2, tmp_path)
     (after,) = stage.assignments(run, 0, 1).values()
