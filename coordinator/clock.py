@@ -22,6 +22,14 @@ def boot_seconds() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
+def past(at: datetime | None, now: datetime) -> datetime | None:
+    """A time on record; None if it is still to come by more than `BEHIND_RECORD`.
+
+    A clock that was ahead noted it, and was set right. What is judged by it would wait until then.
+    """
+    return None if at is None or at > now + BEHIND_RECORD else at
+
+
 class SteadyClock:
     """The time of a coordinator that runs: that of the machine's clock at its start, and the seconds since then.
 

@@ -185,6 +185,14 @@ class Database:
         ):
             yield session
 
+    def limit_waits(self, session: Session, seconds: float) -> None:
+        """Bounds how long each statement of a transaction waits for the locks of another one (PostgreSQL).
+
+        It then fails with OperationalError. SQLite has one writer at a time, and so no such wait.
+        """
+        if not self._sqlite:
+            session.connection().exec_driver_sql(f"SET LOCAL lock_timeout = {max(1, round(1000 * seconds))}")
+
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A consistent snapshot to read from, without waiting for writers; writing in it is an error."""

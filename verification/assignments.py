@@ -274,10 +274,11 @@ def check_measures(spec: RunSpec, opened: OpenedRound, gone: int) -> None:
             raise VerificationError("it has 0 phases, and says that members measured a model")
         crowd.check_orders([exchange.assignment.manifest for exchange in opened.phases[0].exchanges])
         return
-    if not 1 <= len(opened.phases) <= (2 if spec.measures else 1):
-        most = "a model has one, and one more if members were away" if spec.measures else "data has one"
-        what = "measures" if spec.measures else "describes"
-        raise VerificationError(f"it has {len(opened.phases)} phases; a round that only {what} {most}")
+    if not 1 <= len(opened.phases) <= 2:
+        what = "measures a model" if spec.measures else "describes data"
+        raise VerificationError(
+            f"it has {len(opened.phases)} phases; a round that only {what} has one, and one more if members were away"
+        )
     orders = [exchange.assignment.manifest for exchange in opened.phases[0].exchanges]
     crowd.check_orders(orders)
     answered = [exchange for exchange in opened.exchanges if [*exchange.accepted]]

@@ -194,6 +194,8 @@ class OpenedRun:
         for problem in refusable_orders(run.spec, opened):
             raise VerificationError(problem)
         if signed.step is None and record.state == "COMPLETED":
+            if record.attempt:
+                raise VerificationError(f"it says attempt {record.attempt + 1}; a round that makes no step has one")
             check_measures(run.spec, opened, signed.gone)
             if opened.result is not None:
                 return self._described(record, signed, opened.result.manifest, metrics, at), at

@@ -8,6 +8,7 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from coordinator.alerts.facts import AlertFact
+from coordinator.clock import BEHIND_RECORD, past
 from coordinator.run_sizes import open_runs_bytes
 from federation.work.closing import SiteClosing
 from storage.faults import StorageFault
@@ -31,12 +32,14 @@ def silent(
     """
     facts = []
     for client in session.scalars(select(Client).where(Client.state == ClientState.ACTIVE)):
-        last = max(client.last_seen or client.enrolled, client.closed_until or since, since)
+        seen = past(client.last_seen, now)
+        last = max(seen or past(client.enrolled, now) or since, client.closed_until or since, since)
         until_resumed = client.paused and client.closed_until is None
         if client.client_id in attending or until_resumed or now < last + after:
             continue
-        name, seen = client.client_id, client.last_seen
-        was = "has never attended" if seen is None else f"has not attended since {seen:%Y-%m-%d %H:%M} UTC"
+        name = client.client_id
+        was = "has never attended" if client.last_seen is None else "has not attended since a wrong clock was set right"
+        was = was if seen is None else f"has not attended since {seen:%Y-%m-%d %H:%M} UTC"
         announced = SiteClosing.of(client.closed_until, paused=client.paused)
         was += "" if announced is None else f", when it said that its site was {announced}"
         reach = f"reach {client.contact}: " if client.contact else ""
@@ -89,7 +92,9 @@ def copied(session: Session, now: datetime) -> list[AlertFact]:
             began=now if client.copied is None else client.copied,
         )
         for client in session.scalars(
-            select(Client).where(Client.state != ClientState.REVOKED, Client.copied >= since).order_by(Client.client_id)
+            select(Client)
+            .where(Client.state != ClientState.REVOKED, Client.copied.between(since, now + BEHIND_RECORD))
+            .order_by(Client.client_id)
         )
     ]
 
@@ -202,9 +207,10 @@ def clock(back: timedelta, faults: Mapping[StorageFault, str], now: datetime) ->
     return []
 
 
-def last_backup(session: Session, after: datetime | None) -> datetime | None:
+def last_backup(session: Session, after: datetime | None, now: datetime) -> datetime | None:
     """The time of the newest backup. With `after`, older backups are not looked at."""
-    query = select(func.max(AuditEntry.at)).where(AuditEntry.action == BACKUP_MADE)
+    query = select(func.max(AuditEntry.at))
+    query = query.where(AuditEntry.action == BACKUP_MADE, AuditEntry.at <= now + BEHIND_RECORD)
     return session.scalar(query if after is None else query.where(AuditEntry.at >= after))
 
 

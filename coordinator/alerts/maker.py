@@ -207,7 +207,7 @@ class AlertMaker:
         facts += about_federation.member_certificates(session, now)
         facts += about_federation.own_certificates(*self._certificates, now)
         if self._limits.backup is not None:
-            newest = about_federation.last_backup(session, self._backup_looked)
+            newest = about_federation.last_backup(session, self._backup_looked, now)
             self._backup, self._backup_looked = newest or self._backup, now - timedelta(hours=1)
             facts += about_federation.backup(session, self._backup, after=self._limits.backup, now=now)
         return facts

@@ -11,6 +11,7 @@ from enum import StrEnum
 from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from coordinator.clock import past
 from coordinator.rounds.transitions import RUN_ENDED
 from federation.monitoring.tally import Labels, MonitoredKind, MonitoredNumber, Reading, by_label, single
 from storage import audit
@@ -117,7 +118,7 @@ def member_numbers(session: Session, attending: Collection[str], *, now: datetim
     active = select(Client.client_id, Client.last_seen).where(Client.state == ClientState.ACTIVE)
     seen = dict(session.execute(active.order_by(Client.client_id)).all())
     yield by_label(MEMBER_ATTENDING, {name: name in attending for name in seen})
-    last = {name: now if name in attending else at for name, at in seen.items()}
+    last = {name: now if name in attending else past(at, now) for name, at in seen.items()}
     yield by_label(MEMBER_SEEN, {name: at.timestamp() for name, at in last.items() if at is not None})
     yield by_label(MEMBER_CERTIFICATE, {str(name): _days(end, now) for name, end in session.execute(_CERTIFICATES)})
     about = select(Alert.client_id, func.count()).where(Alert.ended.is_(None)).group_by(Alert.client_id)

@@ -158,7 +158,7 @@ class NumberKeeper:
 
     def _newest_backup(self, session: Session, now: datetime) -> datetime:
         """When the newest backup was made; when the federation was made, if there is none."""
-        self._backed_up = last_backup(session, self._backup_looked) or self._backed_up
+        self._backed_up = last_backup(session, self._backup_looked, now) or self._backed_up
         self._backup_looked = now - BACKUP_LOOK
         return self._backed_up or session.scalar(select(func.min(Federation.created))) or now
 

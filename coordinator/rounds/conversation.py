@@ -63,7 +63,8 @@ def run_phases(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step
 def measure(fleet: Fleet, current: Round) -> Replies:
     """The measurements of a model, or of data, in a round that makes no step, by the members that were selected for it.
 
-    When these have answered, members are asked that were away when the round began, and attend now.
+    When these have answered, members are asked once that were away when the round began and attend now, or that were
+    lost while they were asked.
 
     Raises:
         Held, Skipped: as `run_phases`.
@@ -72,7 +73,8 @@ def measure(fleet: Fleet, current: Round) -> Replies:
     required, model = _required(fleet, current), current.base_model
     first = fleet.question(current, 0, phase, list(current.selected), current.wanted, model)
     replies = fleet.ask(first)
-    if fleet.run.spec.measures and (back := fleet.back(first)):
+    fleet.settled_pool()  # after a restart, members connect again
+    if back := fleet.back(first):
         replies = _of_both(fleet, first, fleet.question(current, 1, phase, back, len(back), model))
     _check_enough(fleet, first, replies, required)
     return replies

@@ -1,5 +1,6 @@
 """The checks after a schedule: what must hold of the record, whatever went wrong."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from coordinator.audit.log_verifier import log_problems
 from coordinator.members.membership import CLIENT_REVOKED
 from coordinator.rounds.replies.revoked import REVOKED
 from coordinator.rounds.transitions import ROUND_ENDED
+from federation.digests import digest
 from federation.record import log_entries
 from federation.record.exchange import Signers
 from federation.record.joinings import LEFT
@@ -22,9 +24,11 @@ from federation.trust.key_chain import KeyChain
 from federation.v1.common_pb2 import ReceiptManifest, ReplyManifest, SignedEnvelope, StepManifest
 from storage.models import Assignment, AuditEntry, Client, Evaluation, Phase, Reply, Round, Run, Withdrawal
 from storage.states import AssignmentState, ClientState, PhaseState, RoundState, RunState
+from tests.simulated.faults import LOST
 from tests.simulated.plans import FEDERATION
 from tests.simulated.schedule import RUN, Schedule
 
+_LOST = (AssignmentState.EXPIRED, "absent")
 _UNUSUAL = (AssignmentState.EXPIRED, AssignmentState.CANCELLED, AssignmentState.DECLINED)
 
 
@@ -74,6 +78,7 @@ def problems(schedule: Schedule, calm: Result) -> list[str]:
             record.of_assignments,
             record.of_revocations,
             record.of_rounds,
+            record.of_measurements,
             record.of_steps,
             record.of_pauses,
             record.of_log,
@@ -124,7 +129,9 @@ class _Record:
         stated += [void.reason for round_ in self._rounds for void in round_.voided]
         stated += [f"{entry.subject}: {LEFT}" for entry in self._logged(LEFT)]
         reasons = [reason for reason in stated if reason]
-        if not self._schedule.faults.harsh:
+        # A round without a step may lack so many members that are away that it is skipped.
+        may_lack = not self._schedule.stage.plan.makes_steps and self._schedule.world.counts[LOST]
+        if not self._schedule.faults.harsh and not may_lack:
             yield f"the result is {here.text}; that of the calm run is {calm.text}; stated is {reasons[:5]}"
         elif not reasons:
             yield f"the result is {here.text}; that of the calm run is {calm.text}; nothing says why"
@@ -232,10 +239,12 @@ class _Record:
             numbers = [phase.number for phase in self._phases if phase.round_id == round_.round_id]
             if numbers != list(range(len(numbers))):
                 yield f"round {round_.number} has the phases {numbers}"
-        model = self._run.initial_model
+        model, plan = self._run.initial_model, self._schedule.stage.plan
+        measures = [digest(one) for one in plan.models]
         for round_ in rounds:
-            if round_.base_model != model:
-                yield f"round {round_.number} begins with {round_.base_model}, and {model} was the newest model"
+            begins = model if plan.makes_steps else measures[round_.number]
+            if round_.base_model != begins:
+                yield f"round {round_.number} begins with {round_.base_model}, and should with {begins}"
             model = round_.result_model or model
         if self._run.model != model:
             yield f"the run's model is {self._run.model}, and its newest step made {model}"
@@ -247,19 +256,50 @@ class _Record:
                 if "evaluated" not in round_.metrics and not round_.reason:
                     yield f"round {round_.number} was completed without an evaluation, and nothing says why"
                 continue
-            last = [phase for phase in self._phases if phase.round_id == round_.round_id][-1]
-            if last.kind != "evaluate":
+            measuring = [phase for phase in self._phases if phase.round_id == round_.round_id]
+            if plan.kind == "statistics":
+                continue
+            if plan.makes_steps:
+                measuring = measuring[-1:]
+            if any(phase.kind != "evaluate" for phase in measuring):
                 yield f"round {round_.number} was completed without an evaluation"
             asked = Counter(
                 {
                     (round_.round_id, one.client_id): 2  # splits
-                    for one in last.assignments
+                    for phase in measuring
+                    for one in phase.assignments
                     if one.state is AssignmentState.FULFILLED and one.reason != REVOKED
                 }
             )
             found = Counter({key: count for key, count in measured.items() if key[0] == round_.round_id})
             if found != asked:
                 yield f"round {round_.number}: the measurements are {found}, and accepted were {asked}"
+
+    def of_measurements(self) -> Iterator[str]:
+        """In a round without a step, a lost member is asked once more, nobody a third time, and each counts once."""
+        if self._schedule.stage.plan.makes_steps:
+            return
+        gone = {entry.subject for entry in self._entries if entry.action in ("client.revoked", LEFT)}
+        for round_ in self._rounds:
+            phases = [phase for phase in self._phases if phase.round_id == round_.round_id]
+            where, counted = f"round {round_.number}", Counter[str]()
+            if len(phases) > 2:
+                yield f"{where} has asked {len(phases)} times"
+            for phase in phases:
+                ends = {one.client_id: (one.state, one.reason) for one in phase.assignments}
+                counted.update(name for name, end in ends.items() if end == (AssignmentState.FULFILLED, ""))
+            yield from (f"{where}: {name} counts {count} times" for name, count in counted.items() if count > 1)
+            first, *later = [{one.client_id: one for one in phase.assignments} for phase in phases] or [{}]
+            again = {name for one in later for name in one}
+            lost = {name for name, one in first.items() if (one.state, one.reason) == _LOST}
+            if others := (again & first.keys()) - lost:
+                yield f"{where}: {sorted(others)} were asked twice, and were not lost"
+            if round_.state is RoundState.COMPLETED and (forgotten := lost - again - gone):
+                yield f"{where}: {sorted(forgotten)} were lost, and not asked once more"
+            if round_.state is RoundState.COMPLETED and self._schedule.stage.plan.kind == "statistics":
+                told = json.loads(round_.document or b"{}")
+                if told.get("members") != sorted(counted):
+                    yield f"{where}: the result is of {told.get('members')}, and {sorted(counted)} count"
 
     def of_steps(self) -> Iterator[str]:
         """Each step has the replies that count, and none of a member that was revoked before it."""
@@ -318,11 +358,14 @@ class _Record:
         key, newest = self._schedule.stage.log_key, process.sequencer.newest
         yield from (problem for problem in log_problems(self._session, key, newest) if isinstance(problem, str))
         accepted = [one for one in self._replies.values() if one.accepted]
+        plan, ended = self._schedule.stage.plan, [one for one in self._rounds if one.state is RoundState.COMPLETED]
         facts: dict[str, Sequence[str]] = {
             log_entries.ISSUED: list(self._assignments),
             log_entries.ACCEPTED: [one.assignment_id for one in accepted],
             log_entries.STEPPED: [f"{RUN}/{one.number}" for one in self._rounds if one.step is not None],
             log_entries.SKIPPED: [f"{RUN}/{one.number}" for one in self._rounds if one.state is RoundState.SKIPPED],
+            log_entries.MEASURED: [f"{RUN}/{one.number}" for one in ended if plan.kind == "evaluate"],
+            log_entries.DESCRIBED: [f"{RUN}/{one.number}" for one in ended if plan.kind == "statistics"],
             log_entries.DECLINED: [
                 one.assignment_id for one in self._assignments.values() if one.state is AssignmentState.DECLINED
             ],

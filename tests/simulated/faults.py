@@ -47,6 +47,8 @@ HARSH: Mapping[str, float] = MappingProxyType(
 """Likewise, of the faults after which a run may have another result, and must say why."""
 AWAY = "member away"
 """A fault of plans whose rounds begin without some members; it must not change the result either."""
+LOST = "member lost at work"
+"""A fault of plans whose rounds ask a lost member once more; their results may be of fewer members."""
 KILLED_AT_WELCOME = "worker killed at its welcome"
 """A fault of plans that say so: the coordinator has taken a start, and its home has not noted the welcome."""
 LEAVES = "member leaves"

@@ -33,8 +33,9 @@ from federation.work.replies import reply_manifest
 from federation.work.secure.orders import asked_session
 from federation.work.secure.ready import Ready
 from federation.work.site import Site
+from federation.work.statistics.work import Statistics
 from storage.blobs import BlobCorrupt, BlobMissing
-from tests.simulated.faults import KILLED_AT_WELCOME, Faults
+from tests.simulated.faults import KILLED_AT_WELCOME, LOST, Faults
 from tests.simulated.plans import CERTIFICATE, FEDERATION, TASK, Plan
 from tests.simulated.process import Process
 from tests.simulated.world import BEGINNING, World
@@ -46,6 +47,7 @@ from worker.work.memory import question_digest
 from worker.work.submitter import _CLOSED, _WRONG
 
 BEAT_SECONDS = 10.0
+LOST_SECONDS = (30.0, 110.0)  # about the grace of the plans that lose members, and about twice
 _FAILURES = (Refusal, SQLAlchemyError, OSError, BlobMissing, BlobCorrupt)
 
 
@@ -318,6 +320,10 @@ class Member:
         if self.faults.strikes("member restarted", self.name):
             self.restart()
             return
+        if self.faults.strikes(LOST, self.name):
+            self.restart()
+            self.stay_away(self.faults.seconds(*LOST_SECONDS))
+            return
         if self.now() > order.deadline.ToDatetime(UTC):
             self._decline(order, "deadline", "")
             return
@@ -347,7 +353,6 @@ class Member:
 
     def _answered(self, order: common.AssignmentManifest, fetch: Callable[[str], bytes]) -> SpoolEntry:
         """Does the work of an assignment."""
-        content = fetch(order.base_model)
         layout = self.plan.layout
         shape = Shape(layout, self.plan.objectives, tuple(order.objectives))
         work = decode(order.kind, order.work, shape)
@@ -355,7 +360,8 @@ class Member:
         found = sent or tuple(fetch(item.digest) for item in order.inputs)
         inputs = {item.name: content for item, content in zip(order.inputs, found, strict=True)}
         assert [digest(content) for content in found] == [item.digest for item in order.inputs]
-        assert digest(content) == order.base_model
+        if not isinstance(work, Statistics):  # it takes no model
+            assert digest(fetch(order.base_model)) == order.base_model
         again = self._note_question(order, work)
         client = WorkingClient(
             client_id=self.name,
@@ -367,6 +373,7 @@ class Member:
             site=self.site,
             inputs=inputs,
             again=again,
+            data=self.plan.held(self.name),
         )
         computation: Computation | None = work.computation(client)
         result: Result = work.answer(client, self.plan.computed(self.name, order, computation))

@@ -340,6 +340,37 @@ def a_session_called_over_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(deliveries, "_OVER", true())
 
 
+def a_lost_member_that_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Nobody is asked once more in a round that makes no step."""
+    patch.setattr(RemoteFleet, "back", lambda *_: [])
+
+
+def a_member_that_is_asked_twice(patch: pytest.MonkeyPatch) -> None:
+    """Where a member was lost, all members are asked once more, also those that have answered."""
+    back = RemoteFleet.back
+    patch.setattr(RemoteFleet, "back", lambda self, question: sorted(question.clients) if back(self, question) else [])
+
+
+def a_result_without_a_member(patch: pytest.MonkeyPatch) -> None:
+    """The result lacks the member whose reply to the second question came last."""
+    described = finish.described
+    patch.setattr(finish, "described", lambda run, replies: described(run, Replies(list(replies)[:-1])))
+
+
+def a_model_that_is_measured_in_the_round_after(patch: pytest.MonkeyPatch) -> None:
+    """After a restart within a round, the conductor begins with the next one."""
+    opened = opening.open_round
+
+    def careless(fleet: Fleet) -> Round | None:
+        current = opened(fleet)
+        if current is not None and current.started < fleet._began:  # type: ignore[attr-defined]
+            finish.complete_round(fleet, current, finish.EvaluationFindings())
+            return opened(fleet)
+        return current
+
+    patch.setattr(conductor, "open_round", careless)
+
+
 def _at_a_stepped_round(patch: pytest.MonkeyPatch, instead: Callable[[Fleet, Round], Round | None]) -> None:
     """Where a conductor begins with a round that has made its step, something else happens."""
 
@@ -394,6 +425,10 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = MappingProxyType(
             (a_reply_that_goes_with_its_member, ("leaving",)),
             (a_withdrawal_that_ends_no_assignment, ("leaving",)),
             (a_session_called_over_too_early, ("private",)),
+            (a_lost_member_that_is_forgotten, ("evaluate", "describe")),
+            (a_member_that_is_asked_twice, ("evaluate", "describe")),
+            (a_result_without_a_member, ("describe",)),
+            (a_model_that_is_measured_in_the_round_after, ("evaluate",)),
         )
     }
 )

@@ -21,7 +21,8 @@ from coordinator.signing_keys import Signing
 from federation.digests import digest
 from federation.record import log_entries
 from federation.refusals import Refusal
-from federation.spec.run_spec import RunSpec
+from federation.spec.run_spec import RUN_KINDS, RunSpec
+from federation.statistics.rules import MemberRules
 from federation.trust.envelope import key_id
 from federation.trust.identity import client_uri
 from federation.trust.key_chain import KeyChain
@@ -93,8 +94,8 @@ class Stage:
         return stage
 
     def _submit(self, database: Database) -> None:
-        plan, model = self.plan, self.plan.model
-        stored, now = DirectoryStore(self.template / "blobs", durable=False).put(model), BEGINNING
+        plan, now, blobs = self.plan, BEGINNING, DirectoryStore(self.template / "blobs", durable=False)
+        stored, *further = map(blobs.put, plan.models)
         spec = RunSpec.parse(plan.document)
         run = new_run(plan.document, spec, plan.objectives, (), run_id=RUN, model=stored, by="operator", created=now)
         with database.begin() as session:
@@ -106,6 +107,7 @@ class Stage:
                     signing_key=public.public_bytes_raw(),
                     key_id=key_id(public).hex(),
                     enrolled=now,
+                    run_kinds=list(RUN_KINDS),
                 )
                 session.add(client)
                 audit.record(
@@ -117,7 +119,8 @@ class Stage:
                     detail=f"certificate {CERTIFICATE}",
                     digest=digest(public.public_bytes_raw()),
                 )
-            note_model(session, stored, size=len(model), parameters=plan.layout.size, created=now)
+            for name in (stored, *further):
+                note_model(session, name, size=len(plan.model), parameters=plan.layout.size, created=now)
             session.add(run)
             subject, shown = RUN, digest(plan.document)
             audit.record(session, at=now, actor="operator", action=log_entries.SUBMITTED, subject=subject, digest=shown)
@@ -136,6 +139,7 @@ class Stage:
         return Site(
             roster={other: key.public_key().public_bytes_raw() for other, key in self.keys.items()},
             policies={TASK: policy},
+            statistics={TASK: MemberRules()},
             evaluations_ahead=many,
             open_reply=open_reply,
             new_secret=lambda session: blake3(f"{name}/{session}".encode()).digest(),

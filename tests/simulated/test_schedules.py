@@ -90,6 +90,13 @@ def test_members_leave_while_calls_are_lost_and_the_coordinator_is_killed(runner
     assert outcome.counts["kills"]
 
 
+@pytest.mark.parametrize("name", ["evaluate", "describe"])
+def test_members_that_are_lost_while_a_run_measures_are_asked_once_more(runner: Runner, name: str) -> None:
+    outcome = runner.run(2, plans()[name])
+    assert outcome.problems == []
+    assert outcome.counts["member lost at work"]
+
+
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("bug", PLANTED)

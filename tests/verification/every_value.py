@@ -286,7 +286,7 @@ def context_of(message: Message, context: str) -> str:
     """The context of the values in a message that is inside of another one, whose context is given."""
     if isinstance(message, PhaseRecord) and not message.decides:
         return "evaluation "
-    if isinstance(message, RoundRecord) and not message.HasField("step"):
+    if isinstance(message, RoundRecord) and not message.HasField("step") and message.state != "COMPLETED":
         return "skipped "
     if isinstance(message, LoggedEntry):
         return f"{message.action} "
@@ -441,10 +441,10 @@ def _envelopes(
             continue
         before = {path: (owner, one) for path, owner, one in _signed(old[name])}
         now = list(_signed(found[name]))
-        steps = [one for one in now if one[0] == ("step",)]
+        steps, results = ([one for one in now if one[0] == (field,)] for field in ("step", "result"))
         evaluations = [one for one in now if _evaluates(found[name], one[0])]
-        first = [one for one in now if one not in steps and one not in evaluations]
-        for path, owner, envelope in (*first, *steps, *evaluations):
+        first = [one for one in now if one not in (*steps, *evaluations, *results)]
+        for path, owner, envelope in (*first, *steps, *evaluations, *results):
             was = before.get(path)
             yield owner, str(next(part for part in reversed(path) if isinstance(part, str))), envelope, (was and was[1])
 

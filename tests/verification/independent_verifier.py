@@ -1,7 +1,7 @@
 """A verifier that was written from docs/reference/verify.md: NumPy, `cryptography`, BLAKE3, and stubs made from proto/.
 
-It imports nothing else of fedpareto. It knows the algorithm `fedavg`, the optimizer `sgd` and open rounds; of other
-runs it says what it did not verify.
+It imports nothing else of fedpareto. It knows the algorithm `fedavg`, the optimizer `sgd`, open rounds, and results
+that describe data (`independent_statistics`); of other runs it says what it did not verify.
 """
 
 import hashlib
@@ -20,8 +20,10 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 
 from federation.v1 import common_pb2, record_pb2
+from tests.verification import independent_statistics
 
 LABELS = {
     "AssignmentManifest": "assignment",
@@ -29,6 +31,7 @@ LABELS = {
     "DeclineManifest": "decline",
     "ReceiptManifest": "receipt",
     "StepManifest": "step",
+    "ResultManifest": "result",
     "LogKeyManifest": "log-key",
     "CheckpointManifest": "checkpoint",
     "WithdrawalManifest": "withdrawal",
@@ -78,7 +81,10 @@ def drawn_rows(run: dict[str, Any], step: Any, count: int) -> list[int]:
 
 def parsed(kind: Any, data: bytes) -> Any:
     """A message, all of whose fields are known."""
-    message, known = kind.FromString(data), kind.FromString(data)
+    try:
+        message, known = kind.FromString(data), kind.FromString(data)
+    except DecodeError:
+        raise Wrong(f"a {kind.__name__} cannot be read") from None
     known.DiscardUnknownFields()
     must(known.ByteSize() == message.ByteSize(), f"a field of a {kind.__name__} is not known")
     return message
@@ -304,11 +310,14 @@ class Run:
         self.model, self.previous, self.state = file.about.initial_model, "", b"{}"
         self.facts = {"federation_id": file.about.federation_id, "run_id": file.about.run_id}
         measures = file.run.get("kind") == "evaluate"
-        self.models: list[str] | None = file.run["models"] if measures else None  # one for each round
+        self.describes = file.run.get("kind") == "statistics"
+        # One for each round that makes no step.
+        self.models: list[str] | None = file.run["models"] if measures else [self.model] if self.describes else None
         self.private = file.run.get("privacy", {}).get("secure", "off") != "off"
         must(not self.models or self.models[0] == self.model, "the first model")
         self.assignments: set[str] = set()
         self.asked: list[Any] = []  # the assignments of a phase
+        self.sent = [0, 0]  # bytes of all payloads of a round, and of the refused ones
 
     def same(self, message: Any, what: str, **expected: Any) -> None:
         for name, value in expected.items():
@@ -359,8 +368,14 @@ class Run:
             must(told > issued, f"{what} is told of before its assignment")
             self.same(receipt, "a receipt", **{name: getattr(said, name) for name in (*copied, "payload")})
             self.file.named.add(said.payload)
+            self.sent[0] += said.payload_bytes
+            self.sent[1] += 0 if receipt.accepted else said.payload_bytes
             if receipt.accepted:
                 must(bool(order.rows) == bool(said.payload) == bool(said.payload_bytes), f"the payload of {what}")
+                payload = self.file.blob(said.payload) if said.payload else None
+                must(payload is None or said.payload_bytes == len(payload), f"the size of the payload of {what}")
+                must(said.payload_bytes <= order.max_payload_bytes, f"the size of the payload of {what}")
+                must(not said.statement or self.private, f"the statement of {what}")
                 must(
                     said.samples <= self.file.run.get("limits", {}).get("samples", 10_000_000), f"the samples of {what}"
                 )
@@ -374,8 +389,11 @@ class Run:
         measures = self.models is not None and record.state == "COMPLETED"
         ends = "COMPLETED" if record.HasField("step") or measures else "SKIPPED"
         must(record.state == ends and not (self.models and record.HasField("step")), "the state of the round")
+        has_result = record.HasField("result") or bool(record.document)
+        must(not has_result or (self.describes and measures), "a result of a round that describes no data")
         model = self.models[number] if self.models else None
         deciding, evaluations, crowd = {}, [], 0
+        self.sent = [0, 0]
         attempts = [phase.attempt for phase in record.phases]
         must(attempts == sorted(attempts) and all(one <= record.attempt for one in attempts), "the attempts")
         for place, phase in enumerate(record.phases):
@@ -387,15 +405,14 @@ class Run:
                 if reply is not None and phase.decides and phase.attempt == record.attempt:
                     deciding[reply[0]] = reply
                 elif reply is not None and not phase.decides:
-                    evaluations.append(reply[1])
+                    evaluations.append(reply)
             self.phase(record, phase)
             must(not model or all(order.base_model == model for order in self.asked), "another model was measured")
             first = (phase.decides or model) and phase.attempt == record.attempt and not crowd
             crowd = len(self.asked) if first else crowd
         subject = f"{self.file.about.run_id}/{number}"
         if measures:
-            self.measured(record, evaluations, crowd, str(model), subject)
-            return []
+            return self.measured(record, evaluations, crowd, str(model), subject)
         if not record.HasField("step"):
             must(record.state in ("SKIPPED", "OPEN"), "a round without a step")
             must(not record.state_after, "a state without a step")
@@ -433,22 +450,59 @@ class Run:
         replies = [deciding[digest] for digest in step.replies]
         must(all(told < stepped for _, _, told in replies), "a reply that the log tells of after the step")
         missing = self.step(step, [said for _, said, _ in replies])
-        self.metrics(record, evaluations, [said for _, said, _ in deciding.values()], step.result_model)
+        measured = [said for _, said, _ in evaluations]
+        self.metrics(record, measured, [said for _, said, _ in deciding.values()], step.result_model)
         self.model, self.previous, self.state = step.result_model, name_of(record.step), state
         return missing
 
-    def measured(self, record: Any, replies: list[Any], crowd: int, model: str, subject: str) -> None:
+    def measured(self, record: Any, replies: list[Any], crowd: int, model: str, subject: str) -> list[str]:
         """A round that measures a model and makes no step. The sums of a private one: `independent_evaluation`."""
-        must(not record.state_after, "a state without a step")
+        must(not record.state_after and record.attempt == 0, "a state, or a second attempt, without a step")
         must(crowd >= self.file.run.get("selection", {}).get("minimum", 1), "the number of clients that were asked")
-        self.log.find("round.measured", subject, model, by="coordinator")
         if self.private:
+            self.log.find("round.measured", subject, model, by="coordinator")
             kinds = [phase.kind for phase in record.phases]
             must(kinds == [f"secure-{name}" for name in PRIVATE_PHASES], "the phases of one private measurement")
-        else:
-            must(1 <= len(record.phases) <= 2, "one question to each member, and one more to those that were away")
-            must(len({said.client_id for said in replies}) == len(replies), "two replies of one member")
-            self.metrics(record, replies, [], model)
+            return []
+        must(1 <= len(record.phases) <= 2, "one question to each member, and one more to those that were away")
+        must(len({said.client_id for _, said, _ in replies}) == len(replies), "two replies of one member")
+        if self.describes:
+            return self.described(record, replies, subject)
+        self.log.find("round.measured", subject, model, by="coordinator")
+        self.metrics(record, [said for _, said, _ in replies], [], model)
+        return []
+
+    def described(self, record: Any, replies: list[Any], subject: str) -> list[str]:
+        """A round that describes data: its signed result, and the document, which follows from the replies."""
+        sent = {"bytes/up": self.sent[0], "bytes/refused": self.sent[1]}
+        must({name: record.metrics.get(name) for name in sent} == sent, "the bytes of the replies")
+        must({*record.metrics} == {*sent, "bytes/down"}, "the metrics")
+        result = opened(record.result, "ResultManifest", self.keys["coordinator"], "the result")
+        at = self.log.find("round.described", subject, name_of(record.result), by="coordinator")
+        self.same(result, "the result", **self.facts, round=record.number, spec=blake(self.file.spec))
+        must((result.document, result.document_bytes) == (blake(record.document), len(record.document)), "the document")
+        by_name = {said.client_id: (digest, said, told) for digest, said, told in replies}
+        names = {digest: name for name, (digest, _, _) in by_name.items()}
+        must(len({*result.replies}) == len(result.replies) and {*result.replies} <= names.keys(), "the named replies")
+        used, left_out = [names[digest] for digest in result.replies], list(result.left_out)
+        must({*left_out} <= by_name.keys() - {*used}, "a client that is left out")
+        revoked = {
+            entry.subject
+            for entry in self.log.entries
+            if entry.action == "client.revoked" and entry.subject in by_name
+            if by_name[entry.subject][2] < entry.number < at
+        }
+        must(by_name.keys() - {*used, *left_out} <= revoked, "a reply that the result leaves out")
+        payloads = {name: self.file.blob(by_name[name][1].payload) for name in (*used, *left_out)}
+        there = {name: data for name, data in payloads.items() if data is not None}
+        if len(there) < len(payloads):
+            return ["the result: a blob is missing"]
+        try:
+            made = independent_statistics.document(self.file.run, there)
+        except independent_statistics.NoData as error:
+            raise Wrong(f"no result follows: {error}") from error
+        must(made == (record.document, used, left_out), "the document that follows from the replies")
+        return []
 
     def phase(self, record: Any, phase: Any) -> None:
         """Who was asked in a phase, and for which evaluation."""
@@ -458,6 +512,9 @@ class Run:
             must(order.client_id in selection.get("members", [order.client_id]), f"{order.client_id} is no member")
             if phase.decides or (self.private and self.models):
                 continue
+            if self.describes:
+                self.describing(phase, order)
+                continue
             work = parsed(common_pb2.EvaluateWork, order.work)
             splits = evaluate.get("splits", ["train", "validation", "test"])
             must(phase.kind == "evaluate" and list(work.splits) == splits, "the work of an evaluation")
@@ -465,6 +522,26 @@ class Run:
                 not order.inputs and order.previous_step == ("" if self.models else name_of(record.step)),
                 "another step",
             )
+
+    def describing(self, phase: Any, order: Any) -> None:
+        """The work of an assignment that describes data: the columns of the specification, on its splits."""
+        run, work = self.file.run, parsed(common_pb2.StatisticsWork, order.work)
+        must(phase.kind == "statistics" and not order.inputs and not order.previous_step, "an order to describe data")
+        columns = [
+            (one.name, (one.low, one.high) if one.HasField("low") and one.HasField("high") else None, one.classes)
+            for one in work.columns
+        ]
+        must(all(one.HasField("low") == one.HasField("high") for one in work.columns), "half of a range")
+        wanted = independent_statistics.asked(run)
+        must(columns == [(one.name, one.ends, one.classes) for one in wanted], "the columns")
+        must(
+            (work.bins, list(work.splits)) == (independent_statistics.bins(run), independent_statistics.splits(run)),
+            "the splits",
+        )
+        size = 8 * (1 + sum(4 + 6 * (not one.classes) + one.counts for one in wanted))
+        must([(row.name, row.dtype, row.length) for row in order.rows] == [("statistics", "U8", size)], "the rows")
+        header = b'{"statistics":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (size, size)
+        must(order.max_payload_bytes == 8 + -len(header) % 8 + len(header) + size, "the size of a payload")
 
     def step(self, step: Any, replies: list[Any]) -> list[str]:
         """Coefficients, K and the model; what could not be verified."""

@@ -179,18 +179,23 @@ class LedgerFile:
             connection.execute(f"PRAGMA user_version = {len(migrations)}")
 
     def _checked_version(self, connection: sqlite3.Connection, migrations: Migrations) -> int:
-        """The version of the tables, 0 in an empty file. Raises WorkerHomeError if this program does not know them."""
+        """The version of the tables, 0 in an empty file. Raises WorkerHomeError if this program does not know them.
+
+        It is the version that the file names, or a later one whose tables it has: between two releases, one number has
+        stood for both.
+        """
         version = int(connection.execute("PRAGMA user_version").fetchone()[0])
         present = connection.execute(_COLUMNS).fetchall()
         with closing(sqlite3.connect(":memory:")) as scratch:
-            for statement in (statement for statements in migrations[:version] for statement in statements):
-                scratch.execute(statement)
-            expected = scratch.execute(_COLUMNS).fetchall()
+            for number, statements in enumerate(((), *migrations)):
+                for statement in statements:
+                    scratch.execute(statement)
+                known = number == version or number > version > 0
+                if known and present == scratch.execute(_COLUMNS).fetchall():
+                    return number
         # Section 3, rule 1: a ledger of another version, read as an empty one, would count from 0.
-        if not 0 <= version <= len(migrations) or present != expected:
-            maker = "a newer version" if version > len(migrations) else "an unreleased version"
-            raise WorkerHomeError(
-                f"{self._path} has tables that {software()} does not know: {maker} of fedpareto made it. Use that "
-                f"version, or else: {self._advice}"
-            )
-        return version
+        maker = "a newer version" if version > len(migrations) else "an unreleased version"
+        raise WorkerHomeError(
+            f"{self._path} has tables that {software()} does not know: {maker} of fedpareto made it. Use that "
+            f"version, or else: {self._advice}"
+        )

@@ -47,6 +47,8 @@ MIGRATIONS = (
         "CREATE INDEX by_run ON replies (run, part_of)",
         "CREATE INDEX by_assignment ON replies (assignment)",
         "CREATE INDEX by_session ON replies (session) WHERE session != ''",
+    ),
+    (
         """
         CREATE TABLE declines (
             reason TEXT PRIMARY KEY, count INTEGER NOT NULL, first TEXT NOT NULL, last TEXT NOT NULL,

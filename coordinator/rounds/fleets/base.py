@@ -273,7 +273,10 @@ class Fleet(ABC):
         return {}
 
     def back(self, question: Question) -> list[str]:
-        """The clients that were away when the round began, and attend now; none of simulated ones."""
+        """The clients to be asked a question once more, sorted; none of simulated ones.
+
+        They were away when the round began and attend now, or were lost while they were asked.
+        """
         return []
 
     def complete(self) -> bool:

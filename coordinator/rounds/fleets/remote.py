@@ -25,6 +25,7 @@ from coordinator.rounds.fleets.base import (
 )
 from coordinator.rounds.fleets.consents import reluctant
 from coordinator.rounds.fleets.deliveries import sessions_ended
+from coordinator.rounds.fleets.lost_members import ABSENT, asked_again, times_of
 from coordinator.rounds.fleets.presence import Assigned, Presence
 from coordinator.rounds.replies import signed_columns
 from coordinator.rounds.replies.reply_counts import count_reply
@@ -179,15 +180,9 @@ class RemoteFleet(Fleet):
         return Replies(replies, device=self.context.device, declines=dict(reasons))
 
     def back(self, question: Question) -> list[str]:
-        asked = select(models.Phase.number, Assignment.client_id).join_from(Assignment, models.Phase)
-        asked = asked.where(models.Phase.round_id == question.current.round_id)
         with self._database.read() as session:
-            phases = {client: number for number, client in session.execute(asked.order_by(models.Phase.number))}
-            pool = self.pool(session).keys() & self._presence.attending().keys()
-        if again := [client for client, number in phases.items() if number > question.number]:
-            return sorted(again)  # before a restart
-        # With other methods, who was not selected was not away.
-        return sorted(pool - phases.keys()) if self._spec.selection.method == "all" else []
+            known, pool = self.known(session).keys(), self.pool(session).keys() & self._presence.attending().keys()
+            return asked_again(session, question, self._spec.selection, could=known - self._closed().keys(), there=pool)
 
     def _issue(self, question: Question) -> int:
         """Records the phase with a signed assignment for each client, and tells the clients. Returns the phase's id.
@@ -296,7 +291,7 @@ class RemoteFleet(Fleet):
             enough = phase.replied >= phase.wanted
             if enough and not self._spec.selection.required:
                 return _NOTHING
-            ends = self._wait_ends(session, phase_id, phase.started, phase.deadline, enough=enough)
+            ends = self._wait_ends(session, phase_id, *self._times(phase.started, phase.deadline), enough=enough)
         if not ends:
             return _NOTHING
         last = max(ends.values())
@@ -304,6 +299,9 @@ class RemoteFleet(Fleet):
         if not enough:
             replies = min(replies, phase.wanted - phase.replied)
         return _RemainingWait((last - self.context.clock()).total_seconds(), replies)
+
+    def _times(self, started: datetime, deadline: datetime) -> tuple[datetime, datetime]:
+        return times_of(started, deadline, began=self._began, now=self.context.clock())
 
     def _wait_ends(
         self, session: Session, phase_id: int, started: datetime, deadline: datetime, *, enough: bool
@@ -335,17 +333,18 @@ class RemoteFleet(Fleet):
             if phase.state is PhaseState.CLOSED:
                 return True
             enough = fulfilled(session, phase_id) >= phase.wanted
-            ends = self._wait_ends(session, phase_id, phase.started, phase.deadline, enough=enough)
+            started, deadline = self._times(phase.started, phase.deadline)
+            ends = self._wait_ends(session, phase_id, started, deadline, enough=enough)
             if any(end > now for end in ends.values()):
                 return False
             ended = open_assignments(session, Assignment.phase_id == phase_id)
-            away = self._away(ended, phase.started)
+            away = self._away(ended, started)
             for assignment in ended:
                 if enough and assignment.client_id not in ends:
                     end_assignment(assignment, AssignmentState.CANCELLED, now, "not-needed")
                 else:
-                    absent = ends[assignment.client_id] < phase.deadline or assignment.client_id in away
-                    end_assignment(assignment, AssignmentState.EXPIRED, now, "absent" if absent else "deadline")
+                    absent = ends[assignment.client_id] < deadline or assignment.client_id in away
+                    end_assignment(assignment, AssignmentState.EXPIRED, now, ABSENT if absent else "deadline")
             close_phase(phase, now)
         tally = self._database.tally
         tally.note(PHASE_SECONDS, phase.kind, seconds=(now - phase.started).total_seconds())

@@ -8,8 +8,14 @@ from sqlalchemy.orm import Session
 
 from storage.database import UNAVAILABLE, Database
 
+LOCK_SECONDS = 2.0  # the longest wait of a group for the locks of another transaction
+ALONE_SECONDS = 0.05  # likewise of an item that is tried alone: its group has waited already
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
+
+
+# Two transactions that cannot follow each other, that waited for each other, and a lock that was not given in time.
+_CONFLICTS = frozenset({"40001", "40P01", "55P03"})
 
 
 class GroupCommit(Generic[ItemT, ResultT]):
@@ -17,8 +23,9 @@ class GroupCommit(Generic[ItemT, ResultT]):
 
     An item that is alone waits for no other one. Each item has its own result. If the transaction of a group fails,
     each of its items is tried in a transaction of its own, so that none fails for another one's fault; so it is if the
-    group and another transaction waited for each other's rows. If the database cannot be written, all that wait are
-    told so at once, and may try again.
+    group and another transaction waited for each other's rows, and if another transaction keeps rows of it locked for
+    `LOCK_SECONDS`: a coordinator that is frozen keeps them for half a lease. If the database cannot be written, all
+    that wait are told so at once, and may try again.
 
     Args:
         database: in which they are written.
@@ -57,6 +64,7 @@ class GroupCommit(Generic[ItemT, ResultT]):
         group: list[_Place[ItemT, ResultT]] = []
         try:
             with self._database.begin() as session:
+                self._database.limit_waits(session, LOCK_SECONDS)
                 with self._waiting_lock:
                     group, self._waiting = self._waiting, []
                 results = self._write(session, [place.item for place in group])
@@ -83,6 +91,7 @@ class GroupCommit(Generic[ItemT, ResultT]):
     def _commit_alone(self, place: "_Place[ItemT, ResultT]") -> None:
         try:
             with self._database.begin() as session:
+                self._database.limit_waits(session, ALONE_SECONDS)
                 (result,) = self._write(session, [place.item])
         except Exception as error:
             place.error = error
@@ -92,7 +101,7 @@ class GroupCommit(Generic[ItemT, ResultT]):
 
 def _is_conflict(error: Exception) -> bool:
     """True if PostgreSQL ended a transaction because of another one, and not because it cannot be written."""
-    return getattr(getattr(error, "orig", None), "sqlstate", "") in ("40001", "40P01")
+    return getattr(getattr(error, "orig", None), "sqlstate", "") in _CONFLICTS
 
 
 class _Place(Generic[ItemT, ResultT]):

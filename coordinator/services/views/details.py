@@ -25,6 +25,7 @@ from federation.v1 import admin_pb2 as messages
 from federation.v1 import common_pb2
 from federation.v1.common_pb2 import ReplyManifest, StepManifest
 from federation.work.evaluate.work import Evaluate
+from federation.work.statistics.work import Statistics
 from storage import models
 from storage.blobs import BlobMissing, BlobStore
 from storage.records import ObjectivesRecord
@@ -198,7 +199,7 @@ def _participation(
         why = named.get(last.client_id)
         reason = f"named as a cheater: {why}" if why else reason or "not asked again"
         reason += f"; its last attempt was {last.phase.attempt}"
-    elif last.phase is not final and last.phase.kind != Evaluate.name:
+    elif last.phase is not final and last.phase.kind not in (Evaluate.name, Statistics.name):
         where = f"it got as far as phase {last.phase.number}, {last.phase.kind}"
         reason = f"{reason or f'not asked to {final.kind}'}: {where}"
     return like(

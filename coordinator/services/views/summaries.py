@@ -13,6 +13,7 @@ from coordinator.services.views.conversion import like
 from federation.record.metric_definitions import SCORED
 from federation.v1 import admin_pb2 as messages
 from federation.work.evaluate.work import Evaluate
+from federation.work.statistics.work import Statistics
 from storage import models
 from storage.states import AssignmentState
 
@@ -80,7 +81,7 @@ def _tallies(session: Session, round_ids: list[int]) -> list[Counter[AssignmentS
     tallies = {round_id: Counter[AssignmentState]() for round_id in round_ids}
     for (round_id, _), (number, kind, state) in last.items():
         # A second phase of measurements asks only members that were away in the first one.
-        ends = number == final[round_id] or kind == Evaluate.name
+        ends = number == final[round_id] or kind in (Evaluate.name, Statistics.name)
         if ends or state is not AssignmentState.FULFILLED:
             tallies[round_id][state] += 1
     return list(tallies.values())

@@ -243,7 +243,8 @@ def _away(lists: Lists) -> list[str]:
             and not client.HasField("closed_until")
             and not client.paused
             and client.client_id not in alerted
-            and lists.at.timestamp() - client.last_seen.ToNanoseconds() / 1e9 > _GRACE.total_seconds()
+            # Also of a time to come, which a wrong clock noted.
+            and abs(lists.at.timestamp() - client.last_seen.ToNanoseconds() / 1e9) > _GRACE.total_seconds()
         ),
         key=natural,
     )

@@ -9,9 +9,11 @@ from sqlalchemy.orm import Session
 from coordinator.alerts import about_federation, about_runs, rows
 from coordinator.alerts.facts import AlertFact
 from coordinator.alerts.recording import record_run
+from coordinator.monitoring.federation_numbers import MEMBER_SEEN, member_numbers
 from federation.v1 import admin_pb2 as admin
 from federation.v1.federation_pb2 import Heartbeat
 from fedpareto.admin_messages import newest_alerts
+from storage import audit
 from storage.faults import StorageFault
 from storage.models import Alert, Client
 from storage.states import AlertKind, AlertSeverity, RunState
@@ -107,6 +109,29 @@ def test_a_silent_member_is_an_alert_with_its_contact_until_it_attends(stage: St
     assert "reach Ada" in facts["dora"].remedy
     assert "dora" not in {fact.client_id for fact in silent({"dora"})}
     assert silent(set(), after=3 * HOUR) == []
+
+
+def test_times_that_a_clock_ahead_has_noted_hide_no_alert_and_make_none(stage: Stage) -> None:
+    stage.cast(stage.task(), "future")
+    stage.hang_up(stage.players["future"])
+    now, ahead = datetime.now(UTC), timedelta(days=365)
+
+    with Session(stage.served.database.engine) as session:  # nothing of it is committed
+        client = session.get_one(Client, "future")
+        client.enrolled, client.last_seen, client.copied = now - 9 * HOUR, now + ahead, now + ahead
+        for at in (now - HOUR, now + ahead):
+            audit.record(session, at=at, actor="a", action=about_federation.BACKUP_MADE, subject="one")
+        session.flush()
+        silent = about_federation.silent(session, (), after=HOUR, since=now - 2 * HOUR, now=now)
+        copied = about_federation.copied(session, now)
+        backup = about_federation.last_backup(session, None, now)
+        seen = next(shown for number, shown in member_numbers(session, (), now=now) if number is MEMBER_SEEN)
+    (fact,) = [fact for fact in silent if fact.client_id == "future"]
+    assert fact.message == "future has not attended since a wrong clock was set right"
+    assert fact.began == now - HOUR
+    assert [fact for fact in copied if fact.client_id == "future"] == []
+    assert backup == now - HOUR
+    assert ("future",) not in seen
 
 
 def test_a_member_that_went_while_its_site_was_paused_or_closed_is_not_silent_before_that_ends(stage: Stage) -> None:

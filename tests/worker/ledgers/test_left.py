@@ -27,7 +27,7 @@ from tests.command_lines import failure
 from tests.harness import wait_for
 from tests.scripted import HungUp
 from tests.worker.scene import Scene, command
-from worker.home import MEMBER_FILE
+from worker.home import MEMBER_FILE, WorkerHomeError
 from worker.ledgers.left_ledger import (
     MAX_MESSAGE,
     MAX_PHASES,
@@ -215,6 +215,30 @@ def test_declines_are_counted_by_reason_up_to_a_bound_and_one_that_is_made_again
     found = {each.reason: each for each in read_declines(path)}
     assert len(found) == MAX_REASONS + 1
     assert (found[OTHER_REASONS].count, len(found[OTHER_REASONS].message)) == (10, MAX_MESSAGE)
+
+
+def as_before_declines(path: Path, *, table: bool) -> None:
+    """Makes of a file one that was made between two releases: its number is 1, with or without the table."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 1")
+        if not table:
+            connection.execute("DROP TABLE declines")
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_a_file_from_between_two_releases_is_brought_up_with_its_replies(path: Path, table: bool) -> None:
+    with closing(LeftLedger(path)) as file:
+        file.keep(*signed(0), NOW)
+    as_before_declines(path, table=table)
+    if not table:
+        with pytest.raises(WorkerHomeError, match="tables of version 1: start the worker, which brings them up"):
+            read_declines(path)
+    for _ in range(2):
+        with closing(LeftLedger(path)) as file:
+            file.decline("limit:bytes", "too many", run="run-1", assignment="one", at=NOW)
+            file.keep(*signed(0), NOW)
+    assert [row.telling.tries for row in read_left(path).rows] == [3]
+    assert [(each.reason, each.count) for each in read_declines(path)] == [("limit:bytes", 1)]
 
 
 def test_a_private_session_is_one_row_with_its_phases_and_the_coefficient_that_was_asked_for(

@@ -24,6 +24,7 @@ from tests.harness import federation, wait_for
 from tests.worker.scene import Running, Scene, command
 from tests.worker.site.scene import Hospital
 from worker.doctor import check_tasks
+from worker.ledgers.left_reading import read_left
 from worker.service import prepare_offers
 from worker.site.policy_file import Policy, StatisticsPolicy
 from worker.site.run_requests import RunRequest
@@ -66,6 +67,11 @@ def test_an_approved_run_gets_the_statistics_that_it_names_and_nothing_else(site
     classes = np.bincount(train.y)
     assert list(found[-1].cells) == [count if count >= 5 else 0 for count in classes]
     assert site.models() == [], "no model was fetched"
+    [row] = read_left(site.home.left).rows
+    assert (row.first.kind, row.first.payload_bytes) == ("statistics", len(payload))
+    assert row.first.numbers.keys() <= {"samples", "seconds"}, "the ledger of what left has none of the statistics"
+    written = site.home.left.read_bytes()
+    assert not any(number.tobytes() in written for number in told if number > 1000)
     fewer = Statistics(columns=WORK.columns[:3], bins=5, splits=("train",))
     tested = Statistics(columns=WORK.columns, bins=5, splits=("test",))
     for order in (

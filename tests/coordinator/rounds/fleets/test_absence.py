@@ -1,11 +1,16 @@
 """Members that take their assignment and hang up: a phase waits for them for a while, and not to its deadline."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
+from coordinator.rounds.fleets.lost_members import times_of
 from federation.spec.run_spec import RunSpec
 from federation.v1.common_pb2 import AssignmentManifest
+from storage.database import Database
+from storage.models import Phase, Round
 from storage.states import RoundState
 from tests.few import few
 from tests.running import refused
@@ -94,3 +99,34 @@ def test_who_is_not_connected_at_the_deadline_was_absent_and_who_is_was_too_slow
 
 def test_the_grace_is_five_minutes_unless_the_specification_sets_it() -> None:
     assert RunSpec.parse('name = "a"\ntask = "t"\nrounds = 1').selection.grace_seconds == 300.0
+
+
+def test_a_phase_that_a_clock_ahead_has_begun_waits_no_longer_after_the_clock_was_set_back_than_it_was_given(
+    stage: Stage,
+) -> None:
+    """Its beginning and its deadline are to come; the coordinator was stopped meanwhile, and an officer vouched."""
+    run, (ann, ben, _), orders = begin(stage)
+    stage.stop()
+    ahead = timedelta(days=300)
+    with Session(Database.open(stage.served.home.database_url).engine) as session, session.begin():
+        phases = select(Phase).join(Round).where(Round.run_id == run)
+        for phase in session.scalars(phases):
+            phase.started, phase.deadline = phase.started + ahead, phase.deadline + ahead
+    stage.start()
+    for player in (ann, ben):
+        player.attend(**player.tasks)
+    ann.reply(orders[0])
+    ben.reply(orders[1])
+    after(stage, GRACE / 2)
+    assert stage.outcomes(run)["cleo"] == ("OPEN", "")
+    after(stage, GRACE)  # cleo does not come back
+    stage.wait_outcome(run, "cleo", "EXPIRED")
+    assert stage.outcomes(run)["cleo"] == ("EXPIRED", "absent")
+
+
+def test_times_of_a_phase_are_those_on_record_unless_they_are_to_come() -> None:
+    now, began, given = datetime(2026, 5, 1, tzinfo=UTC), datetime(2026, 4, 30, tzinfo=UTC), timedelta(hours=1)
+    for started in (now - timedelta(days=9), now, now + timedelta(minutes=4)):
+        assert times_of(started, started + given, began=began, now=now) == (started, started + given)
+    later = now + timedelta(days=300)
+    assert times_of(later, later + given, began=began, now=now) == (began, began + given)

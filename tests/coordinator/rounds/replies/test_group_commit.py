@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
+from coordinator.rounds.replies import group_commit
 from coordinator.rounds.replies.group_commit import GroupCommit
 from storage.database import Database
 from storage.models import Model
@@ -134,3 +135,55 @@ def test_what_fails_before_its_turn_to_write_leaves_the_others_theirs(database: 
     assert writer.commits._waiting == []
     writer.commit("model-1")
     assert on_record(database) == {"model-1"}
+
+
+@contextmanager
+def keeping_locked(database: Database, name: str) -> Iterator[None]:
+    """Another coordinator has changed the row of a model, and is frozen before it commits."""
+    with Session(database.engine) as session, session.begin():
+        session.execute(update(Model).where(Model.digest == name).values(size=5))
+        yield
+        session.rollback()
+
+
+class Changer(Writer):
+    """Changes the sizes of models."""
+
+    def write(self, session: Session, items: Sequence[str]) -> list[str]:
+        self.groups.append([*items])
+        if self.held in items and not self.begun.is_set():
+            self.begun.set()
+            assert self.go.wait(60)
+        for item in sorted(items):
+            session.execute(update(Model).where(Model.digest == item).values(size=2))
+        return [f"{item} is written" for item in items]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_row_that_another_coordinator_keeps_locked_holds_up_its_own_item_alone(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_commit, "LOCK_SECONDS", 0.1)
+    Writer(database).commits.commit("model-1")
+    for name in ("model-0", "model-2", "model-3"):
+        Writer(database).commits.commit(name)
+    writer = Changer(database, held="model-0")
+    with keeping_locked(database, "model-2"):
+        writer.all_at_once(names(4))
+        assert writer.ends == {
+            "model-2": OperationalError,
+            **{name: f"{name} is written" for name in ("model-0", "model-1", "model-3")},
+        }
+        writer.commit("model-2")  # alone from the start
+        assert writer.ends.pop("model-2") is OperationalError
+    writer.commit("model-2")
+    assert writer.ends["model-2"] == "model-2 is written"
+    with database.read() as session:
+        assert set(session.scalars(select(Model.size))) == {2}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_other_transactions_wait_for_locks_as_long_as_before(database: Database) -> None:
+    Writer(database).commits.commit("model-0")
+    with database.begin() as session:
+        assert session.scalar(text("SHOW lock_timeout")) == "0"

@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from federation.digests import digest
+from federation.spec.run_spec import with_models
+from federation.v1.admin_pb2 import MeasuredModel
 from fedpareto.web.serving import web_server
 from storage.states import RunState
 from tests.browsers import NARROW, SCHEMES, WIDE, Screen, another_server, chromium, fits, smallest_text, violations
+from tests.described import begin as begin_described
+from tests.described import drawn, tell
 from tests.fedpareto.web.console.scene import Served, served
 from tests.harness import Federation, Process, federation, wait_for
-from tests.stage import Stage
+from tests.stage import MODEL, Stage
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -80,6 +85,34 @@ def test_a_browser_follows_a_run_under_the_policy_without_a_complaint(
     page.click("button >> text=Sign out")
     page.wait_for_selector("text=You have signed out.")
     screen.context.close()
+
+
+@pytest.mark.full
+def test_runs_that_measure_models_or_describe_data_are_accessible_fit_and_are_legible(
+    stage: Stage, browser: "Browser", served_here: Served
+) -> None:
+    run, players = begin_described(stage, "ann", "ben")
+    for number, player in enumerate(players):
+        assert tell(player, drawn(number)).accepted
+    stage.wait_state(run, RunState.COMPLETED)
+    task, players = stage.crew("ann", "ben")
+    text = f'name = "{task}"\ntask = "{task}"\nkind = "evaluate"\nevaluate.splits = ["train", "test"]\n'
+    header = MeasuredModel(digest=digest(MODEL), size=len(MODEL))
+    measured = stage.submit(with_models(text.encode(), [digest(MODEL)]), model=MODEL, models=[header], further=[])
+    stage.complete(measured, *players)
+    paths = [f"/runs/{one}{more}" for one in (run, measured) for more in ("", "/rounds/0")]
+    for width, scheme in product((WIDE, NARROW), SCHEMES):
+        screen = Screen(browser, width, scheme)
+        for path in paths:
+            screen.page.goto(web_server.entrance(served_here.base, served_here.console.keys, path))
+            screen.page.wait_for_url(f"{served_here.base}{served_here.root}{path}", wait_until="load")
+            assert violations(screen.page) == [], (path, width, scheme)
+            assert fits(screen.page), (path, width, scheme)
+            assert smallest_text(screen.page) >= 12, (path, width, scheme)
+            words = screen.page.inner_text("main")
+            assert ("The data" in words) == (path == f"/runs/{run}"), (path, words)
+        assert screen.problems == []
+        screen.context.close()
 
 
 def seen(page: "Page", visible: bool) -> None:
