@@ -16,7 +16,15 @@ from federation.spec.run_sections import AUTO
 from federation.spec.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.vectors import RowFile
-from verification.arithmetic import Matrix, StepVectors, check_average, check_follows, gram, products_along
+from verification.arithmetic import (
+    Matrix,
+    StepVectors,
+    check_average,
+    check_follows,
+    check_unchanged,
+    gram,
+    products_along,
+)
 from verification.errors import VerificationError
 from verification.recorded_run import RecordedBlobs, RecordedRun
 from verification.replay import BundleRunFacts
@@ -151,12 +159,18 @@ def check_makes(
             models=count if rule.averages else None,
         )
     )
-    if moved and layout.size > parameters.stop:
-        part = slice(parameters.stop, layout.size)
+    trained = run.spec.parameters.trained(layout).size
+    if moved and trained > parameters.stop:
+        part = slice(parameters.stop, trained)
         payloads = [bundle.rows(reply.payload) for reply in made.replies if reply.payload]
         buffers = [payload[BUFFERS] for payload in payloads if BUFFERS in payload] or [vector(step.base_model, part)]
         for averaged in [step.result_model, *([kept[AVERAGE]] if rule.averages else [])]:
             compared += check_average(buffers, vector(averaged, part))
+    if moved and layout.size > trained:
+        part = slice(trained, layout.size)
+        for made_here in [step.result_model, *([kept[AVERAGE]] if rule.averages else [])]:
+            # Verify, 7: a fixed tensor stays what the initial model has.
+            compared += check_unchanged(vector(step.base_model, part), vector(made_here, part))
     return compared, K[:combined, :combined]
 
 

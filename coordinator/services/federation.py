@@ -29,6 +29,7 @@ from coordinator.rounds.fleets.presence import (
     Offered,
     note_sign,
 )
+from coordinator.rounds.fleets.scales import offered_result
 from coordinator.rounds.replies.intake import named_assignment
 from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
@@ -244,9 +245,10 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
     ) -> AsyncIterator[bytes]:
         """Streams a blob that an assignment offered to the caller, or a model that `GetModel` gave it."""
         client_id = self._access.caller().name
-        document = await self._read(offered_specification, client_id, request.digest)
-        if document is not None and request.offset == 0:
-            yield fetched(document)
+        document = await self._read(_offered_document, client_id, request.digest)
+        if document is not None and request.offset <= len(document):
+            for start in range(request.offset, len(document), CHUNK_BYTES):
+                yield fetched(document[start : start + CHUNK_BYTES])
             return
         if request.HasField("grant"):
             self._check_granted(client_id, request)
@@ -359,6 +361,12 @@ def _pending(session: Session, client_id: str, settings: Settings) -> messages.P
 def _note_left(session: Session, client_id: str, task: str, sessions: dict[str, int]) -> None:
     client = session.get_one(Client, client_id, with_for_update=True)
     client.sessions_left = {**client.sessions_left, task: sessions}
+
+
+def _offered_document(session: Session, client_id: str, digest: str) -> bytes | None:
+    """What the database has of this digest, and a run offers to a client; None without such a document."""
+    document = offered_specification(session, client_id, digest)
+    return offered_result(session, client_id, digest) if document is None else document
 
 
 def _offering(session: Session, client_id: str, digest: str) -> str:

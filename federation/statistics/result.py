@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -64,5 +65,9 @@ def result(
             described(sums, column, bins, fewest=fewest).document for sums, column in zip(totals, columns, strict=True)
         ],
     }
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return StatisticsResult(text.encode(), (*found,), left_out)
+    return StatisticsResult(written(document), (*found,), left_out)
+
+
+def written(document: Mapping[str, Any]) -> bytes:
+    """The bytes of a result: JSON with sorted keys. Raises ValueError for what cannot be in one."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

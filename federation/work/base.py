@@ -73,18 +73,19 @@ class Terms:
 class Shape:
     """The layout of the model, the objectives of the task, and those that the client serves, in the same order.
 
-    The last `buffers` elements of the model are averaged buffers.
+    After the parameters of the model come `buffers` elements of averaged buffers, then `fixed` of fixed tensors.
     """
 
     layout: Layout
     objectives: tuple[str, ...]
     serves: tuple[str, ...]
     buffers: int = 0
+    fixed: int = 0
 
     @property
     def parameters(self) -> int:
-        """The number of elements of the model that are parameters."""
-        return self.layout.size - self.buffers
+        """The number of elements of the model that are trained parameters."""
+        return self.layout.size - self.buffers - self.fixed
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from federation.vectors import Layout
 from federation.work.base import RowSchema, Shape, Shows, Work, WorkError, payload_layout
 from federation.work.registry import decode
 from federation.work.site import SecurePolicy, Site
+from federation.work.statistics.work import Statistics
 from federation.work.work_bounds import Problem, WorkBounds
 from worker.site import specified
 from worker.site.policy_file import WorkLimits
@@ -122,7 +123,9 @@ def check_assignment(
     try:
         # Protocol, A client of your own: signature, address, deadline and task are checked by now: nothing else of a
         # stranger's is read.
-        shape, sharing = run_shape(trainer, manifest.unshared)
+        # Statistics take no model, so none of its tensors has a treatment.
+        describes = manifest.kind == Statistics.name
+        shape, sharing = (trainer.shape, None) if describes else run_shape(trainer, manifest.unshared)
         work = decode(manifest.kind, manifest.work, shape)
         _check_model(manifest, shape)
         fits = not trainer.unfit or work.shows is Shows.STATISTICS

@@ -12,6 +12,7 @@ from typing import Any
 
 from federation.errors import Error
 from federation.spec.run_spec import RunSpec, SpecError
+from federation.spec.sharing import Unshared
 from federation.v1.common_pb2 import SignedEnvelope
 from worker.ledgers.ledger_file import LedgerFile
 from worker.site.policy_file import Policy
@@ -117,6 +118,14 @@ class RunRequest:
         except SpecError:
             return None
         return spec if spec.describes else None
+
+    @property
+    def unshared(self) -> Unshared | None:
+        """What its specification says of the tensors that it does not share; None if this worker cannot read it."""
+        try:
+            return Unshared.of(RunSpec.parse(self.document).parameters)
+        except SpecError:
+            return None
 
     @property
     def discloses(self) -> frozenset[str] | None:
