@@ -168,6 +168,12 @@ def assumed_parameters(buffers: Collection[str], layer: ScaleLayer | None) -> Pa
     return ParametersSpec(buffers="averaged" if set(buffers) - {*fixed} else "", fixed=fixed)
 
 
+def tried_parameters(parameters: ParametersSpec, layer: ScaleLayer | None) -> ParametersSpec:
+    """Those of a specification for a trial: a scale is fixed, also if it is not filled yet."""
+    fixed = () if layer is None else layer.tensors
+    return parameters.model_copy(update={"fixed": (*parameters.fixed, *fixed)})
+
+
 def check_scaled(layer: ScaleLayer | None, chosen: Chosen) -> None:
     """Raises SharingError if a run would train a model with a layer Standardise without its scale."""
     if layer is None or all(any(fnmatchcase(name, pattern) for pattern in chosen.fixed) for name in layer.tensors):

@@ -1,13 +1,16 @@
 """The result of a run that has described data, as it is given to a simulation."""
 
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from federation.errors import ArgumentError
 from federation.statistics.result import written
 from federation.text_files import read_text
 from federation.value_words import in_words
+from fedpareto.simulation.simulate import Simulation
 
 
 def statistics_of(given: object) -> bytes:
@@ -33,3 +36,26 @@ def statistics_of(given: object) -> bytes:
         return written(found)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"statistics: no result of a run: {error}") from None
+
+
+def described_by(given: Path | None, **sources: Any) -> bytes:
+    """As `statistics_of`; of a specification (SPEC.toml), the document of its run, which is simulated here.
+
+    `sources` are the arguments of `Simulation` that say whose data are described.
+
+    Raises:
+        ArgumentError: the file is none of these, or nobody described data.
+        Exception: as of `Simulation`.
+    """
+    if given is None or given.suffix != ".toml":
+        return statistics_of(given)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Simulation(read_text(given).encode(), Path(directory, "home"), **sources) as simulation,
+    ):
+        history = simulation.run()
+    if history.statistics is None:
+        raise ArgumentError(
+            f'{given}: the run ended {history.state}; needed: one of kind = "statistics" that describes'
+        )
+    return statistics_of(history)
