@@ -2,92 +2,34 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from sqlalchemy import select
 
 from federation.digests import digest
 from federation.record.log_entries import DESCRIBED
-from federation.spec.run_spec import RunSpec, SpecError, with_columns
+from federation.spec.run_spec import RunSpec, SpecError
 from federation.statistics.data_columns import Column
 from federation.statistics.held import HeldData
 from federation.statistics.rules import MemberRules
 from federation.transport.channels import refusal_from_rpc_error
 from federation.trust.envelope import envelope_digest, sign, verify
 from federation.v1.admin_pb2 import GetRoundRequest
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, ResultManifest
+from federation.v1.common_pb2 import ResultManifest
 from federation.v1.record_pb2 import RoundRecord
-from federation.vectors import payload_bytes
-from federation.work.base import Origin, Result, Shape, WorkError, WorkingClient, payload_layout
-from federation.work.registry import decode
-from federation.work.site import Site
-from federation.work.statistics.work import ROW, Statistics
+from federation.work.base import Result, WorkError
+from federation.work.statistics.work import Statistics
 from storage.models import AuditEntry
 from storage.states import RoundState, RunState
 from tests.coordinator.members.scene import problems
+from tests.coordinator.rounds.described import COLUMNS, Held, client, document, drawn, tell
 from tests.harness import Attending
-from tests.stage import LAYOUT, Player, Stage
+from tests.stage import Player, Stage
 from tests.verification.scene import Edited, refusal, verified
-
-COLUMNS = (Column(name="age", low=0.0, high=100.0), Column(name="x1"), Column(name="ill", classes=2))
-SHAPE = Shape(LAYOUT, ("loss",), ("loss",))
-Numbers = NDArray[np.float64]
-
-
-class Held(HeldData):
-    """A table of two features, and classes."""
-
-    def __init__(self, x: Numbers, y: Numbers, columns: tuple[Column, ...] = COLUMNS) -> None:
-        self.x, self.y = x, y
-        self._columns = columns
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        return self._columns
-
-    def parts(self, split: str) -> Iterator[tuple[Any, Any]]:
-        yield self.x, self.y
-
-
-def drawn(seed: int, count: int = 200) -> Held:
-    random = np.random.default_rng(seed)
-    x = np.stack([random.uniform(20, 80, count), random.normal(0, 1, count)], axis=1)
-    x[random.random(count) < 0.1, 1] = np.nan
-    return Held(x, random.integers(0, 2, count).astype(float))
-
-
-def document(task: str, more: str = "") -> bytes:
-    text = f'name = "{task}"\ntask = "{task}"\nkind = "statistics"\n{more}[statistics]\nopen = true\nbins = 4\n'
-    return with_columns(text.encode(), COLUMNS)
-
-
-def client(data: HeldData | None, rules: MemberRules | None = MemberRules()) -> WorkingClient:  # noqa: B008 - frozen
-    """A client of the real code, whose owner tells statistics by these rules."""
-    origin = Origin("f", "r", "t", "s", "m", 0, None)  # type: ignore[arg-type]
-    site = Site(statistics=MappingProxyType({} if rules is None else {"t": rules}))
-    return WorkingClient("ada", 0, 0, SHAPE, None, origin, site, data=data)  # type: ignore[arg-type]
-
-
-def tell(player: Player, data: Held, change: bytes = b"") -> ReceiptManifest:
-    """Answers with what the real work gives; or with other bytes."""
-    order: AssignmentManifest = player.order()
-    work = decode(order.kind, order.work, SHAPE)
-    assert isinstance(work, Statistics)
-    rows = dict(work.answer(client(data), Result({}, {}, {}, 10)).rows)
-    if change:
-        rows = {ROW: np.frombuffer(change.ljust(len(rows[ROW]), b"\0"), np.uint8)}
-    payload = b"".join(payload_bytes(payload_layout(work.payload), rows))
-    manifest = player.member.manifest(order, payload)
-    manifest.metrics.clear()
-    manifest.losses.clear()
-    return player.member.submit(player.member.sign(manifest), payload)
 
 
 def begin(stage: Stage, *names: str, more: str = "") -> tuple[str, list[Player]]:
