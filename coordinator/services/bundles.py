@@ -101,8 +101,8 @@ def write_bundle(
             if left:
                 entries[bundle.WITHDRAWALS] = Withdrawals(withdrawals=left).SerializeToString()
             parameters = parsed_spec(run.spec).parameters
-            if parameters.statistics and (data := described_data(session, parameters.statistics)) is not None:
-                entries[bundle.STATISTICS] = data.SerializeToString()
+            if parameters.statistics and (described := described_data(session, parameters.statistics)) is not None:
+                entries[bundle.STATISTICS] = described.SerializeToString()
             if replaced := [*rotations, *_rotations(session, members)]:
                 entries[bundle.ROTATIONS] = Rotations(rotations=replaced).SerializeToString()
         for name, data in entries.items():

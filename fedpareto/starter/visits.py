@@ -12,9 +12,9 @@ MEASUREMENTS = [Column(name=f"measurement_{number}", low=0, high=200) for number
 class Visits(Task):
     """Predicts from six measurements whether a patient comes back."""
 
-    def columns(self) -> list[Column]:
+    def columns(self) -> tuple[Column, ...]:
         """What a run of kind = "statistics" describes: the inputs, then the target."""
-        return [*MEASUREMENTS, Column(name="comes_back", classes=2)]
+        return (*MEASUREMENTS, Column(name="comes_back", classes=2))
 
     def model(self) -> nn.Module:
         """The model, which all members train; its first layer has the means and deviations of all members' data."""

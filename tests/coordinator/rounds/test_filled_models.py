@@ -18,7 +18,7 @@ from federation.trust.envelope import envelope_digest, sign
 from federation.v1.admin_pb2 import GetRoundRequest
 from federation.v1.common_pb2 import ResultManifest, SignedEnvelope
 from federation.v1.record_pb2 import DescribedData
-from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes
+from federation.vectors import Layout, Tensor, Vector, to_bytes
 from storage.states import RunState
 from tests.coordinator.rounds.described import COLUMNS, document, drawn, tell
 from tests.harness import Attending
@@ -54,8 +54,8 @@ def keys(result: str, more: str = "") -> dict[str, Any]:
     return {"more": f'parameters.fixed = ["scale.*"]\nparameters.statistics = "{result}"\n{more}'}
 
 
-def fixed(stage: Stage, model: str) -> Vector:
-    return read_vector(stage.blobs.local(model))[1][-4:]
+def fixed(stage: Stage, model: str | None) -> Vector:
+    return stage.parameters(model)[-4:]
 
 
 def test_each_model_of_a_run_keeps_what_was_filled_in_and_its_record_verifies(stage: Stage, tmp_path: Path) -> None:
@@ -115,10 +115,11 @@ def test_a_model_that_was_changed_after_it_was_filled_does_not_verify(stage: Sta
     file = Edited.of(tmp_path / "run.fedpareto")
     record = file.round(0)
     (row,) = stage.rounds(run)
-    model = bytearray(file.entries[bundle.blob_entry(row.result_model)])
+    before = row.result_model or ""
+    model = bytearray(file.entries[bundle.blob_entry(before)])
     model[-4:] = np.float32(3).tobytes()
     forged = digest(bytes(model))
-    said = refusal(stage_forged(stage, file, record, row.result_model, forged, bytes(model)), tmp_path)
+    said = refusal(stage_forged(stage, file, record, before, forged, bytes(model)), tmp_path)
     assert "the fixed tensors: number" in said
 
 
@@ -165,11 +166,11 @@ def test_members_whose_workers_do_not_know_fixed_tensors_are_not_asked(stage: St
     able = [ability for ability in Ability if ability is not Ability.FIXED]
     old.stream = Attending(old.member, {task: 10}, abilities=able)
     old.stream.next()
-    header = {"spec": spec("x", task, **keys(envelope_digest(result))), "model": digest(filled(told))}
-    outlook = stage.dry_run(header["spec"], size=len(filled(told)))
+    asked = spec("x", task, **keys(envelope_digest(result)))
+    outlook = stage.dry_run(asked, size=len(filled(told)))
     assert [(one.client_id, one.reason) for one in outlook.others] == [("old", "old")]
     assert "does not know runs with fixed tensors" in outlook.others[0].message
-    run = stage.submit(header["spec"], model=filled(told))
+    run = stage.submit(asked, model=filled(told))
     answer(player)
     answer(player)
     stage.wait_state(run, RunState.COMPLETED)

@@ -78,11 +78,11 @@ def test_a_model_that_is_not_filled_from_the_result_is_refused_with_the_number()
     check_scale(right, told, layer)
     check_scale(right, told)  # where the task is not known
     for known in (layer, None):
-        other = {**right, "0.mean": right["0.mean"] + np.float32([0, 1e-4])}
+        other = {**right, "0.mean": right["0.mean"] + np.array([0, 1e-4], dtype=np.float32)}
         with pytest.raises(ScaleError, match=r"number 2 of '0.mean' is 128\.0\d+, and the result gives 128"):
             check_scale(other, told, known)
         with pytest.raises(ScaleError, match=r"number 1 of '0\.deviation' is nan"):
-            check_scale({**right, "0.deviation": np.float32([np.nan, 8])}, told, known)
+            check_scale({**right, "0.deviation": np.array([np.nan, 8], dtype=np.float32)}, told, known)
         with pytest.raises(ScaleError):
             check_scale({"0.mean": right["0.mean"]}, told, known)
         with pytest.raises(ScaleError):
