@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from federation.errors import Error
@@ -86,6 +87,14 @@ class Shape:
     def parameters(self) -> int:
         """The number of elements of the model that are trained parameters."""
         return self.layout.size - self.buffers - self.fixed
+
+    @property
+    def trained(self) -> Layout:
+        """The tensors of the model that are trained parameters."""
+        ends = accumulate(tensor.size for tensor in self.layout.tensors)
+        return Layout(
+            tuple(tensor for tensor, end in zip(self.layout.tensors, ends, strict=True) if end <= self.parameters)
+        )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
