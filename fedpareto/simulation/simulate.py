@@ -37,10 +37,21 @@ from federation.process.shared_state import ordinary, ordinary_numpy
 from federation.spec.client_sections import SelectionSpec
 from federation.spec.computation import CANNOT, with_fixed
 from federation.spec.run_spec import RunSpec, with_columns, with_models
-from federation.tasks import Dataset, DataSource, Task, cautions_of, columns_of, initial_model, metrics_of, task
+from federation.tasks import (
+    Dataset,
+    DataSource,
+    Task,
+    buffers_of,
+    cautions_of,
+    columns_of,
+    initial_model,
+    metrics_of,
+    scale_layer_of,
+    task,
+)
 from federation.training.determinism import pick_device
 from federation.training.given_model import given_model
-from federation.training.own import run_model, scaled_spec
+from federation.training.own import assumed_parameters, run_model, scaled_spec
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.training.trainers import trainer_kind
@@ -130,6 +141,9 @@ class Simulation(AbstractContextManager["Simulation"]):
         elif not (self.spec.measures or given):
             self._models = [run_model(known_task, self.spec.seed, self.spec.parameters, statistics)]
         else:
+            if self.spec.measures and self.spec.parameters.shares_all:  # a file holds everything, as `submit` takes it
+                assumed = assumed_parameters(buffers_of(known_task), scale_layer_of(known_task))
+                self.spec = self.spec.model_copy(update={"parameters": assumed})
             read = [given_model(path, known_task, self.spec.seed, self.spec.parameters, statistics) for path in given]
             self._models = [(model.layout, model.vector) for model in read]
             self.remarks = tuple(dict.fromkeys(remark for model in read for remark in model.remarks))
@@ -137,7 +151,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             spec = with_columns(spec, columns_of(known_task))
             self.spec = RunSpec.parse(spec)
         if self.spec.measures:
-            spec = with_models(spec, [digest(to_bytes(*one)) for one in self._models])
+            spec = with_models(spec, [digest(to_bytes(*one)) for one in self._models], self.spec)
             self.spec = RunSpec.parse(spec)
         self.cautions = cautions(self.spec, self._algorithm) + cautions_of(known_task, self.spec)
         self._population = populate(
