@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from coordinator.audit.excerpt import marked
 from coordinator.lookup import Choice, find_run, model_after, removed_model
 from coordinator.members.access.rpc_messages import NEXT_CHUNK_SECONDS, Context, next_message
-from coordinator.rounds.fleets.scales import check_filled, check_known
+from coordinator.rounds.fleets.filled_models import check_filled, check_known
 from coordinator.rounds.replies.uploads import Upload
 from coordinator.rounds.runs.noise_outlook import noise_outlook
 from coordinator.rounds.runs.on_record import check_unmeasured

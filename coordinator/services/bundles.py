@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from coordinator.audit.excerpt import excerpt, members_of
 from coordinator.cluster.registry import software
 from coordinator.rounds.export import recorded_phases, round_record
-from coordinator.rounds.fleets.scales import described_data
+from coordinator.rounds.fleets.filled_models import described_data
 from coordinator.rounds.runs.disclosure import parsed_spec
 from coordinator.rounds.transitions import ROUND_ENDED, RUN_ENDED
 from federation.record import bundle

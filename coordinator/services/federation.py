@@ -20,6 +20,7 @@ from coordinator.members.renewal import retire_older
 from coordinator.members.requests import LEAST
 from coordinator.rounds.fleets.consents import offered_specification, record_consent
 from coordinator.rounds.fleets.deliveries import open_assignments_of, sessions_ended_for
+from coordinator.rounds.fleets.filled_models import offered_result
 from coordinator.rounds.fleets.presence import (
     Admitted,
     Assigned,
@@ -29,7 +30,6 @@ from coordinator.rounds.fleets.presence import (
     Offered,
     note_sign,
 )
-from coordinator.rounds.fleets.scales import offered_result
 from coordinator.rounds.replies.intake import named_assignment
 from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls

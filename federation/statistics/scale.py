@@ -50,7 +50,7 @@ class ScaleLayer:
 
 
 @dataclass(frozen=True, eq=False)
-class Scale:
+class InputScale:
     """What the inputs x of a model are standardised with: (x - mean) / deviation.
 
     Attributes:
@@ -65,7 +65,7 @@ class Scale:
         return {layer.mean: self.mean, layer.deviation: self.deviation}
 
 
-def scale_of(document: bytes, columns: Sequence[str]) -> Scale:
+def scale_of(document: bytes, columns: Sequence[str]) -> InputScale:
     """The scale of the columns with these names, which the result has first and in this order.
 
     Further columns of the result, such as targets, are not used. A column whose deviation is 0 gets 1, and one of
@@ -86,7 +86,7 @@ def scale_of(document: bytes, columns: Sequence[str]) -> Scale:
             raise ScaleError(f"column {at + 1} of the model is {wanted!r}, and that of the result {names[at]!r}{where}")
     pairs = [_pair(column) for column in described[: len(columns)]]
     mean, deviation = (np.array([pair[place] for pair in pairs], dtype=np.float32) for place in (0, 1))
-    return Scale(mean, deviation)
+    return InputScale(mean, deviation)
 
 
 def by_range(document: bytes, columns: Sequence[str]) -> tuple[str, ...]:

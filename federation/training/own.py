@@ -16,7 +16,7 @@ from federation.spec.computation import Computation, Descend, MeasureAlong
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.run_spec import with_scale
 from federation.spec.sharing import BUFFERS, Chosen, Sharing, SharingError
-from federation.statistics.scale import Scale, ScaleError, ScaleLayer, scale_of
+from federation.statistics.scale import InputScale, ScaleError, ScaleLayer, scale_of
 from federation.tasks import Task, buffers_of, initial_model, scale_layer_of
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector, read_vector, to_bytes
@@ -112,7 +112,7 @@ def run_model(task: Task, seed: int, parameters: ParametersSpec, statistics: byt
     return shared_model(layout, vector, task_sharing(task, layout, parameters))
 
 
-def scaled(layout: Layout, vector: Vector, layer: ScaleLayer | None, scale: Scale) -> Vector:
+def scaled(layout: Layout, vector: Vector, layer: ScaleLayer | None, scale: InputScale) -> Vector:
     """A model (d,) whose layer Standardise has this scale; `vector` stays unchanged.
 
     Raises:
