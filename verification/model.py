@@ -11,6 +11,7 @@ from federation.aggregation.phases import Step
 from federation.aggregation.qp import STATIONARY_TOLERANCE
 from federation.aggregation.server_optimizers import OPTIMIZERS, Optimizer, Sgd
 from federation.digests import digest, parse
+from federation.record.bundle import has_unknown_fields
 from federation.record.exchange import Signers
 from federation.record.noise_rows import noise_defect
 from federation.refusals import Refusal
@@ -195,6 +196,8 @@ def check_filled(run: BundleRunFacts, signers: Signers) -> None:
         manifest = signers.of_coordinator(data.result, ResultManifest)
     except Refusal as refusal:
         raise VerificationError(f"the result of statistics: {refusal}") from None
+    if has_unknown_fields(manifest):
+        raise VerificationError("the result of statistics has a field that this release does not know")
     if manifest.federation_id != run.bundle.about.federation_id:
         raise VerificationError("the result of statistics is of another federation")
     if digest(data.document, parse(manifest.document)[0]) != manifest.document:
