@@ -64,7 +64,8 @@ def test_a_result_of_other_columns_or_without_numbers_is_refused_by_the_name_of_
         fits[0], hidden
     )
     assert "column 'pressure': mean 1e+39" in refused(fits[0], column("pressure", 1e39))
-    for mean, deviation, end in ((True, 1.0, 0), ("1", 1.0, 0), (1.0, -1.0, 0), (10**400, 1.0, 0), (1.0, None, [1, 0])):
+    wrong: list[tuple[Any, Any, Any]] = [(True, 1.0, 0), ("1", 1.0, 0), (1.0, -1.0, 0), (10**400, 1.0, 0)]
+    for mean, deviation, end in [*wrong, (1.0, None, [1, 0])]:
         refused(fits[0], column("pressure", mean, deviation, range=end))
     for text in (b"{", b"[]", b"[1]", b'{"columns": 3}', b'{"columns": [3]}', document(*fits, format=2), b"[" * 10**5):
         with pytest.raises(ScaleError):
