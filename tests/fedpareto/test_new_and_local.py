@@ -165,8 +165,9 @@ def test_a_member_with_wrong_data_ends_local_with_the_reason_of_its_worker(made:
 def test_local_tries_the_smallest_minibatch_of_the_run_before_it_begins(made: Path, tmp_path: Path) -> None:
     """The small form is in `federation/training/test_batch_statistics.py`: the same trial at the start of a worker."""
     (tmp_path / "own.py").write_text(
-        "import torch\nfrom visits import Visits\n\nclass Own(Visits):\n    def model(self):\n"
-        "        return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))\n"
+        "from torch.nn import BatchNorm1d, Linear, Sequential\nfrom visits import MEASUREMENTS, Standardise, Visits\n\n"
+        "class Own(Visits):\n    def model(self):\n"
+        "        return Sequential(Standardise(MEASUREMENTS), Linear(6, 8), BatchNorm1d(8), Linear(8, 2))\n"
     )
     text = (made / "tabular" / "run.toml").read_text().replace("visits:Visits", "own:Own")
     spec = tmp_path / "run.toml"
