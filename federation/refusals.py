@@ -79,6 +79,7 @@ REASONS: dict[str, Status] = {
     # operators
     "argument": "INVALID_ARGUMENT",
     "spec": "INVALID_ARGUMENT",
+    "scale": "INVALID_ARGUMENT",
     "cohort": "FAILED_PRECONDITION",
     "sessions-left": "FAILED_PRECONDITION",
     "model-evaluated": "FAILED_PRECONDITION",

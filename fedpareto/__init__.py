@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from federation.tasks import Splits as Splits
     from federation.tasks import Task as Task
     from federation.tasks import task as task
+    from federation.tasks.standardise import Standardise as Standardise
     from federation.training import TrainingDiverged as TrainingDiverged
     from federation.training import TrainingStopped as TrainingStopped
     from federation.training.plans import EvaluationPlan as EvaluationPlan
@@ -78,6 +79,7 @@ _PLACES = {
         "federation.spec.run_spec": "RunSpec",
         "federation.sketches.base": "LinearSketch Sketch SketchError",
         "federation.tasks": "Column DataError DataSource Dataset Pool Splits Task task",
+        "federation.tasks.standardise": "Standardise",
         "federation.training": "TrainingDiverged TrainingStopped",
         "federation.training.plans": "EvaluationPlan TrainingPlan",
         "federation.training.trainer": "Trainer",

@@ -250,12 +250,12 @@ class Attending:
         *,
         consents: bool = False,
         run_kinds: Sequence[str] = RUN_KINDS,
+        abilities: Sequence[str] = tuple(Ability),
     ) -> None:
         self._out: queue.SimpleQueue[AttendRequest | None] = queue.SimpleQueue()
         self.inbox: queue.SimpleQueue[AttendResponse | grpc.RpcError | None] = queue.SimpleQueue()
-        able = list(Ability)
         offers = [
-            TaskOffer(task=task, samples=samples, objectives=serves.get(task, ()), abilities=able)
+            TaskOffer(task=task, samples=samples, objectives=serves.get(task, ()), abilities=abilities)
             for task, samples in tasks.items()
         ]
         hello = Hello(software="test", tasks=offers, device="cpu", consents=consents, run_kinds=run_kinds)

@@ -62,6 +62,7 @@ JOINED = {"federation_id": str, "client_id": str}
 ROSTER = {"federation_id": str, "digest": str, "members": [{"client_id": str, "key": str}]}
 SESSIONS = dict.fromkeys(("sessions", "sessions_allowed", "evaluations", "evaluations_allowed"), int)
 ASKED = {**get_type_hints(RunRequest), **get_type_hints(Verdict)}
+del ASKED["statistics"]  # of what the model is filled from
 VERIFIED = {"round": int, "words": str, "missing": [str], "metrics_not_verified": [str]}
 HYPERPARAMETER = {"name": str, "default?": object, "help": str}
 RULE = {"name": str, "summary": str, "package?": str, "hyperparameters": [HYPERPARAMETER]}

@@ -215,6 +215,24 @@ def check_average(rows: Sequence[RowFile], result: RowFile) -> int:
     return sum(panels(compare, [*rows, result]))
 
 
+def check_unchanged(before: RowFile, after: RowFile) -> int:
+    """Compares the fixed tensors of two models, and returns the count of numbers.
+
+    Raises:
+        VerificationError: a number differs.
+    """
+
+    def compare(columns: slice, piece: Matrix) -> int:
+        if (differs := np.flatnonzero(piece[0] != piece[1])).size:
+            at = differs[0]
+            raise VerificationError(
+                f"the fixed tensors: number {columns.start + at} is {piece[1][at]:.9g}, and was {piece[0][at]:.9g}"
+            )
+        return len(piece[0])
+
+    return sum(panels(compare, [before, after]))
+
+
 def _direction(signed: StepVectors, updates: Matrix) -> Matrix:
     """The direction on some columns."""
     if signed.coordinates is None:

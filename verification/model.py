@@ -10,17 +10,23 @@ import numpy as np
 from federation.aggregation.phases import Step
 from federation.aggregation.qp import STATIONARY_TOLERANCE
 from federation.aggregation.server_optimizers import OPTIMIZERS, Optimizer, Sgd
-from federation.digests import digest
+from federation.digests import digest, parse
+from federation.record.bundle import has_unknown_fields
+from federation.record.exchange import Signers
 from federation.record.noise_rows import noise_defect
+from federation.refusals import Refusal
 from federation.spec.run_sections import AUTO
-from federation.spec.sharing import BUFFERS
-from federation.v1.common_pb2 import StepManifest
-from federation.vectors import RowFile
+from federation.spec.sharing import BUFFERS, SharingError
+from federation.statistics.scale import ScaleError, check_scale
+from federation.trust.envelope import envelope_digest
+from federation.v1.common_pb2 import ResultManifest, StepManifest
+from federation.vectors import Layout, RowFile
 from verification.arithmetic import (
     Matrix,
     StepVectors,
     check_average,
     check_follows,
+    check_unchanged,
     gram,
     gram_and_squares,
     products_along,
@@ -160,13 +166,52 @@ def check_makes(
             compared=tuple(step.gram_rows),
         )
     )
-    if moved and layout.size > parameters.stop:
-        part = slice(parameters.stop, layout.size)
+    trained = run.spec.parameters.trained(layout).size
+    if moved and trained > parameters.stop:
+        part = slice(parameters.stop, trained)
         payloads = [bundle.rows(reply.payload) for reply in made.replies if reply.payload]
         buffers = [payload[BUFFERS] for payload in payloads if BUFFERS in payload] or [vector(step.base_model, part)]
         for averaged in [step.result_model, *([kept[AVERAGE]] if rule.averages else [])]:
             compared += check_average(buffers, vector(averaged, part))
+    if moved and layout.size > trained:
+        part = slice(trained, layout.size)
+        for made_here in [step.result_model, *([kept[AVERAGE]] if rule.averages else [])]:
+            # Verify, 7: a fixed tensor stays what the initial model has.
+            compared += check_unchanged(vector(step.base_model, part), vector(made_here, part))
     return compared, K if step.gram_rows else K[:combined, :combined], squares[:combined]
+
+
+def check_filled(run: BundleRunFacts, signers: Signers) -> None:
+    """Checks the result of statistics that a run names, and the models that it begins with against this result.
+
+    The models are in a bundle with payloads alone. Raises VerificationError.
+    """
+    parameters, data = run.spec.parameters, run.bundle.statistics()
+    if not parameters.statistics:
+        if data.ListFields():
+            raise VerificationError("the bundle has a result of statistics that its specification does not name")
+        return
+    # Verify, 5: the name in the specification is of these bytes; else the result would be one of the bundle's choice.
+    if envelope_digest(data.result) != parameters.statistics:
+        raise VerificationError(f"the bundle lacks the result {parameters.statistics} that its specification names")
+    try:
+        manifest = signers.of_coordinator(data.result, ResultManifest)
+    except Refusal as refusal:
+        raise VerificationError(f"the result of statistics: {refusal}") from None
+    if has_unknown_fields(manifest):
+        raise VerificationError("the result of statistics has a field that this release does not know")
+    if manifest.federation_id != run.bundle.about.federation_id:
+        raise VerificationError("the result of statistics is of another federation")
+    if digest(data.document, parse(manifest.document)[0]) != manifest.document:
+        raise VerificationError("the document of statistics is not the one that was signed")
+    for name in filter(run.bundle.has, run.spec.models or (run.bundle.about.initial_model,)):
+        layout, row = run.bundle.model(name)
+        try:
+            trained = parameters.trained(layout)
+            fixed = Layout(layout.tensors[len(trained.tensors) :])
+            check_scale(fixed.split(row.columns(slice(trained.size, layout.size)).read()), data.document)
+        except (ScaleError, SharingError) as error:
+            raise VerificationError(f"{name} is not filled from the statistics that the run names: {error}") from None
 
 
 def check_keeps(run: BundleRunFacts, moved: bool, at: ReplayState, after: ReplayState) -> None:

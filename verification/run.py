@@ -44,6 +44,7 @@ from verification.model import (
     ReplayState,
     canonical,
     check_begins,
+    check_filled,
     check_keeps,
     check_makes,
     check_noise_length,
@@ -115,6 +116,7 @@ class OpenedRun:
         course, named, grams = RunCourse(spec), {about.initial_model, *spec.models}, set[str]()
         # Verify, 1: before the rounds: `check_logged` judges each envelope by the entries of keys that are found here.
         log.check_keys_logged(self.keys)
+        check_filled(self.facts, self.keys.signers)
         for record in bundle.rounds():
             try:
                 # Verify, a verifier of your own, in this order: form, signatures, arithmetic, log. Each relies on what

@@ -10,12 +10,14 @@ from functools import partial
 from federation.attacks import Attack, AttackError, attack_seed, poisoned
 from federation.monitoring.events import Events
 from federation.process.service_manager import ServiceManager
+from federation.record.signed_scales import SignedScales
 from federation.spec.run_spec import RunSpec
 from federation.tasks import Dataset, DataSource, LossError, Splits, task, task_code
 from federation.training.run_trial import FirstTraining
 from federation.training.trainer import Trainer
 from federation.training.trainers import TrainerChoice, close_trainer, trainer_code
 from federation.trust.member_files import MemberFiles, note_addresses
+from federation.v1.common_pb2 import ResultManifest, SignedEnvelope
 from federation.work.base import Lane
 from federation.work.closing import SiteClosing
 from federation.work.peers import open_reply
@@ -244,6 +246,7 @@ class Worker:
                 privacy=privacy,
                 local_state=local_state,
                 begun=begun,
+                scales=SignedScales(member.federation_id, self._result),
                 events=events,
             )
             execution.count_deaths()
@@ -361,6 +364,10 @@ class Worker:
         """Sends the new numbers of private rounds left for the tasks that share a data set with `task`."""
         for left in self._introduction.left_beside(task):
             self._attendance.tell_left(left)
+
+    def _result(self, envelope: SignedEnvelope) -> ResultManifest:
+        """A result that the coordinator has signed. Raises a Refusal."""
+        return self._attendance.member.coordinator.verify(envelope, ResultManifest)
 
     def _withdrawn(self, run_id: str, verdict: Verdict) -> None:
         self._runner.withdrawn(run_id, verdict)

@@ -82,10 +82,12 @@ def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) ->
         rate = step_rate(spec, current.number, step, step.gram, step.combination.coefficients)
     except ValueError as error:
         raise Skipped(str(error)) from error
+    layout = model_layout(context.blobs.local(base))
     writer = StepWriter(
         blobs=context.blobs,
         base_model=base,
-        parameters=spec.parameters.parameters_of(model_layout(context.blobs.local(base))).size,
+        parameters=spec.parameters.parameters_of(layout).size,
+        trained=spec.parameters.trained(layout).size,
         vectors=memory.vectors,
         averaged=averaged,
         rate=rate,
@@ -153,6 +155,7 @@ class StepWriter:
     blobs: BlobStore
     base_model: str  # the digest of w_t
     parameters: int  # of the model; averaged buffers come after them
+    trained: int  # both together; fixed tensors come after them
     vectors: Mapping[str, str]  # digests before the step, by name
     averaged: int | None  # the number of models in the mean; None where none is kept
     rate: float  # the server's learning rate
@@ -161,7 +164,7 @@ class StepWriter:
     def write(self, step: Step, direction: Direction) -> StepFiles:
         """The digests after a step along a direction.
 
-        Averaged buffers become the plain mean of the buffers in the combined replies.
+        Averaged buffers become the plain mean of the buffers in the combined replies; fixed tensors stay.
 
         Raises:
             FloatingPointError: the new model, or a vector, would not be finite.
@@ -216,7 +219,7 @@ class StepWriter:
                 after=after,
                 average=average,
             )
-            for block in self._buffers(buffers):
+            for block in (*self._buffers(buffers), *self._fixed()):
                 for name, writer in writers.items():
                     values = block if name in (_MODEL, AVERAGE) else np.zeros_like(block)
                     writer.write(values.astype("<f4").data.cast("B"))
@@ -228,7 +231,13 @@ class StepWriter:
 
     def _buffers(self, buffers: Sequence[Row]) -> Iterator[Vector]:
         """Blocks of the averaged buffers after a step; none where the model has none."""
-        whole = model_row(self.blobs.local(self.base_model))
-        if whole.length > self.parameters:
-            rows = buffers or [whole.columns(slice(self.parameters, whole.length))]
+        if self.trained > self.parameters:
+            whole = model_row(self.blobs.local(self.base_model))
+            rows = buffers or [whole.columns(slice(self.parameters, self.trained))]
             yield from combine(np.full(len(rows), 1 / len(rows)), rows)
+
+    def _fixed(self) -> Iterator[Vector]:
+        """Blocks of the fixed tensors; none where the model has none."""
+        whole = model_row(self.blobs.local(self.base_model))
+        if whole.length > self.trained:
+            yield from combine(np.ones(1), [whole.columns(slice(self.trained, whole.length))])

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from coordinator.audit.excerpt import marked
 from coordinator.lookup import Choice, find_run, model_after, removed_model
 from coordinator.members.access.rpc_messages import NEXT_CHUNK_SECONDS, Context, next_message
+from coordinator.rounds.fleets.filled_models import check_filled, check_known
 from coordinator.rounds.replies.uploads import Upload
 from coordinator.rounds.runs.noise_outlook import noise_outlook
 from coordinator.rounds.runs.on_record import check_unmeasured
@@ -83,7 +84,10 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         outlook = await self._read(self._outlook, header, submission)
         if header.dry_run:
             return outlook
-        await self._take_models(header, submission.spec.parameters, request_iterator)
+        parameters = submission.spec.parameters
+        await self._take_models(header, parameters, request_iterator)
+        if parameters.statistics:
+            await self._read(check_filled, self._blobs, [model.digest for model in _models(header)], parameters)
         run_id = await self._begin_run(submission, header.model, by=by, paused=header.paused)
         outlook.run.CopyFrom(await self._run(run_id))
         return outlook
@@ -105,6 +109,7 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         submission.check_makes_cohort(session)
         submission.check_sharing(session)
         check_unmeasured(session, submission.spec)
+        check_known(session, submission.spec.parameters)
         models = _models(header)
         if submission.spec.models != (() if not submission.spec.measures else tuple(model.digest for model in models)):
             raise Refusal("argument", "the models of the header are not those that the specification names")

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from coordinator.audit.excerpt import excerpt, members_of
 from coordinator.cluster.registry import software
 from coordinator.rounds.export import recorded_phases, round_record
+from coordinator.rounds.fleets.filled_models import described_data
 from coordinator.rounds.runs.disclosure import parsed_spec
 from coordinator.rounds.transitions import ROUND_ENDED, RUN_ENDED
 from federation.record import bundle
@@ -99,6 +100,9 @@ def write_bundle(
             left = [SignedEnvelope.FromString(envelope) for envelope in _withdrawals(session, members)]
             if left:
                 entries[bundle.WITHDRAWALS] = Withdrawals(withdrawals=left).SerializeToString()
+            parameters = parsed_spec(run.spec).parameters
+            if parameters.statistics and (described := described_data(session, parameters.statistics)) is not None:
+                entries[bundle.STATISTICS] = described.SerializeToString()
             if replaced := [*rotations, *_rotations(session, members)]:
                 entries[bundle.ROTATIONS] = Rotations(rotations=replaced).SerializeToString()
         for name, data in entries.items():

@@ -20,6 +20,7 @@ from coordinator.members.renewal import retire_older
 from coordinator.members.requests import LEAST
 from coordinator.rounds.fleets.consents import offered_specification, record_consent
 from coordinator.rounds.fleets.deliveries import open_assignments_of, sessions_ended_for
+from coordinator.rounds.fleets.filled_models import offered_result
 from coordinator.rounds.fleets.presence import (
     Admitted,
     Assigned,
@@ -41,7 +42,7 @@ from federation.digests import parse
 from federation.monitoring.tally import MonitoredKind, MonitoredNumber
 from federation.process.assignment_log import turn_to_assignment
 from federation.refusals import Refusal
-from federation.transport.channels import MAX_CHUNK_BYTES
+from federation.transport.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
 from federation.transport.chunks import chunk_sizes, fetched
 from federation.trust.envelope import sign, verify
 from federation.trust.identity import Action, PeerIdentity
@@ -246,9 +247,10 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         client_id = self._access.caller().name
         assignment_id = "" if request.HasField("grant") else self._presence.offering(client_id, request.digest)
         if not assignment_id:
-            document = await self._read(offered_specification, client_id, request.digest)
-            if document is not None and request.offset == 0:
-                yield fetched(document)
+            document = await self._read(_offered_document, client_id, request.digest)
+            if document is not None and request.offset <= len(document):
+                for start in range(request.offset, len(document), CHUNK_BYTES):
+                    yield fetched(document[start : start + CHUNK_BYTES])
                 return
             if request.HasField("grant"):
                 self._check_granted(client_id, request)
@@ -364,6 +366,12 @@ def _pending(session: Session, client_id: str, settings: Settings) -> messages.P
 def _note_left(session: Session, client_id: str, task: str, sessions: dict[str, int]) -> None:
     client = session.get_one(Client, client_id, with_for_update=True)
     client.sessions_left = {**client.sessions_left, task: sessions}
+
+
+def _offered_document(session: Session, client_id: str, digest: str) -> bytes | None:
+    """What the database has of this digest, and a run offers to a client; None without such a document."""
+    document = offered_specification(session, client_id, digest)
+    return offered_result(session, client_id, digest) if document is None else document
 
 
 def _offering(session: Session, client_id: str, digest: str) -> str:

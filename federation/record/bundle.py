@@ -22,7 +22,7 @@ from federation.errors import Error
 from federation.refusals import Refusal
 from federation.text import escaped
 from federation.v1.common_pb2 import KeyRotation
-from federation.v1.record_pb2 import Bundle, Consents, LogRecord, Rotations, RoundRecord, Withdrawals
+from federation.v1.record_pb2 import Bundle, Consents, DescribedData, LogRecord, Rotations, RoundRecord, Withdrawals
 from federation.vectors import FLOATS, LENGTH_BYTES, Layout, RowFile, header_length, parse_header
 
 FORMAT = 1
@@ -32,6 +32,7 @@ CA = "certificates/ca.der"
 LOG = "log.pb"
 CONSENTS = "consents.pb"
 WITHDRAWALS = "withdrawals.pb"
+STATISTICS = "statistics.pb"
 ROTATIONS = "rotations.pb"
 _ROUND = re.compile(r"rounds/([0-9]{6,})\.pb")
 _CERTIFICATE = re.compile(r"certificates/[0-9a-f]{1,40}\.der")
@@ -149,6 +150,12 @@ class BundleReader:
         if WITHDRAWALS not in self._extents:
             return Withdrawals()
         return _filled(_parsed(Withdrawals, self._large(WITHDRAWALS), WITHDRAWALS), WITHDRAWALS)
+
+    def statistics(self) -> DescribedData:
+        """The result of statistics that the run is filled from; empty without such an entry."""
+        if STATISTICS not in self._extents:
+            return DescribedData()
+        return _filled(_parsed(DescribedData, self._large(STATISTICS), STATISTICS), STATISTICS)
 
     @property
     def blobs(self) -> tuple[str, ...]:
@@ -298,7 +305,7 @@ class BundleReader:
             raise BundleError(f"{self.path} is not a bundle: {error}") from error
         for entry in entries:
             name = entry.filename
-            known = name in (MANIFEST, SPECIFICATION, CA, LOG, CONSENTS, WITHDRAWALS, ROTATIONS) or any(
+            known = name in (MANIFEST, SPECIFICATION, CA, LOG, CONSENTS, WITHDRAWALS, ROTATIONS, STATISTICS) or any(
                 pattern.fullmatch(name) for pattern in (_ROUND, _CERTIFICATE, _BLOB)
             )
             if not known or name in extents:

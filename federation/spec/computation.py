@@ -1,6 +1,6 @@
 """The computations that work needs of a client's model and data. A worker does one at a time; a simulation many."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -30,6 +30,7 @@ class Ability(StrEnum):
     OPTIMIZERS = "optimizers"  # do more than plain SGD: momentum, Adam, weight decay, clip_norm, other rates by step
     PROXIMAL = "proximal"  # add the term of FedProx to the loss (train.proximal_mu)
     FROZEN = "frozen"  # leave some parameters as they are (parameters.frozen)
+    FIXED = "fixed"  # leave tensors as the run's model has them (parameters.fixed); see `with_fixed`
     NOISE = "noise"  # add noise to the gradient of each sample (DP-SGD)
     REPEATABLE = "repeatable"  # give the same bytes for the same computation, also after a restart
 
@@ -41,10 +42,20 @@ CANNOT: Mapping[Ability, str] = {
     "step_schedule)",
     Ability.PROXIMAL: "cannot add a proximal term (train.proximal_mu)",
     Ability.FROZEN: "cannot leave some parameters as they are (parameters.frozen)",
+    Ability.FIXED: "cannot leave tensors as the run's model has them (parameters.fixed)",
     Ability.NOISE: "cannot add noise to the gradients of samples",
     Ability.REPEATABLE: "cannot repeat its work with the same result",
 }
 """The text for a trainer without an ability."""
+
+
+def with_fixed(abilities: Iterable[str]) -> frozenset[str]:
+    """The abilities of a trainer as its worker tells them: one that leaves parameters frozen leaves tensors fixed, too.
+
+    Version 0.1.0 does not tell the latter: its workers cannot take part in runs with fixed tensors.
+    """
+    told = frozenset(abilities)
+    return told | {Ability.FIXED} if Ability.FROZEN in told else told - {Ability.FIXED}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,13 @@ from federation.v1.common_pb2 import UnsharedParameters
 
 def unshared_parameters(chosen: Chosen) -> UnsharedParameters:
     """The message about unshared parameters; empty if the run shares all."""
-    return UnsharedParameters(personal=chosen.personal, frozen=chosen.frozen, buffers=chosen.buffers)
+    return UnsharedParameters(
+        personal=chosen.personal,
+        frozen=chosen.frozen,
+        buffers=chosen.buffers,
+        fixed=chosen.fixed,
+        statistics=chosen.statistics,
+    )
 
 
 def run_facts(federation_id: str, run_id: str, document: bytes, spec: RunSpec) -> dict[str, object]:

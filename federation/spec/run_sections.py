@@ -18,7 +18,7 @@ from federation.secure.thresholds import BLUR, EVALUATION_NOISE
 from federation.spec.accounting import DELTA, LEAST_NOISE
 from federation.spec.objective_names import OBJECTIVE
 from federation.spec.problems import Section
-from federation.spec.sharing import MAX_PATTERNS, PATTERN, SharingError, parameters_of
+from federation.spec.sharing import MAX_PATTERNS, PATTERN, SharingError, parameters_of, without_fixed
 from federation.spec.task_metrics import MetricKind
 from federation.tensor_names import BUFFER_NAMES
 
@@ -173,11 +173,32 @@ class ParametersSpec(Section):
     buffer_names: Patterns = Field(
         BUFFER_NAMES, description="Patterns of the names of the buffers, where they are averaged."
     )
+    fixed: Patterns = Field(
+        (),
+        description="Patterns of the tensors that stay as the initial model of the run has them: they are in each "
+        "model of the run, and neither trained nor sent. `submit --statistics` writes those of a layer "
+        "[Standardise](research/standardise.md).",
+    )
+    statistics: str = Field(
+        "",
+        pattern=r"^((blake3|sha256):[0-9a-f]{64})?$",
+        description='The digest of the signed result of a run of kind `"statistics"`, with whose means and '
+        "deviations the layer [Standardise](research/standardise.md) of the model is filled. `submit --statistics` "
+        "writes it.",
+    )
+
+    @model_validator(mode="after")
+    def _fills_fixed(self) -> "ParametersSpec":
+        if self.statistics and not self.fixed:
+            raise ValueError(
+                "statistics: the tensors that it fills have to be in fixed; `submit --statistics` writes both"
+            )
+        return self
 
     @property
     def shares_all(self) -> bool:
         """True if members send every parameter."""
-        return not (self.personal or self.frozen or self.buffers)
+        return not (self.personal or self.frozen or self.buffers or self.fixed)
 
     @property
     def keeps(self) -> bool:
@@ -185,12 +206,21 @@ class ParametersSpec(Section):
         return bool(self.personal) or self.buffers == "local"
 
     def parameters_of(self, layout: "Layout") -> "Layout":
-        """The parameters of the run's model, which come before its averaged buffers.
+        """The parameters of the run's model, which come before its averaged buffers and its fixed tensors.
 
         Raises:
-            SharingError: as of `federation.spec.sharing.parameters_of`.
+            SharingError: as of `federation.spec.sharing.parameters_of` and `without_fixed`.
         """
-        return parameters_of(layout, self.buffer_names) if self.buffers == "averaged" else layout
+        trained = self.trained(layout)
+        return parameters_of(trained, self.buffer_names) if self.buffers == "averaged" else trained
+
+    def trained(self, layout: "Layout") -> "Layout":
+        """The tensors of the run's model that a round can change: its parameters and averaged buffers.
+
+        Raises:
+            SharingError: as of `federation.spec.sharing.without_fixed`.
+        """
+        return without_fixed(layout, self.fixed) if self.fixed else layout
 
     def check_suits(self, layout: "Layout") -> None:
         """Checks the tensors of an initial model. Raises SharingError if they are not those that the run shares."""

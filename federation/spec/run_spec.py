@@ -16,6 +16,7 @@ import json
 import re
 import tomllib
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -52,7 +53,7 @@ STATISTICS = "statistics"  # the kind of a run that describes the members' data
 RUN_KINDS = (EVALUATE, STATISTICS)  # besides "train"
 _NOT_IN = {EVALUATE: (*_OF_TRAINING, "statistics"), STATISTICS: (*_OF_TRAINING, "models", "evaluate", "parameters")}
 MAX_MODELS = 1000
-_HEADER = re.compile(rb"^[ \t]*\[[ \t]*statistics[ \t]*\][^\n\r]*", re.MULTILINE)
+_HEADER = rb"^[ \t]*\[[ \t]*%s[ \t]*\][^\n\r]*"  # of a section
 Digest = Annotated[str, Field(pattern=r"^(blake3|sha256):[0-9a-f]{64}$")]
 _KEYS = "see `fedpareto admin submit --explain` for the keys that exist"
 MAX_LINE = 1000
@@ -299,9 +300,42 @@ def with_columns(document: bytes, columns: Sequence[Column]) -> bytes:
     if not asked.classes:
         counted = [column for column in chosen if column.classes and column.name not in asked.ranges]
         lines += [f"classes.{json.dumps(column.name)} = {column.classes}" for column in counted]
-    header = _HEADER.search(document)
+    return _within(document, "statistics", lines)
+
+
+def with_scale(document: bytes, result: str, tensors: Sequence[str]) -> bytes:
+    """A specification that names the result with which the layer Standardise of its model is filled.
+
+    Args:
+        document: the specification.
+        result: the digest of the signed result.
+        tensors: the names of the layer's tensors, which are fixed.
+
+    Raises:
+        SpecError: it describes data; it names another result; or its `parameters.fixed` leaves one of the tensors out.
+    """
+    spec = RunSpec.parse(document)
+    if spec.describes:
+        raise SpecError(f'kind = "{spec.kind}": a run that describes data takes no model, so nothing is filled')
+    named = spec.parameters
+    if named.statistics not in ("", result):
+        raise SpecError(f"parameters.statistics: {named.statistics} is another result than {result}: leave it out")
+    lines = [] if named.statistics else [f"statistics = {json.dumps(result)}"]
+    if not named.fixed:
+        lines += ["fixed = [", *(f"    {json.dumps(name)}," for name in tensors), "]"]
+    for name in tensors if named.fixed else ():
+        if not any(fnmatchcase(name, pattern) for pattern in named.fixed):
+            raise SpecError(
+                f"parameters.fixed: {name!r} is filled from the result, so it has to be fixed: leave fixed out"
+            )
+    return _within(document, "parameters", lines)
+
+
+def _within(document: bytes, section: str, lines: Sequence[str]) -> bytes:
+    """The document with these lines in a section. Raises SpecError if it cannot be used."""
+    header = re.compile(_HEADER % section.encode(), re.MULTILINE).search(document)
     if header is None:
-        return _checked([line if line[:1] in " ]" else f"statistics.{line}" for line in lines], document)
+        return _checked([line if line[:1] in " ]" else f"{section}.{line}" for line in lines], document)
     return _checked(
         [], document[: header.end()] + "".join(f"\n{line}" for line in lines).encode() + document[header.end() :]
     )

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import combinations
 from typing import TYPE_CHECKING, Protocol
 
 from federation.errors import Error
@@ -34,19 +35,30 @@ class Chosen(Protocol):
     def buffers(self) -> str:
         """What becomes of buffers: one of `TREATMENTS`, or empty."""
 
+    @property
+    def fixed(self) -> Iterable[str]:
+        """Patterns of the names of tensors that stay as the run's model has them: no reply has them."""
+
+    @property
+    def statistics(self) -> str:
+        """The digest of the signed result that a layer Standardise is filled from; empty without one."""
+
 
 @dataclass(frozen=True)
 class Unshared:
-    """The parameters that a run does not share: patterns, and what becomes of buffers."""
+    """The parameters that a run does not share: patterns, and what becomes of buffers; see `Chosen`."""
 
     personal: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     buffers: str = ""
+    fixed: tuple[str, ...] = ()
+    statistics: str = ""
 
     @classmethod
     def of(cls, chosen: Chosen) -> "Unshared":
         """Those of a specification or a message."""
-        return cls(tuple(chosen.personal), tuple(chosen.frozen), chosen.buffers)
+        kept = tuple(chosen.personal), tuple(chosen.frozen), chosen.buffers
+        return cls(*kept, tuple(chosen.fixed), chosen.statistics)
 
 
 class SharingError(Error, ValueError):
@@ -55,36 +67,37 @@ class SharingError(Error, ValueError):
 
 @dataclass(frozen=True)
 class Sharing:
-    """The tensors of a model by their treatment in a run: shared, personal or frozen.
+    """The tensors of a model by their treatment in a run: shared, personal, frozen or fixed.
 
     Attributes:
         whole: the layout of the task's model, (d,).
         personal_names: of the tensors that each member keeps and trains.
         frozen_names: of the tensors that stay at their initial values.
-        averaged_names: of the shared tensors that are buffers; they come last in the run's model.
+        averaged_names: of the shared tensors that are buffers; they come after the parameters in the run's model.
+        fixed_names: of the tensors that stay as the run's model has them; they come last in it.
     """
 
     whole: "Layout"
     personal_names: frozenset[str]
     frozen_names: frozenset[str]
     averaged_names: frozenset[str] = frozenset()
+    fixed_names: frozenset[str] = frozenset()
 
     @classmethod
-    def of(
-        cls,
-        whole: "Layout",
-        personal: Sequence[str],
-        frozen: Sequence[str],
-        buffers: Collection[str] = (),
-        treatment: str = "",
-    ) -> "Sharing":
+    def of(cls, whole: "Layout", chosen: Chosen, buffers: Collection[str] = ()) -> "Sharing":
         """Applies the patterns to the parameters, and one of `TREATMENTS` to the tensors called `buffers`.
 
+        The patterns of `fixed` apply to all tensors.
+
         Raises:
-            SharingError: a pattern is malformed or matches nothing, a tensor is personal and frozen, none is shared, or
+            SharingError: a pattern is malformed or matches nothing, a tensor is treated in two ways, none is shared, or
                 there are buffers and no treatment, or the other way round.
         """
-        names = [tensor.name for tensor in whole.tensors if tensor.name not in buffers]
+        treatment = chosen.buffers
+        everything = [tensor.name for tensor in whole.tensors]
+        fixed_names = _matched("fixed", tuple(chosen.fixed), everything)
+        buffers = frozenset(buffers) - fixed_names
+        names = [name for name in everything if name not in buffers]
         if buffers and treatment not in TREATMENTS:
             raise SharingError(
                 f"parameters.buffers: the model keeps {len(buffers)} buffers, such as {min(buffers)!r}: say what "
@@ -92,26 +105,33 @@ class Sharing:
             )
         if treatment and not buffers:
             raise SharingError(f"parameters.buffers: {treatment!r}, but the model keeps no buffers")
-        kept, averaged, fixed = (frozenset(buffers if treatment == name else ()) for name in TREATMENTS)
-        personal_names = _matched("personal", personal, names) | kept
-        chosen = cls(whole, personal_names, _matched("frozen", frozen, names) | fixed, averaged)
-        if both := sorted(chosen.personal_names & chosen.frozen_names):
-            raise SharingError(f"parameters: {both[0]!r} is both personal and frozen")
-        if not set(names) - chosen.personal_names - chosen.frozen_names:
+        kept, averaged, initial = (frozenset(buffers if treatment == name else ()) for name in TREATMENTS)
+        personal_names = _matched("personal", tuple(chosen.personal), names) | kept
+        frozen_names = _matched("frozen", tuple(chosen.frozen), names) | initial
+        found = {"personal": personal_names, "frozen": frozen_names, "fixed": fixed_names}
+        for one, other in combinations(found, 2):
+            if both := sorted(found[one] & found[other]):
+                raise SharingError(f"parameters: {both[0]!r} is both {one} and {other}")
+        if not set(names) - personal_names - frozen_names - fixed_names:
             raise SharingError("parameters: no parameter of the model is shared")
-        return chosen
+        return cls(whole, personal_names, frozen_names, averaged, fixed_names)
 
     @cached_property
     def shared(self) -> "Layout":
-        """The tensors of the run's model, in the order of the task's; then the averaged buffers."""
-        left_out = self.personal_names | self.frozen_names | self.averaged_names
+        """The tensors of the run's model, in the order of the task's; then averaged buffers; then fixed tensors."""
+        left_out = self.personal_names | self.frozen_names | self.averaged_names | self.fixed_names
         names = {tensor.name for tensor in self.whole.tensors} - left_out
-        return self._layout(names, self.averaged_names)
+        return self._layout(names, self.averaged_names, self.fixed_names)
 
     @cached_property
     def buffers(self) -> int:
-        """The number of elements of the averaged buffers, which are at the end of the run's model."""
+        """The number of elements of the averaged buffers, which come after the parameters in the run's model."""
         return sum(tensor.size for tensor in self.whole.tensors if tensor.name in self.averaged_names)
+
+    @cached_property
+    def fixed(self) -> int:
+        """The number of elements of the fixed tensors, which are at the end of the run's model."""
+        return sum(tensor.size for tensor in self.whole.tensors if tensor.name in self.fixed_names)
 
     @cached_property
     def personal(self) -> "Layout":
@@ -120,8 +140,9 @@ class Sharing:
 
     @cached_property
     def frozen(self) -> tuple[slice, ...]:
-        """The columns of the frozen tensors in the whole model."""
-        return tuple(part for name, part in self._columns.items() if name in self.frozen_names)
+        """The columns in the whole model of the tensors that no training changes: frozen and fixed ones."""
+        still = self.frozen_names | self.fixed_names
+        return tuple(part for name, part in self._columns.items() if name in still)
 
     def shared_of(self, model: "Vector") -> "Vector":
         """The run's model (d',) within a whole model (d,)."""
@@ -164,6 +185,24 @@ class Sharing:
         for name, tensor in part.split(values).items():
             whole[self._columns[name]] = tensor.reshape(-1)
         return whole
+
+
+def without_fixed(layout: "Layout", patterns: Sequence[str]) -> "Layout":
+    """The tensors of a run's model before the fixed ones, the last, whose names match patterns.
+
+    Raises:
+        SharingError: no tensor is fixed, all are, or one that is not comes after one that is.
+    """
+    from federation.vectors import Layout  # noqa: PLC0415
+
+    fixed = [any(fnmatchcase(tensor.name, pattern) for pattern in patterns) for tensor in layout.tensors]
+    count = len(fixed) - sum(fixed)
+    if count in (0, len(fixed)) or not all(fixed[count:]):
+        raise SharingError(
+            "parameters.fixed: a model is needed whose last tensors, and no others, have names that match "
+            f"{', '.join(patterns)}; this one holds {_shown([tensor.name for tensor in layout.tensors])}"
+        )
+    return Layout(layout.tensors[:count])
 
 
 def parameters_of(layout: "Layout", patterns: Sequence[str]) -> "Layout":

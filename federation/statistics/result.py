@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -98,5 +99,9 @@ def _result(
         "fewest": fewest,
         "columns": [one.document for one in shown],
     }
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return StatisticsResult(text.encode(), used, left_out)
+    return StatisticsResult(written(document), used, left_out)
+
+
+def written(document: Mapping[str, Any]) -> bytes:
+    """The bytes of a result: JSON with sorted keys. Raises ValueError for what cannot be in one."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

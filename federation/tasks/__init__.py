@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from federation.spec.run_spec import RunSpec
     from federation.spec.task_metrics import Metric, MetricKind
+    from federation.statistics.scale import ScaleLayer
     from federation.vectors import Layout
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "initial_model",
     "metrics_of",
     "pool_of",
+    "scale_layer_of",
     "task",
     "task_code",
     "task_of",
@@ -269,6 +271,21 @@ def buffers_of(task: Task) -> tuple[str, ...]:
     """The names of the task's buffers. Raises TaskError: its code raised an exception."""
     with task_code(task.name or type(task).__name__, "naming its buffers"):
         return tuple(task.buffers())
+
+
+def scale_layer_of(task: Task) -> "ScaleLayer | None":
+    """The layer Standardise of the task's model; None without one.
+
+    Raises:
+        TaskError: its code raised an exception, or the model has several.
+    """
+    if type(task).initial is not Task.initial:
+        return None
+    from federation.tasks.parameters import build, scale_layer  # noqa: PLC0415
+
+    model = build(task)
+    with task_code(task.name or type(task).__name__, "finding its layer Standardise"):
+        return scale_layer(model)
 
 
 _TASKS: Plugins[Task] = Plugins("task", "fedpareto.tasks", Task, "fedpareto.Task", _BUILT_IN)

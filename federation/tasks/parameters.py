@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from federation.statistics.scale import ScaleLayer
 from federation.tasks.errors import TaskError, task_code
+from federation.tasks.standardise import Standardise
 from federation.value_words import in_words
 from federation.vectors import Layout
 from federation.vectors import Tensor as Shape
@@ -59,13 +61,25 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers of a model, such as BatchNorm's running statistics, by name; empty if all are integers.
+    """The buffers of a model, such as BatchNorm's running statistics, by name; those of a layer Standardise come last.
 
-    Constant tables (such as positions) are registered with persistent=False, and are not among them.
+    Integers alone are none. Constant tables (such as positions) are registered with persistent=False, and are not among
+    them.
     """
-    state = model.state_dict()
-    found = {name: buffer for name, buffer in model.named_buffers() if name in state}
-    return found if any(buffer.is_floating_point() for buffer in found.values()) else {}
+    state, layer = model.state_dict(), scale_layer(model)
+    scale = () if layer is None else layer.tensors
+    everything = {name: buffer for name, buffer in model.named_buffers() if name in state}
+    found = {name: buffer for name, buffer in everything.items() if name not in scale}
+    kept = found if any(buffer.is_floating_point() for buffer in found.values()) else {}
+    return {**kept, **{name: everything[name] for name in scale}}
+
+
+def scale_layer(model: nn.Module) -> ScaleLayer | None:
+    """The layer Standardise of a model; None without one. Raises ValueError if there are several."""
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, Standardise)]
+    if len(layers) > 1:
+        raise ValueError(f"a model has one layer Standardise; this one has {', '.join(name for name, _ in layers)}")
+    return ScaleLayer(layers[0][0], layers[0][1].columns) if layers else None
 
 
 def further_names(model: nn.Module) -> dict[str, str]:

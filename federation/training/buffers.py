@@ -1,6 +1,6 @@
 """A model's parameters and their gradients in flat buffers, and what else the model keeps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -109,10 +109,20 @@ class ModelState:
         parts = [buffer.detach().cpu().numpy().astype(np.float32).reshape(-1) for buffer in self._buffers]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
 
-    def freeze(self) -> None:
-        """Puts the modules that keep it into evaluation mode: they use it in training, and do not change it."""
-        for module in self._modules:
-            module.eval()
+    def within(self, columns: Sequence[slice], start: int) -> frozenset[str]:
+        """The names of the buffers in these columns of a model (d,), whose buffers begin at `start`."""
+        named, offset = set(), start
+        for name, buffer in zip(self.names, self._buffers, strict=True):
+            if any(part.start <= offset < part.stop for part in columns):
+                named.add(name)
+            offset += buffer.numel()
+        return frozenset(named)
+
+    def freeze(self, names: Collection[str]) -> None:
+        """Puts the modules that keep these into evaluation mode: they use them in training, and do not change them."""
+        for name, module in zip(self.names, self._modules, strict=True):
+            if name in names:
+                module.eval()
 
 
 @contextmanager

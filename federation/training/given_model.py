@@ -13,12 +13,13 @@ import numpy as np
 
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.sharing import Sharing
+from federation.statistics.scale import scale_of
 from federation.task_layout import TaskLayout
-from federation.tasks import Task, buffers_of, initial_model
+from federation.tasks import Task, buffers_of, initial_model, scale_layer_of
 from federation.tensor_names import listed
 from federation.text import counted
 from federation.training.model_file import ModelFile
-from federation.training.own import run_sharing
+from federation.training.own import scaled, task_sharing
 from federation.vectors import FOREIGN_DTYPES, Array, Layout, Vector
 
 _EXACT = {"F16": "float16", "BF16": "bfloat16"}  # float32 has all of their values
@@ -44,35 +45,45 @@ class GivenModel:
     remarks: tuple[str, ...]
 
 
-def given_model(path: Path, task: Task, seed: int, parameters: ParametersSpec) -> GivenModel:
+def given_model(path: Path, task: Task, seed: int, parameters: ParametersSpec, statistics: bytes = b"") -> GivenModel:
     """Reads the initial model of a run from a safetensors file.
 
     Each parameter that the run shares must be there, under its name in the task's model. A buffer may be missing. What
-    the run does not share is left out.
+    the run does not share is left out. `statistics` is the document of the result that `parameters.statistics` names;
+    the scale in it replaces that of the file.
 
     Raises:
         GivenModelError: the file is of another kind, or holds another model.
-        TaskError, SharingError: as of `run_model`.
+        TaskError, SharingError, ScaleError: as of `run_model`.
     """
     file = ModelFile(path)
     layout, vector = initial_model(task, seed)
     buffers = frozenset(buffers_of(task))
-    sharing = run_sharing(layout, buffers, parameters)
+    sharing = task_sharing(task, layout, parameters)
+    filled: dict[str, Array] = {}
+    if statistics:
+        layer = scale_layer_of(task)
+        vector = scaled(layout, vector, layer, scale_of(statistics, layer.columns if layer else ()))
+        filled = {name: layout.split(vector)[name] for name in (layer.tensors if layer else ())}
+    # What is fixed is not made by training: a file without it, and no result, leave nothing to take it from.
+    optional = buffers - (frozenset() if sharing is None else sharing.fixed_names) | filled.keys()
     shared = layout if sharing is None else sharing.shared
     ties, untrained = _other_tensors(task, layout)
     own = untrained | layout.split(vector)
     sources = _sources(file, ties)
-    if difference := _difference(file, shared, buffers, sources, own):
+    if difference := _difference(file, shared, optional, sources, own):
         raise file.unfit(f"{difference}. The task is {task.name}")
     parts = {
-        name: _values(file, sources[name], buffer=name in buffers) if name in sources else own[name]
+        name: _values(file, sources[name], buffer=name in buffers)
+        if name in sources and name not in filled
+        else own[name]
         for name in shared.shapes
     }
-    taken = {name: source for name, source in sources.items() if name in parts}
+    taken = {name: source for name, source in sources.items() if name in parts and name not in filled}
     left_out = {name: source for name, source in sources.items() if name not in parts}
     remarks = [
         *_conversions(file, taken, parts),
-        *_additions([name for name in parts if name not in taken]),
+        *_additions([name for name in parts if name not in taken and name not in filled]),
         *_omissions(file, left_out, own, buffers, sharing),
     ]
     told = TaskLayout.of(layout, buffers)

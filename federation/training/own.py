@@ -4,6 +4,7 @@ import os
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,10 @@ from federation.durable_files import make_directories, rename_durably
 from federation.refusals import Refusal
 from federation.spec.computation import Computation, Descend, MeasureAlong
 from federation.spec.run_sections import ParametersSpec
-from federation.spec.sharing import BUFFERS, Sharing, SharingError
-from federation.tasks import Task, buffers_of, initial_model
+from federation.spec.run_spec import with_scale
+from federation.spec.sharing import BUFFERS, Chosen, Sharing, SharingError
+from federation.statistics.scale import InputScale, ScaleError, ScaleLayer, scale_of
+from federation.tasks import Task, buffers_of, initial_model, scale_layer_of
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector, read_vector, to_bytes
 from federation.work.base import Result, RowSchema, Shape, WorkError, payload_layout
@@ -48,7 +51,8 @@ class Own:
             case Descend():
                 return replace(computation, frozen=sharing.frozen)
             case MeasureAlong():
-                along = np.append(computation.direction, np.zeros(sharing.buffers, dtype=np.float32))
+                still = np.zeros(sharing.buffers + sharing.fixed, dtype=np.float32)
+                along = np.append(computation.direction, still)
                 return replace(computation, direction=sharing.with_shared(np.zeros_like(self.values), along))
             case _:
                 return computation
@@ -58,13 +62,14 @@ def run_shape(trainer: Trainer, unshared: "ParametersSpec | UnsharedParameters")
     """The shape of a run's model, and the parameters of the task's model that the run shares; None for all.
 
     Raises:
-        SharingError: as of `Sharing.of`.
+        SharingError: as of `Sharing.of` and `check_scaled`.
     """
     shape = trainer.shape
-    if not (unshared.personal or unshared.frozen or unshared.buffers or trainer.buffers):
+    if not (unshared.personal or unshared.frozen or unshared.buffers or unshared.fixed or trainer.buffers):
         return shape, None
-    sharing = Sharing.of(shape.layout, unshared.personal, unshared.frozen, trainer.buffers, unshared.buffers)
-    return replace(shape, layout=sharing.shared, buffers=sharing.buffers), sharing
+    check_scaled(trainer.scale_layer, unshared)
+    sharing = Sharing.of(shape.layout, unshared, trainer.buffers)
+    return replace(shape, layout=sharing.shared, buffers=sharing.buffers, fixed=sharing.fixed), sharing
 
 
 def compute(trainer: Trainer, base: Vector, computation: Computation, own: Own | None, **given: Any) -> Result:
@@ -78,31 +83,106 @@ def compute(trainer: Trainer, base: Vector, computation: Computation, own: Own |
     whole = sharing.with_shared(own.values, base)
     result = trainer.compute(whole, own.widened(computation), **given)
     personal = None
-    rows = {name: sharing.shared_of(row) for name, row in result.rows.items()}
+    count = sharing.shared.size - sharing.fixed
+    rows = {name: sharing.shared_of(row)[:count] for name, row in result.rows.items()}
     if isinstance(computation, Descend) and sharing.personal_names:
         (row,) = result.rows.values()
         personal = sharing.personal_of(whole - row)
     if isinstance(computation, Descend) and sharing.buffers:
         ((name, row),) = rows.items()
-        count = len(row) - sharing.buffers
-        rows = {name: row[:count], BUFFERS: base[count:] - row[count:]}
+        end = len(row) - sharing.buffers
+        rows = {name: row[:end], BUFFERS: base[end:count] - row[end:]}
     return replace(result, rows=rows, personal=personal)
 
 
-def run_model(task: Task, seed: int, parameters: ParametersSpec) -> tuple[Layout, Vector]:
+def run_model(task: Task, seed: int, parameters: ParametersSpec, statistics: bytes = b"") -> tuple[Layout, Vector]:
     """The model that a run starts from: the shared parameters of the task's initial model.
+
+    `statistics` is the document of the result that `parameters.statistics` names; empty if it names none.
 
     Raises:
         TaskError: as of `initial_model`.
-        SharingError: as of `run_sharing`.
+        SharingError: as of `task_sharing`.
+        ScaleError: the model cannot be filled from the result.
     """
     layout, vector = initial_model(task, seed)
-    return shared_model(layout, vector, run_sharing(layout, buffers_of(task), parameters))
+    if statistics:
+        layer = scale_layer_of(task)
+        vector = scaled(layout, vector, layer, scale_of(statistics, layer.columns if layer else ()))
+    return shared_model(layout, vector, task_sharing(task, layout, parameters))
+
+
+def scaled(layout: Layout, vector: Vector, layer: ScaleLayer | None, scale: InputScale) -> Vector:
+    """A model (d,) whose layer Standardise has this scale; `vector` stays unchanged.
+
+    Raises:
+        ScaleError: the model has no such layer, or one of another size.
+    """
+    if layer is None:
+        raise ScaleError(
+            "the task's model has no layer Standardise (fedpareto.Standardise) to be filled with statistics"
+        )
+    tensors, filled = layout.split(vector), scale.of(layer)
+    for name, values in filled.items():
+        if name not in tensors or tensors[name].shape != values.shape:
+            raise ScaleError(f"the model has no tensor {name!r} of {len(values)} numbers")
+    return layout.join({**tensors, **filled})
+
+
+def scaled_spec(text: bytes, task: Task, result: str, document: bytes) -> bytes:
+    """A specification that fills the layer Standardise of its task from a result with this digest and document.
+
+    Raises:
+        SpecError: as of `with_scale`.
+        ScaleError: the task's model has no such layer, or the result does not suit its columns.
+    """
+    layer = scale_layer_of(task)
+    if layer is None:
+        raise ScaleError(
+            f"the model of {task.name or type(task).__name__} has no layer Standardise (fedpareto.Standardise) to be "
+            "filled with statistics"
+        )
+    scale_of(document, layer.columns)
+    return with_scale(text, result, layer.tensors)
 
 
 def shared_model(whole: Layout, vector: Vector, sharing: Sharing | None) -> tuple[Layout, Vector]:
     """The part of a task's whole model (d,) that a run shares."""
     return (whole, vector) if sharing is None else (sharing.shared, sharing.shared_of(vector))
+
+
+def task_sharing(task: Task, whole: Layout, parameters: ParametersSpec) -> Sharing | None:
+    """The tensors of the task's model that a run shares; None for all.
+
+    Raises:
+        TaskError: as of `buffers_of` and `scale_layer_of`.
+        SharingError: as of `run_sharing` and `check_scaled`.
+    """
+    check_scaled(scale_layer_of(task), parameters)
+    return run_sharing(whole, buffers_of(task), parameters)
+
+
+def assumed_parameters(buffers: Collection[str], layer: ScaleLayer | None) -> ParametersSpec:
+    """The treatment of a model's tensors without a specification: buffers are averaged, a scale is fixed."""
+    fixed = () if layer is None else layer.tensors
+    return ParametersSpec(buffers="averaged" if set(buffers) - {*fixed} else "", fixed=fixed)
+
+
+def tried_parameters(parameters: ParametersSpec, layer: ScaleLayer | None) -> ParametersSpec:
+    """Those of a specification for a trial: a scale is fixed, also if it is not filled yet."""
+    fixed = () if layer is None else layer.tensors
+    return parameters.model_copy(update={"fixed": (*parameters.fixed, *fixed)})
+
+
+def check_scaled(layer: ScaleLayer | None, chosen: Chosen) -> None:
+    """Raises SharingError if a run would train a model with a layer Standardise without its scale."""
+    if layer is None or all(any(fnmatchcase(name, pattern) for pattern in chosen.fixed) for name in layer.tensors):
+        return
+    raise SharingError(
+        f"parameters.fixed: the model has a layer Standardise ({layer.name!r}), and {' and '.join(layer.tensors)} are "
+        "not fixed: give the run that described the data (--statistics), which fills them; or name them in fixed, with "
+        "a model that has them (--model)"
+    )
 
 
 def run_sharing(whole: Layout, buffers: Collection[str], parameters: ParametersSpec) -> Sharing | None:
@@ -113,8 +193,9 @@ def run_sharing(whole: Layout, buffers: Collection[str], parameters: ParametersS
     """
     if parameters.shares_all and not buffers:
         return None
-    sharing = Sharing.of(whole, parameters.personal, parameters.frozen, buffers, parameters.buffers)
-    named = {tensor.name for tensor in sharing.shared.tensors[len(parameters.parameters_of(sharing.shared).tensors) :]}
+    sharing = Sharing.of(whole, parameters, buffers)
+    trained = parameters.trained(sharing.shared)
+    named = {tensor.name for tensor in trained.tensors[len(parameters.parameters_of(sharing.shared).tensors) :]}
     if unnamed := sorted(sharing.averaged_names ^ named):
         raise SharingError(
             f"parameters.buffer_names: they must match the buffers, and nothing else: see {unnamed[0]!r}"

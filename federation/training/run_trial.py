@@ -6,7 +6,7 @@ from federation.spec.computation import Descend
 from federation.spec.objective_names import joint_target
 from federation.spec.run_spec import RunSpec
 from federation.tasks import initial_model
-from federation.training.own import Own, run_shape
+from federation.training.own import Own, run_shape, tried_parameters
 from federation.training.trainer import Trainer
 from federation.vectors import Vector
 from federation.work.base import Shape
@@ -38,7 +38,7 @@ class FirstTraining:
         Raises:
             SharingError: `[parameters]` does not suit the model.
         """
-        shape, sharing = run_shape(trainer, spec.parameters)
+        shape, sharing = run_shape(trainer, tried_parameters(spec.parameters, trainer.scale_layer))
         _, model = initial_model(trainer.task, spec.seed)
         own, base = (None, model) if sharing is None else (Own(sharing, model), sharing.shared_of(model))
         work = Train.of(spec, 0, joint_target(trainer.objectives))

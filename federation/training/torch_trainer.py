@@ -96,7 +96,7 @@ class TorchTrainer(Trainer):
         self._model = model.to(self._device)
         self._state = ModelState(self._model)
         self._lending = Lending(self.task)
-        self._statistics: dict[bool, bool] = {}  # see _needs_two; trainers that share the model share it
+        self._statistics: dict[frozenset[str], bool] = {}  # see _needs_two; trainers that share the model share it
         count = len(self._layout.tensors) - len(self._state.names)
         self._buffers = ParameterBuffers(self._model, Layout(self._layout.tensors[:count]), self._device)
         self.kernels = Kernels(self._device, self.task.name)
@@ -400,12 +400,11 @@ class TorchTrainer(Trainer):
 
     def _train_mode(self, frozen: Sequence[slice]) -> None:
         self._model.train()
-        if self._freezes(frozen):
-            self._state.freeze()
+        self._state.freeze(self._freezes(frozen))
 
-    def _freezes(self, frozen: Sequence[slice]) -> bool:
-        """True if columns of buffers are among these."""
-        return any(part.start >= self._parameters for part in frozen)
+    def _freezes(self, frozen: Sequence[slice]) -> frozenset[str]:
+        """The names of the buffers in these columns."""
+        return self._state.within(frozen, self._parameters)
 
     def _training(self, plan: TrainingPlan, even: bool) -> Training:
         """A training from w_t, which is loaded."""

@@ -23,7 +23,17 @@ from federation.spec.computation import (
     MeasureAlong,
     training_losses,
 )
-from federation.tasks import DataError, DataSource, LossError, Task, TaskError, buffers_of, initial_model
+from federation.statistics.scale import ScaleLayer
+from federation.tasks import (
+    DataError,
+    DataSource,
+    LossError,
+    Task,
+    TaskError,
+    buffers_of,
+    initial_model,
+    scale_layer_of,
+)
 from federation.training import TrainingDiverged
 from federation.training.contract import (
     gradients_of,
@@ -134,6 +144,11 @@ class Trainer(ABC):
     def buffers(self) -> frozenset[str]:
         """The names of the tensors of a model that are buffers: each run decides on their treatment."""
         return frozenset(buffers_of(self.task))
+
+    @cached_property
+    def scale_layer(self) -> ScaleLayer | None:
+        """The layer Standardise of the model; None without one."""
+        return scale_layer_of(self.task)
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -950,9 +950,15 @@ class UnsharedParameters(_message.Message):
     PERSONAL_FIELD_NUMBER: _builtins.int
     FROZEN_FIELD_NUMBER: _builtins.int
     BUFFERS_FIELD_NUMBER: _builtins.int
+    FIXED_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
     buffers: _builtins.str
     """What becomes of the model's buffers, which are not parameters: "local" (as personal ones), "averaged" (the last
     tensors of the base model, and a row of each reply to training) or "frozen"; empty for a model without buffers.
+    """
+    statistics: _builtins.str
+    """The digest of the signed result (`ResultManifest`) of a run that described the members' data, with whose means and
+    deviations the fixed tensors of a layer Standardise are filled; empty for other runs.
     """
     @_builtins.property
     def personal(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -962,16 +968,22 @@ class UnsharedParameters(_message.Message):
     def frozen(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Left at the initial values, which the task makes from the seed of the run."""
 
+    @_builtins.property
+    def fixed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Left as the run's model has them: the last tensors of the base model, after averaged buffers. No reply has them."""
+
     def __init__(
         self,
         *,
         personal: _abc.Iterable[_builtins.str] | None = ...,
         frozen: _abc.Iterable[_builtins.str] | None = ...,
         buffers: _builtins.str = ...,
+        fixed: _abc.Iterable[_builtins.str] | None = ...,
+        statistics: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "frozen", b"frozen", "personal", b"personal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "fixed", b"fixed", "frozen", b"frozen", "personal", b"personal", "statistics", b"statistics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

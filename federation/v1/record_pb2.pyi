@@ -12,6 +12,7 @@ The record of a run as one file, the bundle: a zip archive whose entries are sto
   log.pb                   the LogRecord: what the audit log tells of the run
   consents.pb              the Consents: the newest answers of clients to the run; absent where there are none
   withdrawals.pb           the Withdrawals of its clients; absent where there are none
+  statistics.pb            the DescribedData that a layer Standardise of the model is filled from; absent without one
   blobs/DIGEST             a blob, named by its digest with "-" in place of ":"
 
 Every fact that counts is inside a SignedEnvelope, or follows from signed facts. What is said beside them (states,
@@ -503,3 +504,31 @@ class Consents(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Consents: _TypeAlias = Consents  # noqa: Y015
+
+@_typing.final
+class DescribedData(_message.Message):
+    """The result of a run that described the members' data."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    document: _builtins.bytes
+    """The document of this result, JSON."""
+    @_builtins.property
+    def result(self) -> _common_pb2.SignedEnvelope:
+        """The result, a ResultManifest."""
+
+    def __init__(
+        self,
+        *,
+        result: _common_pb2.SignedEnvelope | None = ...,
+        document: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribedData: _TypeAlias = DescribedData  # noqa: Y015

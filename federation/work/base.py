@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from federation.errors import Error
@@ -73,18 +74,27 @@ class Terms:
 class Shape:
     """The layout of the model, the objectives of the task, and those that the client serves, in the same order.
 
-    The last `buffers` elements of the model are averaged buffers.
+    After the parameters of the model come `buffers` elements of averaged buffers, then `fixed` of fixed tensors.
     """
 
     layout: Layout
     objectives: tuple[str, ...]
     serves: tuple[str, ...]
     buffers: int = 0
+    fixed: int = 0
 
     @property
     def parameters(self) -> int:
-        """The number of elements of the model that are parameters."""
-        return self.layout.size - self.buffers
+        """The number of elements of the model that are trained parameters."""
+        return self.layout.size - self.buffers - self.fixed
+
+    @property
+    def trained(self) -> Layout:
+        """The tensors of the model that are trained parameters."""
+        ends = accumulate(tensor.size for tensor in self.layout.tensors)
+        return Layout(
+            tuple(tensor for tensor, end in zip(self.layout.tensors, ends, strict=True) if end <= self.parameters)
+        )
 
 
 @dataclass(frozen=True)

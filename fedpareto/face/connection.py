@@ -122,6 +122,7 @@ class FederationCalls:
         model: str | Path | Sequence[str | Path] | None = None,
         model_of: str = "",
         best: str = "",
+        statistics: str = "",
         paused: bool = False,
     ) -> FederatedRun:
         """Submits a run, as `fedpareto admin submit`.
@@ -133,6 +134,8 @@ class FederationCalls:
             model: a safetensors file with the initial model; of a run that evaluates, a file or several, to measure.
             model_of: the name or id of a run: a run that evaluates measures its newest model.
             best: a metric: with `model_of`, its best model by the mean on the validation split.
+            statistics: the name or id of a run that has described the members' data: its result fills the layer
+                `Standardise` of the task's model.
             paused: True lets the run wait for `resume`.
 
         Raises:
@@ -146,8 +149,12 @@ class FederationCalls:
             text = _with_task(spec, text, task)
         parsed = upload.checked_spec(text)
         own = None if kind is None else tasks.task_of(kind, parsed.task)
-        text, models = upload.given_models(text, parsed, paths_of(model), model_of, best, own)
         with self._calls() as stub:
+            described = b""
+            if statistics:
+                text, described = upload.scaled_by(stub, text, statistics, own)
+                parsed = upload.checked_spec(text)
+            text, models = upload.given_models(text, parsed, paths_of(model), model_of, best, own, described)
             if model_of:
                 text, models = upload.model_of_run(stub, text, model_of, best)
             response = upload.submit(stub, text, models, paused=paused)

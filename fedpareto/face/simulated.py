@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from federation.errors import ArgumentError
 from fedpareto.face.given_spec import Spec, document, paths_of, task_name
@@ -29,6 +29,7 @@ def simulate(
     members: Mapping[str, str | Path] | None = None,
     home: str | Path | None = None,
     model: str | Path | Sequence[str | Path] | None = None,
+    statistics: "History | Mapping[str, Any] | str | Path | None" = None,
     device: str = "auto",
     backend: str = "auto",
     trainer: str = "",
@@ -54,6 +55,8 @@ def simulate(
         model: a safetensors file with the initial model, as `fedpareto admin submit --model` takes it; without it, the
             task makes one from the seed. Of a run that evaluates: a file or several, whose models it measures.
             `warnings` of the run say what was converted, added or left out.
+        statistics: fills the layer `Standardise` of the task's model: the `History` of a run that has described the
+            data of these clients, its `statistics`, or a JSON file, as `fedpareto admin statistics --json` writes it.
         device: the device on which clients train: "auto", "cpu", "cuda" or "cuda:N".
         backend: the method of training them: "auto", "stacked", "loop", "compiled" or "ray".
         trainer: replaces the task's own: "torch", or "module:Class".
@@ -73,6 +76,7 @@ def simulate(
         PackagesMissing: PyTorch or pandas is not installed, or what a target needs.
         SpecError, TaskError, DataError, PartError, AttackError, PluginError: the specification cannot be used.
         GivenModelError: `model` cannot be the initial model.
+        ScaleError: the model cannot be filled from `statistics`.
         SinkError: a target of `to` cannot be used as it is named.
         SimulationError: there is nothing to resume, `home` holds something else, or own code raised an exception in a
             round: the message names the client, the round, and the line.
@@ -83,6 +87,7 @@ def simulate(
     """
     need("fedpareto.simulate needs", "torch", "pandas", extra="torch,experiments")
     without_log_lines()
+    from fedpareto.simulation.given_statistics import statistics_of  # noqa: PLC0415 - it imports NumPy
     from fedpareto.simulation.simulate import Simulation  # noqa: PLC0415 - it imports PyTorch
 
     text = document(spec, "" if task is None else task_name(task))
@@ -108,6 +113,7 @@ def simulate(
             resume=resume,
             download=download,
             given=paths_of(model),
+            statistics=statistics_of(statistics),
         )
         with simulation:
             show = progress if progress is not None else stack.enter_context(shown())

@@ -53,13 +53,12 @@ class LocalFederation(ProcessFederation):
         `policy` is the text of each owner's policy.toml; empty for none. Workers read both when they start. Members
         that are too few for private rounds pin no roster.
         """
-        if len(self.members) < SMALLEST:
-            return
         members = {name: MemberFiles.load(self.directory / name) for name in self.members}
         text = "\n".join(Card.of(member).text() for member in members.values())
         for name, member in members.items():
             home = WorkerHome(self.directory / name)
-            Roster.parse(text, member).pin(home.roster)
+            if len(self.members) >= SMALLEST:
+                Roster.parse(text, member).pin(home.roster)
             if policy:
                 home.policy.write_text(policy)
 
@@ -82,9 +81,9 @@ class LocalFederation(ProcessFederation):
 
         self.wait(complete, "the attendance of the members", *self.workers.values(), pause=0.1)
 
-    def submit(self, name: str, specification: str) -> str:
-        """Submits a run; returns its id. Its specification stays in the directory."""
+    def submit(self, name: str, specification: str, *options: str) -> str:
+        """Submits a run, with further options; returns its id. Its specification stays in the directory."""
         path = self.directory / "specs" / f"{name}.toml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(specification, encoding="utf-8")
-        return str(self.admin("submit", str(path))["run"]["run_id"])
+        return str(self.admin("submit", str(path), *options)["run"]["run_id"])

@@ -29,7 +29,7 @@ class PopulationState:
         parameters, buffers = spec.parameters, buffers_of(task)
         if not parameters.shares_all:
             layout, initial = initial_model(task, spec.seed_of_model)
-            self._sharing = Sharing.of(layout, parameters.personal, parameters.frozen, buffers, parameters.buffers)
+            self._sharing = Sharing.of(layout, parameters, buffers)
             self._initial = np.array(initial)
 
     def at(self, round_: int, computations: Mapping[str, Computation]) -> dict[str, Own]:

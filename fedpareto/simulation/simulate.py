@@ -35,12 +35,23 @@ from federation.digests import digest
 from federation.owners_code import without_exit
 from federation.process.shared_state import ordinary, ordinary_numpy
 from federation.spec.client_sections import SelectionSpec
-from federation.spec.computation import CANNOT
+from federation.spec.computation import CANNOT, with_fixed
 from federation.spec.run_spec import RunSpec, with_columns, with_models
-from federation.tasks import Dataset, DataSource, Task, cautions_of, columns_of, metrics_of, task
+from federation.tasks import (
+    Dataset,
+    DataSource,
+    Task,
+    buffers_of,
+    cautions_of,
+    columns_of,
+    initial_model,
+    metrics_of,
+    scale_layer_of,
+    task,
+)
 from federation.training.determinism import pick_device
 from federation.training.given_model import given_model
-from federation.training.own import run_model
+from federation.training.own import assumed_parameters, run_model, scaled_spec
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.training.trainers import trainer_kind
@@ -79,6 +90,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             that names clients that do not exist.
         CoordinatorHomeError, IdentityError, OSError: `home` is damaged, or cannot be made.
         GivenModelError: the file of a model cannot be used.
+        ScaleError: the model cannot be filled from `statistics`, the document of a result.
         ValueError: no such device or backend.
         DatabaseBusy: another process uses the home.
     """
@@ -100,6 +112,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         resume: bool = False,
         trainer: str = "",
         given: Sequence[Path] = (),
+        statistics: bytes = b"",
     ) -> None:
         self.spec, self._algorithm = parse_run(spec)
         if len(given) > 1 and not self.spec.measures:
@@ -110,25 +123,36 @@ class Simulation(AbstractContextManager["Simulation"]):
         picked_device = pick_device(device)
         self._threads = threads
         self._task = known_task = task(self.spec.task)
+        if statistics:
+            result = self.spec.parameters.statistics or digest(statistics)
+            spec = scaled_spec(spec, known_task, result, statistics)
+            self.spec = RunSpec.parse(spec)
+        elif self.spec.parameters.statistics:
+            raise SimulationError("parameters.statistics names a result: give its document, too (--statistics FILE)")
         self._trainer = trainer_kind(known_task, trainer)
         self._objectives = fitting_objectives(self.spec, self._algorithm, known_task.objectives)
         self._metrics = fitting_metrics(self.spec, metrics_of(known_task))
         needed = needed_abilities(self.spec, self._algorithm, self._objectives)
-        if missing := sorted(needed - self._trainer.abilities):
+        if missing := sorted(needed - with_fixed(self._trainer.abilities)):
             raise SimulationError(f"the run cannot be simulated: {self._trainer.__name__} {CANNOT[missing[0]]}")
         self.remarks: tuple[str, ...] = ()
         seed = self.spec.seed_of_model
-        if not (self.spec.measures or given):
-            self._models = [run_model(known_task, seed, self.spec.parameters)]
+        if self.spec.describes:
+            self._models = [initial_model(known_task, seed)]
+        elif not (self.spec.measures or given):
+            self._models = [run_model(known_task, seed, self.spec.parameters, statistics)]
         else:
-            read = [given_model(path, known_task, seed, self.spec.parameters) for path in given]
+            if self.spec.measures and self.spec.parameters.shares_all:  # a file holds everything, as `submit` takes it
+                assumed = assumed_parameters(buffers_of(known_task), scale_layer_of(known_task))
+                self.spec = self.spec.model_copy(update={"parameters": assumed})
+            read = [given_model(path, known_task, seed, self.spec.parameters, statistics) for path in given]
             self._models = [(model.layout, model.vector) for model in read]
             self.remarks = tuple(dict.fromkeys(remark for model in read for remark in model.remarks))
         if self.spec.describes:
             spec = with_columns(spec, columns_of(known_task))
             self.spec = RunSpec.parse(spec)
         if self.spec.measures:
-            spec = with_models(spec, [digest(to_bytes(*one)) for one in self._models])
+            spec = with_models(spec, [digest(to_bytes(*one)) for one in self._models], self.spec)
             self.spec = RunSpec.parse(spec)
         self.cautions = cautions(self.spec, self._algorithm) + cautions_of(known_task, self.spec)
         self._population = populate(

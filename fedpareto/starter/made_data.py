@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
-SITES: Mapping[str, int] = {"site-a": 180, "site-b": 120, "site-c": 64}  # rows of each site
+SITES: Mapping[str, int] = {"site-a": 180, "site-b": 120, "site-c": 96}  # rows of each site
 _ROWS = 2  # of each patient
 _PIXELS = 12
+_MISSING = 0.03  # the share of measurements that nobody took
 _SHIFT = 0.3  # by which sites differ, in deviations
 _USUAL = ("patient", "came", "visit", "seen", "by", "the", "nurse", "blood", "pressure", "taken", "plan", "follow")
 _URGENT = ("chest", "pain", "severe", "bleeding", "collapse", "fever", "acute", "admitted")
@@ -38,11 +39,13 @@ def _visits(directory: Path, patients: Numbers, labels: Numbers, random: np.rand
     values = random.standard_normal((len(labels), 6)) + _SHIFT * random.standard_normal(6)
     values[:, 0] += 1.5 * labels
     values[:, 1] -= 1.0 * labels
+    values = 100 + np.array([20, 15, 10, 5, 2, 1]) * values  # each in a unit of its own
+    values[random.random(values.shape) < _MISSING] = np.nan
     with (directory / "visits.csv").open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["patient", *(f"measurement_{index + 1}" for index in range(6)), "comes_back"])
         for patient, row, label in zip(patients, values, labels, strict=True):
-            rows.writerow([patient, *(f"{value:.3f}" for value in row), label])
+            rows.writerow([patient, *("" if np.isnan(value) else f"{value:.3f}" for value in row), label])
 
 
 def _scans(directory: Path, patients: Numbers, labels: Numbers, random: np.random.Generator) -> None:

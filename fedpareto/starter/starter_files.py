@@ -10,17 +10,21 @@ from fedpareto.starter import made_data
 
 @dataclass(frozen=True)
 class Starter:
-    """A kind of task: its module here, its class, the learning rate that was tried on its data, and more keys."""
+    """A kind of task: its module here, its class, the learning rate that was tried on its data, and more keys.
+
+    If it `describes`, a run of kind = "statistics" fills the first layer of its model.
+    """
 
     module: str
     name: str
     rate: float
     more: str = ""
+    describes: bool = False
 
 
 _BUFFERS = '\n[parameters]\nbuffers = "averaged"  # the running statistics of BatchNorm\n'
 STARTERS: Mapping[str, Starter] = {
-    "tabular": Starter("visits", "Visits", 0.02),
+    "tabular": Starter("visits", "Visits", 0.02, describes=True),
     "images": Starter("scans", "Scans", 0.05, _BUFFERS),
     "text": Starter("notes", "Notes", 0.5),
 }
@@ -45,6 +49,18 @@ round_schedule = "cosine"  # the learning rate falls towards 0 until the last ro
 [selection]
 minimum = {minimum}  # a round waits until all members attend
 {more}"""
+_HELD = """\
+name = "{module}-held"
+task = "{module}:{name}"
+kind = "statistics"
+
+[statistics]
+open = true  # the coordinator reads the numbers of each member; the owner of each has to allow it in policy.toml
+bins = 4  # a member needs ten samples for each
+
+[selection]
+minimum = {minimum}
+"""
 _TEST = '''\
 """Tests of the task {name}: python -m pytest this-directory."""
 
@@ -66,11 +82,20 @@ def test_each_split_of_a_site_has_both_classes(site: str) -> None:
 
 
 def test_training_lowers_the_loss() -> None:
-    history = fedpareto.simulate(HERE / "run.toml", members=SITES, threads=1)
+    {history}
     losses = history.rounds["loss/train"].dropna()
     assert history.state == "COMPLETED"
     assert losses.iloc[-1] < losses.iloc[0]
 '''
+_PLAIN = 'history = fedpareto.simulate(HERE / "run.toml", members=SITES, threads=1)'
+_SCALED = """held = fedpareto.simulate(HERE / "held.toml", members=SITES, threads=1)
+    history = fedpareto.simulate(HERE / "run.toml", members=SITES, statistics=held, threads=1)"""
+_ABOUT = """\
+`held.toml` specifies a run before that, which asks the members for the mean and the deviation of each measurement. The
+first layer of the model, `Standardise`, is filled with them, and turns a missing value into 0. So every member can
+leave its numbers as they are.
+
+"""
 _README = """\
 # {name}
 
@@ -81,8 +106,8 @@ _README = """\
     python -m pytest {where}
     {local}
 
-The second command starts a coordinator and three workers as processes on this machine, and opens the console. Ctrl-C
-stops everything. `fedpareto simulate` with the same arguments gives the same models, without processes.
+{held}The second command starts a coordinator and three workers as processes on this machine, and opens the console.
+Ctrl-C stops everything. `fedpareto simulate` with the same arguments gives the same models, without processes.
 
 Next: put your own data into a directory for each member, and change `model` and `pool` to suit it.
 """
@@ -93,14 +118,17 @@ def write(kind: str, directory: Path, local: str) -> list[Path]:
 
     `local` is the command that starts the members, for the README.
     """
-    starter = STARTERS[kind]
+    starter, minimum = STARTERS[kind], len(made_data.SITES)
     facts = {"module": starter.module, "name": starter.name, "rate": starter.rate}
+    history = _SCALED if starter.describes else _PLAIN
     texts = {
         f"{starter.module}.py": (files("fedpareto.starter") / f"{starter.module}.py").read_text(encoding="utf-8"),
-        f"test_{starter.module}.py": _TEST.format(**facts),
-        "run.toml": _SPEC.format(**facts, minimum=len(made_data.SITES), more=starter.more),
-        "README.md": _README.format(**facts, where=directory, local=local),
+        f"test_{starter.module}.py": _TEST.format(**facts, history=history),
+        "run.toml": _SPEC.format(**facts, minimum=minimum, more=starter.more),
+        "README.md": _README.format(**facts, where=directory, local=local, held=_ABOUT if starter.describes else ""),
     }
+    if starter.describes:
+        texts["held.toml"] = _HELD.format(**facts, minimum=minimum)
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (directory / name).write_text(text, encoding="utf-8")

@@ -51,6 +51,19 @@ def test_what_members_hold_is_asked_for(reader: Reader) -> None:
 
 
 @pytest.mark.full
+def test_a_model_is_filled_from_statistics_and_predicts_from_inputs_as_they_are(reader: Reader) -> None:
+    sites = ("site-a", "site-b", "site-c")
+    reader.begin(*sites)
+    for site in sites:
+        (reader.directory / site / "policy.toml").write_text("[statistics]\nopen = true\n")
+    first = "fedpareto worker run --home site-a --task visits:Visits --code mine --data mine/data/site-a"
+    others = [first.replace("site-a", site) for site in sites[1:]]
+    reader.before = {first: lambda: [reader.enter(command) for command in others]}
+    reader.read((RESEARCH / "standardise.md").read_text(), {"--home ADMIN": "--home coordinator/admin"})
+    assert (reader.directory / "visits.safetensors").exists()
+
+
+@pytest.mark.full
 def test_a_task_with_two_objectives_is_simulated(reader: Reader) -> None:
     reader.skipped = ("fedpareto demo",)  # tests/fedpareto/test_demo.py plays it
     reader.read((RESEARCH / "objectives.md").read_text())

@@ -85,6 +85,9 @@ TYPED = {
     "research/plugins.md": (
         "tests/pages/test_research.py::test_a_rule_a_stage_an_attack_and_a_sketch_of_ones_own_are_tried_and_run",
     ),
+    "research/standardise.md": (
+        "tests/pages/test_research.py::test_a_model_is_filled_from_statistics_and_predicts_from_inputs_as_they_are",
+    ),
     "research/statistics.md": ("tests/pages/test_research.py::test_what_members_hold_is_asked_for",),
     "research/simulation.md": (
         "tests/pages/test_research.py::test_a_run_is_simulated_read_exported_resumed_and_taken_into_a_notebook",

@@ -127,7 +127,9 @@ def check_assignment(
     try:
         # Protocol, A client of your own: signature, address, deadline and task are checked by now: nothing else of a
         # stranger's is read.
-        shape, sharing = run_shape(trainer, manifest.unshared)
+        # Statistics take no model, so none of its tensors has a treatment.
+        describes = manifest.kind == Statistics.name
+        shape, sharing = (trainer.shape, None) if describes else run_shape(trainer, manifest.unshared)
         work = decode(manifest.kind, manifest.work, shape)
         _check_model(manifest, shape)
         fits = not trainer.unfit or _describes(work)

@@ -9,19 +9,34 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from federation.digests import digest, parse
 from federation.monitoring.events import Events
 from federation.refusals import Refusal
+from federation.spec.run_spec import RunSpec, SpecError
 from federation.text import escaped
 from federation.trust.envelope import key_id, sign
-from federation.v1.common_pb2 import AssignmentManifest, ConsentManifest, RunManifest, SignedEnvelope
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    ConsentManifest,
+    ResultManifest,
+    RunManifest,
+    SignedEnvelope,
+)
 from federation.v1.federation_pb2 import FetchBlobRequest
 from worker.connection.attendance import Attendance
 from worker.home import disk_texts, with_remedy
 from worker.site.assignment_checks import Declined
 from worker.site.policy_file import Policy
-from worker.site.run_requests import MAX_UNDECIDED, MAX_UNDECIDED_BYTES, RunRequest, RunsFile, Verdict
+from worker.site.run_requests import (
+    MAX_STATISTICS_BYTES,
+    MAX_UNDECIDED,
+    MAX_UNDECIDED_BYTES,
+    RunRequest,
+    RunsFile,
+    Verdict,
+)
 
 MAX_SPEC_BYTES = 64 << 10
 MAX_WAITING = 1000  # unread requests, and requests whose specification cannot be fetched
@@ -121,10 +136,12 @@ class Consents:
         while not self._asked.empty():
             self._take(self._asked.get())
         for key, manifest in list(self._open.items()):
-            if (document := self._fetched(manifest.spec)) is None:
+            document = self._fetched(manifest.spec)
+            statistics = None if document is None else self._statistics(document)
+            if document is None or statistics is None:
                 self._open[key] = self._open.pop(key)  # the others come first the next time
                 break
-            self._add(manifest, document)
+            self._add(manifest, document, statistics)
             del self._open[key]
 
     def _take(self, envelope: SignedEnvelope) -> None:
@@ -192,8 +209,8 @@ class Consents:
             self._signed(manifest.run_id, manifest.spec, Verdict("refused", "limit:runs", message))
         )
 
-    def _add(self, manifest: RunManifest, document: bytes) -> None:
-        if not self._has_room(len(document)):
+    def _add(self, manifest: RunManifest, document: bytes, statistics: bytes) -> None:
+        if not self._has_room(len(document) + len(statistics)):
             return self._refuse(manifest)
         self._crowded = False
         run = RunRequest(
@@ -208,6 +225,7 @@ class Consents:
             owner="",
             words="",
             decided="",
+            statistics=statistics,
         )
         self._file.add(run)
         self._note(run)
@@ -224,8 +242,32 @@ class Consents:
             )
         self._answer(run, again=False)
 
-    def _fetched(self, name: str) -> bytes | None:
-        """Fetches the specification of this digest; None if that fails now."""
+    def _statistics(self, document: bytes) -> bytes | None:
+        """Fetches the document of the result with which a run fills its model; None if that fails now.
+
+        Empty for a run that names none, and if it is not a result that the coordinator has signed, or too large: the
+        worker compares the model of each work again.
+        """
+        try:
+            name = RunSpec.parse(document).parameters.statistics
+        except SpecError:
+            return b""
+        if not name:
+            return b""
+        if (envelope := self._fetched(name)) is None:
+            return None
+        try:
+            signed = SignedEnvelope.FromString(envelope)
+            manifest = self._attendance.member.coordinator.verify(signed, ResultManifest)
+            parse(manifest.document)
+        except (Refusal, ValueError, DecodeError):
+            return b""
+        if manifest.document_bytes > MAX_STATISTICS_BYTES:
+            return b""
+        return self._fetched(manifest.document, MAX_STATISTICS_BYTES)
+
+    def _fetched(self, name: str, most: int = MAX_SPEC_BYTES) -> bytes | None:
+        """Fetches the document of this digest, of at most so many bytes; None if that fails now."""
         files = self._attendance.files_now()
         if files is None:
             return None
@@ -233,7 +275,7 @@ class Consents:
         try:
             for piece in files.fetch(FetchBlobRequest(digest=name), timeout=FETCH_SECONDS):
                 data += piece
-                if len(data) > MAX_SPEC_BYTES:
+                if len(data) > most:
                     break
         except (grpc.RpcError, ValueError):
             return None

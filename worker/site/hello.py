@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from federation.spec.accounting import NoiseBudget
+from federation.spec.computation import with_fixed
 from federation.spec.run_spec import RUN_KINDS
 from federation.task_layout import TaskLayout
 from federation.training.trainer import Trainer
@@ -74,7 +75,7 @@ class Introduction:
             task=task,
             samples=0 if trainer.unfit else trainer.samples,  # no training or evaluation asks a client without samples
             objectives=trainer.objectives,
-            abilities=sorted(trainer.abilities),
+            abilities=sorted(with_fixed(trainer.abilities)),
             layout=common_pb2.TaskLayout(**asdict(TaskLayout.of(trainer.layout, trainer.buffers))),
             private_only=self.site.policy(task).required,
             noise_budget=self._budget(task),

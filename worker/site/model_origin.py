@@ -6,6 +6,7 @@ from typing import Literal
 from federation.digests import hasher, parse
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.spec.sharing import SharingError
+from federation.statistics.scale import ScaleError
 from federation.tasks import TaskError, task
 from federation.training.own import run_model
 from worker.site.run_requests import RunRequest
@@ -26,7 +27,7 @@ class ModelOrigin:
 
 
 def model_origin(run: RunRequest) -> ModelOrigin:
-    """Makes the initial model of a run from its task and its seed, and compares the digests.
+    """Makes the initial model of a run from its task, its seed and its result of statistics; compares the digests.
 
     It imports the code of the task, under the name by which this site's owner has offered it.
     """
@@ -38,10 +39,13 @@ def model_origin(run: RunRequest) -> ModelOrigin:
             return _unknown(f"the specification is for the task {spec.task}, the run for {run.task}")
         if spec.measures:
             return ModelOrigin("submitter", "given by the submitter, as all models that the run measures")
-        layout, vector = run_model(task(run.task), spec.seed, spec.parameters)
+        named = spec.parameters.statistics
+        if named and not run.statistics:
+            return _unknown(f"the result {named}, from which it is filled, is not here; your worker checks that part")
+        layout, vector = run_model(task(run.task), spec.seed, spec.parameters, run.statistics)
     except ModuleNotFoundError as error:
         return _unknown(f"the model of {run.task} is made with {error.name}, which is not installed here")
-    except (SpecError, TaskError, SharingError) as error:
+    except (SpecError, TaskError, SharingError, ScaleError) as error:
         return _unknown(str(error))
     algorithm, value = parse(run.initial_model)
     state = hasher(algorithm)
@@ -49,7 +53,8 @@ def model_origin(run: RunRequest) -> ModelOrigin:
     state.update(layout.header)
     state.update(vector.data.cast("B"))
     if state.hexdigest() == value:
-        return ModelOrigin("task", "from task and seed, checked")
+        filled = f", filled from the result {named}" if named else ""
+        return ModelOrigin("task", f"from task and seed{filled}, checked")
     return ModelOrigin(
         "submitter",
         f"given by the submitter: the task {run.task}, as it is installed here, makes another model from the seed "

@@ -12,6 +12,7 @@ from typing import Any
 
 from federation.errors import Error
 from federation.spec.run_spec import RunSpec, SpecError
+from federation.spec.sharing import Unshared
 from federation.v1.common_pb2 import SignedEnvelope
 from worker.ledgers.ledger_file import LedgerFile
 from worker.site.policy_file import Policy
@@ -20,6 +21,7 @@ APPROVED, REFUSED = "approved", "refused"  # by the owner
 # Runs about which the owner has not decided, and the bytes of their specifications.
 MAX_UNDECIDED = 500
 MAX_UNDECIDED_BYTES = 8 << 20
+MAX_STATISTICS_BYTES = 1 << 20  # of the document of a result that is kept with a run
 MIGRATIONS = (
     (
         """
@@ -30,9 +32,10 @@ MIGRATIONS = (
         ) WITHOUT ROWID
         """,
     ),
+    ("ALTER TABLE runs ADD COLUMN statistics BLOB NOT NULL DEFAULT x''",),
 )
 _ADVICE = "move it away; runs then ask again"
-_COLUMNS = "run, spec, initial_model, name, task, submitted_by, document, asked, owner, words, decided"
+_COLUMNS = "run, spec, initial_model, name, task, submitted_by, document, asked, owner, words, decided, statistics"
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class RunRequest:
         owner: the owner's decision, "approved" or "refused"; empty before it.
         words: the owner's reason for a refusal.
         decided: the time of the decision, ISO 8601; empty before it.
+        statistics: the document of the result that its model is filled from, JSON; empty where it names none, or it has
+            more than `MAX_STATISTICS_BYTES`.
     """
 
     run: str
@@ -72,6 +77,7 @@ class RunRequest:
     owner: str
     words: str
     decided: str
+    statistics: bytes = b""
 
     def verdict(self, policy: Policy) -> Verdict:
         """The answer of the site under a policy."""
@@ -124,6 +130,14 @@ class RunRequest:
         except SpecError:
             return None
         return spec if spec.describes else None
+
+    @property
+    def unshared(self) -> Unshared | None:
+        """What its specification says of the tensors that it does not share; None if this worker cannot read it."""
+        try:
+            return Unshared.of(RunSpec.parse(self.document).parameters)
+        except SpecError:
+            return None
 
     @property
     def discloses(self) -> frozenset[str] | None:
@@ -250,17 +264,20 @@ class RunsFile:
         """Adds a run that asked; a run that is in the file already stays as it is."""
         values = [getattr(run, name) for name in _COLUMNS.split(", ")]
         with self._file.using() as connection:
-            connection.execute(f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?)", values)  # noqa: S608
+            connection.execute(f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", values)  # noqa: S608
 
     def make_room(self, size: int, keep: Collection[tuple[str, str]]) -> bool:
-        """Makes room for another run with a specification of this size in bytes, by removing older ones.
+        """Makes room for another run whose documents have this size in bytes, by removing older ones.
 
         Those about which the owner has decided stay, and those in `keep`, each the id and the digest of a run. False if
         there is no room.
         """
         with self._file.using() as connection:
             rows = connection.execute(
-                "SELECT run, spec, length(document) FROM runs WHERE owner = '' ORDER BY asked, run, spec"
+                """
+                SELECT run, spec, length(document) + length(statistics) FROM runs WHERE owner = ''
+                ORDER BY asked, run, spec
+                """
             ).fetchall()
             count, taken = len(rows), sum(length for *_, length in rows)
             for run, spec, length in rows:

@@ -4,6 +4,7 @@ The checks do not depend on which specification an assignment names: a run has o
 rules out stays ruled out.
 """
 
+from federation.spec.sharing import Unshared
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Shows, Work
 from federation.work.secure.ready import Ready
@@ -30,6 +31,9 @@ def problem(run: RunRequest, manifest: AssignmentManifest, work: Work, policy: S
             f"the run asked this site with the initial model {run.initial_model}; {work.name!r} in round 0 is to start "
             f"from {manifest.base_model}",
         )
+    # Section 7: the owner saw which tensors stay here, which are fixed, and by which statistics they are filled.
+    if run.unshared is not None and Unshared.of(manifest.unshared) != run.unshared:
+        return "parameters", f"the specification {run.spec} says otherwise which tensors of the model the run shares"
     if models := run.evaluates:
         # Section 7: the owner accepted a run that measures these models: it trains nothing, and measures no others.
         if work.shows not in (Shows.METRICS, Shows.NOTHING):

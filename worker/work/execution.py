@@ -3,13 +3,16 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from federation.monitoring.events import Events
 from federation.owners_code import TwoTexts
+from federation.record.signed_scales import SignedScales
 from federation.refusals import Refusal
 from federation.spec.computation import Ability
+from federation.statistics.scale import ScaleError
 from federation.tensor_names import first_difference
 from federation.training.contract import no_share_in_words, no_shares
 from federation.training.held_data import HeldSplits
@@ -57,6 +60,7 @@ class Execution:
     local_state: LocalState
     begun: BegunWork
     events: Events
+    scales: SignedScales
     _told: set[tuple[str, str]] = field(default_factory=set, init=False)  # tasks and metrics
 
     def do(self, order: CheckedAssignment, control: Control) -> None:
@@ -203,7 +207,21 @@ class Execution:
         if layout != order.shape.layout:
             difference = first_difference(layout.shapes, order.shape.layout.shapes)
             raise Declined("layout", f"{difference}: {COMPARE}")
+        self._check_scale(order, vector, control)
         return vector
+
+    def _check_scale(self, order: CheckedAssignment, model: Vector, control: Control) -> None:
+        """Declines a model (d,) that is not filled from the result that its run names."""
+        manifest, layout, sharing = order.manifest, order.shape.layout, order.sharing
+        if not (result := manifest.unshared.statistics):
+            return
+        fixed = {} if sharing is None else {n: t for n, t in layout.split(model).items() if n in sharing.fixed_names}
+        fetch = partial(self.fetcher.document, control=control)
+        try:
+            self.scales.check(result, fixed, self.offers[manifest.task].scale_layer, fetch)
+        except ScaleError as error:
+            message = f"the model is not filled from the statistics that the run names: {error}"
+            raise Declined("scale", message[:500]) from None
 
     def _answered(self, job: PreparedWork, computed: Result) -> Result:
         """The result of the work. The owner is told of a failed computation, the coordinator is not."""

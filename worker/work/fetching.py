@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 
+from federation import digests
 from federation.monitoring.events import Events
 from federation.refusals import Refusal
 from federation.tensor_names import first_difference
@@ -93,6 +94,39 @@ class Fetcher:
             else:
                 self.backoff.reset()
                 return path
+        raise TrainingStopped
+
+    def document(self, name: str, most: int, control: Control) -> bytes:
+        """A document of a run by its digest, of at most `most` bytes; a call that broke off is made again.
+
+        Raises:
+            Declined: `scale`: the coordinator does not give it, or gives other bytes.
+            TrainingStopped: the work was stopped.
+        """
+        while not control.stopped():
+            try:
+                with self.attendance.calling() as files:
+                    if files is None:
+                        raise TrainingStopped
+                    found = bytearray()
+                    timeout = ANSWER_SECONDS + slowest_seconds(most)
+                    for piece in files.fetch(FetchBlobRequest(digest=name), timeout=timeout):
+                        found += piece
+                        if control.stopped():
+                            raise TrainingStopped
+                        if len(found) > most:
+                            raise Declined("scale", f"the document {name} has more than {most} bytes")
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed a moment ago
+                refusal = self.attendance.member.refusal(error) if isinstance(error, grpc.RpcError) else None
+                if refusal is not None and refusal.reason == "blob-not-offered":
+                    raise Declined("scale", f"the coordinator does not give the document {name}") from error
+                delay = max(self.backoff.delay(), refusal.retry_seconds if refusal is not None else 0.0)
+                control.pause(delay)
+                continue
+            self.backoff.reset()
+            if digests.digest(bytes(found), digests.parse(name)[0]) != name:
+                raise Declined("scale", f"what the coordinator gives as {name} has another digest")
+            return bytes(found)
         raise TrainingStopped
 
     def compared(self, other: OtherModel) -> Declined:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from federation.owners_code import without_exit
 from federation.plugins import PluginError
 from federation.spec.computation import SPLITS, Measure
-from federation.spec.run_sections import ParametersSpec
 from federation.spec.run_spec import RunSpec
 from federation.training.external import ExternalTrainer
-from federation.training.own import compute
+from federation.training.own import assumed_parameters, compute
 from federation.training.run_trial import FirstTraining
 from federation.training.trainer import Trainer
 from federation.training.trainers import close_trainer
@@ -72,7 +71,7 @@ def try_round(trainer: Trainer, spec: RunSpec | None = None) -> TrialRound:
     with ExitStack() as stack:
         stack.callback(close_trainer, trainer)
         if spec is None:
-            parameters = ParametersSpec(buffers="averaged" if trainer.buffers else "")
+            parameters = assumed_parameters(trainer.buffers, trainer.scale_layer)
             spec = RunSpec(name="rehearsal", task=trainer.task.name, rounds=1, parameters=parameters)
         training = FirstTraining.of(trainer, spec)
         if training.work.private is not None:

@@ -93,7 +93,9 @@ class RunFacts:
 
     def shape(self, layout: Layout, serves: tuple[str, ...]) -> Shape:
         """The shape of the run's model and objectives, for a client that serves these objectives."""
-        return Shape(layout, self.objectives, serves, layout.size - self.spec.parameters.parameters_of(layout).size)
+        parameters = self.spec.parameters
+        trained, count = parameters.trained(layout).size, parameters.parameters_of(layout).size
+        return Shape(layout, self.objectives, serves, trained - count, layout.size - trained)
 
     def origin(self, federation_id: str, base_model: str) -> Origin:
         """The fields that all assignments on this model repeat."""

@@ -5,7 +5,7 @@ closed when enough have replied, no client is left, or the deadline has passed; 
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from coordinator.rounds.fleets.base import (
 )
 from coordinator.rounds.fleets.consents import reluctant
 from coordinator.rounds.fleets.deliveries import sessions_ended
+from coordinator.rounds.fleets.known import known_clients
 from coordinator.rounds.fleets.lost_members import ABSENT, asked_again, times_of
 from coordinator.rounds.fleets.presence import Assigned, Presence
 from coordinator.rounds.replies import signed_columns
@@ -36,7 +37,6 @@ from federation.monitoring.tally import MonitoredKind, MonitoredNumber
 from federation.process.assignment_log import about_assignment
 from federation.record import log_entries
 from federation.spec.run_facts import unshared_parameters
-from federation.spec.run_spec import RunSpec
 from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import AssignmentManifest, Input, Row
 from federation.work.base import payload_layout
@@ -59,8 +59,8 @@ PHASE_SECONDS = MonitoredNumber(
     most=50,
 )
 LOOK_SECONDS = 60.0  # after which a phase looks at the clock again
-# The progress of a phase, the clients without a reply, and what clients offer: built once, since these queries run
-# after each reply or in each phase.
+# The progress of a phase, and the clients without a reply: built once, since these queries run after each reply or in
+# each phase.
 _PROGRESS = (
     select(
         models.Phase.state,
@@ -77,13 +77,6 @@ _PROGRESS = (
 _UNANSWERED = select(Assignment.client_id).where(
     Assignment.phase_id == bindparam("phase"), Assignment.state == AssignmentState.OPEN
 )
-_OFFERS = select(
-    models.Client.client_id,
-    models.Client.tasks,
-    models.Client.objectives,
-    models.Client.tags,
-    models.Client.run_kinds,
-).where(models.Client.state == ClientState.ACTIVE)
 
 
 @dataclass(frozen=True)
@@ -453,42 +446,3 @@ def _record(session: Session, phase_id: int, issued: Sequence[_Issued], now: dat
 def _event(order: AssignmentManifest, digest: str, now: datetime) -> audit.LogEvent:
     detail = f"{order.client_id}: run {order.run_id} round {order.round} phase {order.phase}: {order.kind}"
     return audit.LogEvent(now, "coordinator", log_entries.ISSUED, order.assignment_id, detail=detail, digest=digest)
-
-
-def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) -> dict[str, Selected]:
-    """Active clients that a run may ask, that offer its task and serve at least one of its objectives.
-
-    Their workers know the kind of the run.
-    """
-    # The samples of an offer are an unsigned claim: bounded as those of a reply are. A task without samples is offered
-    # for statistics alone.
-    offering = {
-        client_id: Selected(
-            max(1, min(int(tasks[spec.task]), spec.limits.samples)), serves(client_id, declared, spec, objectives)
-        )
-        for client_id, tasks, declared, tags, kinds in session.connection().execute(_OFFERS)
-        if tasks.get(spec.task, -1) >= (0 if spec.describes else 1)
-        and spec.selection.admits(client_id, tags)
-        and (spec.trains or spec.kind in kinds)
-    }
-    return {name: client for name, client in offering.items() if client.objectives}
-
-
-def too_old(session: Session, spec: RunSpec) -> list[str]:
-    """The active clients that offer a run's task, and whose workers do not know runs of its kind, by name."""
-    if spec.trains:
-        return []
-    return sorted(
-        client_id
-        for client_id, tasks, _, tags, kinds in session.connection().execute(_OFFERS)
-        if tasks.get(spec.task, 0) > 0 and spec.selection.admits(client_id, tags) and spec.kind not in kinds
-    )
-
-
-def serves(
-    client_id: str, declared: Mapping[str, Sequence[str]], spec: RunSpec, objectives: tuple[str, ...]
-) -> tuple[str, ...]:
-    """The run's objectives that a client serves: those that it declares, by task, and the specification allows it."""
-    declared_here = declared.get(spec.task) or objectives
-    allowed = spec.objectives.serve.get(client_id, objectives)
-    return tuple(name for name in objectives if name in declared_here and name in allowed)

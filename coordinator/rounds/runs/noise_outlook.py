@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.fleets.remote import known_clients
+from coordinator.rounds.fleets.known import known_clients
 from coordinator.rounds.runs.submission import Submission
 from federation.aggregation.rules.fsmgda import FSMGDA
 from federation.spec.accounting import DELTA, AccountingError, Mechanism, NoiseBudget, check_there, epsilon

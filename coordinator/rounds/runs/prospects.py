@@ -12,8 +12,8 @@ from typing import NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from coordinator.rounds.fleets.known import known_clients, too_old
 from coordinator.rounds.fleets.presence import Attending
-from coordinator.rounds.fleets.remote import known_clients, too_old
 from coordinator.rounds.runs.specification import needed_abilities
 from coordinator.rounds.runs.submission import Submission
 from federation.aggregation.base import Rule
@@ -119,7 +119,8 @@ def prospects(
         problem = question.problem(row, known[row.client_id].objectives) or away.get(row.client_id)
         if problem is not None:
             others[row.client_id] = NotTakingPart(row.client_id, *problem)
-    old = f"its worker does not know runs of the kind {spec.kind!r}: it needs a newer release"
+    unknown = "with fixed tensors (parameters.fixed)" if spec.trains else f"of the kind {spec.kind!r}"
+    old = f"its worker does not know runs {unknown}: it needs a newer release"
     others |= {name: NotTakingPart(name, OLD, old) for name in too_old(session, spec)}
     needed = submission.cohort(session) or replies_needed(
         spec.selection.quorum, min(asked, spec.selection.wanted(len(members)))

@@ -237,7 +237,9 @@ def _check_client_noise(spec: RunSpec, rule: Algorithm) -> None:
 
 def needed_abilities(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]) -> frozenset[Ability]:
     """The abilities that trainers need, besides training on one loss and evaluating."""
-    frozen = frozenset({Ability.FROZEN} if spec.parameters.frozen or spec.parameters.buffers == "frozen" else ())
+    parameters = spec.parameters
+    frozen = frozenset({Ability.FROZEN} if parameters.frozen or parameters.buffers == "frozen" else ())
+    frozen |= frozenset({Ability.FIXED} if parameters.fixed else ())
     if not spec.trains:
         return frozen
     with _named(), rule_code(rule, "asking it for the abilities that it needs"):

@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.fleets.remote import known_clients
+from coordinator.rounds.fleets.known import known_clients
 from coordinator.rounds.runs.specification import (
     cautions,
     fitting_metrics,

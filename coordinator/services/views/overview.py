@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session, contains_eager
 
 from coordinator.lookup import check_client
 from coordinator.rounds.export import parsed
+from coordinator.rounds.fleets.known import known_clients, serves
 from coordinator.rounds.fleets.presence import Attending, announced
-from coordinator.rounds.fleets.remote import known_clients, serves
 from coordinator.rounds.runs.client_noise import noisy_steps, spent
 from coordinator.rounds.runs.disclosure import concealed
 from coordinator.rounds.transitions import ROUND_ENDED, RUN_ENDED

@@ -70,13 +70,13 @@ class Jacobian(Work):
 
     def gradients(self, client: WorkingClient, computed: Result) -> NDArray[np.float32]:
         """The columns that count of the requested gradients, (M_i, d_e)."""
-        parts = self._columns(client.shape.layout)
+        parts = self._columns(client.shape.trained)
         rows = (computed.rows[name] for name in self.objectives)
         return np.stack([np.concatenate([row[part] for part in parts]) for row in rows])
 
     def made(self, shape: Shape) -> Sketch:
         """The requested sketch. Raises SketchError if it does not exist, or not with this budget."""
-        d = width(self._columns(shape.layout))
+        d = width(self._columns(shape.trained))
         return sketch(self.sketch, d=d, objectives=shape.objectives, budget=self.budget)
 
     def _columns(self, layout: Layout) -> tuple[slice, ...]:

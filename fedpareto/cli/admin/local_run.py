@@ -41,6 +41,7 @@ with on_first_use():
 
 
 DEFAULT_DIRECTORY = Path("fedpareto-local")
+OPEN = "[statistics]\nopen = true\n"  # the policy of members that let a run describe their data
 
 
 def local_command(
@@ -51,6 +52,14 @@ def local_command(
         ),
     ] = None,
     member: MemberOption = None,
+    statistics: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SPEC.toml",
+            help='First do this run of kind = "statistics", which the members\' owners allow here, and fill the layer '
+            "Standardise of the task's model from its result.",
+        ),
+    ] = None,
     code: CodeOption = None,
     directory: Annotated[
         Path,
@@ -84,10 +93,10 @@ def local_command(
     if not members:
         raise CommandFailure("name the members: --member NAME=DIR for each, with the directory of its data", code=USAGE)
     require("members train with", "torch")
-    with failing(OSError, EncodingError, code=USAGE, what=f"cannot read {spec}"):
-        text = read_text(spec)
-    with failing(SpecError, code=USAGE, what=str(spec)):
-        run = RunSpec.parse(text.encode())
+    text, run = _specification(spec)
+    described = None if statistics is None else _specification(statistics)
+    if described is not None and not described[1].describes:
+        raise CommandFailure(f'{statistics}: a run of kind = "statistics" is needed', code=USAGE)
     shown = sys.stdout.isatty() and not as_json and not os.environ.get("CI")
     result: _Result | None = None
     try:
@@ -101,8 +110,12 @@ def local_command(
             with LocalFederation(directory, sorted(members)) as stage:
                 _found(screen, stage)
                 with connect(stage.home / "admin") as stub:
-                    _attend(screen, stage, stub, run.task, members, ["--device", device, "--set", f"spec={spec}"])
-                    result = _run(screen, stage, stub, run.name, text, console=shown, browse=not no_browser)
+                    options, filled = ["--device", device, "--set", f"spec={spec}"], []
+                    policy = "" if described is None else OPEN
+                    _attend(screen, stage, stub, run.task, members, options, policy)
+                    if described is not None:
+                        filled = ["--statistics", _describe(screen, stage, stub, described[1].name, described[0])]
+                    result = _run(screen, stage, stub, run.name, text, *filled, console=shown, browse=not no_browser)
                 if not as_json:
                     _report(screen, directory, result)
                 if shown:
@@ -119,6 +132,14 @@ def local_command(
         screen.print("Every process has been stopped; the commands read the record that they have left.")
     if result is not None and result.run.state != "COMPLETED":
         raise typer.Exit(1)
+
+
+def _specification(path: Path) -> tuple[str, "RunSpec"]:
+    """A run specification from a file, as text and parsed."""
+    with failing(OSError, EncodingError, code=USAGE, what=f"cannot read {path}"):
+        text = read_text(path)
+    with failing(SpecError, code=USAGE, what=str(path)):
+        return text, RunSpec.parse(text.encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,20 +181,37 @@ def _attend(
     task: str,
     members: Mapping[str, Path],
     options: Sequence[str],
+    policy: str,
 ) -> None:
     joined = f"{counted(len(members), 'member')} joined, each with keys and a certificate of its own"
     with step(screen, "the members join", joined):
         stage.enroll(stub)
-        stage.pin_rosters()  # workers read it when they start
+        stage.pin_rosters(policy)  # workers read both when they start
     with step(screen, "their workers start", f"their workers attend, over mutual TLS, for the task {task}"):
         common = ["--task", task, *options]
         stage.attend(stub, {name: [*common, "--data", str(own)] for name, own in members.items()})
 
 
+def _describe(screen: "Console", stage: "LocalFederation", stub: "AdminStub", name: str, text: str) -> str:
+    """The id of a run that has described the members' data."""
+    run = follow(stub, stage.submit(name, text), name, screen)
+    ended = how_it_ended(run)
+    if ended["state"] != "COMPLETED":
+        raise CommandFailure(f"{name}: {ended['state']}: {ended['reason'] or 'no data were described'}")
+    return str(run.run_id)
+
+
 def _run(
-    screen: "Console", stage: "LocalFederation", stub: "AdminStub", name: str, text: str, *, console: bool, browse: bool
+    screen: "Console",
+    stage: "LocalFederation",
+    stub: "AdminStub",
+    name: str,
+    text: str,
+    *options: str,
+    console: bool,
+    browse: bool,
 ) -> _Result:
-    run_id = stage.submit(name, text)
+    run_id = stage.submit(name, text, *options)
     if console:
         _open_console(screen, stage, run_id, browse=browse)
     run = follow(stub, run_id, name, screen)

@@ -17,6 +17,7 @@ from fedpareto.standard_streams import print_document, separate_documents
 with on_first_use():
     from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
+    from federation.spec.run_spec import RunSpec
     from federation.v1.admin_pb2_grpc import AdminStub
     from fedpareto.cli import document
     from fedpareto.cli.admin import upload
@@ -49,6 +50,14 @@ def submit(
         str,
         typer.Option(metavar="METRIC", help="With --model-of: its best model by the mean of this validation metric."),
     ] = "",
+    statistics: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN",
+            help="Fill the layer Standardise of the task's model with the means and deviations that this run of kind = "
+            '"statistics" has shown.',
+        ),
+    ] = "",
     code: CodeOption = None,
     paused: Annotated[bool, typer.Option("--paused", help="Wait for `resume` before the first round.")] = False,
     dry_run: Annotated[
@@ -75,6 +84,9 @@ def submit(
     --model FILE`, or `submit eval.toml --model-of RUN --best accuracy`. The specification that is submitted names their
     digests; with --model-of it also has the seed and the [parameters] of that run.
 
+    With --statistics, the specification that is submitted names the signed result of that run and the tensors of the
+    layer: members compare the model with the result, and decline another one.
+
     With --dry-run the exit code is 0 when the run could begin now; 1 when the coordinator would refuse it, when too few
     members could be asked or would take part, or when space on the disk is missing; 2 when the specification is wrong.
 
@@ -93,10 +105,12 @@ def submit(
             "name the run specification: fedpareto admin submit SPEC.toml, or see --explain", code=USAGE
         )
     text, parsed = upload.read_spec(spec)
-    text, models = upload.given_models(text, parsed, model or (), model_of, best)
-    for remark in dict.fromkeys(remark for given in models for remark in given.remarks):
-        typer.echo(remark, err=True)
+    if not statistics:  # before a passphrase is asked for
+        text, models = _read(text, parsed, model or (), model_of, best)
     with connected(context, home) as stub:
+        if statistics:
+            text, described = upload.scaled_by(stub, text, statistics)
+            text, models = _read(text, upload.checked_spec(text), model or (), model_of, best, described)
         if model_of:
             text, models = upload.model_of_run(stub, text, model_of, best)
         if dry_run:
@@ -116,6 +130,16 @@ def submit(
                 typer.echo(f"    fedpareto admin {next_command} {run.run_id}", err=True)
         if watch_it:
             follow(stub, run.run_id, as_json)
+
+
+def _read(
+    text: bytes, spec: "RunSpec", files: Sequence[Path], run: str, best: str, statistics: bytes = b""
+) -> tuple[bytes, list["InitialModel"]]:
+    """As `given_models`; tells what was converted, added or left out."""
+    text, models = upload.given_models(text, spec, files, run, best, statistics=statistics)
+    for remark in dict.fromkeys(remark for given in models for remark in given.remarks):
+        typer.echo(remark, err=True)
+    return text, models
 
 
 def _submit(stub: "AdminStub", text: bytes, models: Sequence["InitialModel"], paused: bool) -> Any:

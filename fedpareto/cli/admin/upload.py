@@ -13,19 +13,32 @@ from federation.plugins import PluginError
 from federation.spec.run_spec import RunSpec, SpecError, with_columns, with_models
 from federation.spec.sharing import SharingError
 from federation.spec.task_metrics import MetricKind
+from federation.statistics.scale import ScaleError
 from federation.task_layout import TaskLayout
-from federation.tasks import Column, Task, TaskAbsent, TaskError, buffers_of, cautions_of, columns_of, metrics_of
+from federation.tasks import (
+    Column,
+    Task,
+    TaskAbsent,
+    TaskError,
+    buffers_of,
+    cautions_of,
+    columns_of,
+    metrics_of,
+    scale_layer_of,
+)
 from federation.text import counted
 from federation.text_files import EncodingError, read_text
 from federation.training.given_model import given_model, model_in_order
 from federation.training.model_file import GivenModelError
-from federation.training.own import run_sharing, shared_model
+from federation.training.own import assumed_parameters, run_model, scaled_spec
 from federation.transport.channels import CHUNK_BYTES
 from federation.transport.payload_check import PayloadCheck
+from federation.trust.envelope import envelope_digest
 from federation.v1 import common_pb2
 from federation.v1.admin_pb2 import (
     BestBy,
     ExportModelRequest,
+    GetRoundRequest,
     GetRunRequest,
     MeasuredModel,
     RunChoice,
@@ -34,7 +47,7 @@ from federation.v1.admin_pb2 import (
     SubmitRunResponse,
 )
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import Metric
+from federation.v1.common_pb2 import Metric, RunState
 from federation.vectors import Layout, Vector
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, CommandFailure, failing
@@ -101,13 +114,13 @@ class InitialModel:
         digest = check.finish()
         if check.problem is not None:
             raise CommandFailure(f"the initial model: {check.problem.message} [{check.problem.reason}]", code=USAGE)
-        count = spec.parameters.parameters_of(layout).size
+        count, trained = (part(layout).size for part in (spec.parameters.parameters_of, spec.parameters.trained))
         metrics: tuple[MetricKind, ...] = ()
         with suppress(ModuleNotFoundError):  # of PyTorch; the specification may name the metrics
             metrics = metrics_of(task) if task is not None else ()
         objectives = task.objectives if task is not None else ()
         remarks += cautions_of(task, spec) if task is not None else ()
-        counts = count, layout.size - count
+        counts = count, trained - count
         return cls(pieces, layout.file_bytes, digest, *counts, whole, objectives, metrics, remarks)
 
 
@@ -142,25 +155,34 @@ def checked_spec(text: bytes) -> RunSpec:
         return RunSpec.parse(text)
 
 
-def initial_model(spec: RunSpec, path: Path | None, own: Task | None = None) -> InitialModel:
+def initial_model(spec: RunSpec, path: Path | None, own: Task | None = None, statistics: bytes = b"") -> InitialModel:
     """The initial model of a run: that of the file, if one is given, else the one that the task makes from the seed.
 
     Where the task cannot be used on this machine, the tensors of a file are sent in the order that they have. `own` is
-    the task; None loads the one that the specification names.
+    the task; None loads the one that the specification names. `statistics` is the document of the result that
+    `spec.parameters.statistics` names.
 
     Raises:
-        CommandFailure: no such task, a task or file that does not suit `spec.parameters`, or PyTorch is missing.
+        CommandFailure: no such task, a task or file that does not suit `spec.parameters`, a result that does not suit
+            the task, or PyTorch is missing.
     """
     learned = own
-    with failing(TaskError, SharingError, GivenModelError, code=USAGE):
+    if spec.parameters.statistics and not statistics:
+        raise CommandFailure(
+            "parameters.statistics names the result of a run that has described data: give this run, too, with "
+            "--statistics RUN",
+            code=USAGE,
+        )
+    with failing(TaskError, SharingError, GivenModelError, ScaleError, code=USAGE):
         try:
             learned = own or tasks.task(spec.task)
             if path is None:
                 whole, values = tasks.initial_model(learned, spec.seed)
-                buffers = buffers_of(learned)
-                shared = shared_model(whole, values, run_sharing(whole, buffers, spec.parameters))
-                return InitialModel.of(shared, spec, learned, TaskLayout.of(whole, buffers))
-            given = given_model(path, learned, spec.seed, spec.parameters)
+                shared = whole, values  # of a run that describes data, which takes no model
+                if not spec.describes:
+                    shared = run_model(learned, spec.seed, spec.parameters, statistics)
+                return InitialModel.of(shared, spec, learned, TaskLayout.of(whole, buffers_of(learned)))
+            given = given_model(path, learned, spec.seed, spec.parameters, statistics)
             return InitialModel.of((given.layout, given.vector), spec, learned, given.whole, given.remarks)
         except ModuleNotFoundError as error:
             absent = f"the initial model of {spec.task} is made with {error.name}, which is not installed here"
@@ -173,14 +195,24 @@ def initial_model(spec: RunSpec, path: Path | None, own: Task | None = None) -> 
                 raise
             absent = str(error)
         layout, vector = model_in_order(path, absent, spec.parameters)
+        if statistics:
+            raise CommandFailure(f"the layer Standardise of {spec.task} cannot be filled here: {absent}", code=USAGE)
         told = TaskLayout.of(layout) if spec.parameters.shares_all else None
         return InitialModel.of((layout, vector), spec, learned, told)
 
 
 def given_models(
-    text: bytes, spec: RunSpec, files: Sequence[Path], run: str, best: str, own: Task | None = None
+    text: bytes,
+    spec: RunSpec,
+    files: Sequence[Path],
+    run: str,
+    best: str,
+    own: Task | None = None,
+    statistics: bytes = b"",
 ) -> tuple[bytes, list[InitialModel]]:
     """The specification to submit and the models of files; none if the model is that of a `run`, see `model_of_run`.
+
+    `statistics` is as in `initial_model`.
 
     Raises:
         CommandFailure: as of `initial_model`; or the sources do not suit each other or the kind of the run.
@@ -190,8 +222,48 @@ def given_models(
         text = named_columns(text, spec, own)
         spec = RunSpec.parse(text)
     if not spec.measures:
-        return text, [initial_model(spec, files[0] if files else None, own)]
+        return text, [initial_model(spec, files[0] if files else None, own, statistics)]
     return models_of_files(text, files, own) if files else (text, [])
+
+
+def scaled_by(stub: AdminStub, text: bytes, name: str, own: Task | None = None) -> tuple[bytes, bytes]:
+    """The specification with the result of a run that has described data, and the document of this result.
+
+    Args:
+        stub: the coordinator.
+        text: the specification.
+        name: of the run that has described data.
+        own: the task; None loads the one that the specification names.
+
+    Raises:
+        CommandFailure: the run has no result; the task's model has no layer Standardise; or the specification does not
+            suit them.
+    """
+    response = stub.GetRound(GetRoundRequest(run=name, round=0))
+    if not response.document:
+        state = RunState.Name(response.run.state).removeprefix("RUN_STATE_")
+        raise CommandFailure(
+            f"run {response.run.run_id} is {state}, and has no result: it needs to be a run of "
+            'kind = "statistics" that has completed',
+            code=USAGE,
+        )
+    return with_result(text, envelope_digest(response.result), response.document, own), response.document
+
+
+def with_result(text: bytes, result: str, document: bytes, own: Task | None = None) -> bytes:
+    """The specification with the result, of this digest, from which the layer Standardise of its task is filled.
+
+    Raises:
+        CommandFailure: as of `scaled_by`.
+    """
+    spec = RunSpec.parse(text)
+    with failing(TaskError, SpecError, ScaleError, code=USAGE):
+        try:
+            return scaled_spec(text, own or tasks.task(spec.task), result, document)
+        except ModuleNotFoundError as error:
+            raise CommandFailure(
+                f"the model of {spec.task} is made with {error.name}, which is not installed here", code=USAGE
+            ) from None
 
 
 def named_columns(text: bytes, spec: RunSpec, own: Task | None = None) -> bytes:
@@ -227,9 +299,10 @@ def models_of_files(text: bytes, files: Sequence[Path], own: Task | None = None)
     """
     spec = RunSpec.parse(text)
     with suppress(TaskError, ModuleNotFoundError):
-        if spec.parameters.shares_all and buffers_of(own or tasks.task(spec.task)):
-            averaged = spec.parameters.model_copy(update={"buffers": "averaged"})
-            spec = spec.model_copy(update={"parameters": averaged})
+        if spec.parameters.shares_all:
+            learned = own or tasks.task(spec.task)
+            assumed = assumed_parameters(buffers_of(learned), scale_layer_of(learned))
+            spec = spec.model_copy(update={"parameters": assumed})
     models = [initial_model(spec, file, own) for file in files]
     with failing(SpecError, code=USAGE):
         return with_models(text, [model.digest for model in models], spec), models

@@ -42,7 +42,8 @@ def new_command(
         raise CommandFailure(f"{directory} is there already: name a new directory; nothing was touched", code=USAGE)
     starter, where = starter_files.STARTERS[kind], shlex.quote(str(directory))
     members = " ".join(f"--member {site}={where}/data/{site}" for site in made_data.SITES)
-    local = f"fedpareto local {where}/run.toml {members} --code {where}"
+    held = f" --statistics {where}/held.toml" if starter.describes else ""
+    local = f"fedpareto local {where}/run.toml{held} {members} --code {where}"
     with failing(OSError):
         written = starter_files.write(kind, directory, local)
     commands = [f"python -m pytest {where}", local]

@@ -40,6 +40,7 @@ with on_first_use():
     from fedpareto.cli.show import round_lines, sink_lines
     from fedpareto.cli.show.tables import console as make_console
     from fedpareto.progress_line import bar
+    from fedpareto.simulation.given_statistics import described_by
     from fedpareto.simulation.history import History
     from fedpareto.simulation.simulate import Simulation
     from fedpareto.simulation.simulation_progress import SimulationProgress
@@ -60,6 +61,15 @@ def simulate_command(
             metavar="FILE",
             help="The initial model, a safetensors file, as `admin submit` takes it. Default: the task makes it. Of a "
             "run that evaluates: a model to measure; give it once for each.",
+        ),
+    ] = None,
+    statistics: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Fill the layer Standardise of the task's model from this result, as `fedpareto admin statistics RUN "
+            '--json` writes it; or from a run of kind = "statistics" of the same clients, if it is a specification '
+            "(SPEC.toml).",
         ),
     ] = None,
     data: DataOption = None,
@@ -143,6 +153,7 @@ def simulate_command(
                 threads=threads,
                 resume=resume,
                 given=model or (),
+                statistics=described_by(statistics, data=data, members=members, download=download, trainer=trainer),
             )
         except (OSError, exc.SQLAlchemyError) as error:
             raise CommandFailure(f"{directory} cannot hold a simulation: {_first_line(error)}") from error

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -171,7 +172,9 @@ def test_an_approved_run_that_evaluates_gets_measurements_of_the_models_that_it_
 def test_only_the_owners_own_approval_lets_a_run_measure_models_privately() -> None:
     models = [digest(b"one"), digest(b"two")]
     head = b'name = "run"\ntask = "digits"\n'
-    fields = dict.fromkeys(("run", "spec", "initial_model", "submitted_by", "asked", "owner", "words", "decided"), "")
+    fields: dict[str, Any] = dict.fromkeys(
+        ("run", "spec", "initial_model", "submitted_by", "asked", "owner", "words", "decided"), ""
+    )
     document = with_models(head + b'kind = "evaluate"\nprivacy.secure = "sum"\n', models)
     run = RunRequest(**fields, name="run", task="digits", document=document)
     assert run.verdict(Policy(algorithms=("evaluate",))).answer == "accepted"
@@ -182,7 +185,9 @@ def test_only_the_owners_own_approval_lets_a_run_measure_models_privately() -> N
 
 def test_an_owner_that_names_algorithms_allows_runs_that_evaluate_by_the_name_of_their_kind() -> None:
     document = b'name = "run"\ntask = "digits"\nkind = "evaluate"\n'
-    fields = dict.fromkeys(("run", "spec", "initial_model", "submitted_by", "asked", "owner", "words", "decided"), "")
+    fields: dict[str, Any] = dict.fromkeys(
+        ("run", "spec", "initial_model", "submitted_by", "asked", "owner", "words", "decided"), ""
+    )
     run = RunRequest(**fields, name="run", task="digits", document=document)
     assert run.verdict(LOYAL).reason == "policy:algorithm"
     assert run.verdict(Policy(algorithms=("fedavg-n", "evaluate"))).answer == "accepted"

@@ -50,7 +50,9 @@ def site(scene: Scene) -> Hospital:
 
 
 def request(document: bytes) -> RunRequest:
-    fields = dict.fromkeys(("run", "spec", "initial_model", "submitted_by", "asked", "owner", "words", "decided"), "")
+    fields: dict[str, Any] = dict.fromkeys(
+        ("run", "spec", "initial_model", "submitted_by", "asked", "owner", "words", "decided"), ""
+    )
     return RunRequest(**fields, name="run", task="digits", document=document)
 
 

@@ -135,6 +135,7 @@ def _named_run(file: "RunsFile", name: str) -> "RunRequest":
 
 def _document(run: "RunRequest", policy: "Policy") -> dict[str, Any]:
     document = {**asdict(run), **asdict(run.verdict(policy))}
+    del document["statistics"]  # of what its model is filled from; its origin tells of it
     return {**document, "document": run.document.decode(errors="replace")}
 
 

@@ -17,7 +17,7 @@ from federation.spec.computation import Descend, Measure, MeasureAlong
 from federation.spec.objective_names import joint_target
 from federation.spec.run_sections import ParametersSpec
 from federation.spec.run_spec import SpecError
-from federation.spec.sharing import BUFFERS, Sharing, SharingError
+from federation.spec.sharing import BUFFERS, Sharing, SharingError, Unshared
 from federation.spec.train_section import LocalSgd
 from federation.tasks import DataSource, Task, initial_model, task
 from federation.training.own import Own, compute, run_model
@@ -86,7 +86,7 @@ def with_buffers(made: Task, treatment: str) -> tuple[TorchTrainer, Own]:
     trained = TorchTrainer(made, made.load(DataSource()))
     layout, values = initial_model(made, 0)
     assert trained.layout == layout
-    return trained, Own(Sharing.of(layout, (), (), made.buffers(), treatment), values)
+    return trained, Own(Sharing.of(layout, Unshared(buffers=treatment), made.buffers()), values)
 
 
 def test_local_buffers_are_personal_and_a_measurement_uses_them() -> None:

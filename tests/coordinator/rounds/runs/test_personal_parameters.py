@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from federation.monitoring.events import Events
 from federation.spec.computation import Ability, Descend, Measure, MeasureAlong
 from federation.spec.run_spec import RunSpec, SpecError
-from federation.spec.sharing import Sharing, SharingError
+from federation.spec.sharing import Sharing, SharingError, Unshared
 from federation.tasks import DataSource, initial_model, task
 from federation.training.own import KeptState, Own, compute
 from federation.training.torch_trainer import TorchTrainer
@@ -47,14 +47,14 @@ def trainer(fixed: str = "") -> TorchTrainer:
 
 def own(personal: tuple[str, ...] = (), frozen: tuple[str, ...] = ()) -> Own:
     layout, values = initial_model(Small(), 0)
-    return Own(Sharing.of(layout, personal, frozen), values)
+    return Own(Sharing.of(layout, Unshared(tuple(personal), tuple(frozen))), values)
 
 
 # ---- which parameters
 
 
 def test_patterns_choose_what_is_personal_and_frozen_and_the_rest_is_shared() -> None:
-    sharing = Sharing.of(LAYOUT, ["head.*"], ["*body.bias"])
+    sharing = Sharing.of(LAYOUT, Unshared(("head.*",), ("*body.bias",)))
     model = np.arange(11, dtype=np.float32)
     assert [tensor.name for tensor in sharing.shared.tensors] == ["body.weight"]
     assert [tensor.name for tensor in sharing.personal.tensors] == ["head.weight", "head.bias"]
@@ -79,7 +79,7 @@ def test_patterns_choose_what_is_personal_and_frozen_and_the_rest_is_shared() ->
 )
 def test_patterns_that_do_not_suit_the_model_are_refused(personal: list[str], frozen: list[str], says: str) -> None:
     with pytest.raises(SharingError, check=lambda error: says in str(error)):
-        Sharing.of(LAYOUT, personal, frozen)
+        Sharing.of(LAYOUT, Unshared(tuple(personal), tuple(frozen)))
 
 
 def test_a_specification_names_the_pattern_that_is_malformed() -> None:
@@ -241,7 +241,7 @@ def test_a_simulation_with_personal_heads_is_better_on_skewed_data_and_goes_on_t
 ) -> None:
     text = (SIMULATED + HEAD).encode()
     whole = simulate(text, home=tmp_path / "whole", threads=1)
-    sharing = Sharing.of(initial_model(task("digits"), 0)[0], tomllib.loads(HEAD)["personal"], [])
+    sharing = Sharing.of(initial_model(task("digits"), 0)[0], Unshared(tuple(tomllib.loads(HEAD)["personal"])))
     assert whole.model.shape == (sharing.shared.size,)
     assert "(personalised models)" in repr(whole)
     everything = simulate(SIMULATED.encode(), threads=1)
