@@ -95,7 +95,8 @@ def test_what_a_worker_has_spent_is_still_spent(taken: Taken) -> None:
     assert taken.told["opened"][0] == 0, taken.told["opened"]
     for name, before in taken.spent.items():
         after = rows(taken.worker / name)
-        assert {table: after[table] for table in before} == before, name
+        for table, old in before.items():  # a migration may add columns
+            assert [row[: len(kept)] for row, kept in zip(after[table], old, strict=True)] == old, name
     assert taken.spent["privacy.db"]["spent"]
     assert taken.spent["private-rounds.db"]["sessions"]
     assert taken.spent["memory.db"]["answered"]

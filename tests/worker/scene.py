@@ -64,6 +64,7 @@ LAYOUT = Layout((Tensor("weight", (4,)),))
 class Trained:
     shape, samples = Shape(LAYOUT, ("left", "right"), ("left", "right")), 50
     buffers: frozenset[str] = frozenset()
+    scale_layer = None
     unfit = ""
 
 

@@ -128,7 +128,7 @@ def test_every_field_of_the_terms_names_another_session() -> None:
         "seed": 1,
         "unshared": UNSHARED,
     }
-    kinds = {"train", "jacobian", "evaluate"}
+    kinds = {"train", "jacobian", "evaluate", "statistics"}
     assert set(changed) == {field.name for field in SecureTerms.DESCRIPTOR.fields} - kinds | {"work"}
     terms = [made, *(replace(made, **{name: value}) for name, value in changed.items())]
     assert len({hashing.session(terms_bytes(one)) for one in terms}) == len(changed) + 1

@@ -49,7 +49,12 @@ def test_the_list_names_every_hyperparameter() -> None:
     entries = {entry["name"]: entry for entry in document["algorithms"]}
     assert list(entries) == list(ALGORITHMS)
     assert [field["name"] for field in document["common"]] == [field.name for field in common_hyperparameters()]
-    assert [field["name"] for field in entries["fedmgda+"]["hyperparameters"]] == ["epsilon", "drop_zero"]
+    assert [field["name"] for field in entries["fedmgda+"]["hyperparameters"]] == [
+        "epsilon",
+        "drop_zero",
+        "epsilon_decay",
+        "preferences",
+    ]
     assert "epsilon" in run("--list").stdout
 
 

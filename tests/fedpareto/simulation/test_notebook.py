@@ -46,7 +46,8 @@ def test_importing_fedpareto_imports_nothing_heavy_and_completion_offers_its_nam
         "offered = iter(lambda place=iter(range(99)): complete('fedpareto.', next(place)), None)\n"
         "print([name.removeprefix('fedpareto.').rstrip('()') for name in offered], 'torch' in sys.modules)"
     )
-    assert out.splitlines() == ["[]", f"{fedpareto.__all__} False"]
+    # The layer is a class of PyTorch.
+    assert out.splitlines() == ["[]", f"{[name for name in fedpareto.__all__ if name != 'Standardise']} False"]
 
 
 @pytest.mark.parametrize("absent", [["pandas"], ["torch", "pandas"]])
@@ -61,7 +62,8 @@ def test_a_simulation_without_its_packages_says_which_to_install(
 
 
 def test_every_public_name_is_there() -> None:
-    assert {*fedpareto.__all__, "__version__"} <= set(dir(fedpareto))
+    left_out = {"Standardise"}  # a class of PyTorch: completion would import that
+    assert {*fedpareto.__all__, "__version__"} - left_out <= set(dir(fedpareto))
     for name in fedpareto.__all__:
         assert getattr(fedpareto, name).__doc__
     with pytest.raises(AttributeError, match="no attribute 'simulated'"):

@@ -208,7 +208,7 @@ def _private_facts(
     policy, ledger = Policy.load(worker_home.policy), RoundLedger(worker_home.rounds)
     try:
         tasks = ledger.tasks()
-        entries: list[SessionEntry | DescribedEntry] = [*ledger.entries(tasks), *ledger.described(tasks)]
+        entries = (*ledger.entries(tasks), *ledger.described(tasks))
     finally:
         ledger.close()
     return entries, Owner(member.client_id, policy.secure.of(spec.task).effective_members or 0.0), spec
