@@ -106,5 +106,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The names for completion, which reads each. `Standardise` is left out: it is a class of PyTorch, a slow import."""
-    return sorted({*__all__} - {"Standardise"} | {"__version__", *(name for name in globals() if name.startswith("__"))})
+    """The names for completion, which reads each. `Standardise` is left out: a class of PyTorch, a slow import."""
+    return sorted(
+        {*__all__} - {"Standardise"} | {"__version__", *(name for name in globals() if name.startswith("__"))}
+    )
