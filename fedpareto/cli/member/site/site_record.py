@@ -208,10 +208,10 @@ def _private_facts(
     policy, ledger = Policy.load(worker_home.policy), RoundLedger(worker_home.rounds)
     try:
         tasks = ledger.tasks()
-        entries = (*ledger.entries(tasks), *ledger.described(tasks))
+        entries, described = ledger.entries(tasks), ledger.described(tasks)
     finally:
         ledger.close()
-    return entries, Owner(member.client_id, policy.secure.of(spec.task).effective_members or 0.0), spec
+    return [*entries, *described], Owner(member.client_id, policy.secure.of(spec.task).effective_members or 0.0), spec
 
 
 def _outcome_lines(replies: "Sequence[ReplyOutcome]") -> Iterator[str]:
