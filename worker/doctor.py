@@ -396,7 +396,7 @@ def check_tasks(
 ) -> Iterator[tuple[Finding, int]]:
     """Loads each task and this client's data, and tries a batch; each finding with the size of the model in bytes.
 
-    `describes` are the tasks of which the owner tells statistics, also where the model has no finite loss.
+    `describes` are the tasks that may be described in some run, also where the model has no finite loss.
     """
     from worker.service import prepare_offers  # noqa: PLC0415 - loads PyTorch
 

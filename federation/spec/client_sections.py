@@ -136,9 +136,9 @@ class StatisticsSpec(Section):
 
     open: bool = Field(
         False,
-        description="Whether members send their numbers so that the coordinator reads those of each. It has to be true "
-        'unless `privacy.secure = "sum"` asks for [sums over the members](research/statistics.md#private-runs) alone. '
-        "The owner of a site has to allow it, too (`statistics.open` in policy.toml).",
+        description="Whether members send their numbers so that the coordinator reads those of each; the owner of each "
+        "site then has to allow it, too (`statistics.open` in policy.toml). Choose one: true, or "
+        '`privacy.secure = "sum"`, which asks for [sums over the members](research/statistics.md#private-runs) alone.',
     )
     columns: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         (),
@@ -207,7 +207,10 @@ class SimulationSpec(Section):
         '`"lognormal:SIGMA"`.',
     )
     partition_seed: int = Field(
-        0, ge=0, description="The seed of the partition. All other random choices follow the run's `seed`."
+        0,
+        ge=0,
+        description="The seed of the partition. All other random choices follow the run's `seed`, except the initial "
+        "model with `model_seed`.",
     )
     model_seed: int | None = Field(
         None,

@@ -89,12 +89,6 @@ def scale_of(document: bytes, columns: Sequence[str]) -> InputScale:
     return InputScale(mean, deviation)
 
 
-def by_range(document: bytes, columns: Sequence[str]) -> tuple[str, ...]:
-    """Those of the first columns that show no mean, and are scaled by their range."""
-    shown = _columns_of(document)[: len(columns)]
-    return tuple(str(column["name"]) for column in shown if column.get("mean") is None and not column.get("classes"))
-
-
 def _columns_of(document: bytes) -> list[dict[str, Any]]:
     try:
         parsed = json.loads(document)

@@ -92,8 +92,8 @@ _SCALED = """held = fedpareto.simulate(HERE / "held.toml", members=SITES, thread
     history = fedpareto.simulate(HERE / "run.toml", members=SITES, statistics=held, threads=1)"""
 _ABOUT = """\
 `held.toml` specifies a run before that, which asks the members for the mean and the deviation of each measurement. The
-first layer of the model, `Standardise`, is filled with them, and turns a missing value into 0. So every member can
-leave its numbers as they are.
+first layer of the model, `Standardise`, is filled with them, and makes 0, the mean, of a missing value. So every member
+can leave its numbers as they are.
 
 """
 _README = """\

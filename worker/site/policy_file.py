@@ -123,7 +123,8 @@ class StatisticsPolicy(Section):
         5,
         ge=1,
         description="The smallest count of a bin, of a class, or of values outside the range that is told; a smaller "
-        "one is told as 0.",
+        "one is told as 0. In a private sum, "
+        "[its samples are moved](research/statistics.md#what-a-member-does-not-tell) instead. 1 is without this rule.",
     )
 
     @property

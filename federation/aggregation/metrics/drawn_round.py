@@ -3,6 +3,10 @@
 The theorems for strongly convex losses (Yang et al., 2023, theorems 3 and 7) bound the mean of Delta_Q over x_1 to x_T
 with weights in proportion to (1 - mu eta / 2)^(1 - t): the expectation for a model that is drawn with these
 probabilities. Later rounds weigh more.
+
+Here x_t is the model after t rounds. If x_1 is read as the initial model, the theorems hold for these models, too: as
+those of the run that begins with the model after the first round.
+
 """
 
 import math
@@ -35,7 +39,10 @@ def round_weights(rounds: int, *, mu: float, eta: float) -> Vector:
 
 
 def draw_round(rounds: int, *, mu: float, eta: float, seed: int = 0) -> int:
-    """Draws the round whose model is the output, from 0: `fedpareto admin export RUN --round N` writes it.
+    """Draws the round whose model is the output, numbered from 0 as in the record.
+
+    `fedpareto admin export RUN --round N` writes the model after it.
+
 
     Args:
         rounds: of the run.

@@ -103,8 +103,8 @@ def _earlier(client: WorkingClient, session: str, question: str) -> Sequence[Des
             )
         if (entry.question, entry.task) != (question, origin.task):
             raise WorkError(
-                f"this data set was masked in run {entry.run_id} for other columns, ranges, bins or splits; others "
-                "need noise, which private statistics do not have yet",
+                f"this data set was masked in run {entry.run_id} for another task, or other columns, ranges, classes, "
+                "bins or splits; others need noise, which private statistics do not have yet",
                 reason="statistics:question",
             )
     return earlier

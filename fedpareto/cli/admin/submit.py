@@ -85,7 +85,7 @@ def submit(
     digests; with --model-of it also has the seed and the [parameters] of that run.
 
     With --statistics, the specification that is submitted names the signed result of that run and the tensors of the
-    layer: members compare the model with the result, and decline another one.
+    layer: members compare the model with the result, and decline a model with other numbers.
 
     With --dry-run the exit code is 0 when the run could begin now; 1 when the coordinator would refuse it, when too few
     members could be asked or would take part, or when space on the disk is missing; 2 when the specification is wrong.

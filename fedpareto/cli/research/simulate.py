@@ -68,8 +68,8 @@ def simulate_command(
         typer.Option(
             metavar="FILE",
             help="Fill the layer Standardise of the task's model from this result, as `fedpareto admin statistics RUN "
-            '--json` writes it; or from a run of kind = "statistics" of the same clients, if it is a specification '
-            "(SPEC.toml).",
+            '--json` writes it. If FILE is a specification (SPEC.toml) of kind = "statistics", its run is simulated '
+            "first, on the same clients.",
         ),
     ] = None,
     data: DataOption = None,

@@ -97,8 +97,8 @@ def _described(run: RunRequest, spec: RunSpec) -> Iterator[tuple[str, str]]:
         yield "who sees it", "the coordinator's operator sees the sums over all members, and no member's own numbers"
         yield (
             "afterwards",
-            "your data join no private sum over other members, or of other columns, ranges, bins or splits, and are "
-            "not described in the open: two such sums would show those who are in one of them",
+            "your data join no private sum over other members, for another task, or of other columns, ranges, classes, "
+            "bins or splits, and are not described in the open: two such sums would show those who are in one of them",
         )
         return
     yield "who sees it", "the coordinator's operator sees your numbers. Administrators see the totals of all members"
