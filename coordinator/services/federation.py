@@ -370,6 +370,10 @@ def _note_left(session: Session, client_id: str, task: str, sessions: dict[str, 
 
 def _offered_document(session: Session, client_id: str, digest: str) -> bytes | None:
     """What the database has of this digest, and a run offers to a client; None without such a document."""
+    try:
+        parse(digest)
+    except ValueError:
+        return None  # without a query
     document = offered_specification(session, client_id, digest)
     return offered_result(session, client_id, digest) if document is None else document
 

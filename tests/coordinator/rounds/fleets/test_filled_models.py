@@ -22,6 +22,7 @@ from federation.vectors import Layout, Tensor, Vector, to_bytes
 from storage.states import RunState
 from tests.described import COLUMNS, document, drawn, tell
 from tests.harness import Attending
+from tests.running import refused
 from tests.stage import LAYOUT, Player, Stage, answer, spec
 from tests.verification.scene import Edited, refusal, verified
 
@@ -71,6 +72,9 @@ def test_each_model_of_a_run_keeps_what_was_filled_in_and_its_record_verifies(st
         assert SignedEnvelope.FromString(players[0].fetch(name)) == result
         assert players[0].fetch(digest(told)) == told
         assert players[0].fetch(digest(told), 10) == told[10:]
+        for wrong in ("", "blake3:0", name.upper(), "../blobs", digest(b"other")):
+            with refused("PERMISSION_DENIED", "blob-not-offered"):
+                players[0].fetch(wrong)
         for player, order in orders.items():
             player.reply(order)
         answer(*players)  # the evaluation
