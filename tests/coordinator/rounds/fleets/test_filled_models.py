@@ -8,7 +8,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from sqlalchemy import Engine, event
 
+from coordinator.rounds.fleets.filled_models import OfferedResults
 from federation.digests import digest
 from federation.record import bundle
 from federation.spec.computation import Ability
@@ -136,6 +138,36 @@ def stage_forged(stage: Stage, file: Edited, record: Any, before: str, after: st
     record.step.CopyFrom(sign(step, stage.served.home.signing_key))
     entries = {bundle.round_entry(0): record.SerializeToString(), bundle.blob_entry(before): None}
     return file.having({**entries, bundle.blob_entry(after): model})
+
+
+def test_only_the_result_that_is_asked_for_is_loaded_and_those_who_fetch_it_at_a_time_share_it(stage: Stage) -> None:
+    task, players = stage.crew("ada", "ben")
+    (first, _), (result, told) = described(stage, task, players), described(stage, task, players)
+    name = envelope_digest(result)
+    assert name != envelope_digest(first)
+    results, statements = OfferedResults(), list[str]()
+
+    def offered(client: str, name: str) -> Any:
+        return stage.look(lambda session: results.offered(session, client, name))
+
+    def note(*arguments: Any) -> None:
+        statements.append(arguments[2])
+
+    stage.submit(spec("filled", task, **keys(name)), model=filled(told))
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        shared = [offered(player.name, digest(told)) for player in players]
+        loaded = [statement for statement in statements if "rounds.document" in statement]
+        assert bytes(shared[0]) == told
+        assert shared[0] is shared[1]
+        assert ["rounds.round_id = " in statement for statement in loaded] == [True]
+        statements.clear()
+        assert offered("ada", name) == result.SerializeToString(deterministic=True)
+        assert offered("ada", digest(b"other")) is None
+        assert not any("rounds.result IS NOT NULL" in statement for statement in statements)  # its round is known
+        assert not any("rounds.document" in statement for statement in statements)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
 
 
 def test_a_model_of_other_numbers_and_a_result_that_nobody_signed_are_refused(stage: Stage) -> None:
