@@ -118,8 +118,9 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             yield await self._in_thread(self._welcome, first.hello, client_id, addresses, pending)
             await self._read(self._offers.tell, [attendance])
             # Before the outbox, which may tell of the end of one of them.
-            for assigned in await self._read(open_assignments_of, client_id):
-                attendance.note(assigned)
+            still_open = await self._read(open_assignments_of, client_id)
+            attendance.note_open(still_open)  # at once: one may end while others are sent
+            for assigned in still_open:
                 yield await self._response(attendance, assigned)
             for ended in await self._read(sessions_ended_for, client_id, self._clock()):
                 yield await self._response(attendance, ended)
