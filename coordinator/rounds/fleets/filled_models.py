@@ -63,13 +63,12 @@ def check_known(session: Session, parameters: ParametersSpec) -> bytes:
     return data.document
 
 
-def check_filled(session: Session, blobs: BlobStore, models: Iterable[str], parameters: ParametersSpec) -> None:
-    """Checks the fixed tensors of models, which are stored, by their digests, against the result that it names.
+def check_filled(blobs: BlobStore, models: Iterable[str], parameters: ParametersSpec, document: bytes) -> None:
+    """Checks the fixed tensors of models, which are stored, by their digests, against the document of the result.
 
     Raises:
-        Refusal: `scale`: they are not filled from it, or this coordinator has signed no such result.
+        Refusal: `scale`: they are not filled from it.
     """
-    document = check_known(session, parameters)
     for model in models:
         path = blobs.local(model)
         layout, row = model_layout(path), model_row(path)

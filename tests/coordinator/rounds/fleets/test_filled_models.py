@@ -2,6 +2,9 @@
 
 import json
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from sqlalchemy import Engine, event
+from sqlalchemy.orm import Session
 
 from coordinator.rounds.fleets.filled_models import OfferedResults
 from federation.digests import digest
@@ -20,7 +24,9 @@ from federation.trust.envelope import envelope_digest, sign
 from federation.v1.admin_pb2 import GetRoundRequest
 from federation.v1.common_pb2 import ResultManifest, SignedEnvelope
 from federation.v1.record_pb2 import DescribedData
-from federation.vectors import Layout, Tensor, Vector, to_bytes
+from federation.vectors import File, Layout, Tensor, Vector, to_bytes
+from storage.blob_directory import DirectoryStore
+from storage.database import Database
 from storage.states import RunState
 from tests.described import COLUMNS, document, drawn, tell
 from tests.harness import Attending
@@ -168,6 +174,35 @@ def test_only_the_result_that_is_asked_for_is_loaded_and_those_who_fetch_it_at_a
         assert not any("rounds.document" in statement for statement in statements)
     finally:
         event.remove(Engine, "before_cursor_execute", note)
+
+
+def test_a_model_is_opened_outside_of_transactions(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, (player,) = stage.crew("ada")
+    result, told = described(stage, task, [player])
+    opened = list[bool]()  # within a transaction or not
+    within, read, local = threading.local(), Database.read, DirectoryStore.local
+
+    @contextmanager
+    def reading(self: Database) -> Iterator[Session]:
+        with read(self) as session:
+            within.session = session
+            try:
+                yield session
+            finally:
+                within.session = None
+
+    def noted(self: DirectoryStore, name: str) -> File:
+        opened.append(getattr(within, "session", None) is not None)
+        return local(self, name)
+
+    monkeypatch.setattr(Database, "read", reading)
+    monkeypatch.setattr(DirectoryStore, "local", noted)
+    run = stage.submit(spec("filled", task, **keys(envelope_digest(result))), model=filled(told))
+    answer(player)
+    answer(player)
+    stage.wait_state(run, RunState.COMPLETED)
+    assert opened
+    assert not any(opened)
 
 
 def test_a_model_of_other_numbers_and_a_result_that_nobody_signed_are_refused(stage: Stage) -> None:
