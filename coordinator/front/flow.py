@@ -6,17 +6,21 @@ import os
 import socket
 
 BYTES = 1 << 20  # the most that one flow holds
+# The system gives the unprivileged processes of a user 64 MiB for pipes, and then makes them smaller than by default.
+LARGE = 32  # pipes of that size at a time
+SMALL = BYTES // 4  # bytes in each further pipe
 SPARE = 16  # empty pipes that are kept for the next flows
 
 
 class Pipe:
     """Keeps bytes in the kernel: they are spliced from the source into a pipe, and from the pipe into the sink."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for size in (BYTES, BYTES // 4):  # the user's share of pipe memory may be used up: then the pipe stays small
+        self.large = False
+        for wanted in (size, SMALL):  # the user's share of pipe memory may be used up: then the pipe stays as it is
             with contextlib.suppress(OSError):
-                fcntl.fcntl(self._write, fcntl.F_SETPIPE_SZ, size)
+                self.large = fcntl.fcntl(self._write, fcntl.F_SETPIPE_SZ, wanted) >= BYTES
                 break
 
     def take(self, source: socket.socket) -> int:
@@ -58,7 +62,8 @@ class Holds:
     """Lends pipes to flows, as long as they have bytes in them; buffers where pipes cannot be had."""
 
     def __init__(self) -> None:
-        self._spare: list[Pipe] = []
+        self._spare: list[Pipe] = []  # the large ones last
+        self._large = 0  # pipes that are open
         self._splices = _can_splice()
 
     def borrow(self) -> Pipe | Buffer:
@@ -67,17 +72,22 @@ class Holds:
             return self._spare.pop()
         if self._splices:
             try:
-                return Pipe()
+                pipe = Pipe(BYTES if self._large < LARGE else SMALL)
             except OSError:  # no descriptor is left
-                pass
+                return Buffer()
+            self._large += pipe.large
+            return pipe
         return Buffer()
 
     def give_back(self, hold: Pipe | Buffer, *, empty: bool) -> None:
         """Takes a hold back; one that is not empty is thrown away with its bytes."""
-        if empty and isinstance(hold, Pipe) and len(self._spare) < SPARE:
-            self._spare.append(hold)
-        else:
-            hold.close()
+        closed: Pipe | Buffer | None = hold
+        if empty and isinstance(hold, Pipe):
+            self._spare.insert(len(self._spare) if hold.large else 0, hold)
+            closed = self._spare.pop(0) if len(self._spare) > SPARE else None
+        if closed is not None:
+            closed.close()
+            self._large -= isinstance(closed, Pipe) and closed.large
 
 
 class Flow:
@@ -146,7 +156,7 @@ def _can_splice() -> bool:
     if not hasattr(os, "splice"):
         return False
     near, far = socket.socketpair()
-    pipe = Pipe()
+    pipe = Pipe(SMALL)
     try:
         far.send(b"x")
         return pipe.take(near) == 1 and pipe.give(near, 1) == 1 and far.recv(1) == b"x"

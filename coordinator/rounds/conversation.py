@@ -26,7 +26,7 @@ from federation.sketches.base import SketchError
 from federation.spec.objective_names import encoder_columns
 from federation.spec.run_sections import AUTO, replies_needed
 from federation.statistics.result import StatisticsResult
-from federation.vectors import model_layout
+from federation.vectors import Layout, model_layout
 from federation.work.base import Shows
 from federation.work.statistics.work import Statistics
 from federation.work.train.work import Train
@@ -51,11 +51,12 @@ def run_phases(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step
         Voided: the algorithm gave up this attempt.
     """
     required = _required(fleet, current)
+    layout = _layout(fleet, current)
     before = (models.Phase.round_id == current.round_id, models.Phase.attempt < current.attempt)
     with fleet.context.database.read() as session:
         number = session.scalar(select(func.count()).select_from(models.Phase).where(*before)) or 0
         facts = _facts(session, fleet, current, number, current.selected)
-        context = _context(session, fleet, current, current.base_model, facts)
+        context = _context(session, fleet, current, current.base_model, facts, layout)
     conversation = algorithm.round(context)
     return _converse(fleet, current, conversation, number, current.base_model, facts, required)
 
@@ -111,10 +112,10 @@ def measure_privately(fleet: Fleet, current: Round) -> Means:
 
 def describe_privately(fleet: Fleet, current: Round) -> tuple[StatisticsResult, Sum]:
     """The result of a private sum of statistics over the members that were selected. Errors as below."""
-    required, model = _required(fleet, current), current.base_model
+    required, model, layout = _required(fleet, current), current.base_model, _layout(fleet, current)
     with fleet.context.database.read() as session:
         facts = _facts(session, fleet, current, 0, current.selected)
-        context = _context(session, fleet, current, model, facts, {})
+        context = _context(session, fleet, current, model, facts, layout, {})
     conversation = description(context, Statistics.of(fleet.run.spec), sorted(facts.clients))
     return _converse(fleet, current, conversation, 0, model, facts, required)[0]
 
@@ -130,9 +131,10 @@ def hold_evaluation(
         Held, Skipped, Voided: as `run_phases`.
         RevokedMeanwhile: a member whose reply entered was revoked.
     """
+    layout = _layout(fleet, current)
     with fleet.context.database.read() as session:
         facts = _facts(session, fleet, current, number, clients)
-        context = _context(session, fleet, current, model, facts, {})
+        context = _context(session, fleet, current, model, facts, layout, {})
     conversation = evaluation(context, fleet.run.evaluation, sorted(facts.clients))
     return _converse(fleet, current, conversation, number, model, facts, required)[0]
 
@@ -245,12 +247,22 @@ def _recorded(fleet: Fleet, current: Round, number: int) -> int | None:
         return session.scalar(select(models.Phase.wanted).filter_by(round_id=current.round_id, number=number))
 
 
+def _layout(fleet: Fleet, current: Round) -> Layout:
+    """The layout of the parameters that a run trains.
+
+    The model may be fetched from a bucket and checked first, which takes long: no transaction may be open meanwhile.
+    """
+    model = fleet.context.blobs.local(current.base_model)
+    return fleet.run.spec.parameters.parameters_of(model_layout(model))
+
+
 def _context(
     session: Session,
     fleet: Fleet,
     current: Round,
     model: str,
     facts: ConversationFacts,
+    layout: Layout,
     state: Mapping[str, Any] | None = None,
 ) -> RoundContext:
     """The context of a conversation about this model; without a `state`, that of the run before the round.
@@ -265,7 +277,6 @@ def _context(
     gone = revoked_clients(session) if not facts.keys else frozenset()
     private = private_facts(session, fleet, current, model, facts.keys)
     spec = fleet.run.spec
-    layout = spec.parameters.parameters_of(model_layout(context.blobs.local(current.base_model)))
     return RoundContext(
         number=current.number,
         attempt=current.attempt,

@@ -87,7 +87,9 @@ class AdminService(MemberCalls, AuditCalls, RecordCalls, admin_pb2_grpc.AdminSer
         parameters = submission.spec.parameters
         await self._take_models(header, parameters, request_iterator)
         if parameters.statistics:
-            await self._read(check_filled, self._blobs, [model.digest for model in _models(header)], parameters)
+            document = await self._read(check_known, parameters)
+            names = [model.digest for model in _models(header)]
+            await self._in_thread(check_filled, self._blobs, names, parameters, document)
         run_id = await self._begin_run(submission, header.model, by=by, paused=header.paused)
         outlook.run.CopyFrom(await self._run(run_id))
         return outlook

@@ -20,7 +20,7 @@ from coordinator.members.renewal import retire_older
 from coordinator.members.requests import LEAST
 from coordinator.rounds.fleets.consents import offered_specification, record_consent
 from coordinator.rounds.fleets.deliveries import open_assignments_of, sessions_ended_for
-from coordinator.rounds.fleets.filled_models import offered_result
+from coordinator.rounds.fleets.filled_models import OfferedResults
 from coordinator.rounds.fleets.presence import (
     Admitted,
     Assigned,
@@ -31,6 +31,7 @@ from coordinator.rounds.fleets.presence import (
     note_sign,
 )
 from coordinator.rounds.replies.intake import named_assignment
+from coordinator.services.base import Parts
 from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
 from coordinator.services.stream_words import ReceivedHello, closing_of, introduction, left
@@ -71,6 +72,10 @@ GRANTED = timedelta(days=1)  # how long a member may fetch the model that it was
 
 class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServicer):
     """Serves workers: attendance and blobs here, replies in `ReplyCalls`, keys in `KeyCalls`."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._results = OfferedResults()
 
     async def Attend(
         self, request_iterator: AsyncIterator[messages.AttendRequest], context: Context
@@ -113,8 +118,9 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
             yield await self._in_thread(self._welcome, first.hello, client_id, addresses, pending)
             await self._read(self._offers.tell, [attendance])
             # Before the outbox, which may tell of the end of one of them.
-            for assigned in await self._read(open_assignments_of, client_id):
-                attendance.note(assigned)
+            still_open = await self._read(open_assignments_of, client_id)
+            attendance.note_open(still_open)  # at once: one may end while others are sent
+            for assigned in still_open:
                 yield await self._response(attendance, assigned)
             for ended in await self._read(sessions_ended_for, client_id, self._clock()):
                 yield await self._response(attendance, ended)
@@ -245,17 +251,16 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
     ) -> AsyncIterator[bytes]:
         """Streams a blob that an assignment offered to the caller, or a model that `GetModel` gave it."""
         client_id = self._access.caller().name
-        assignment_id = "" if request.HasField("grant") else self._presence.offering(client_id, request.digest)
-        if not assignment_id:
-            document = await self._read(_offered_document, client_id, request.digest)
+        assignment_id = ""
+        if request.HasField("grant"):
+            self._check_granted(client_id, request)
+        elif not (assignment_id := self._presence.offering(client_id, request.digest)):
+            document = await self._read(self._offered_document, client_id, request.digest)
             if document is not None and request.offset <= len(document):
                 for start in range(request.offset, len(document), CHUNK_BYTES):
                     yield fetched(document[start : start + CHUNK_BYTES])
                 return
-            if request.HasField("grant"):
-                self._check_granted(client_id, request)
-            else:
-                assignment_id = await self._read(_offering, client_id, request.digest)
+            assignment_id = await self._read(_offering, client_id, request.digest)
         turn_to_assignment(assignment_id)
         tally = self._database.tally
         try:
@@ -321,6 +326,15 @@ class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServ
         signed = await self._in_thread(sign, manifest, self._home.signing_key)
         return messages.GetModelResponse(model=signed, spec=run.spec, rotations=self._home.rotations)
 
+    def _offered_document(self, session: Session, client_id: str, digest: str) -> bytes | memoryview | None:
+        """What the database has of this digest, and a run offers to a client; None without such a document."""
+        try:
+            parse(digest)
+        except ValueError:
+            return None  # without a query
+        document = offered_specification(session, client_id, digest)
+        return self._results.offered(session, client_id, digest) if document is None else document
+
     def _check_granted(self, client_id: str, request: messages.FetchBlobRequest | messages.LocateBlobRequest) -> None:
         """Checks that we have signed for this client, not long ago, that it may fetch a blob.
 
@@ -366,12 +380,6 @@ def _pending(session: Session, client_id: str, settings: Settings) -> messages.P
 def _note_left(session: Session, client_id: str, task: str, sessions: dict[str, int]) -> None:
     client = session.get_one(Client, client_id, with_for_update=True)
     client.sessions_left = {**client.sessions_left, task: sessions}
-
-
-def _offered_document(session: Session, client_id: str, digest: str) -> bytes | None:
-    """What the database has of this digest, and a run offers to a client; None without such a document."""
-    document = offered_specification(session, client_id, digest)
-    return offered_result(session, client_id, digest) if document is None else document
 
 
 def _offering(session: Session, client_id: str, digest: str) -> str:

@@ -112,7 +112,7 @@ def deliver(session: Session, streams: Mapping[str, AttendanceStream]) -> None:
             if state in (AssignmentState.CANCELLED, AssignmentState.EXPIRED):
                 given[assignment_id].say(Cancelled.of(assignment_id, reason, envelope))
                 continue
-            given[assignment_id].orders.pop(assignment_id, None)
+            given[assignment_id].forget(assignment_id)
             if kind not in list(SessionStage):
                 given[assignment_id].given.discard(assignment_id)
         over += _over(session, Assignment.assignment_id.in_(chunk))

@@ -111,6 +111,8 @@ class AttendanceStream(Attending):
     # Assignments that were sent on this stream, by id. They are on record, and may have ended: a reply is recorded only
     # after a look at its assignment.
     orders: dict[str, Given] = field(default_factory=dict)
+    # Ids of assignments that have ended since the stream began; None once those are noted that were open then.
+    ended: set[str] | None = field(default_factory=set)
     asked: set[str] = field(default_factory=set)  # ids of runs about which it was asked, or that it has no task for
 
     def say(self, message: Message | Refusal) -> None:
@@ -127,7 +129,22 @@ class AttendanceStream(Attending):
                 self.given.add(message.assignment_id)
         elif isinstance(message, Cancelled):
             self.given.discard(message.assignment_id)
-            self.orders.pop(message.assignment_id, None)
+            self.forget(message.assignment_id)
+
+    def note_open(self, messages: Iterable[Assigned]) -> None:
+        """Notes the assignments that a look at the record has found open, unless they have ended since; once."""
+        for message in messages:
+            self.note(message)
+        # After that: what ends from now on is forgotten by the thread that tells of its end.
+        ended, self.ended = self.ended, None
+        for assignment_id in list(ended or ()):
+            self.orders.pop(assignment_id, None)
+
+    def forget(self, assignment_id: str) -> None:
+        """Forgets an assignment that has ended. Callable from any thread."""
+        if (ended := self.ended) is not None:
+            ended.add(assignment_id)  # first: it may be noted now
+        self.orders.pop(assignment_id, None)
 
 
 @dataclass(frozen=True)
@@ -283,7 +300,7 @@ class Presence:
         with self._lock:
             stream = self._streams.get(client_id)
         if stream is not None:
-            stream.orders.pop(assignment_id, None)
+            stream.forget(assignment_id)
 
     def say(self, client_id: str, message: Message) -> None:
         """Sends a message to one client if it attends here."""

@@ -109,7 +109,8 @@ class Uploads:
         self._database = database
         self._blobs = blobs
         self._quota = quota
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # uploads begin one after the other: it is held while files and rows are read
+        self._noted = threading.Lock()  # of the names below; never held over I/O, since the event loop takes it
         self._under_way: dict[str, int] = {}  # declared bytes, by name
         self._checks: dict[str, tuple[int, PayloadCheck]] = {}  # after how many bytes, by name
         # True if no other coordinator has uploads in this store: then it is read once.
@@ -117,13 +118,13 @@ class Uploads:
         self._broke_off = {upload.name for upload in blobs.partial_uploads()} if self.alone else set[str]()
 
     def broke_off(self, admission: Admission) -> bool:
-        """True if an upload of this payload has begun and may go on."""
+        """True if an upload of this payload has begun and may go on; without I/O, and without a wait, if `alone`."""
         if not admission.manifest.payload:
             return False
         name = _name(admission)
         if not self.alone:
             return any(upload.name == name for upload in self._blobs.partial_uploads())
-        with self._lock:
+        with self._noted:
             return name in self._broke_off or name in self._under_way
 
     def begin(self, admission: Admission, check: PayloadCheck) -> ReplyUpload:
@@ -142,8 +143,9 @@ class Uploads:
                 writer = self._blobs.resume(name)
             except BlockingIOError:
                 raise Refusal("superseded", "another upload of this payload has not ended yet: try again") from None
-            self._under_way[name] = manifest.payload_bytes
-            self._broke_off.discard(name)
+            with self._noted:
+                self._under_way[name] = manifest.payload_bytes
+                self._broke_off.discard(name)
             arrived, resumed = self._checks.pop(name, (0, check))
         try:
             if writer.written > manifest.payload_bytes:  # declared was less than before
@@ -156,19 +158,17 @@ class Uploads:
                     check.feed(piece)
         except BaseException:
             writer.suspend()
-            with self._lock:
-                self._broke_off.add(name)
-            self._forget(name)
+            self._forget(name, broke_off=True)
             raise
         return ReplyUpload(name, writer, check, manifest.payload, manifest.payload_bytes)
 
     def end(self, upload: ReplyUpload) -> None:
         """Ends an upload: its bytes are kept, unless it is complete and therefore stored or wrong."""
-        if upload.leave():
+        broke_off = upload.leave()
+        if broke_off:
             with self._lock:
                 self._checks[upload.name] = upload.arrived, upload.check
-                self._broke_off.add(upload.name)
-        self._forget(upload.name)
+        self._forget(upload.name, broke_off=broke_off)
 
     def collect(self) -> int:
         """Removes uploads that broke off and whose assignments are no longer open; returns their number."""
@@ -178,19 +178,26 @@ class Uploads:
         with self._lock:
             for name in ended:
                 self._checks.pop(name, None)
-                self._broke_off.discard(name)
+        with self._noted:
+            self._broke_off.difference_update(ended)
         return sum(map(self._blobs.drop, ended))
 
-    def _forget(self, name: str) -> None:
-        with self._lock:
+    def _forget(self, name: str, *, broke_off: bool) -> None:
+        """Notes that an upload is no longer under way, and whether it may go on later."""
+        with self._noted:
             self._under_way.pop(name, None)
+            if broke_off:
+                self._broke_off.add(name)
 
     def _check_fits(self, client_id: str, assignment_id: str, name: str, size: int) -> None:
-        sizes = {upload.name: upload.size for upload in self._blobs.partial_uploads()} | self._under_way
+        sizes = {upload.name: upload.size for upload in self._blobs.partial_uploads()}
+        with self._noted:
+            sizes |= self._under_way
         for other in list(sizes):
             if _assignment_of(other) == assignment_id and other != name and self._blobs.drop(other):
                 self._checks.pop(other, None)
-                self._broke_off.discard(other)
+                with self._noted:
+                    self._broke_off.discard(other)
                 del sizes[other]
         sizes.pop(name, None)
         owners = self._open_assignments(list(sizes))

@@ -2,13 +2,19 @@
 
 import json
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from sqlalchemy import Engine, event
+from sqlalchemy.orm import Session
 
+from coordinator.rounds.fleets.filled_models import OfferedResults
 from federation.digests import digest
 from federation.record import bundle
 from federation.spec.computation import Ability
@@ -18,10 +24,13 @@ from federation.trust.envelope import envelope_digest, sign
 from federation.v1.admin_pb2 import GetRoundRequest
 from federation.v1.common_pb2 import ResultManifest, SignedEnvelope
 from federation.v1.record_pb2 import DescribedData
-from federation.vectors import Layout, Tensor, Vector, to_bytes
+from federation.vectors import File, Layout, Tensor, Vector, to_bytes
+from storage.blob_directory import DirectoryStore
+from storage.database import Database
 from storage.states import RunState
 from tests.described import COLUMNS, document, drawn, tell
 from tests.harness import Attending
+from tests.running import refused
 from tests.stage import LAYOUT, Player, Stage, answer, spec
 from tests.verification.scene import Edited, refusal, verified
 
@@ -71,6 +80,9 @@ def test_each_model_of_a_run_keeps_what_was_filled_in_and_its_record_verifies(st
         assert SignedEnvelope.FromString(players[0].fetch(name)) == result
         assert players[0].fetch(digest(told)) == told
         assert players[0].fetch(digest(told), 10) == told[10:]
+        for wrong in ("", "blake3:0", name.upper(), "../blobs", digest(b"other")):
+            with refused("PERMISSION_DENIED", "blob-not-offered"):
+                players[0].fetch(wrong)
         for player, order in orders.items():
             player.reply(order)
         answer(*players)  # the evaluation
@@ -132,6 +144,65 @@ def stage_forged(stage: Stage, file: Edited, record: Any, before: str, after: st
     record.step.CopyFrom(sign(step, stage.served.home.signing_key))
     entries = {bundle.round_entry(0): record.SerializeToString(), bundle.blob_entry(before): None}
     return file.having({**entries, bundle.blob_entry(after): model})
+
+
+def test_only_the_result_that_is_asked_for_is_loaded_and_those_who_fetch_it_at_a_time_share_it(stage: Stage) -> None:
+    task, players = stage.crew("ada", "ben")
+    (first, _), (result, told) = described(stage, task, players), described(stage, task, players)
+    name = envelope_digest(result)
+    assert name != envelope_digest(first)
+    results, statements = OfferedResults(), list[str]()
+
+    def offered(client: str, name: str) -> Any:
+        return stage.look(lambda session: results.offered(session, client, name))
+
+    def note(*arguments: Any) -> None:
+        statements.append(arguments[2])
+
+    stage.submit(spec("filled", task, **keys(name)), model=filled(told))
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        shared = [offered(player.name, digest(told)) for player in players]
+        loaded = [statement for statement in statements if "rounds.document" in statement]
+        assert bytes(shared[0]) == told
+        assert shared[0] is shared[1]
+        assert ["rounds.round_id = " in statement for statement in loaded] == [True]
+        statements.clear()
+        assert offered("ada", name) == result.SerializeToString(deterministic=True)
+        assert offered("ada", digest(b"other")) is None
+        assert not any("rounds.result IS NOT NULL" in statement for statement in statements)  # its round is known
+        assert not any("rounds.document" in statement for statement in statements)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+
+def test_a_model_is_opened_outside_of_transactions(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, (player,) = stage.crew("ada")
+    result, told = described(stage, task, [player])
+    opened = list[bool]()  # within a transaction or not
+    within, read, local = threading.local(), Database.read, DirectoryStore.local
+
+    @contextmanager
+    def reading(self: Database) -> Iterator[Session]:
+        with read(self) as session:
+            within.session = session
+            try:
+                yield session
+            finally:
+                within.session = None
+
+    def noted(self: DirectoryStore, name: str) -> File:
+        opened.append(getattr(within, "session", None) is not None)
+        return local(self, name)
+
+    monkeypatch.setattr(Database, "read", reading)
+    monkeypatch.setattr(DirectoryStore, "local", noted)
+    run = stage.submit(spec("filled", task, **keys(envelope_digest(result))), model=filled(told))
+    answer(player)
+    answer(player)
+    stage.wait_state(run, RunState.COMPLETED)
+    assert opened
+    assert not any(opened)
 
 
 def test_a_model_of_other_numbers_and_a_result_that_nobody_signed_are_refused(stage: Stage) -> None:

@@ -1,5 +1,6 @@
 """Uploads that break off: they go on where the coordinator says, for one reply, within a quota, until it is over."""
 
+import fcntl
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from federation.trust.envelope import sign
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.v1.federation_pb2 import SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes, update_layout
+from storage.blob_directory import locked
 from storage.models import Assignment
 from storage.states import AssignmentState
 from tests.few import few
@@ -212,6 +214,21 @@ def test_another_payload_for_the_same_assignment_takes_the_place_of_the_first(li
     another.break_off(0, 2000)
     assert list(partial(lines).values()) == [2000]
     another.counts(run)
+
+
+def test_a_member_hands_in_while_an_upload_of_another_waits_for_the_store(lines: Stage) -> None:
+    run, (slow, prompt) = begin(lines, "ann", "ben")
+    slow.break_off(0, 1500)
+    another = Reply.to(lines, slow.player, slow.order, sign=-1.0)
+    uploads = lines.parts.uploads
+    with locked(lines.blobs.root / "lock", fcntl.LOCK_SH):  # as while the blob of a third member is written
+        call = another.send(0, 500)  # the first payload has to be removed
+        wait_for(uploads._lock.locked, "the upload to begin")
+        assert prompt.player.member.submit(prompt.envelope, prompt.payload).accepted
+        assert uploads._lock.locked()
+    wait_for(lambda: list(partial(lines).values()) == [500] and call.windows, "the part to arrive")
+    assert another.hand_in()
+    lines.play(run, slow.player, prompt.player)
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
