@@ -137,5 +137,7 @@ class Housekeeper:
     def _note_seen(self) -> None:
         if seen := self._presence.take_seen():
             with self._database.begin() as session:
-                for client in session.scalars(select(Client).where(Client.client_id.in_(seen))):
+                rows = select(Client).where(Client.client_id.in_(seen)).order_by(Client.client_id)
+                # Locked in the order of all that lock several.
+                for client in session.scalars(rows.with_for_update(key_share=True)):
                     note_sign(client, seen[client.client_id])

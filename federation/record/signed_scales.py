@@ -1,5 +1,6 @@
 """What a member compares the scale of a model with: the signed result of a run that described the members' data."""
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ Fetch = Callable[[str, int], bytes]
 class SignedScales:
     """Checks the models of runs that are filled from statistics. The document of one result is kept in memory.
 
+    Any thread may call: the lanes of a worker share it.
+
     Attributes:
         federation_id: of the federation.
         opened: verifies an envelope of the coordinator; raises a Refusal.
@@ -29,7 +32,8 @@ class SignedScales:
 
     federation_id: str
     opened: Callable[[SignedEnvelope], ResultManifest]
-    _documents: dict[str, bytes] = field(default_factory=dict, init=False)  # by the digest of the result
+    _kept: tuple[str, bytes] = field(default=("", b""), init=False)  # the digest of a result, and its document
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # of `_kept`; not held while one fetches
 
     def check(
         self, result: str, tensors: Mapping[str, NDArray[np.float32]], layer: ScaleLayer | None, fetch: Fetch
@@ -44,17 +48,20 @@ class SignedScales:
         check_scale(tensors, self._document(result, fetch), layer)
 
     def _document(self, result: str, fetch: Fetch) -> bytes:
-        if result not in self._documents:
-            try:
-                parse(result)
-                # The coordinator's word is its signature: what it sends under this digest is not.
-                manifest = self.opened(SignedEnvelope.FromString(fetch(result, MAX_RESULT_BYTES)))
-                parse(manifest.document)
-            except (Refusal, ValueError, DecodeError) as error:
-                raise ScaleError(f"{result[:80]!r} is no result that the coordinator has signed: {error}") from None
-            if manifest.federation_id != self.federation_id:
-                raise ScaleError(f"the result {result} is of another federation")
-            document = fetch(manifest.document, MAX_DOCUMENT_BYTES)
-            self._documents.clear()
-            self._documents[result] = document
-        return self._documents[result]
+        with self._lock:
+            name, document = self._kept
+        if name == result:
+            return document
+        try:
+            parse(result)
+            # The coordinator's word is its signature: what it sends under this digest is not.
+            manifest = self.opened(SignedEnvelope.FromString(fetch(result, MAX_RESULT_BYTES)))
+            parse(manifest.document)
+        except (Refusal, ValueError, DecodeError) as error:
+            raise ScaleError(f"{result[:80]!r} is no result that the coordinator has signed: {error}") from None
+        if manifest.federation_id != self.federation_id:
+            raise ScaleError(f"the result {result} is of another federation")
+        document = fetch(manifest.document, MAX_DOCUMENT_BYTES)
+        with self._lock:
+            self._kept = (result, document)
+        return document

@@ -2,11 +2,11 @@
 
 from collections.abc import Set as AbstractSet
 from datetime import datetime
+from typing import NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.clock import past
 from coordinator.rounds.fleets.base import Question
 from federation.spec.client_sections import SelectionSpec
 from storage.models import Assignment, Phase
@@ -40,10 +40,32 @@ def asked_again(
     return sorted(found | (there - {row.client_id for row in rows}) if selection.method == "all" else found)
 
 
-def times_of(started: datetime, deadline: datetime, *, began: datetime, now: datetime) -> tuple[datetime, datetime]:
-    """The beginning and the deadline of a phase, by the clock of this process, whose conductor `began`.
+class PhaseTimes(NamedTuple):
+    """The times of a phase, by the clock of this process.
+
+    Attributes:
+        started: when it began.
+        deadline: after which it waits for nobody.
+        found: True if it began before its conductor, such as before a restart of the coordinator.
+    """
+
+    started: datetime
+    deadline: datetime
+    found: bool
+
+
+def times_of(started: datetime, deadline: datetime, *, began: datetime, set_right: datetime | None) -> PhaseTimes:
+    """The times of a phase whose conductor `began`.
 
     A phase that begins only in time to come was begun by a clock that was ahead, and has been set right. It would wait
-    until the clock comes there. It has as long as it was given, from the beginning of the conductor on.
+    until the clock comes there. It has as long as it was given, from the look on that found this.
+
+    Args:
+        started: its beginning on record.
+        deadline: its deadline on record.
+        began: the beginning of the conductor.
+        set_right: when a look found that the phase begins in time to come; None if none has.
     """
-    return (began, began + (deadline - started)) if past(started, now) is None else (started, deadline)
+    if set_right is None:
+        return PhaseTimes(started, deadline, found=started < began)
+    return PhaseTimes(set_right, set_right + (deadline - started), found=True)

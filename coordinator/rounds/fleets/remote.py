@@ -13,6 +13,7 @@ from typing import NamedTuple
 from sqlalchemy import bindparam, insert, select
 from sqlalchemy.orm import Session
 
+from coordinator.clock import past
 from coordinator.rounds.export import newest_step
 from coordinator.rounds.fleets.base import (
     Fleet,
@@ -26,7 +27,7 @@ from coordinator.rounds.fleets.base import (
 from coordinator.rounds.fleets.consents import reluctant
 from coordinator.rounds.fleets.deliveries import sessions_ended
 from coordinator.rounds.fleets.known import known_clients
-from coordinator.rounds.fleets.lost_members import ABSENT, asked_again, times_of
+from coordinator.rounds.fleets.lost_members import ABSENT, PhaseTimes, asked_again, times_of
 from coordinator.rounds.fleets.presence import Assigned, Presence
 from coordinator.rounds.replies import signed_columns
 from coordinator.rounds.replies.reply_counts import count_reply
@@ -126,6 +127,8 @@ class RemoteFleet(Fleet):
         self._new_id = new_id
         self._pool_complete = pool_complete
         self._began = context.clock()
+        # When phases were found to begin in time to come. This is kept: they come nearer with each look.
+        self._set_right: dict[int, datetime] = {}
 
     def complete(self) -> bool:
         return self._pool_complete()
@@ -284,7 +287,8 @@ class RemoteFleet(Fleet):
             enough = phase.replied >= phase.wanted
             if enough and not self._spec.selection.required:
                 return _NOTHING
-            ends = self._wait_ends(session, phase_id, *self._times(phase.started, phase.deadline), enough=enough)
+            times = self._times(phase_id, phase.started, phase.deadline)
+            ends = self._wait_ends(session, phase_id, times, enough=enough)
         if not ends:
             return _NOTHING
         last = max(ends.values())
@@ -293,12 +297,13 @@ class RemoteFleet(Fleet):
             replies = min(replies, phase.wanted - phase.replied)
         return _RemainingWait((last - self.context.clock()).total_seconds(), replies)
 
-    def _times(self, started: datetime, deadline: datetime) -> tuple[datetime, datetime]:
-        return times_of(started, deadline, began=self._began, now=self.context.clock())
+    def _times(self, phase_id: int, started: datetime, deadline: datetime) -> PhaseTimes:
+        now = self.context.clock()
+        if past(started, now) is None:
+            self._set_right.setdefault(phase_id, now)
+        return times_of(started, deadline, began=self._began, set_right=self._set_right.get(phase_id))
 
-    def _wait_ends(
-        self, session: Session, phase_id: int, started: datetime, deadline: datetime, *, enough: bool
-    ) -> dict[str, datetime]:
+    def _wait_ends(self, session: Session, phase_id: int, times: PhaseTimes, *, enough: bool) -> dict[str, datetime]:
         """The end of the phase's wait for each client without a reply; with `enough`, for the required ones."""
         attending, left = self._presence.attending(), self._presence.left()
         grace = timedelta(seconds=self._spec.selection.grace_seconds)
@@ -306,15 +311,15 @@ class RemoteFleet(Fleet):
         for client_id in session.connection().execute(_UNANSWERED, {"phase": phase_id}).scalars():
             if enough and client_id not in self._spec.selection.required:
                 continue
-            ends[client_id] = deadline
+            ends[client_id] = times.deadline
             if client_id in attending:
                 continue
             gone = left.get(client_id)
             if self._spec.selection.pool == "attending":
                 # It attended when it was selected: before a restart of the coordinator, if it has not been seen since.
-                gone = max(gone or self._began, started)
-            if gone is not None and gone >= started:
-                ends[client_id] = min(deadline, gone + grace)
+                gone = max(gone or self._began, times.started)
+            if gone is not None and gone >= times.started:
+                ends[client_id] = min(times.deadline, gone + grace)
         return ends
 
     def _close_phase(self, phase_id: int) -> bool:
@@ -326,17 +331,18 @@ class RemoteFleet(Fleet):
             if phase.state is PhaseState.CLOSED:
                 return True
             enough = fulfilled(session, phase_id) >= phase.wanted
-            started, deadline = self._times(phase.started, phase.deadline)
-            ends = self._wait_ends(session, phase_id, started, deadline, enough=enough)
+            times = self._times(phase_id, phase.started, phase.deadline)
+            ends = self._wait_ends(session, phase_id, times, enough=enough)
             if any(end > now for end in ends.values()):
                 return False
             ended = open_assignments(session, Assignment.phase_id == phase_id)
-            away = self._away(ended, started)
+            # Clients that have not come back after a restart of the coordinator may have worked all the time.
+            away = set[str]() if times.found else self._away(ended)
             for assignment in ended:
                 if enough and assignment.client_id not in ends:
                     end_assignment(assignment, AssignmentState.CANCELLED, now, "not-needed")
                 else:
-                    absent = ends[assignment.client_id] < deadline or assignment.client_id in away
+                    absent = ends[assignment.client_id] < times.deadline or assignment.client_id in away
                     end_assignment(assignment, AssignmentState.EXPIRED, now, ABSENT if absent else "deadline")
             close_phase(phase, now)
         tally = self._database.tally
@@ -347,13 +353,8 @@ class RemoteFleet(Fleet):
         self.tell_cancelled(ended)
         return True
 
-    def _away(self, assignments: Sequence[Assignment], since: datetime) -> set[str]:
-        """The clients of these assignments that do not attend; none if this process has begun after `since`.
-
-        Clients that have not come back after a restart of the coordinator may have worked all the time.
-        """
-        if self._began > since:
-            return set()
+    def _away(self, assignments: Sequence[Assignment]) -> set[str]:
+        """The clients of these assignments that do not attend."""
         return {assignment.client_id for assignment in assignments} - self._presence.attending().keys()
 
     def tell_cancelled(self, assignments: Sequence[Assignment]) -> None:

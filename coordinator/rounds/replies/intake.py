@@ -25,7 +25,7 @@ from coordinator.rounds.replies.group_commit import GroupCommit
 from coordinator.rounds.replies.recorder import FULFILLED, Signed, ending, record_equivocation, reply_row
 from coordinator.rounds.replies.reply_counts import count_reply
 from coordinator.rounds.replies.revoked import LEFT, REVOKED
-from coordinator.rounds.replies.standing import LOCKED, STANDING
+from coordinator.rounds.replies.standing import LOCKED, LOCKED_MEMBERS, STANDING
 from coordinator.rounds.transitions import Ending, end_assignment, end_open_assignments
 from coordinator.signing_keys import Signing
 from federation.digests import digest
@@ -288,6 +288,9 @@ class Intake:
     def _record_group(self, session: Session, replies: Sequence[_Checked]) -> list[Refusal | RecordedReply]:
         """Records replies to different assignments."""
         names = {"assignments": [admission.manifest.assignment_id for admission, _ in replies]}
+        if self._database.serves_many:
+            members = {"members": sorted({admission.manifest.client_id for admission, _ in replies})}
+            session.connection().execute(LOCKED_MEMBERS, members)
         locked = {row.assignment_id: row for row in session.connection().execute(LOCKED, names)}
         found, rows = list[Refusal | RecordedReply](), list[dict[str, Any]]()
         endings, events, now = list[Ending](), list[audit.LogEvent](), self._clock()

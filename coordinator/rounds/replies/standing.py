@@ -30,6 +30,14 @@ STANDING = (
     )
     .where(Assignment.assignment_id == bindparam("assignment"))
 )
+# The members of replies, before their assignments, as a withdrawal locks them: a revocation or withdrawal waits until
+# the replies are on record, or they wait for it and find it. SQLite needs no such statement: it has one writer.
+LOCKED_MEMBERS = (
+    select(Client.client_id)
+    .where(Client.client_id.in_(bindparam("members", expanding=True)))
+    .order_by(Client.client_id)  # all that lock several take them in this order
+    .with_for_update(read=True)
+)
 LOCKED = (  # no mutant: SQLite has one writer
     select(
         Assignment.assignment_id,

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from sqlalchemy import select, text
 
+from coordinator.members.membership import CLIENT_REVOKED
 from federation.digests import digest
+from federation.record.log_entries import ACCEPTED
 from federation.vectors import to_bytes
-from storage.models import Assignment, Client, Model, Phase, Round
+from storage.models import Assignment, AuditEntry, Client, Model, Phase, Round
 from storage.states import AssignmentState, ClientState, RoundState, RunState
 from tests.coordinator.rounds.scene import at, fail, once, wait_rest
 from tests.coordinator.scene import begun
@@ -206,6 +208,31 @@ def test_a_client_that_is_revoked_while_a_phase_is_opened_is_not_waited_for(stag
     revoked.join()
     stage.wait_outcome(run, gone.name, "CANCELLED")
     ann.reply(order)
+    stage.play(run, ann)
+
+
+def test_a_revocation_waits_for_a_reply_that_is_being_recorded_so_that_no_reply_is_accepted_after_it(
+    stage: Stage,
+) -> None:
+    leaver = f"leaver-{stage.count}"
+    run, (ann, gone) = stage.begin("ann", leaver, more="selection.minimum = 2\nevaluate.every = 0")
+    mine, last = ann.order(), gone.order()
+    revoked = threading.Thread(target=stage.revoke, args=(gone.name,))
+
+    def revoke() -> None:
+        revoked.start()
+        wait_for(lambda: not revoked.is_alive() or blocked(stage), "the revocation to wait")
+
+    # The revocation may end the call before its receipt is sent.
+    with at("", "INSERT INTO replies", once(revoke)), suppress(grpc.RpcError):
+        gone.reply(last)
+    revoked.join()
+    told = select(AuditEntry.action).where(
+        AuditEntry.subject.in_([last.assignment_id, leaver]), AuditEntry.action.in_([ACCEPTED, CLIENT_REVOKED])
+    )
+    entries = stage.look(lambda session: session.scalars(told.order_by(AuditEntry.entry_id)).all())
+    assert entries == [ACCEPTED, CLIENT_REVOKED]
+    ann.reply(mine)
     stage.play(run, ann)
 
 

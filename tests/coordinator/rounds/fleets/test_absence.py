@@ -101,17 +101,21 @@ def test_the_grace_is_five_minutes_unless_the_specification_sets_it() -> None:
     assert RunSpec.parse('name = "a"\ntask = "t"\nrounds = 1').selection.grace_seconds == 300.0
 
 
+def put_ahead(stage: Stage, run: str, ahead: timedelta) -> None:
+    """Moves the times of a run's phases, as if a clock that was ahead had begun them; the coordinator is stopped."""
+    with Session(Database.open(stage.served.home.database_url).engine) as session, session.begin():
+        phases = select(Phase).join(Round).where(Round.run_id == run)
+        for phase in session.scalars(phases):
+            phase.started, phase.deadline = phase.started + ahead, phase.deadline + ahead
+
+
 def test_a_phase_that_a_clock_ahead_has_begun_waits_no_longer_after_the_clock_was_set_back_than_it_was_given(
     stage: Stage,
 ) -> None:
     """Its beginning and its deadline are to come; the coordinator was stopped meanwhile, and an officer vouched."""
     run, (ann, ben, _), orders = begin(stage)
     stage.stop()
-    ahead = timedelta(days=300)
-    with Session(Database.open(stage.served.home.database_url).engine) as session, session.begin():
-        phases = select(Phase).join(Round).where(Round.run_id == run)
-        for phase in session.scalars(phases):
-            phase.started, phase.deadline = phase.started + ahead, phase.deadline + ahead
+    put_ahead(stage, run, timedelta(days=300))
     stage.start()
     for player in (ann, ben):
         player.attend(**player.tasks)
@@ -124,9 +128,27 @@ def test_a_phase_that_a_clock_ahead_has_begun_waits_no_longer_after_the_clock_wa
     assert stage.outcomes(run)["cleo"] == ("EXPIRED", "absent")
 
 
-def test_times_of_a_phase_are_those_on_record_unless_they_are_to_come() -> None:
-    now, began, given = datetime(2026, 5, 1, tzinfo=UTC), datetime(2026, 4, 30, tzinfo=UTC), timedelta(hours=1)
-    for started in (now - timedelta(days=9), now, now + timedelta(minutes=4)):
-        assert times_of(started, started + given, began=began, now=now) == (started, started + given)
-    later = now + timedelta(days=300)
-    assert times_of(later, later + given, began=began, now=now) == (began, began + given)
+def test_the_deadline_of_a_phase_that_a_clock_ahead_has_begun_stays_when_the_time_on_record_comes(stage: Stage) -> None:
+    """The deadline is 15 minutes after the restart; on record, the phase begins 10 minutes after it."""
+    run, (ann, _, _), orders = begin(stage, "enrolled")
+    stage.stop()
+    put_ahead(stage, run, timedelta(minutes=10))
+    stage.start()
+    ann.attend(**ann.tasks)
+    ann.reply(orders[0])
+    for minutes in (6, 6):
+        after(stage, timedelta(minutes=minutes))
+        assert stage.outcomes(run)["cleo"] == ("OPEN", "")
+    after(stage, timedelta(minutes=4))
+    stage.wait_outcome(run, "cleo", "EXPIRED")
+    # Nobody knows whether it has worked all the time.
+    assert stage.outcomes(run)["cleo"] == ("EXPIRED", "deadline")
+
+
+def test_times_of_a_phase_are_those_on_record_unless_they_were_found_to_come() -> None:
+    began, given = datetime(2026, 4, 30, tzinfo=UTC), timedelta(hours=1)
+    for started, found in ((began - given, True), (began, False), (began + given, False)):
+        on_record = (started, started + given)
+        assert times_of(*on_record, began=began, set_right=None) == (*on_record, found)
+    later, look = began + timedelta(days=300), began + timedelta(seconds=9)
+    assert times_of(later, later + given, began=began, set_right=look) == (look, look + given, True)

@@ -129,7 +129,7 @@ def test_a_round_of_ten_keeps_its_bars_and_with_several_coordinators_a_call_read
         alone = not made.served.database.serves_many
         counts = a_round(made, players, run, hold=alone)
     # Where the file system cannot say whether bytes are in memory, as that of these tests, a thread reads them.
-    counts.handovers.pop("posix.pread", None)
+    counts.handovers.pop("posix.preadv", None)
     if alone:
         assert not {name: (number, BARS[name]) for name, number in counts.totals.items() if number > BARS[name]}
         assert counts.writes["coordinator.rounds.replies.group_commit.GroupCommit._commit_all"] == 1
