@@ -394,7 +394,10 @@ def _facts(bundle: BundleReader, keys: Keys) -> BundleRunFacts:
 
 
 def _check_suits(run: BundleRunFacts, step: StepManifest) -> None:
-    """Checks that only a private run has sessions and a combined vector, and only a run that protects clients noise."""
+    """Checks that the parts of a step are those of a private run, of one that protects clients, or of another one.
+
+    A private run alone has sessions and a combined vector, and a K of all its rows; a run that protects clients noise.
+    """
     for name in ("result_model", "gram", "combined", "noise"):
         try:
             digests.parse(getattr(step, name) or ("" if name in ("result_model", "gram") else step.base_model))
@@ -408,6 +411,9 @@ def _check_suits(run: BundleRunFacts, step: StepManifest) -> None:
         raise VerificationError(
             f'the sessions of the signed step do not suit a run with privacy.secure = "{privacy.secure}"'
         )
+    # Verify, 6: the rows of a private round are in nobody's hands; only a step in the clear has some of them compared.
+    if private and (step.gram_rows or step.squared_norms):
+        raise VerificationError("the signed K is of some rows alone; a private step has one combined vector")
     scale = 0.0
     if privacy.client_noise:
         scale = privacy.client_noise * (run.rule.sensitivity(len(step.replies)) or math.nan)

@@ -4,6 +4,7 @@ import io
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from tests.compared_metrics import differences
 from tests.few import few_of
 from tests.stage import Stage
 from tests.verification import independent_verifier
+from tests.verification.record_vectors import vector
 from tests.verification.scene import Edited, exported, played, refusal, signed_again, verified
 from verification.counterfactual import counterfactual
-from verification.run import verify
+from verification.errors import VerificationError
+from verification.run import OpenedRun, _check_suits, verify
 
 RULES = {
     "fedavg": "",
@@ -277,3 +280,19 @@ def test_a_step_that_lies_about_its_rows_their_products_or_lengths_is_refused(st
         edited, K = _signing(stage, bundle, lambda step, lie=lie: lie(step, U))  # type: ignore[misc]
         said = refusal(edited.having(K), tmp_path)
         assert re.search(expected, said), (name, said)
+
+
+@pytest.mark.parametrize(("rows", "lengths"), [([0], [1.0] * 3), ([99], [math.nan]), ([0], []), ([], [1.0])])
+def test_a_private_step_that_says_that_some_rows_are_compared_is_refused_before_anything_uses_them(
+    rows: list[int], lengths: list[float]
+) -> None:
+    with BundleReader(vector("open")) as bundle:
+        text = bundle.specification.replace(b'fedavg"', b'fedavg-n"').replace(b'algorithm.prior = "samples"\n', b"")
+        run = replace(OpenedRun.of(bundle).facts, spec=RunSpec.parse(text + b'privacy.secure = "sum"\n'))
+        step = StepManifest.FromString(next(bundle.rounds()).step.manifest)
+    step.combined = step.base_model
+    step.secure.add()
+    _check_suits(run, step)
+    step.MergeFrom(StepManifest(gram_rows=rows, squared_norms=lengths))
+    with pytest.raises(VerificationError, match="a private step has one combined vector"):
+        _check_suits(run, step)
