@@ -114,6 +114,5 @@ def test_the_rate_of_a_private_round_of_real_workers_is_verified_and_no_other_on
     assert "the learning rate is" in said(lambda step: setattr(step, "rate", math.nextafter(step.rate, 1)))
     for rows, lengths in (([0], [1.0] * 8), ([99], [math.nan]), ([0], []), ([], [1.0])):
         compared = StepManifest(gram_rows=rows, squared_norms=lengths)
-        assert "a private step has one combined vector" in said(
-            lambda step, compared=compared: step.MergeFrom(compared)
-        )  # type: ignore[misc]
+        words = said(lambda step, compared=compared: step.MergeFrom(compared))  # type: ignore[misc]
+        assert "a private step has one combined vector" in words
