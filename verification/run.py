@@ -116,7 +116,7 @@ class OpenedRun:
         course, named, grams = RunCourse(spec), {about.initial_model, *spec.models}, set[str]()
         # Verify, 1: before the rounds: `check_logged` judges each envelope by the entries of keys that are found here.
         log.check_keys_logged(self.keys)
-        check_filled(self.facts, self.keys.signers)
+        unfilled = check_filled(self.facts, self.keys.signers)
         for record in bundle.rounds():
             try:
                 # Verify, a verifier of your own, in this order: form, signatures, arithmetic, log. Each relies on what
@@ -145,6 +145,8 @@ class OpenedRun:
                 )
             if signed.step is not None and signed.step.noise:
                 verified = replace(verified, missing=(*verified.missing, CHOSEN))
+            if begin.model in unfilled:
+                verified = replace(verified, missing=(*verified.missing, unfilled[begin.model]))
             yield verified
         # Verify, a verifier of your own, 9: or the steps would verify, and the model that is handed on would be another
         # one.
