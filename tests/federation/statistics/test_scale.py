@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from federation.digests import digest
-from federation.spec.run_spec import RunSpec, SpecError, with_scale
+from federation.spec.run_spec import RunSpec, SpecError, with_columns, with_scale
+from federation.statistics.data_columns import Column
 from federation.statistics.scale import ScaleError, ScaleLayer, by_range, check_scale, scale_of
 
 NAMES = ("age", "pressure")
@@ -118,3 +119,17 @@ def test_a_specification_that_says_otherwise_is_refused() -> None:
         RunSpec.parse(HEAD + f'parameters.statistics = "{RESULT}"\n'.encode())
     with pytest.raises(SpecError, match=r"parameters\.statistics"):
         RunSpec.parse(HEAD + b'parameters.fixed = ["0.*"]\nparameters.statistics = "x"\n')
+
+
+@pytest.mark.parametrize(
+    "table", [b'parameters = { buffers = "averaged" }\n', b'["parameters"]\nbuffers = "averaged"\n']
+)
+def test_a_section_in_a_form_that_takes_no_more_keys_is_refused_with_the_form_that_does(table: bytes) -> None:
+    RunSpec.parse(HEAD + table)
+    with pytest.raises(
+        SpecError, match=r"has to be a section \[parameters\], or keys such as parameters.statistics = "
+    ):
+        with_scale(HEAD + table, RESULT, TENSORS)
+    asked = HEAD.replace(b"rounds = 1\n", b"") + b'kind = "statistics"\nstatistics = { open = true }\n'
+    with pytest.raises(SpecError, match=r"has to be a section \[statistics\], or keys such as statistics.columns = "):
+        with_columns(asked, [Column(name="age")])
