@@ -332,7 +332,7 @@ def with_scale(document: bytes, result: str, tensors: Sequence[str]) -> bytes:
 
 
 def _within(document: bytes, section: str, lines: Sequence[str]) -> bytes:
-    """The document, which can be used, with these lines in a section. Raises SpecError if it cannot be used with them."""
+    """The document, which can be used, with these lines in a section. Raises SpecError if it cannot be used then."""
     header = re.compile(_HEADER % section.encode(), re.MULTILINE).search(document)
     if header is not None:
         added = "".join(f"\n{line}" for line in lines).encode()
