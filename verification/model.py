@@ -10,14 +10,14 @@ import numpy as np
 from federation.aggregation.phases import Step
 from federation.aggregation.qp import STATIONARY_TOLERANCE
 from federation.aggregation.server_optimizers import OPTIMIZERS, Optimizer, Sgd
-from federation.digests import digest, parse
-from federation.record.bundle import has_unknown_fields
+from federation.digests import digest
+from federation.record.bundle import BlobAbsent, has_unknown_fields
 from federation.record.exchange import Signers
 from federation.record.noise_rows import noise_defect
 from federation.refusals import Refusal
 from federation.spec.run_sections import AUTO
 from federation.spec.sharing import BUFFERS, SharingError
-from federation.statistics.scale import ScaleError, check_scale
+from federation.statistics.scale import ScaleError, check_scale, scale_of
 from federation.trust.envelope import envelope_digest
 from federation.v1.common_pb2 import ResultManifest, StepManifest
 from federation.vectors import Layout, RowFile
@@ -33,7 +33,7 @@ from verification.arithmetic import (
 )
 from verification.errors import VerificationError
 from verification.recorded_run import RecordedBlobs, RecordedRun
-from verification.replay import BundleRunFacts
+from verification.replay import BundleRunFacts, check_document
 from verification.signed import SignedRound
 
 CHOSEN = "the coordinator chose the noise; the model is not verified"
@@ -181,16 +181,20 @@ def check_makes(
     return compared, K if step.gram_rows else K[:combined, :combined], squares[:combined]
 
 
-def check_filled(run: BundleRunFacts, signers: Signers) -> None:
+def check_filled(run: BundleRunFacts, signers: Signers) -> dict[str, str]:
     """Checks the result of statistics that a run names, and the models that it begins with against this result.
 
-    The models are in a bundle with payloads alone. Raises VerificationError.
+    Returns:
+        Why a model is not compared, by its digest: the bundle does not have it. Empty for a run without statistics.
+
+    Raises:
+        VerificationError: the result is not the one that is named, or a model does not follow from it.
     """
     parameters, data = run.spec.parameters, run.bundle.statistics()
     if not parameters.statistics:
         if data.ListFields():
             raise VerificationError("the bundle has a result of statistics that its specification does not name")
-        return
+        return {}
     # Verify, 5: the name in the specification is of these bytes; else the result would be one of the bundle's choice.
     if envelope_digest(data.result) != parameters.statistics:
         raise VerificationError(f"the bundle lacks the result {parameters.statistics} that its specification names")
@@ -202,16 +206,23 @@ def check_filled(run: BundleRunFacts, signers: Signers) -> None:
         raise VerificationError("the result of statistics has a field that this release does not know")
     if manifest.federation_id != run.bundle.about.federation_id:
         raise VerificationError("the result of statistics is of another federation")
-    if digest(data.document, parse(manifest.document)[0]) != manifest.document:
-        raise VerificationError("the document of statistics is not the one that was signed")
-    for name in filter(run.bundle.has, run.spec.models or (run.bundle.about.initial_model,)):
-        layout, row = run.bundle.model(name)
+    check_document(manifest, data.document)
+    try:
+        scale_of(data.document, ())  # also without a model, the document has to be a result
+    except ScaleError as error:
+        raise VerificationError(f"the document of statistics: {error}") from None
+    absent: dict[str, str] = {}
+    for name in run.spec.models or (run.bundle.about.initial_model,):
         try:
+            layout, row = run.bundle.model(name)
             trained = parameters.trained(layout)
             fixed = Layout(layout.tensors[len(trained.tensors) :])
             check_scale(fixed.split(row.columns(slice(trained.size, layout.size)).read()), data.document)
+        except BlobAbsent as error:
+            absent[name] = f"the scale of the model: {error}"
         except (ScaleError, SharingError) as error:
             raise VerificationError(f"{name} is not filled from the statistics that the run names: {error}") from None
+    return absent
 
 
 def check_keeps(run: BundleRunFacts, moved: bool, at: ReplayState, after: ReplayState) -> None:

@@ -116,7 +116,7 @@ class OpenedRun:
         course, named, grams = RunCourse(spec), {about.initial_model, *spec.models}, set[str]()
         # Verify, 1: before the rounds: `check_logged` judges each envelope by the entries of keys that are found here.
         log.check_keys_logged(self.keys)
-        check_filled(self.facts, self.keys.signers)
+        unfilled = check_filled(self.facts, self.keys.signers)
         for record in bundle.rounds():
             try:
                 # Verify, a verifier of your own, in this order: form, signatures, arithmetic, log. Each relies on what
@@ -145,6 +145,8 @@ class OpenedRun:
                 )
             if signed.step is not None and signed.step.noise:
                 verified = replace(verified, missing=(*verified.missing, CHOSEN))
+            if begin.model in unfilled:
+                verified = replace(verified, missing=(*verified.missing, unfilled[begin.model]))
             yield verified
         # Verify, a verifier of your own, 9: or the steps would verify, and the model that is handed on would be another
         # one.
@@ -394,7 +396,10 @@ def _facts(bundle: BundleReader, keys: Keys) -> BundleRunFacts:
 
 
 def _check_suits(run: BundleRunFacts, step: StepManifest) -> None:
-    """Checks that only a private run has sessions and a combined vector, and only a run that protects clients noise."""
+    """Checks that the parts of a step are those of a private run, of one that protects clients, or of another one.
+
+    A private run alone has sessions and a combined vector, and a K of all its rows; a run that protects clients noise.
+    """
     for name in ("result_model", "gram", "combined", "noise"):
         try:
             digests.parse(getattr(step, name) or ("" if name in ("result_model", "gram") else step.base_model))
@@ -408,6 +413,9 @@ def _check_suits(run: BundleRunFacts, step: StepManifest) -> None:
         raise VerificationError(
             f'the sessions of the signed step do not suit a run with privacy.secure = "{privacy.secure}"'
         )
+    # Verify, 6: the rows of a private round are in nobody's hands; only a step in the clear has some of them compared.
+    if private and (step.gram_rows or step.squared_norms):
+        raise VerificationError("the signed K is of some rows alone; a private step has one combined vector")
     scale = 0.0
     if privacy.client_noise:
         scale = privacy.client_noise * (run.rule.sensitivity(len(step.replies)) or math.nan)

@@ -332,13 +332,20 @@ def with_scale(document: bytes, result: str, tensors: Sequence[str]) -> bytes:
 
 
 def _within(document: bytes, section: str, lines: Sequence[str]) -> bytes:
-    """The document with these lines in a section. Raises SpecError if it cannot be used."""
+    """The document, which can be used, with these lines in a section. Raises SpecError if it cannot be used then."""
     header = re.compile(_HEADER % section.encode(), re.MULTILINE).search(document)
-    if header is None:
+    if header is not None:
+        added = "".join(f"\n{line}" for line in lines).encode()
+        return _checked([], document[: header.end()] + added + document[header.end() :])
+    try:
         return _checked([line if line[:1] in " ]" else f"{section}.{line}" for line in lines], document)
-    return _checked(
-        [], document[: header.end()] + "".join(f"\n{line}" for line in lines).encode() + document[header.end() :]
-    )
+    except SpecError as error:
+        if not isinstance(error.__cause__, tomllib.TOMLDecodeError):
+            raise
+        raise SpecError(
+            f"{section}: keys are written into it, so it has to be a section [{section}], or keys such as "
+            f"{section}.{lines[0].partition(' ')[0]} = ..., and no table in one line"
+        ) from error
 
 
 def _checked(lines: Sequence[str], document: bytes) -> bytes:

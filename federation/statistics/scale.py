@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.errors import Error
+from federation.statistics.shown import FEWER
 
 FORMATS = (1,)  # of the results that are read here
 _SMALLEST = float(np.finfo(np.float32).tiny)  # a smaller deviation is none in float32
@@ -69,12 +70,13 @@ def scale_of(document: bytes, columns: Sequence[str]) -> InputScale:
     """The scale of the columns with these names, which the result has first and in this order.
 
     Further columns of the result, such as targets, are not used. A column whose deviation is 0 gets 1, and one of
-    classes the mean 0 and the deviation 1. One whose mean is not shown, such as one without values, gets the middle and
-    half the width of its range, which the values of nobody decide on.
+    classes the mean 0 and the deviation 1. One whose mean is not shown, such as one whose values are all alike, gets
+    the middle and half the width of its range. The submitter of the run of statistics chooses that, so it has to hold
+    values: the result has to show some inside, and not more than half outside.
 
     Raises:
-        ScaleError: the document is no result; it has other columns; a column shows no mean and has no range, or its
-            numbers are not finite in float32.
+        ScaleError: the document is no result; it has other columns; a column shows no mean and has no range; its range
+            does not hold its values; or its numbers are not finite in float32.
     """
     described = _columns_of(document)
     names = [str(column.get("name")) for column in described]
@@ -116,10 +118,46 @@ def _pair(column: dict[str, Any]) -> tuple[float, float]:
                 f"column {name!r} shows no mean in the result (values: {str(count)[:40]}), and has no range: its "
                 "numbers are few, or all alike. Give it a range (Task.columns), or leave it out of the task"
             )
+        if not _holds_values(column):
+            raise ScaleError(
+                f"column {name!r} shows no mean in the result, and no values inside its range {low!r} to {high!r} "
+                f"(missing: {_count(column, 'missing')}, outside: {_count(column, 'outside')}): it has none or few, "
+                "or they are elsewhere. Describe it with a range that holds its values, or leave it out of the task"
+            )
         mean, deviation = low / 2 + high / 2, high / 2 - low / 2
+    if _is_mostly_outside(column):
+        raise ScaleError(
+            f"column {name!r}: more than half of its values are outside its range (values: {_count(column, 'values')}, "
+            f"outside: {_count(column, 'outside')}). Describe it with a range that holds them"
+        )
     if not (abs(mean) <= _LARGEST and 0 <= deviation <= _LARGEST):
         raise ScaleError(f"column {name!r}: mean {mean:g} and deviation {deviation:g} are not finite in float32")
     return mean, deviation if deviation >= _SMALLEST else 1.0
+
+
+def _is_mostly_outside(column: dict[str, Any]) -> bool:
+    """True if a column shows that more than half of its values are outside its range."""
+    outside, values = (_number(column.get(key)) for key in ("outside", "values"))
+    return outside is not None and 2 * outside > (values or 0) - (_number(column.get("missing")) or 0)
+
+
+def _holds_values(column: dict[str, Any]) -> bool:
+    """True if a column that shows no mean shows, by the counts that it hides, that its range holds values.
+
+    A member with most of its values outside tells the column as missing. `described` hides bins before it hides the
+    missing values and those outside: where it hides these, and does not say that they are few, they may be all values.
+    """
+    missing, outside, cells = (column.get(key) for key in ("missing", "outside", "counts"))
+    if outside != FEWER and _number(outside) is None:
+        return False
+    if isinstance(cells, list) and any(cell != FEWER for cell in cells):
+        return True
+    absent, values = _number(missing), _number(column.get("values"))
+    return missing == FEWER or (absent is not None and values is not None and absent < values)
+
+
+def _count(column: dict[str, Any], key: str) -> str:
+    return str(column.get(key))[:20]
 
 
 def _number(value: object) -> float | None:

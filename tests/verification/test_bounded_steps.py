@@ -103,8 +103,16 @@ def test_the_rate_of_a_private_round_of_real_workers_is_verified_and_no_other_on
     step = StepManifest.FromString(bundle.round(0).step.manifest)
     assert 0 < step.rate < 1
 
-    def edit(found: RoundRecord) -> None:
-        change = lambda step: setattr(step, "rate", math.nextafter(step.rate, 1))  # noqa: E731
-        signed_again(found.step, StepManifest, recorded.keys["coordinator"], change)
+    def said(change: Callable[[StepManifest], object]) -> str:
+        """The refusal of the bundle after the coordinator has signed another step."""
 
-    assert "the learning rate is" in refusal(bundle.with_round(0, edit), tmp_path)
+        def edit(found: RoundRecord) -> None:
+            signed_again(found.step, StepManifest, recorded.keys["coordinator"], change)
+
+        return refusal(bundle.with_round(0, edit), tmp_path)
+
+    assert "the learning rate is" in said(lambda step: setattr(step, "rate", math.nextafter(step.rate, 1)))
+    for rows, lengths in (([0], [1.0] * 8), ([99], [math.nan]), ([0], []), ([], [1.0])):
+        compared = StepManifest(gram_rows=rows, squared_norms=lengths)
+        words = said(lambda step, compared=compared: step.MergeFrom(compared))  # type: ignore[misc]
+        assert "a private step has one combined vector" in words

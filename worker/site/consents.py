@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from federation.digests import digest, parse
 from federation.monitoring.events import Events
+from federation.record.signed_scales import MAX_RESULT_BYTES
 from federation.refusals import Refusal
 from federation.spec.run_spec import RunSpec, SpecError
 from federation.text import escaped
@@ -254,7 +255,7 @@ class Consents:
             return b""
         if not name:
             return b""
-        if (envelope := self._fetched(name)) is None:
+        if (envelope := self._fetched(name, MAX_RESULT_BYTES)) is None:
             return None
         try:
             signed = SignedEnvelope.FromString(envelope)

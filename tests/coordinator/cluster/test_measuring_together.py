@@ -16,12 +16,15 @@ from storage.states import PhaseState, RunState
 from tests.coordinator.cluster.scene import two_players
 from tests.coordinator.members.scene import problems
 from tests.described import document, drawn, tell
+from tests.few import few_of
 from tests.running import Running, wait_for
 from tests.stage import LAYOUT, Player, Stage
 from tests.verification.independent_verifier import verify as verify_independently
 from tests.verification.scene import verified
 
 MODEL = to_bytes(LAYOUT, np.full(LAYOUT.size, 0.5, np.float32))
+KINDS = ["evaluate", "statistics"]
+POINTS = ["before a reply", "between two replies", "after the last reply"]
 
 
 def submitted(stage: Stage, kind: str, task: str) -> str:
@@ -46,8 +49,8 @@ def replied(kind: str, player: Player, number: int) -> None:
         player.answer()
 
 
-@pytest.mark.parametrize("point", ["before a reply", "between two replies", "after the last reply"])
-@pytest.mark.parametrize("kind", ["evaluate", "statistics"])
+@pytest.mark.parametrize("point", few_of(POINTS, "between two replies"))
+@pytest.mark.parametrize("kind", few_of(KINDS, "evaluate"))
 def test_a_coordinator_that_takes_a_run_over_within_its_measuring_round_asks_nobody_twice(
     first: Stage, second: Running, tmp_path: Path, kind: str, point: str
 ) -> None:
@@ -55,7 +58,7 @@ def test_a_coordinator_that_takes_a_run_over_within_its_measuring_round_asks_nob
     task, ann, ben = two_players(first, second, *names)
     run = submitted(first, kind, task)
     steps: list[Callable[[], object]] = [lambda: replied(kind, ann, 1), lambda: replied(kind, ben, 2)]
-    place = ["before a reply", "between two replies", "after the last reply"].index(point)
+    place = POINTS.index(point)
     wait_for(lambda: first.phases(run), "the question")
     for step in steps[:place]:
         step()
@@ -72,7 +75,7 @@ def test_a_coordinator_that_takes_a_run_over_within_its_measuring_round_asks_nob
     assert [problem for problem in problems(first) if run in problem] == []
 
 
-@pytest.mark.parametrize("kind", ["evaluate", "statistics"])
+@pytest.mark.parametrize("kind", few_of(KINDS, "statistics"))
 def test_a_member_whose_answer_is_lost_hands_in_the_same_reply_at_the_other_coordinator_and_counts_once(
     first: Stage, second: Running, tmp_path: Path, kind: str
 ) -> None:

@@ -5,14 +5,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from federation.digests import digest
-from federation.spec.run_spec import RunSpec, SpecError, with_scale
+from federation.spec.run_spec import RunSpec, SpecError, with_columns, with_scale
+from federation.statistics.data_columns import Column
+from federation.statistics.result import result
+from federation.statistics.rules import MemberRules
 from federation.statistics.scale import ScaleError, ScaleLayer, check_scale, scale_of
+from federation.statistics.shown import FEWER, WITHHELD
+from federation.statistics.sums import encoded, sums_of
 
 NAMES = ("age", "pressure")
 RESULT = digest(b"result")
 TENSORS = ("0.mean", "0.deviation")
+INSIDE = {"values": 100, "missing": FEWER, "outside": FEWER, "counts": [FEWER, WITHHELD, FEWER, FEWER]}  # all alike
 HEAD = b'name = "r"\ntask = "t"\nrounds = 1\n'
 
 
@@ -38,10 +45,65 @@ def test_a_scale_has_the_means_and_deviations_of_the_first_columns_in_their_orde
 
 
 def test_a_column_that_shows_no_mean_is_scaled_by_its_range_and_one_of_classes_is_left_as_it_is() -> None:
-    hidden = column("age", None, None, count="not shown", range=[0, 120])
+    hidden = column("age", None, None, count="not shown", range=[0, 120], **INSIDE)
     sex = {"name": "pressure", "classes": 2, "count": 100, "mean": None, "deviation": None}
     scale = scale_of(document(hidden, sex), NAMES)
     assert (scale.mean.tolist(), scale.deviation.tolist()) == ([60.0, 0.0], [60.0, 1.0])
+
+
+def described(values: NDArray[np.float64], low: float, high: float, bins: int = 4, rules: bool = True) -> bytes:
+    """The result of the values of two members in a column of this range; without `rules`, they tell all counts."""
+    columns, told = (Column(name="age", low=low, high=high),), {}
+    for name, part in (("ada", values[::2]), ("ben", values[1::2])):
+        sums = sums_of(part, columns[0], bins)
+        told[name] = encoded(len(part), [MemberRules().told(sums) if rules else sums], columns).astype("<f8").tobytes()
+    return result(told, columns, bins, ("train",)).document
+
+
+DRAWN = np.random.default_rng(0).uniform(0, 1, 60)
+NARROW = (1000.0, 1000.0 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        (DRAWN, NARROW),
+        (np.concatenate([DRAWN, np.full(8, 1000.0)]), NARROW),
+        (np.concatenate([DRAWN, np.full(30, 1000.0)]), NARROW),
+        (DRAWN[:12], NARROW),
+        (np.full(60, np.nan), NARROW),
+        (np.full(60, np.nan), (0.0, 1.0)),
+    ],
+)
+def test_the_submitter_cannot_choose_the_scale_of_a_column_by_a_range_that_holds_none_or_few_of_its_values(
+    values: NDArray[np.float64], ends: tuple[float, float]
+) -> None:
+    for rules in (True, False):
+        with pytest.raises(
+            ScaleError, match=r"column 'age'.*(no values inside its range|more than half of its values)"
+        ):
+            scale_of(described(values, *ends, rules=rules), ("age",))
+
+
+@pytest.mark.parametrize(
+    ("values", "bins"),
+    [
+        (np.full(60, 0.25), 4),
+        (np.full(19, 0.25), 4),
+        (np.concatenate([np.full(60, np.nan), np.full(14, 0.25)]), 4),
+        (DRAWN[:40], 64),
+        (np.concatenate([DRAWN[:40], np.full(20, np.nan)]), 64),
+        (np.concatenate([np.full(60, 0.25), np.full(12, 7.0)]), 4),
+    ],
+    ids=["all alike", "few", "mostly missing", "spread", "spread, some missing", "some outside"],
+)
+def test_a_column_that_shows_no_mean_and_has_values_inside_its_range_is_scaled_by_it(
+    values: NDArray[np.float64], bins: int
+) -> None:
+    told = described(values, 0.0, 1.0, bins)
+    assert by_range(told, ("age",)) == ("age",)
+    scale = scale_of(told, ("age",))
+    assert (scale.mean.tolist(), scale.deviation.tolist()) == ([0.5], [0.5])
 
 
 @pytest.mark.parametrize("tiny", [0.0, 1e-300, 1e-45])
@@ -117,3 +179,17 @@ def test_a_specification_that_says_otherwise_is_refused() -> None:
         RunSpec.parse(HEAD + f'parameters.statistics = "{RESULT}"\n'.encode())
     with pytest.raises(SpecError, match=r"parameters\.statistics"):
         RunSpec.parse(HEAD + b'parameters.fixed = ["0.*"]\nparameters.statistics = "x"\n')
+
+
+@pytest.mark.parametrize(
+    "table", [b'parameters = { buffers = "averaged" }\n', b'["parameters"]\nbuffers = "averaged"\n']
+)
+def test_a_section_in_a_form_that_takes_no_more_keys_is_refused_with_the_form_that_does(table: bytes) -> None:
+    RunSpec.parse(HEAD + table)
+    with pytest.raises(
+        SpecError, match=r"has to be a section \[parameters\], or keys such as parameters.statistics = "
+    ):
+        with_scale(HEAD + table, RESULT, TENSORS)
+    asked = HEAD.replace(b"rounds = 1\n", b"") + b'kind = "statistics"\nstatistics = { open = true }\n'
+    with pytest.raises(SpecError, match=r"has to be a section \[statistics\], or keys such as statistics.columns = "):
+        with_columns(asked, [Column(name="age")])

@@ -20,6 +20,7 @@ from federation.spec.run_spec import RunSpec, with_scale
 from federation.tasks import DataSource, Pool, Task, task
 from federation.tasks.standardise import Standardise
 from federation.training.own import run_model
+from federation.transport.channels import CHUNK_BYTES
 from federation.trust.envelope import envelope_digest, sign
 from federation.v1.common_pb2 import AssignmentManifest, ResultManifest, TrainWork
 from federation.vectors import Layout, to_bytes, update_layout
@@ -53,9 +54,9 @@ class Scaled(Task):
 class Site(Hospital):
     """A member that trains the task, and a coordinator that gives a result of statistics."""
 
-    def __init__(self, coordinator: ScriptedCoordinator, home: Path, told: bytes = TOLD) -> None:
+    def __init__(self, coordinator: ScriptedCoordinator, home: Path, told: bytes = TOLD, replies: int = 0) -> None:
         offers, _ = prepare_offers([TASK], DataSource(), device="cpu", threads=1)
-        name = self.signed(coordinator, told)
+        name = self.signed(coordinator, told, replies=[digest(b"%d" % number) for number in range(replies)])
         self.document = with_scale(HEAD, name, ["0.mean", "0.deviation"])
         self.spec = RunSpec.parse(self.document)
         layout, vector = run_model(task(TASK), 7, self.spec.parameters, TOLD)
@@ -172,3 +173,18 @@ def test_an_owner_sees_from_which_result_the_model_is_filled_and_it_is_checked_w
     loose = site.training()
     loose.unshared.ClearField("statistics")
     assert site.told(loose) == "parameters"
+
+
+def test_a_run_that_is_filled_from_a_result_of_thousands_of_replies_reaches_the_owner_who_approves(
+    coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    coordinator.serve_blob = lambda blob, offset: (
+        blob[start : start + CHUNK_BYTES] for start in range(offset, len(blob), CHUNK_BYTES)
+    )
+    with serving(Site(coordinator, tmp_path / "home", replies=10_000)) as site:
+        assert len(coordinator.blobs[site.spec.parameters.statistics]) > 700_000
+        site.approved(site.document, task=TASK)
+        file = RunsFile(site.home.runs)
+        (run,) = file.runs()
+        file.close()
+        assert run.statistics == TOLD

@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from sqlalchemy.orm import Session
 from coordinator.rounds.fleets.filled_models import OfferedResults
 from federation.digests import digest
 from federation.record import bundle
+from federation.record.bundle import BundleReader
 from federation.spec.computation import Ability
+from federation.spec.run_spec import RunSpec, with_models
 from federation.statistics.scale import ScaleLayer, scale_of
 from federation.transport.channels import refusal_from_rpc_error
 from federation.trust.envelope import envelope_digest, sign
-from federation.v1.admin_pb2 import GetRoundRequest
+from federation.v1.admin_pb2 import GetRoundRequest, MeasuredModel
 from federation.v1.common_pb2 import ResultManifest, SignedEnvelope
 from federation.v1.record_pb2 import DescribedData
 from federation.vectors import File, Layout, Tensor, Vector, to_bytes
@@ -32,7 +35,10 @@ from tests.described import COLUMNS, document, drawn, tell
 from tests.harness import Attending
 from tests.running import refused
 from tests.stage import LAYOUT, Player, Stage, answer, spec
-from tests.verification.scene import Edited, refusal, verified
+from tests.verification.scene import Edited, checked, exported, refusal, verified
+from verification.errors import VerificationError
+from verification.model import check_filled
+from verification.run import OpenedRun
 
 LAYER = ScaleLayer("scale", tuple(column.name for column in COLUMNS[:2]))
 WHOLE = Layout((*LAYOUT.tensors, *(Tensor(name, (2,)) for name in LAYER.tensors)))
@@ -48,14 +54,13 @@ def described(stage: Stage, task: str, players: list[Player]) -> tuple[SignedEnv
     return shown.result, shown.document
 
 
-def filled(told: bytes, change: float = 0.0) -> bytes:
-    """A model that is filled from a result; or nearly."""
+def filled(told: bytes, change: float = 0.0, values: float = 1.0) -> bytes:
+    """A model that is filled from a result; or nearly. The others of its numbers are up to `values`."""
     tensors = scale_of(told, LAYER.columns).of(LAYER)
     tensors["scale.mean"][1] += np.float32(change)
-    values = dict(
-        zip(LAYOUT.shapes, LAYOUT.split(np.linspace(-1, 1, LAYOUT.size, dtype=np.float32)).values(), strict=True)
-    )
-    return to_bytes(WHOLE, WHOLE.join({**values, **tensors}))
+    row = np.linspace(-values, values, LAYOUT.size, dtype=np.float32)
+    trained = dict(zip(LAYOUT.shapes, LAYOUT.split(row).values(), strict=True))
+    return to_bytes(WHOLE, WHOLE.join({**trained, **tensors}))
 
 
 def keys(result: str, more: str = "") -> dict[str, Any]:
@@ -246,3 +251,52 @@ def test_members_whose_workers_do_not_know_fixed_tensors_are_not_asked(stage: St
     answer(player)
     stage.wait_state(run, RunState.COMPLETED)
     assert stage.rounds(run)[0].selected == ["ada"]
+
+
+def test_a_signed_result_whose_document_is_another_or_none_is_refused(stage: Stage, tmp_path: Path) -> None:
+    task, players = stage.crew("ada", "ben")
+    result, told = described(stage, task, players)
+    name = envelope_digest(result)
+    run = stage.submit(spec("filled", task, **keys(name)), model=filled(told))
+    file = Edited.of(exported(stage, run, tmp_path / "run", payloads=False))
+
+    def check(given: bytes = told, **changes: Any) -> dict[str, str]:
+        manifest = ResultManifest.FromString(result.manifest)
+        for field, value in {"document": digest(given), "document_bytes": len(given), **changes}.items():
+            setattr(manifest, field, value)
+        signed = sign(manifest, stage.served.home.signing_key)
+        data = DescribedData(result=signed, document=given).SerializeToString()
+        with BundleReader(file.having({bundle.STATISTICS: data}).write(tmp_path / "edited")) as reader:
+            opened = OpenedRun.of(reader)
+            asked = opened.facts.document.replace(name.encode(), envelope_digest(signed).encode())
+            return check_filled(replace(opened.facts, spec=RunSpec.parse(asked)), opened.keys.signers)
+
+    assert check() == {digest(filled(told)): f"the scale of the model: {digest(filled(told))} is not in the bundle"}
+    for named in ("", "md5:abc", "blake3:12", digest(b"other")):
+        with pytest.raises(VerificationError, match="is not the one that was signed"):
+            check(document=named)
+    with pytest.raises(VerificationError, match="is not the one that was signed"):
+        check(document_bytes=len(told) + 1)
+    for other in (b"{", b"{}", b"[]", b""):  # also where the models are not there
+        with pytest.raises(VerificationError, match="the document of statistics: the "):
+            check(other)
+
+
+def test_each_filled_model_that_a_bundle_lacks_is_named_also_where_members_only_measure_it(
+    stage: Stage, tmp_path: Path
+) -> None:
+    task, players = stage.crew("ada", "ben")
+    result, told = described(stage, task, players)
+    models = [filled(told), filled(told, values=2.0)]
+    names = [digest(model) for model in models]
+    text = f'name = "held"\ntask = "{task}"\nkind = "evaluate"\nevaluate.splits = ["train"]\n'
+    asked = with_models((text + keys(envelope_digest(result))["more"]).encode(), names)
+    headers = [MeasuredModel(digest=name, size=len(model)) for name, model in zip(names, models, strict=True)]
+    run = stage.submit(asked, model=models[0], models=headers, further=models[1:])
+    stage.complete(run, *players)
+    verified(stage, run, tmp_path)
+    file = Edited.of(tmp_path / "run.fedpareto")
+    for place, name in enumerate(names):
+        lacking = [one.missing for one in checked(file.having({bundle.blob_entry(name): None}), tmp_path)]
+        reason = f"the scale of the model: {name} is not in the bundle"
+        assert lacking == [(reason,) if number == place else () for number in range(2)]

@@ -115,6 +115,7 @@ def test_a_member_that_does_not_come_back_is_asked_once_more_and_no_third_time(s
     assert (summary.asked, summary.accepted, summary.missing) == (3, 2, 1)
 
 
+@pytest.mark.full
 def test_a_member_that_declines_or_is_too_slow_is_not_asked_again(stage: Stage, tmp_path: Path) -> None:
     run, (ann, ben, cleo) = begin(stage, SELECTION + "selection.quorum = 0.3\n")
     orders = [player.order() for player in (ann, ben, cleo)]
@@ -125,6 +126,7 @@ def test_a_member_that_declines_or_is_too_slow_is_not_asked_again(stage: Stage, 
     assert stage.outcomes(run)["cleo"] == ("EXPIRED", "deadline")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("asked", [False, True], ids=["before-the-second-question", "after-it"])
 def test_a_restart_of_the_coordinator_changes_nothing(stage: Stage, tmp_path: Path, asked: bool) -> None:
     run, (ann, ben, cleo) = begin(stage)
@@ -149,6 +151,7 @@ def test_a_restart_of_the_coordinator_changes_nothing(stage: Stage, tmp_path: Pa
     check_counted(stage, run, NAMES, 2, tmp_path)
 
 
+@pytest.mark.full
 def test_a_member_that_is_revoked_meanwhile_is_not_asked_and_what_it_is_asked_ends(
     stage: Stage, tmp_path: Path
 ) -> None:
@@ -160,6 +163,7 @@ def test_a_member_that_is_revoked_meanwhile_is_not_asked_and_what_it_is_asked_en
     assert stage.outcomes(run, phase=1)["gus"] == ("CANCELLED", "client-revoked")
 
 
+@pytest.mark.full
 def test_a_member_that_is_revoked_before_it_is_asked_once_more_is_not(stage: Stage, tmp_path: Path) -> None:
     task, players = stage.crew("ann", "ben", "hal")
     run, (ann, ben, hal) = begin_with(stage, task, players)
@@ -178,6 +182,7 @@ def begin_with(stage: Stage, task: str, players: list[Player]) -> tuple[str, lis
     return stage.submit(document, model=MODEL, models=[header], further=[]), players
 
 
+@pytest.mark.full
 def test_a_run_that_is_paused_goes_on_with_the_same_second_question(stage: Stage, tmp_path: Path) -> None:
     run, players = begin(stage)
     lose_cleo(stage, run, players)
@@ -194,6 +199,7 @@ def test_a_run_that_is_paused_goes_on_with_the_same_second_question(stage: Stage
     assert before.assignment_id == after.assignment_id
 
 
+@pytest.mark.full
 def test_of_an_enrolled_pool_a_lost_member_that_does_not_attend_is_not_asked_once_more(
     stage: Stage, tmp_path: Path
 ) -> None:
