@@ -20,6 +20,7 @@ from statistics_search.specification import StatisticsSearchSpecification
 
 Numbers = NDArray[np.float64]
 _OUTLIER, _VALUE, _SIZE = 5000.0, 71.0, 150
+_CODES, _MOST = (-999.0, 99999.0), 20  # each of 5 to 20 samples of every member, in attacks on coded values
 
 
 def told(specification: StatisticsSearchSpecification) -> dict[str, float]:
@@ -57,9 +58,14 @@ def _pair(
         sample = 1.0
     else:
         without = [np.clip(rng.normal(55, 12, _SIZE).round(), 18, 95) for _ in range(m)]
+        if kind in ("coded", "coded-inside"):
+            for values in without:
+                for number, code in enumerate(_CODES):
+                    values[number * _MOST :][: int(rng.integers(5, _MOST + 1))] = code
         sample = {"digits": 55.37, "missing": np.nan, "value": _VALUE}.get(kind, _OUTLIER)
     with_ = [values.copy() for values in without]
-    with_[0][int(rng.integers(_SIZE))] = sample
+    first = _MOST * len(_CODES) if kind in ("coded", "coded-inside") else 0
+    with_[0][int(rng.integers(first, _SIZE))] = sample
     if kind == "again":  # a new sample, of which the coordinator asks what it is
         before = without[0][:-1]
         low, high = (np.append(before, value) for value in (40.0, 70.0))
@@ -78,6 +84,18 @@ def _questions(specification: StatisticsSearchSpecification) -> list[tuple[tuple
         ranges = [(100.0, 6000.0), (4999.0, 5001.0), (54.0, 6000.0), (50.0, 5000.5), (45.0, 5000.5), (55.5, 5001.0)]
     elif kind == "edges":
         ranges = [(0.0, 4999.5), (0.0, 5000.0), (0.0, 5000.5), (5000.0 - 2.0**20, 5000.5), (18.0, 5000.0 + 2.0**-10)]
+    elif kind == "coded":
+        ranges = [
+            (0.0, 1e4),
+            (0.0, 6000.0),
+            (0.0, 99998.0),
+            (-1000.0, 6000.0),
+            (-998.0, 5000.5),
+            (-1e6, 1e4),
+            (0.0, 100.0),
+        ]
+    elif kind == "coded-inside":
+        ranges = [(0.0, 1e5), (-998.0, 1e5), (-1000.0, 1e5), (-1e6, 1e6), (-1e9, 1e9)]
     elif kind == "outlier":
         ranges = [(0.0, 100.0), (0.0, 1e4), (0.0, 1e6), (-1e6, 1e6), (-1e9, 1e4), (54.0, 1e4)]
     else:

@@ -4,7 +4,20 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-Attack = Literal["members", "class", "flag", "outlier", "threshold", "edges", "digits", "missing", "value", "again"]
+Attack = Literal[
+    "members",
+    "class",
+    "flag",
+    "outlier",
+    "coded",
+    "coded-inside",
+    "threshold",
+    "edges",
+    "digits",
+    "missing",
+    "value",
+    "again",
+]
 
 
 class StatisticsSearchSpecification(BaseModel, extra="forbid", frozen=True):

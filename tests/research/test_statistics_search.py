@@ -183,7 +183,9 @@ def test_a_member_that_dies_between_its_ledger_and_its_reply_answers_the_same_se
 
 
 @few("class", "flag")
-@pytest.mark.parametrize("attack", ["class", "flag", "outlier", "threshold", "edges", "missing"])
+@pytest.mark.parametrize(
+    "attack", ["class", "flag", "outlier", "coded", "coded-inside", "threshold", "edges", "missing"]
+)
 def test_the_rule_of_small_counts_hides_a_sample_that_no_other_is_like(attack: Attack) -> None:
     assert 0.2 <= told(spec(attack=attack, trials=16))["told"] <= 0.8
     assert told(spec(attack=attack, trials=16, smallest=1))["told"] == 1.0, "without the rule it shows"

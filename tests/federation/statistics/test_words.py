@@ -133,7 +133,18 @@ VALUES: dict[str, Callable[[np.random.Generator], Numbers]] = {
     "missing": lambda rng: np.where(rng.random(200) < 0.97, np.nan, 3.0),
     "some missing": lambda rng: np.where(rng.random(200) < 0.02, np.nan, 30.0),
     "constant": lambda rng: np.full(200, 119.0),
+    "coded values": lambda rng: coded(rng, 999.0, 999.0),
+    "coded values on both sides": lambda rng: coded(rng, 999.0, -99.0),
 }
+
+
+def coded(rng: np.random.Generator, *codes: float) -> Numbers:
+    """200 ages from 20 to 70, of which one is 110 and 0 to 8 are each code in place of an age."""
+    ages = rng.integers(20, 71, 200).astype(np.float64)
+    ages[0] = 110.0
+    for number, code in enumerate(codes):
+        ages[10 * number + 1 :][: int(rng.integers(9))] = code
+    return ages
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -171,6 +182,39 @@ def test_a_sample_that_no_other_is_like_changes_nothing_but_its_digits() -> None
     one[3] = 1.0
     for column in (Column(name="f", low=0.0, high=1.0), Column(name="f", classes=2), FREE):
         assert moved(one, column) == moved(flags, column)
+
+
+@pytest.mark.parametrize("codes", [[999.0], [-1.0], [999.0, -1.0], [7.0, np.nan]])
+def test_coded_values_beyond_the_range_uncover_no_sample_that_no_other_is_like(codes: list[float]) -> None:
+    ages = np.append(np.tile([10.0, 20.0, 30.0, 40.0, 50.0, 60.0], 20), np.repeat(codes, 5))
+    for column, bins in ((Column(name="x", low=8.0, high=100.0), 10), (Column(name="x", low=8.0, high=998.0), 2)):
+        common = moved(np.append(ages, 60.0), column, bins)
+        assert common is not None
+        assert common.outside == 5 * sum(not np.isnan(code) for code in codes)
+        for lone in (93.0, 98.0 if bins == 10 else 900.0):
+            assert moved(np.append(ages, lone), column, bins) == common
+    flags = np.append(np.zeros(100), np.full(5, 9.0))
+    for column in (Column(name="f", low=0.0, high=1.0), Column(name="f", classes=2)):
+        assert moved(np.append(flags, 1.0), column) == moved(np.append(flags, 0.0), column)
+
+
+def test_larger_coded_values_in_the_range_uncover_no_value_that_is_far_from_all_others() -> None:
+    ages = np.append(np.tile([10.0, 20.0, 30.0, 40.0, 50.0, 60.0], 20), np.full(6, 99999.0))
+    for column in (Column(name="x", low=0.0, high=1e5), Column(name="x", low=-1e6, high=1e6), FREE):
+        common = moved(np.append(ages, 60.0), column, 2)
+        assert common is not None
+        assert common.outside == 0
+        for lone in (93.0, 900.0, 5000.0):
+            assert moved(np.append(ages, lone), column, 2) == common
+
+
+def test_a_value_beyond_one_end_of_the_range_is_not_told_by_coded_values_beyond_the_other() -> None:
+    ages = np.append(np.tile([10.0, 20.0, 30.0, 40.0, 50.0, 60.0], 20), np.full(5, -1.0))
+    column = Column(name="x", low=0.0, high=1e6)
+    told = moved(np.append(ages, 2e6), column, 2)
+    assert told == moved(np.append(ages, 60.0), column, 2)
+    assert told is not None
+    assert told.outside == 5
 
 
 def test_a_column_mostly_outside_its_range_or_with_hardly_a_value_is_told_as_empty() -> None:
