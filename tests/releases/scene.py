@@ -9,6 +9,7 @@ from typing import Any
 from tests.releases.versions import Process, Version, VersionedFederation
 
 MEMBERS = ("ann", "ben", "cyd", "dan", "eve")
+OLDER, NEWER = MEMBERS[:3], MEMBERS[3:]
 LEDGERS = ("privacy.db", "private-rounds.db", "memory.db", "runs.db")
 POLICY = """\
 algorithms = ["afl", "fedavg", "fedavg-n"]
@@ -128,6 +129,25 @@ class Scene(VersionedFederation):
         for name, more in {"open": OPEN, "private": PRIVATE, "noisy": NOISY}.items():
             self.ended(self.send(name, more))
         self.fedpareto("worker", "approve", "open", "--home", str(self.directory / "ann"))
+
+
+class Together(Scene):
+    """A federation in which the first three members have the release, and the others a later version."""
+
+    def found_of(self, old: Version, coordinator: Version) -> None:
+        """Makes it with 0.1.0, and starts the coordinator of a version."""
+        later = self.version
+        self.version = old
+        self.found()
+        self.end()
+        self.version = coordinator
+        self.versions = dict.fromkeys(OLDER, old) | dict.fromkeys(NEWER, later)
+        self.begin()
+        self.attend(*MEMBERS)
+
+    def software(self) -> dict[str, str]:
+        """The version of each member, as it is on record."""
+        return {one["client_id"]: one["software"] for one in self.admin("clients")["clients"]}
 
 
 def rows(path: Path) -> dict[str, list[Any]]:

@@ -6,30 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.releases.next_version import NEXT
-from tests.releases.scene import MEMBERS, OPEN, PRIVATE, Scene
+from tests.releases.scene import MEMBERS, OPEN, PRIVATE, Together
 from tests.releases.versions import Version
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
-OLDER, NEWER = MEMBERS[:3], MEMBERS[3:]
-
-
-class Together(Scene):
-    """A federation in which the first three members have the release, and the others a later version."""
-
-    def found_of(self, old: Version, coordinator: Version) -> None:
-        """Makes it with 0.1.0, and starts the coordinator of a version."""
-        later = self.version
-        self.version = old
-        self.found()
-        self.end()
-        self.version = coordinator
-        self.versions = dict.fromkeys(OLDER, old) | dict.fromkeys(NEWER, later)
-        self.begin()
-        self.attend(*MEMBERS)
-
-    def software(self) -> dict[str, str]:
-        """The version of each member, as it is on record."""
-        return {one["client_id"]: one["software"] for one in self.admin("clients")["clients"]}
 
 
 @pytest.fixture(scope="module", params=["an old coordinator", "a new coordinator"])

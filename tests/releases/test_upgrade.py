@@ -155,6 +155,8 @@ def test_what_was_spent_is_spent_and_the_ledgers_go_on(upgraded: Upgraded) -> No
         after = rows(scene.directory / "ann" / name)
         for table, before in upgraded.spent[name].items():
             if table not in ("kept", "ends"):  # values of rounds that are over are erased
+                width = len(before[0]) if before else 0  # a later version adds columns behind those of the release
+                after[table] = [row[:width] for row in after[table]]
                 assert after[table][: len(before)] == before or {*before} <= {*after[table]}, (name, table)
     for name, table in (("private-rounds.db", "sessions"), ("privacy.db", "spent")):
         assert len(rows(scene.directory / "ann" / name)[table]) > len(upgraded.spent[name][table]) > 0

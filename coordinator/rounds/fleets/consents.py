@@ -8,6 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
+from coordinator.rounds.fleets.known import too_old
 from coordinator.rounds.fleets.presence import AttendanceStream, Offered
 from coordinator.rounds.replies import signed_columns
 from coordinator.rounds.replies.declines import MAX_BYTES
@@ -55,7 +56,7 @@ class Offers:
     def tell(self, session: Session, attending: Iterable[AttendanceStream], run_id: str = "") -> None:
         """Asks the members that answer runs about one run, or about each run that has not ended; each stream once.
 
-        Members get the questions about runs of the tasks that they offer.
+        Members get the questions about runs of the tasks that they offer, and of the kinds that their workers know.
         """
         answering = [stream for stream in attending if stream.consents]
         if not answering:
@@ -72,11 +73,12 @@ class Offers:
             )
         )
         for run in session.scalars(select(Run).where(Run.run_id.in_(unasked)).order_by(Run.created)).all():
-            task, envelope = RunSpec.parse(run.spec).task, self.of(run).SerializeToString()
+            spec, envelope = RunSpec.parse(run.spec), self.of(run).SerializeToString()
+            old = too_old(session, spec)
             for stream in answering:
                 if stream.client_id in members and run.run_id not in stream.asked:
                     stream.asked.add(run.run_id)
-                    if task in stream.tasks:
+                    if spec.task in stream.tasks and stream.client_id not in old:
                         stream.say(Offered(envelope))
 
 

@@ -6,7 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from federation.aggregation.phases import Selected
-from federation.spec.computation import Ability
+from federation.spec.computation import CANNOT, Ability
 from federation.spec.run_spec import RunSpec
 from storage import models
 from storage.states import ClientState
@@ -41,17 +41,23 @@ def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) 
     return {name: client for name, client in offering.items() if client.objectives}
 
 
-def too_old(session: Session, spec: RunSpec) -> list[str]:
-    """The active clients that offer a run's task, and whose workers do not know runs of its kind, by name."""
+def too_old(session: Session, spec: RunSpec) -> dict[str, str]:
+    """The active clients that offer a run's task, and whose workers do not know runs like it, by name, with the reason.
+
+    The reason says what the worker needs.
+    """
     if spec.trains and not spec.parameters.fixed:
-        return []
-    return sorted(
-        client_id
+        return {}
+    unknown = "with fixed tensors (parameters.fixed)" if spec.trains else f"of the kind {spec.kind!r}"
+    old = f"its worker does not know runs {unknown}: it needs a newer release"
+    unable = f"the trainer of its worker {CANNOT[Ability.FIXED]}"
+    return {
+        client_id: unable if kinds and (spec.trains or spec.kind in kinds) else old
         for client_id, tasks, _, tags, kinds, abilities in session.connection().execute(_OFFERS)
         if tasks.get(spec.task, 0) > 0
         and spec.selection.admits(client_id, tags)
         and not _knows(spec, kinds, abilities.get(spec.task, ()))
-    )
+    }
 
 
 def _knows(spec: RunSpec, kinds: Sequence[str], abilities: Sequence[str]) -> bool:

@@ -26,7 +26,7 @@ from coordinator.rounds.fleets.base import (
 )
 from coordinator.rounds.fleets.consents import reluctant
 from coordinator.rounds.fleets.deliveries import sessions_ended
-from coordinator.rounds.fleets.known import known_clients
+from coordinator.rounds.fleets.known import known_clients, too_old
 from coordinator.rounds.fleets.lost_members import ABSENT, PhaseTimes, asked_again, times_of
 from coordinator.rounds.fleets.presence import Assigned, Presence
 from coordinator.rounds.replies import signed_columns
@@ -153,10 +153,12 @@ class RemoteFleet(Fleet):
     def absent(self, session: Session) -> dict[str, str]:
         reasons = {name: f"is {closing}" for name, closing in self._closed().items()}
         reasons |= reluctant(session, self.run.run_id)
-        if not reasons:
+        old = {name: f"cannot take part: {why}" for name, why in too_old(session, self._spec).items()}
+        if not (reasons or old):
             return {}
         clients, attending = known_clients(session, self._spec, self.run.objectives), self._presence.attending()
-        return {name: reasons[name] for name in sorted(reasons) if name in clients and name in attending}
+        reasons = {name: why for name, why in reasons.items() if name in clients} | old
+        return {name: reasons[name] for name in sorted(reasons) if name in attending}
 
     def _closed(self) -> dict[str, SiteClosing]:
         """The clients whose sites are closed or paused now."""

@@ -119,9 +119,7 @@ def prospects(
         problem = question.problem(row, known[row.client_id].objectives) or away.get(row.client_id)
         if problem is not None:
             others[row.client_id] = NotTakingPart(row.client_id, *problem)
-    unknown = "with fixed tensors (parameters.fixed)" if spec.trains else f"of the kind {spec.kind!r}"
-    old = f"its worker does not know runs {unknown}: it needs a newer release"
-    others |= {name: NotTakingPart(name, OLD, old) for name in too_old(session, spec)}
+    others |= {name: NotTakingPart(name, OLD, why) for name, why in too_old(session, spec).items()}
     needed = submission.cohort(session) or replies_needed(
         spec.selection.quorum, min(asked, spec.selection.wanted(len(members)))
     )

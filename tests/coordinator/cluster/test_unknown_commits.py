@@ -23,7 +23,9 @@ from tests.stage import Player, Stage, stage
 Break = Callable[[int], None]  # of the connection of the client with this port
 MORE = "selection.minimum = 2"
 _WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-COMMITS = 18  # at least, of the conductor of a run of two rounds without a fault, from its first lease to the end of the run
+COMMITS = (
+    18  # at least, of the conductor of a run of two rounds without a fault, from its first lease to the end of the run
+)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from federation.digests import digest
 from federation.record import bundle
 from federation.record.bundle import BundleReader
 from federation.spec.computation import Ability
-from federation.spec.run_spec import RunSpec, with_models
+from federation.spec.run_spec import RUN_KINDS, RunSpec, with_models
 from federation.statistics.scale import ScaleLayer, scale_of
 from federation.transport.channels import refusal_from_rpc_error
 from federation.trust.envelope import envelope_digest, sign
@@ -235,22 +235,33 @@ def test_a_model_of_other_numbers_and_a_result_that_nobody_signed_are_refused(st
         players[0].fetch(name)
 
 
-def test_members_whose_workers_do_not_know_fixed_tensors_are_not_asked(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        ((), "its worker does not know runs with fixed tensors (parameters.fixed): it needs a newer release"),
+        (RUN_KINDS, "the trainer of its worker cannot leave tensors as the run's model has them (parameters.fixed)"),
+    ],
+    ids=["0.1.0", "its trainer"],
+)
+def test_members_whose_workers_do_not_know_fixed_tensors_are_not_asked(
+    stage: Stage, kinds: tuple[str, ...], words: str
+) -> None:
     task, (player, old) = stage.crew("ada", "old")
     result, told = described(stage, task, [player, old])
     old.leave()
     able = [ability for ability in Ability if ability is not Ability.FIXED]
-    old.stream = Attending(old.member, {task: 10}, abilities=able)
+    old.stream = Attending(old.member, {task: 10}, run_kinds=kinds, abilities=able)
     old.stream.next()
     asked = spec("x", task, **keys(envelope_digest(result)))
     outlook = stage.dry_run(asked, size=len(filled(told)))
     assert [(one.client_id, one.reason) for one in outlook.others] == [("old", "old")]
-    assert "does not know runs with fixed tensors" in outlook.others[0].message
+    assert outlook.others[0].message == words
     run = stage.submit(asked, model=filled(told))
     answer(player)
     answer(player)
     stage.wait_state(run, RunState.COMPLETED)
-    assert stage.rounds(run)[0].selected == ["ada"]
+    (row,) = stage.rounds(run)
+    assert (row.selected, row.not_asked) == (["ada"], {"old": f"cannot take part: {words}"})
 
 
 def test_a_signed_result_whose_document_is_another_or_none_is_refused(stage: Stage, tmp_path: Path) -> None:
