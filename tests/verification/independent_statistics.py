@@ -1,4 +1,5 @@
-"""The result of a run that describes data, computed from docs/research/statistics.md, "The result, to the byte".
+"""The result of a run that describes data, computed from docs/research/statistics.md, "The result, to the byte"; and
+the scale that follows from it, from docs/research/standardise.md, "The layer".
 
 Nothing is imported from the code that computes results.
 """
@@ -14,6 +15,7 @@ from typing import Any
 FEWEST, FEWER, NOT_SHOWN = 10, "fewer than 10", "not shown"
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 FAR = 2.0**500
+LEAST, MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32
 
 
 class NoData(Exception):
@@ -251,3 +253,28 @@ def document(run: Mapping[str, Any], payloads: Mapping[str, bytes]) -> tuple[byt
     about |= {"splits": splits(run), "fewest": FEWEST, "columns": shown}
     text = json.dumps(about, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode(), [*members], left_out
+
+
+# --- the scale of a model
+
+
+def scale(document: bytes, count: int) -> tuple[list[float], list[float]]:
+    """The means and the deviations of the first columns of a document, before they are rounded to float32.
+
+    Raises NoData: a column has none.
+    """
+    told = json.loads(document)
+    if told["format"] != 1 or count > len(told["columns"]):
+        raise NoData("the columns of the result")
+    found = []
+    for column in told["columns"][:count]:
+        mean, deviation = column["mean"], column["deviation"]
+        if column.get("classes"):
+            mean, deviation = 0.0, 1.0
+        elif mean is None and "range" in column:
+            low, high = column["range"]
+            mean, deviation = low / 2 + high / 2, high / 2 - low / 2
+        if mean is None or max(abs(mean), deviation) > MOST:
+            raise NoData(f"the scale of {column['name']}")
+        found.append((mean, deviation if deviation >= LEAST else 1.0))
+    return [mean for mean, _ in found], [deviation for _, deviation in found]

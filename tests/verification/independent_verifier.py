@@ -1,7 +1,8 @@
 """A verifier that was written from docs/reference/verify.md: NumPy, `cryptography`, BLAKE3, and stubs made from proto/.
 
-It imports nothing else of fedpareto. It knows the algorithm `fedavg`, the optimizer `sgd`, open rounds, and results
-that describe data (`independent_statistics`); of other runs it says what it did not verify.
+It imports nothing else of fedpareto. It knows the algorithm `fedavg`, the optimizer `sgd`, open rounds, results that
+describe data, and models that are filled from them (`independent_statistics`); of other runs it says what it did not
+verify.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import json
 import re
 import tomllib
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,6 +132,9 @@ class File:
             all(self.entries.get(name, b"x") for name in ("consents.pb", "rotations.pb", "withdrawals.pb")),
             "an empty entry",
         )
+        filled = self.entries.get("statistics.pb")
+        must(filled != b"", "an empty entry")
+        self.filled = None if filled is None else parsed(record_pb2.DescribedData, filled)
         self.named: set[str] = set()
         self.objectives = list(self.about.objectives)
         must(self.about.name == self.run["name"], "the name of the run")
@@ -144,12 +149,17 @@ class File:
 
     def rows(self, digest: str) -> list[np.ndarray] | None:
         """The float32 tensors of a safetensors file, flat, in the order of their data."""
+        tensors = self.tensors(digest)
+        return None if tensors is None else [*tensors.values()]
+
+    def tensors(self, digest: str) -> dict[str, np.ndarray] | None:
+        """As `rows`, by name."""
         data = self.blob(digest)
         if data is None:
             return None
         begin = 8 + int.from_bytes(data[:8], "little")
-        tensors = sorted(entry["data_offsets"] for entry in json.loads(data[8:begin]).values())
-        return [np.frombuffer(data[begin + start : begin + stop], "<f4").astype(float) for start, stop in tensors]
+        tensors = sorted((entry["data_offsets"], name) for name, entry in json.loads(data[8:begin]).items())
+        return {name: np.frombuffer(data[begin + i : begin + j], "<f4").astype(float) for (i, j), name in tensors}
 
 
 def read_keys(file: File, fingerprint: str) -> dict[str, bytes]:
@@ -315,6 +325,7 @@ class Run:
         self.models: list[str] | None = file.run["models"] if measures else [self.model] if self.describes else None
         self.private = file.run.get("privacy", {}).get("secure", "off") != "off"
         must(not self.models or self.models[0] == self.model, "the first model")
+        self.parameters = file.run.get("parameters", {})
         self.assignments: set[str] = set()
         self.asked: list[Any] = []  # the assignments of a phase
         self.sent = [0, 0]  # bytes of all payloads of a round, and of the refused ones
@@ -334,10 +345,9 @@ class Run:
         must(order.assignment_id not in self.assignments, f"{what} is there twice")
         self.assignments.add(order.assignment_id)
         self.same(order, what, seed=self.file.run.get("seed", 0), submitted_by=self.log.submitted_by)
-        parameters = self.file.run.get("parameters", {})
-        unshared = {name: parameters.get(name, []) for name in ("personal", "frozen")}
+        unshared = {name: self.parameters.get(name, []) for name in ("personal", "frozen", "fixed")}
         must({name: list(getattr(order.unshared, name)) for name in unshared} == unshared, f"what {what} leaves out")
-        self.same(order.unshared, what, buffers=parameters.get("buffers", ""))
+        self.same(order.unshared, what, **{name: self.parameters.get(name, "") for name in ("buffers", "statistics")})
         self.same(order, what, members=len(phase.exchanges))
         model = self.file.blob(order.base_model)
         must(model is None or order.base_model_bytes == len(model), f"the size of the model of {what}")
@@ -571,13 +581,53 @@ class Run:
             must(np.allclose(np.array(step.squared_norms), lengths**2, rtol=1e-10, atol=0), "the squared lengths")
         near = 1e-10 * np.outer(lengths[some], lengths[some])
         must(K.shape == (len(some), len(some)) and (abs(K - U[some] @ U[some].T) <= near).all(), "K")
-        if server.get("optimizer", "sgd") != "sgd" or run.get("parameters"):
+        if server.get("optimizer", "sgd") != "sgd" or self.parameters.keys() - {"fixed", "statistics"}:
             return [*missing, "the model: the optimiser is not known here"]
-        before, after = np.concatenate(base), np.concatenate(result)
+        before, after = ({**(self.file.tensors(name) or {})} for name in (step.base_model, step.result_model))
+        must([*before] == [*after], "the tensors of the model")
+        for name in self.fixed(before):
+            must(np.array_equal(before.pop(name), after.pop(name)), f"the fixed tensors: {name}")
+        before, after = np.concatenate([*before.values()]), np.concatenate([*after.values()])
         value = before - step.rate * (c @ U)
         error = 1e-12 * (abs(before) + abs(step.rate) * (abs(c) @ abs(U)))
         low, high = ((value + sign * error).astype(np.float32) for sign in (-1, 1))
         must(((low <= after) & (after <= high)).all(), "the model")
+        return missing
+
+    def fixed(self, names: Iterable[str]) -> list[str]:
+        """The names of the fixed tensors of a model: those that a pattern matches, the last ones."""
+        patterns = [re.escape(one).replace(r"\*", ".*") for one in self.parameters.get("fixed", ())]
+        are = [(name, any(re.fullmatch(one, name) for one in patterns)) for name in names]
+        must([is_fixed for _, is_fixed in are] == sorted(is_fixed for _, is_fixed in are), "the order of fixed tensors")
+        return [name for name, is_fixed in are if is_fixed]
+
+    def filled(self) -> list[str]:
+        """The statistics that the model is filled from; returns what could not be verified."""
+        name, told = self.parameters.get("statistics", ""), self.file.filled
+        must(bool(name) == (told is not None), "statistics of which the specification does not tell, or none")
+        if told is None:
+            return []
+        must(name_of(told.result) == name, "the result that the specification names")
+        result = opened(told.result, "ResultManifest", self.keys["coordinator"], "the result of statistics")
+        self.same(result, "the result of statistics", federation_id=self.facts["federation_id"])
+        must((result.document, result.document_bytes) == (blake(told.document), len(told.document)), "its document")
+        missing = []
+        for digest in self.models or [self.model]:
+            model = self.file.tensors(digest)
+            if model is None:
+                missing.append(f"the scale of {digest}: a blob is missing")
+                continue
+            fixed = self.fixed(model)
+            layers = [one.removesuffix(".mean") for one in fixed if one.endswith(".mean")]
+            layers = [layer for layer in layers if f"{layer}.deviation" in fixed]
+            must(len(layers) == 1, "the layer that is filled")
+            names = [f"{layers[0]}.{one}" for one in ("mean", "deviation")]
+            try:
+                scale = independent_statistics.scale(told.document, len(model[names[0]]))
+            except independent_statistics.NoData as error:
+                raise Wrong(f"no scale follows: {error}") from error
+            for one, numbers in zip(names, scale, strict=True):
+                must(np.array_equal(model[one], np.array(numbers, np.float32)), f"{one} of the model")
         return missing
 
     def metrics(self, record: Any, evaluations: list[Any], before: list[Any], model: str) -> None:
@@ -625,6 +675,7 @@ def verify(path: Path, fingerprint: str = "") -> Found:
     keys = read_keys(file, fingerprint)
     log = Log(file, keys)
     run, found = Run(file, keys, log), Found(rounds=len(file.rounds), models=[file.about.initial_model])
+    found.missing += run.filled()
     for number, record in enumerate(file.rounds):
         found.missing += [f"round {number}: {why}" for why in run.round(record, number)]
         found.models.append(run.model)

@@ -43,6 +43,7 @@ CONTEXTS = {
     " of another action": " another",
     " of a file without updates": " bare",
     " of ciphertexts": " ciphertexts",
+    " of statistics that fill a model": " filling",
 }
 EXCEPTIONS = {"two exchanged": "the order", "one added": "a further one", "one removed": "one that is left out"}
 """The page's words for an operation that may be done to a value although the value is bound."""
