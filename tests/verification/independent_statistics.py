@@ -301,7 +301,7 @@ def private_document(run: Mapping[str, Any], words: Sequence[int], members: Sequ
             low, high = map(Fraction, column.ends)
             c, h, n = (low + high) / 2, (high - low) / 2, total.there
             most, e = Fraction(n, max(1, u)), Fraction(m, 2**33)
-            if abs(X) > most + e or not -e <= Y <= most + e or max(abs(X) - e, 0) ** 2 > most * (Y + e):
+            if abs(X) > most + e or not -e <= Y <= most + e or max(abs(X) - e, Fraction(0)) ** 2 > most * (Y + e):
                 raise NoData("a sum beyond the range")
             total.first = n * c + X * h * u
             total.second = max(Y, Fraction(0)) * h * h * u + 2 * c * total.first - n * c * c

@@ -190,7 +190,8 @@ def unmasked(answers: Sequence[Answer], word: str, coefficient: Callable[[int], 
 
     vectors = [payload(by["mask"][name]).view(word) for name in V]
     must(len({len(vector) for vector in vectors}) == 1, "the lengths of the masked vectors")
-    total, shares = np.sum(vectors, axis=0, dtype=word), {}
+    total = np.sum(vectors, axis=0, dtype=word)
+    shares: dict[str, dict[int, list[int]]] = {}
     for name, answer in by["unmask"].items():
         told = payload(answer).view("<u8").reshape(-1, 5)
         must(len(told) == len(W), f"the shares of {name}")

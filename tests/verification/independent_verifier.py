@@ -643,11 +643,11 @@ class Run:
         must(K.shape == (len(some), len(some)) and (abs(K - U[some] @ U[some].T) <= near).all(), "K")
         if server.get("optimizer", "sgd") != "sgd" or self.parameters.keys() - {"fixed", "statistics"}:
             return [*missing, "the model: the optimiser is not known here"]
-        before, after = ({**(self.file.tensors(name) or {})} for name in (step.base_model, step.result_model))
-        must([*before] == [*after], "the tensors of the model")
-        for name in self.fixed(before):
-            must(np.array_equal(before.pop(name), after.pop(name)), f"the fixed tensors: {name}")
-        before, after = np.concatenate([*before.values()]), np.concatenate([*after.values()])
+        old, new = ({**(self.file.tensors(name) or {})} for name in (step.base_model, step.result_model))
+        must([*old] == [*new], "the tensors of the model")
+        for name in self.fixed(old):
+            must(np.array_equal(old.pop(name), new.pop(name)), f"the fixed tensors: {name}")
+        before, after = (np.concatenate([*tensors.values()]) for tensors in (old, new))
         value = before - step.rate * (c @ U)
         error = 1e-12 * (abs(before) + abs(step.rate) * (abs(c) @ abs(U)))
         low, high = ((value + sign * error).astype(np.float32) for sign in (-1, 1))

@@ -8,6 +8,7 @@ import pytest
 from federation.digests import digest
 from federation.record.bundle import blob_entry
 from federation.trust.envelope import envelope_digest
+from federation.v1.record_pb2 import Bundle
 from federation.vectors import Layout
 from storage.states import RunState
 from tests.filled import WHOLE, described, filled, keys
@@ -47,7 +48,7 @@ def with_models(recorded: Recorded, changed: dict[str, bytes]) -> Edited:
     entries |= {blob_entry(now[old]): data for old, data in changed.items()}
     bundle = recorded.bundle.having(entries)
 
-    def tell(about: every_value.Bundle) -> None:
+    def tell(about: Bundle) -> None:
         about.initial_model, about.model = (now.get(one, one) for one in (about.initial_model, about.model))
 
     bundle = bundle.telling(tell)
@@ -59,7 +60,8 @@ def changed(model: bytes, place: int, layout: Layout = WHOLE) -> bytes:
     """A model, one of whose numbers is larger by its last bit."""
     at = len(model) - 4 * layout.size + 4 * place
     (number,) = np.frombuffer(model[at : at + 4], "<f4")
-    return model[:at] + np.nextafter(number, np.float32(np.inf)).astype("<f4").tobytes() + model[at + 4 :]
+    larger: bytes = np.nextafter(number, np.float32(np.inf)).astype("<f4").tobytes()
+    return model[:at] + larger + model[at + 4 :]
 
 
 def refused_independently(bundle: Edited, path: Path) -> str:
