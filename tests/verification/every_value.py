@@ -1,8 +1,9 @@
 """Edits of every value in a bundle, by somebody who has all keys and signs again whatever follows.
 
 A *value* is a field of a message: "ReceiptManifest.reason", or "evaluation ReceiptManifest.reason" in a phase that
-evaluates a model. An *edit* is a value and an operation on it, such as "cleared". Of each value the first place in the
-bundle that holds something is edited, or else the first place at all.
+evaluates a model, or "filling ResultManifest.round" of the statistics from which a model is filled. An *edit* is a
+value and an operation on it, such as "cleared". Of each value the first place in the bundle that holds something is
+edited, or else the first place at all.
 """
 
 import math
@@ -16,13 +17,15 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from federation.record.bundle import CONSENTS, LOG, MANIFEST, ROTATIONS, WITHDRAWALS
+from federation.digests import digest
+from federation.record.bundle import CONSENTS, LOG, MANIFEST, ROTATIONS, SPECIFICATION, STATISTICS, WITHDRAWALS
 from federation.trust.envelope import envelope_digest, sign
 from federation.v1 import common_pb2
 from federation.v1.common_pb2 import Input, SignedEnvelope
 from federation.v1.record_pb2 import (
     Bundle,
     Consents,
+    DescribedData,
     LoggedEntry,
     LogRecord,
     PhaseRecord,
@@ -38,6 +41,7 @@ ENTRIES: dict[str, type[Message]] = {
     ROTATIONS: Rotations,
     CONSENTS: Consents,
     WITHDRAWALS: Withdrawals,
+    STATISTICS: DescribedData,
     LOG: LogRecord,
 }
 MANIFESTS = {
@@ -47,6 +51,7 @@ MANIFESTS = {
     "Answer.receipt": "ReceiptManifest",
     "RoundRecord.step": "StepManifest",
     "RoundRecord.result": "ResultManifest",
+    "DescribedData.result": "ResultManifest",
     "LogRecord.key": "LogKeyManifest",
     "LogRecord.checkpoints": "CheckpointManifest",
     "Consents.consents": "ConsentManifest",
@@ -286,6 +291,8 @@ def context_of(message: Message, context: str) -> str:
     """The context of the values in a message that is inside of another one, whose context is given."""
     if isinstance(message, PhaseRecord) and not message.decides:
         return "evaluation "
+    if isinstance(message, DescribedData):
+        return "filling "
     if isinstance(message, RoundRecord) and not message.HasField("step") and message.state != "COMPLETED":
         return "skipped "
     if isinstance(message, LoggedEntry):
@@ -411,6 +418,7 @@ def signed_anew(
     `follows` has digests of other things than envelopes that have changed, and what they are now.
     """
     replaced: dict[bytes, bytes] = {**follows}
+    document = bundle.entries[SPECIFICATION]
     old = messages(bundle)
     for owner, field, envelope, before in _envelopes(found, old):
         data = envelope.manifest
@@ -422,6 +430,10 @@ def signed_anew(
             envelope.CopyFrom(sign(manifest, key))
         if before is not None and (after := envelope_digest(envelope)) != envelope_digest(before):
             replaced[envelope_digest(before).encode()] = after.encode()
+            if owner == "DescribedData":  # the specification names its result
+                named = document.replace(envelope_digest(before).encode(), after.encode())
+                replaced[digest(document).encode()] = digest(named).encode()
+                document = named
     record = found[LOG]
     assert isinstance(record, LogRecord)
     for entry in record.entries:
@@ -429,14 +441,14 @@ def signed_anew(
         for was, now in follows.items():
             entry.detail = entry.detail.replace(was.decode(), now.decode())
     log_signed_again(record, log, keep_roots=record.checkpoints != old[LOG].checkpoints)  # type: ignore[attr-defined]
-    return bundle.having(entries(found))
+    return bundle.having({**entries(found), SPECIFICATION: document})
 
 
 def _envelopes(
     found: Mapping[str, Message], old: Mapping[str, Message]
 ) -> Iterator[tuple[str, str, SignedEnvelope, SignedEnvelope | None]]:
     """The envelopes of a bundle, each after those that it names, with what it was before the edit."""
-    for name in (ROTATIONS, CONSENTS, *sorted(one for one in found if one.startswith("rounds/"))):
+    for name in (STATISTICS, ROTATIONS, CONSENTS, *sorted(one for one in found if one.startswith("rounds/"))):
         if name not in found:
             continue
         before = {path: (owner, one) for path, owner, one in _signed(old[name])}

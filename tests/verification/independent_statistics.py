@@ -1,4 +1,5 @@
-"""The result of a run that describes data, computed from docs/research/statistics.md, "The result, to the byte".
+"""The result of a run that describes data, computed from docs/research/statistics.md, "The result, to the byte"; and
+the scale that follows from it, from docs/research/standardise.md, "The layer".
 
 Nothing is imported from the code that computes results.
 """
@@ -14,6 +15,7 @@ from typing import Any
 FEWEST, FEWER, NOT_SHOWN = 10, "fewer than 10", "not shown"
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 FAR = 2.0**500
+LEAST, MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32
 
 
 class NoData(Exception):
@@ -190,7 +192,8 @@ def quantiles(told: Sequence[int | str], column: Asked, values: int) -> dict[str
     return found
 
 
-def shown_column(total: Sums, column: Asked) -> dict[str, Any]:
+def shown_column(total: Sums, column: Asked, *, sums: bool = True) -> dict[str, Any]:
+    """A column of the document; `sums` is False if those of x and x^2 are not known."""
     told = shown_counts([total.missing, total.outside, *total.counts], total.values, FEWEST * total.unit)
     missing, outside, *counts = told
     found: dict[str, Any] = {
@@ -209,6 +212,9 @@ def shown_column(total: Sums, column: Asked) -> dict[str, Any]:
     found |= {"range": list(column.ends)} if column.ends else {}
     if column.classes or total.there == 0 or all(isinstance(count, str) for count in counts):
         return found
+    found["quantiles"] = quantiles(told, column, total.values)
+    if not sums:
+        return found
     M = total.first / total.there
     mean = float(M)
     deviation = math.sqrt(float(max(Fraction(0), total.second / total.there - M * M)))
@@ -217,7 +223,7 @@ def shown_column(total: Sums, column: Asked) -> dict[str, Any]:
         power = 10.0 ** math.floor(math.log10(a))
         step = min(power * times for times in (1, 2, 5, 10, 20) if power * times >= a)
         mean, deviation = nearest(mean, step), nearest(deviation, step)
-    return {**found, "mean": mean, "deviation": deviation, "quantiles": quantiles(told, column, total.values)}
+    return {**found, "mean": mean, "deviation": deviation}
 
 
 # --- the document
@@ -247,7 +253,82 @@ def document(run: Mapping[str, Any], payloads: Mapping[str, bytes]) -> tuple[byt
             counts=[sum(several) for several in zip(*(one.counts for one in of), strict=True)],
         )
         shown.append(shown_column(total, column))
-    about = {"format": 1, "members": [*members], "left_out": left_out, "samples": samples}
+    return written(run, [*members], left_out, samples, shown), [*members], left_out
+
+
+def written(
+    run: Mapping[str, Any], members: Sequence[str], left_out: Sequence[str], samples: int, shown: object, **more: bool
+) -> bytes:
+    about: dict[str, Any] = {"format": 1, "members": [*members], "left_out": [*left_out], "samples": samples, **more}
     about |= {"splits": splits(run), "fewest": FEWEST, "columns": shown}
-    text = json.dumps(about, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return text.encode(), [*members], left_out
+    return json.dumps(about, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+# --- private runs
+
+
+def width(column: Asked) -> int:
+    """The words of a column in a private sum."""
+    return 5 + 2 * (column.ends is not None) + column.counts
+
+
+def private_document(run: Mapping[str, Any], words: Sequence[int], members: Sequence[str]) -> bytes:
+    """The document of a private run, from the sum of its members' words. Raises NoData: no data can have it."""
+    m, columns = len(members), asked(run)
+    if len(words) != 1 + sum(map(width, columns)):
+        raise NoData("the number of words")
+    signed = iter([word - 2**64 if word >= 2**63 else word for word in map(int, words)])
+
+    def count() -> int:
+        number = next(signed)
+        if not 0 <= number <= 2**53:
+            raise NoData("a count")
+        return number
+
+    samples, shown = count(), []
+    if samples < FEWEST or samples > m * 10**7:
+        raise NoData("the number of samples")
+    for column in columns:
+        values, units, squares, missing, outside = (count() for _ in range(5))
+        X, Y = (Fraction(next(signed), 2**32) for _ in range(2)) if column.ends is not None else (Fraction(0),) * 2
+        counts = [count() for _ in range(column.counts)]
+        equal = m * squares == units**2
+        u = units // m if equal else math.isqrt(squares)
+        if units**2 > m * squares or values > samples * u or missing + outside + sum(counts) > values:
+            raise NoData("more values than there are")
+        total = Sums(values, u, missing, outside, Fraction(0), Fraction(0), counts)
+        if column.ends is not None and equal:
+            low, high = map(Fraction, column.ends)
+            c, h, n = (low + high) / 2, (high - low) / 2, total.there
+            most, e = Fraction(n, max(1, u)), Fraction(m, 2**33)
+            if abs(X) > most + e or not -e <= Y <= most + e or max(abs(X) - e, Fraction(0)) ** 2 > most * (Y + e):
+                raise NoData("a sum beyond the range")
+            total.first = n * c + X * h * u
+            total.second = max(Y, Fraction(0)) * h * h * u + 2 * c * total.first - n * c * c
+        shown.append(shown_column(total, column, sums=column.ends is not None and equal))
+    return written(run, members, [], samples, shown, private=True)
+
+
+# --- the scale of a model
+
+
+def scale(document: bytes, count: int) -> tuple[list[float], list[float]]:
+    """The means and the deviations of the first columns of a document, before they are rounded to float32.
+
+    Raises NoData: a column has none.
+    """
+    told = json.loads(document)
+    if told["format"] != 1 or count > len(told["columns"]):
+        raise NoData("the columns of the result")
+    found = []
+    for column in told["columns"][:count]:
+        mean, deviation = column["mean"], column["deviation"]
+        if column.get("classes"):
+            mean, deviation = 0.0, 1.0
+        elif mean is None and "range" in column:
+            low, high = column["range"]
+            mean, deviation = low / 2 + high / 2, high / 2 - low / 2
+        if mean is None or max(abs(mean), deviation) > MOST:
+            raise NoData(f"the scale of {column['name']}")
+        found.append((mean, deviation if deviation >= LEAST else 1.0))
+    return [mean for mean, _ in found], [deviation for _, deviation in found]

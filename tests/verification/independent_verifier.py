@@ -1,7 +1,8 @@
 """A verifier that was written from docs/reference/verify.md: NumPy, `cryptography`, BLAKE3, and stubs made from proto/.
 
-It imports nothing else of fedpareto. It knows the algorithm `fedavg`, the optimizer `sgd`, open rounds, and results
-that describe data (`independent_statistics`); of other runs it says what it did not verify.
+It imports nothing else of fedpareto. It knows the algorithm `fedavg`, the optimizer `sgd`, open rounds, results that
+describe data, and models that are filled from them (`independent_statistics`); of other runs it says what it did not
+verify.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import json
 import re
 import tomllib
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from federation.v1 import common_pb2, record_pb2
-from tests.verification import independent_statistics
+from federation.v1 import common_pb2, record_pb2, secure_pb2
+from tests.verification import independent_statistics, independent_sums
 
 LABELS = {
     "AssignmentManifest": "assignment",
@@ -130,6 +132,9 @@ class File:
             all(self.entries.get(name, b"x") for name in ("consents.pb", "rotations.pb", "withdrawals.pb")),
             "an empty entry",
         )
+        filled = self.entries.get("statistics.pb")
+        must(filled != b"", "an empty entry")
+        self.filled = None if filled is None else parsed(record_pb2.DescribedData, filled)
         self.named: set[str] = set()
         self.objectives = list(self.about.objectives)
         must(self.about.name == self.run["name"], "the name of the run")
@@ -144,12 +149,34 @@ class File:
 
     def rows(self, digest: str) -> list[np.ndarray] | None:
         """The float32 tensors of a safetensors file, flat, in the order of their data."""
+        tensors = self.tensors(digest)
+        return None if tensors is None else [*tensors.values()]
+
+    def answer(self, digest: str, said: Any, order: Any) -> independent_sums.Answer:
+        """A reply to a phase of a private session, by its digest, its manifest and its assignment."""
+        data, stage = self.blob(said.payload) if said.payload else None, order.kind.removeprefix("secure-")
+        must(stage in independent_sums.STAGES, f"{order.kind} is no phase of a private session")
+        work = parsed(getattr(secure_pb2, f"Secure{stage.title()}Work"), order.work)
+        parsed(secure_pb2.SecureStatement, said.statement)
+        raw = None if data is None else np.frombuffer(data[8 + int.from_bytes(data[:8], "little") :], np.uint8)
+        return independent_sums.Answer(
+            name=said.client_id,
+            stage=stage,
+            digest=digest,
+            work=work.SerializeToString(),
+            statement=said.statement,
+            payload=raw,
+            payload_digest=said.payload,
+        )
+
+    def tensors(self, digest: str) -> dict[str, np.ndarray] | None:
+        """As `rows`, by name."""
         data = self.blob(digest)
         if data is None:
             return None
         begin = 8 + int.from_bytes(data[:8], "little")
-        tensors = sorted(entry["data_offsets"] for entry in json.loads(data[8:begin]).values())
-        return [np.frombuffer(data[begin + start : begin + stop], "<f4").astype(float) for start, stop in tensors]
+        tensors = sorted((entry["data_offsets"], name) for name, entry in json.loads(data[8:begin]).items())
+        return {name: np.frombuffer(data[begin + i : begin + j], "<f4").astype(float) for (i, j), name in tensors}
 
 
 def read_keys(file: File, fingerprint: str) -> dict[str, bytes]:
@@ -296,7 +323,6 @@ class Log:
 
 
 ENDS = ("run.completed", "run.failed", "run.stopped")
-PRIVATE_PHASES = ("ready", "deal", "open", "mask", "confirm", "unmask")
 
 
 # --- a round
@@ -315,7 +341,9 @@ class Run:
         self.models: list[str] | None = file.run["models"] if measures else [self.model] if self.describes else None
         self.private = file.run.get("privacy", {}).get("secure", "off") != "off"
         must(not self.models or self.models[0] == self.model, "the first model")
+        self.parameters = file.run.get("parameters", {})
         self.assignments: set[str] = set()
+        self.orders: dict[str, Any] = {}
         self.asked: list[Any] = []  # the assignments of a phase
         self.sent = [0, 0]  # bytes of all payloads of a round, and of the refused ones
 
@@ -333,11 +361,11 @@ class Run:
             self.same(order, what, base_model=self.model, previous_step=self.previous)
         must(order.assignment_id not in self.assignments, f"{what} is there twice")
         self.assignments.add(order.assignment_id)
+        self.orders[order.assignment_id] = order
         self.same(order, what, seed=self.file.run.get("seed", 0), submitted_by=self.log.submitted_by)
-        parameters = self.file.run.get("parameters", {})
-        unshared = {name: parameters.get(name, []) for name in ("personal", "frozen")}
+        unshared = {name: self.parameters.get(name, []) for name in ("personal", "frozen", "fixed")}
         must({name: list(getattr(order.unshared, name)) for name in unshared} == unshared, f"what {what} leaves out")
-        self.same(order.unshared, what, buffers=parameters.get("buffers", ""))
+        self.same(order.unshared, what, **{name: self.parameters.get(name, "") for name in ("buffers", "statistics")})
         self.same(order, what, members=len(phase.exchanges))
         model = self.file.blob(order.base_model)
         must(model is None or order.base_model_bytes == len(model), f"the size of the model of {what}")
@@ -460,9 +488,13 @@ class Run:
         must(not record.state_after and record.attempt == 0, "a state, or a second attempt, without a step")
         must(crowd >= self.file.run.get("selection", {}).get("minimum", 1), "the number of clients that were asked")
         if self.private:
-            self.log.find("round.measured", subject, model, by="coordinator")
             kinds = [phase.kind for phase in record.phases]
-            must(kinds == [f"secure-{name}" for name in PRIVATE_PHASES], "the phases of one private measurement")
+            must(
+                kinds == [f"secure-{name}" for name in independent_sums.STAGES], "the phases of one private measurement"
+            )
+            if self.describes:
+                return self.described_privately(record, replies, subject)
+            self.log.find("round.measured", subject, model, by="coordinator")
             return []
         must(1 <= len(record.phases) <= 2, "one question to each member, and one more to those that were away")
         must(len({said.client_id for _, said, _ in replies}) == len(replies), "two replies of one member")
@@ -472,8 +504,8 @@ class Run:
         self.metrics(record, [said for _, said, _ in replies], [], model)
         return []
 
-    def described(self, record: Any, replies: list[Any], subject: str) -> list[str]:
-        """A round that describes data: its signed result, and the document, which follows from the replies."""
+    def result(self, record: Any, subject: str) -> tuple[Any, int]:
+        """The signed result of a round that describes data, and the number of its entry in the log."""
         sent = {"bytes/up": self.sent[0], "bytes/refused": self.sent[1]}
         must({name: record.metrics.get(name) for name in sent} == sent, "the bytes of the replies")
         must({*record.metrics} == {*sent, "bytes/down"}, "the metrics")
@@ -481,6 +513,39 @@ class Run:
         at = self.log.find("round.described", subject, name_of(record.result), by="coordinator")
         self.same(result, "the result", **self.facts, round=record.number, spec=blake(self.file.spec))
         must((result.document, result.document_bytes) == (blake(record.document), len(record.document)), "the document")
+        return result, at
+
+    def described_privately(self, record: Any, replies: list[Any], subject: str) -> list[str]:
+        """As `described`: the document follows from the sum of a session."""
+        result, _ = self.result(record, subject)
+        answers = [self.file.answer(digest, said, self.orders[said.assignment_id]) for digest, said, _ in replies]
+        try:
+            found = independent_sums.unmasked(answers, "<u8", lambda count: 1)
+            self.terms(found, record.number)
+            made = independent_statistics.private_document(self.file.run, found.total.tolist(), found.members)
+        except LookupError:
+            return ["the result: a blob is missing"]
+        except (independent_sums.NoSum, independent_statistics.NoData) as error:
+            raise Wrong(f"no result follows: {error}") from error
+        must(list(result.replies) == found.replies and not result.left_out, "the replies that the result names")
+        must(made == record.document, "the document that follows from the sum")
+        return []
+
+    def terms(self, found: independent_sums.Sum, number: int) -> None:
+        """The terms of a session that describes data."""
+        run, terms = self.file.run, parsed(secure_pb2.SecureTerms, found.terms)
+        self.same(terms, "the terms", **self.facts, round=number, spec=blake(self.file.spec), base_model=self.model)
+        self.same(terms, "the terms", mode=run["privacy"]["secure"], task=run["task"], seed=run.get("seed", 0))
+        self.same(terms, "the terms", clip=0.0, blur=0.0, length=len(found.total))
+        must(len(terms.nonce) == 16 and not terms.disclose, "the nonce, or numbers that are disclosed")
+        must(terms.unshared == common_pb2.UnsharedParameters(), "what the terms leave out")
+        must(terms.WhichOneof("work") == "statistics", "the work of the session")
+        self.columns(terms.statistics)
+        must({*found.ready} <= {one.client_id for one in terms.invited}, "the members that are invited")
+
+    def described(self, record: Any, replies: list[Any], subject: str) -> list[str]:
+        """A round that describes data: its signed result, and the document, which follows from the replies."""
+        result, at = self.result(record, subject)
         by_name = {said.client_id: (digest, said, told) for digest, said, told in replies}
         names = {digest: name for name, (digest, _, _) in by_name.items()}
         must(len({*result.replies}) == len(result.replies) and {*result.replies} <= names.keys(), "the named replies")
@@ -525,8 +590,16 @@ class Run:
 
     def describing(self, phase: Any, order: Any) -> None:
         """The work of an assignment that describes data: the columns of the specification, on its splits."""
-        run, work = self.file.run, parsed(common_pb2.StatisticsWork, order.work)
         must(phase.kind == "statistics" and not order.inputs and not order.previous_step, "an order to describe data")
+        wanted = self.columns(parsed(common_pb2.StatisticsWork, order.work))
+        size = 8 * (1 + sum(4 + 6 * (not one.classes) + one.counts for one in wanted))
+        must([(row.name, row.dtype, row.length) for row in order.rows] == [("statistics", "U8", size)], "the rows")
+        header = b'{"statistics":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (size, size)
+        must(order.max_payload_bytes == 8 + -len(header) % 8 + len(header) + size, "the size of a payload")
+
+    def columns(self, work: Any) -> list[independent_statistics.Asked]:
+        """The columns of a work that describes data, which are those of the specification."""
+        run = self.file.run
         columns = [
             (one.name, (one.low, one.high) if one.HasField("low") and one.HasField("high") else None, one.classes)
             for one in work.columns
@@ -538,10 +611,7 @@ class Run:
             (work.bins, list(work.splits)) == (independent_statistics.bins(run), independent_statistics.splits(run)),
             "the splits",
         )
-        size = 8 * (1 + sum(4 + 6 * (not one.classes) + one.counts for one in wanted))
-        must([(row.name, row.dtype, row.length) for row in order.rows] == [("statistics", "U8", size)], "the rows")
-        header = b'{"statistics":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (size, size)
-        must(order.max_payload_bytes == 8 + -len(header) % 8 + len(header) + size, "the size of a payload")
+        return wanted
 
     def step(self, step: Any, replies: list[Any]) -> list[str]:
         """Coefficients, K and the model; what could not be verified."""
@@ -571,13 +641,53 @@ class Run:
             must(np.allclose(np.array(step.squared_norms), lengths**2, rtol=1e-10, atol=0), "the squared lengths")
         near = 1e-10 * np.outer(lengths[some], lengths[some])
         must(K.shape == (len(some), len(some)) and (abs(K - U[some] @ U[some].T) <= near).all(), "K")
-        if server.get("optimizer", "sgd") != "sgd" or run.get("parameters"):
+        if server.get("optimizer", "sgd") != "sgd" or self.parameters.keys() - {"fixed", "statistics"}:
             return [*missing, "the model: the optimiser is not known here"]
-        before, after = np.concatenate(base), np.concatenate(result)
+        old, new = ({**(self.file.tensors(name) or {})} for name in (step.base_model, step.result_model))
+        must([*old] == [*new], "the tensors of the model")
+        for name in self.fixed(old):
+            must(np.array_equal(old.pop(name), new.pop(name)), f"the fixed tensors: {name}")
+        before, after = (np.concatenate([*tensors.values()]) for tensors in (old, new))
         value = before - step.rate * (c @ U)
         error = 1e-12 * (abs(before) + abs(step.rate) * (abs(c) @ abs(U)))
         low, high = ((value + sign * error).astype(np.float32) for sign in (-1, 1))
         must(((low <= after) & (after <= high)).all(), "the model")
+        return missing
+
+    def fixed(self, names: Iterable[str]) -> list[str]:
+        """The names of the fixed tensors of a model: those that a pattern matches, the last ones."""
+        patterns = [re.escape(one).replace(r"\*", ".*") for one in self.parameters.get("fixed", ())]
+        are = [(name, any(re.fullmatch(one, name) for one in patterns)) for name in names]
+        must([is_fixed for _, is_fixed in are] == sorted(is_fixed for _, is_fixed in are), "the order of fixed tensors")
+        return [name for name, is_fixed in are if is_fixed]
+
+    def filled(self) -> list[str]:
+        """The statistics that the model is filled from; returns what could not be verified."""
+        name, told = self.parameters.get("statistics", ""), self.file.filled
+        must(bool(name) == (told is not None), "statistics of which the specification does not tell, or none")
+        if told is None:
+            return []
+        must(name_of(told.result) == name, "the result that the specification names")
+        result = opened(told.result, "ResultManifest", self.keys["coordinator"], "the result of statistics")
+        self.same(result, "the result of statistics", federation_id=self.facts["federation_id"])
+        must((result.document, result.document_bytes) == (blake(told.document), len(told.document)), "its document")
+        missing = []
+        for digest in self.models or [self.model]:
+            model = self.file.tensors(digest)
+            if model is None:
+                missing.append(f"the scale of {digest}: a blob is missing")
+                continue
+            fixed = self.fixed(model)
+            layers = [one.removesuffix(".mean") for one in fixed if one.endswith(".mean")]
+            layers = [layer for layer in layers if f"{layer}.deviation" in fixed]
+            must(len(layers) == 1, "the layer that is filled")
+            names = [f"{layers[0]}.{one}" for one in ("mean", "deviation")]
+            try:
+                scale = independent_statistics.scale(told.document, len(model[names[0]]))
+            except independent_statistics.NoData as error:
+                raise Wrong(f"no scale follows: {error}") from error
+            for one, numbers in zip(names, scale, strict=True):
+                must(np.array_equal(model[one], np.array(numbers, np.float32)), f"{one} of the model")
         return missing
 
     def metrics(self, record: Any, evaluations: list[Any], before: list[Any], model: str) -> None:
@@ -625,6 +735,7 @@ def verify(path: Path, fingerprint: str = "") -> Found:
     keys = read_keys(file, fingerprint)
     log = Log(file, keys)
     run, found = Run(file, keys, log), Found(rounds=len(file.rounds), models=[file.about.initial_model])
+    found.missing += run.filled()
     for number, record in enumerate(file.rounds):
         found.missing += [f"round {number}: {why}" for why in run.round(record, number)]
         found.models.append(run.model)

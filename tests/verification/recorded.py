@@ -18,6 +18,7 @@ from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from tests.coordinator.members.scene import Change
 from tests.coordinator.rounds.runs.scene import answer, asked, attends, say
+from tests.harness import federation
 from tests.paths import DOCS
 from tests.running import refused
 from tests.stage import Stage, spec, stage
@@ -25,7 +26,7 @@ from tests.verification import every_value
 from tests.verification.every_value import Edit, edited, edits, signed_anew
 from tests.verification.record_vectors import KEYS, vector
 from tests.verification.scene import MOST, Edited, exported, forget_peak, peak
-from tests.worker.work.scene import scene
+from tests.worker.work.scene import Members, scene
 from verification.errors import VerificationError
 from verification.run import OpenedRun
 
@@ -43,6 +44,7 @@ CONTEXTS = {
     " of another action": " another",
     " of a file without updates": " bare",
     " of ciphertexts": " ciphertexts",
+    " of statistics that fill a model": " filling",
 }
 EXCEPTIONS = {"two exchanged": "the order", "one added": "a further one", "one removed": "one that is left out"}
 """The page's words for an operation that may be done to a value although the value is bound."""
@@ -216,14 +218,49 @@ privacy.secure = "private"
 """
 
 
+HELD = """\
+task = "digits"
+kind = "statistics"
+selection = { minimum = 5, pool = "enrolled" }
+privacy.secure = "sum"
+[statistics]
+columns = ["x28", "x29", "y"]
+ranges.x28 = [0.0, 1.0]
+classes.y = 10
+bins = 8
+splits = ["train", "validation", "test"]
+deadline_seconds = 30.0
+"""
+"""A private run that describes data: a column with a range, one without, and classes."""
+
+
+def held_privately(directory: Path, *, crash: str = "") -> Recorded:
+    """Private statistics of five real workers, whose owners approve each run; the last one may die, as `crash` says."""
+    with federation(directory) as fed:
+        fed.serve()
+        made = Members(fed, [f"m{number}" for number in range(5)], task="digits")
+        made.enrol('approve = "each-run"\n')
+        for client in made.clients:
+            made.work(client, crash=crash if client == made.clients[-1] else "")
+        fed.attending(*made.clients)
+        run = fed.submit("held", HELD)
+        made.approve(run)
+        fed.wait_completed(run)
+        return _recorded(made, run, directory / "held.fedpareto")
+
+
 def private(directory: Path, more: str = "") -> Recorded:
     """A private run of real workers; `more` are further keys of its specification."""
     with scene(directory, 8) as made:
         run = made.fed.completed("private", PRIVATE + more)
-        path = directory / "private.fedpareto"
-        with made.fed.administrator() as channel:
-            request = admin.ExportBundleRequest(run=run, payloads=True)
-            path.write_bytes(b"".join(part.chunk for part in AdminStub(channel).ExportBundle(request, timeout=120)))
-        keys = {name: MemberFiles.load(made.fed.directory / name).signing_key for name in made.clients}
-        home = CoordinatorHome.load(made.fed.home)
+        return _recorded(made, run, directory / "private.fedpareto")
+
+
+def _recorded(made: Members, run: str, path: Path) -> Recorded:
+    """The record of a run of real workers, with the keys of all."""
+    with made.fed.administrator() as channel:
+        request = admin.ExportBundleRequest(run=run, payloads=True)
+        path.write_bytes(b"".join(part.chunk for part in AdminStub(channel).ExportBundle(request, timeout=120)))
+    keys = {name: MemberFiles.load(made.fed.directory / name).signing_key for name in made.clients}
+    home = CoordinatorHome.load(made.fed.home)
     return Recorded(Edited.of(path), {**keys, "coordinator": home.signing_key, "log": home.log_key.key})

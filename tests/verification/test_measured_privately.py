@@ -1,7 +1,7 @@
 """Private runs that measure models, with real workers: owners approve, kills change nothing, the record verifies."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from federation.digests import file_digest
 from federation.record.bundle import BundleReader
 from federation.tasks import initial_model, task
 from federation.vectors import to_bytes
-from tests.harness import federation, here, wait_for
+from tests.harness import federation, here
 from tests.verification import independent_metrics
 from tests.verification.independent_verifier import Wrong
 from tests.verification.independent_verifier import verify as verify_independently
@@ -53,14 +53,6 @@ def models(directory: Path, *seeds: int) -> list[str]:
     return options
 
 
-def approve(scene: Members, run: str, clients: Iterable[str] = CLIENTS) -> None:
-    for client in clients:
-        home = ("--home", str(scene.fed.directory / client))
-        asked = lambda home=home: run in scene.fed.fedpareto("worker", "runs", *home)  # noqa: E731
-        wait_for(asked, f"{client} to be asked")
-        scene.fed.fedpareto("worker", "approve", run, *home)
-
-
 def entries(scene: Members, client: str) -> Sequence[tuple[str, str]]:
     ledger = RoundLedger(scene.fed.directory / client / "private-rounds.db")
     try:
@@ -96,7 +88,7 @@ def test_members_measure_the_models_that_their_owners_approve_once_and_the_recor
     fed, options = scene.fed, models(tmp_path, 1, 2)
     run = fed.submit("measures", SPEC, *options)
     assert "waiting for members: 0 of 5" in fed.admin("run", run)["run"]["reason"]
-    approve(scene, run)
+    scene.approve(run)
     fed.wait_completed(run)
     edited = check_measured(scene, run, options[1::2], tmp_path / "run.fedpareto")
     for change, words in (
@@ -129,7 +121,7 @@ def test_a_coordinator_that_dies_before_each_phase_asks_nobody_twice(scene: Memb
     for phase in range(2, len(STAGES) + 1):
         dying = fed.serve(crash=f"phase-{phase}")
         if phase == 2:
-            approve(scene, run)
+            scene.approve(run)
         dying.wait_killed()
     fed.serve()
     fed.wait_completed(run)
@@ -143,7 +135,7 @@ def test_a_worker_that_dies_at_each_reply_has_measured_the_model_once(scene: Mem
         fed.workers[victim].stop()
         dying = scene.work(victim, crash=f"reply-{number}")
         run = fed.submit(f"worker-dies-{number}", SPEC, *options)
-        approve(scene, run)
+        scene.approve(run)
         dying.wait_killed()
         scene.work(victim)
         fed.wait_completed(run)
@@ -154,7 +146,7 @@ def test_of_two_runs_that_measure_one_model_at_a_time_one_does(scene: Members, t
     fed, options = scene.fed, models(tmp_path, 30)
     runs = [fed.submit(f"twin-{name}", SPEC, *options) for name in "ab"]
     for run in runs:
-        approve(scene, run)
+        scene.approve(run)
     assert sorted(fed.wait_ended(run) for run in runs) == ["COMPLETED", "FAILED"]
     for client in CLIENTS:
         assert entries(scene, client).count((file_digest(Path(options[1])), "evaluate")) == 1
@@ -166,9 +158,9 @@ def test_a_run_that_is_approved_after_another_has_measured_its_model_shows_the_n
 ) -> None:
     fed, options = scene.fed, models(tmp_path, 31)
     first, second = (fed.submit(f"turn-{name}", SPEC, *options) for name in "ab")
-    approve(scene, first)
+    scene.approve(first)
     fed.wait_completed(first)
-    approve(scene, second)
+    scene.approve(second)
     assert fed.wait_ended(second) == "FAILED"
     (row,) = fed.admin("rounds", second)["rounds"]
     numbers = (

@@ -1,7 +1,7 @@
 """Private statistics with real workers: owners approve, kills change nothing, the record verifies."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,6 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
         yield made
 
 
-def approve(scene: Members, run: str, clients: Iterable[str] = CLIENTS) -> None:
-    for client in clients:
-        home = ("--home", str(scene.fed.directory / client))
-        asked = lambda home=home: run in scene.fed.fedpareto("worker", "runs", *home)  # noqa: E731
-        wait_for(asked, f"{client} to be asked")
-        scene.fed.fedpareto("worker", "approve", run, *home)
-
-
 def entries(scene: Members, client: str) -> list[DescribedEntry]:
     ledger = RoundLedger(scene.fed.directory / client / "private-rounds.db")
     try:
@@ -86,7 +78,7 @@ def test_members_are_in_one_sum_whose_totals_are_those_of_the_pooled_data(scene:
     wait_for(lambda: run in fed.fedpareto("worker", "runs", "--home", str(fed.directory / CLIENTS[0])), "the request")
     own = fed.fedpareto("worker", "runs", run, "--home", str(fed.directory / CLIENTS[0]))
     assert "only their sum over the members leaves" in " ".join(own.split())
-    approve(scene, run)
+    scene.approve(run)
     fed.wait_completed(run)
     path = tmp_path / "run.fedpareto"
     told = check_described(scene, run, path)
@@ -112,10 +104,10 @@ def test_members_are_in_one_sum_whose_totals_are_those_of_the_pooled_data(scene:
 def test_a_data_set_that_was_in_a_sum_answers_no_other_question(scene: Members) -> None:
     fed = scene.fed
     first = fed.submit("first", SPEC)
-    approve(scene, first)
+    scene.approve(first)
     fed.wait_completed(first)
     other = fed.submit("other", SPEC.replace("bins = 8", "bins = 9"))
-    approve(scene, other)
+    scene.approve(other)
     assert fed.wait_ended(other) == "FAILED"
     (row,) = fed.admin("rounds", other)["rounds"]
     assert "0 are ready" in row["reason"]
@@ -128,7 +120,7 @@ def test_a_worker_that_dies_at_each_reply_is_in_one_sum(scene: Members, tmp_path
         fed.workers[victim].stop()
         dying = scene.work(victim, crash=f"reply-{number}")
         run = fed.submit(f"worker-dies-{number}", SPEC)
-        approve(scene, run)
+        scene.approve(run)
         dying.wait_killed()
         scene.work(victim)
         fed.wait_completed(run)
@@ -142,7 +134,7 @@ def test_a_coordinator_that_dies_before_each_phase_asks_nobody_twice(scene: Memb
     for phase in range(2, len(STAGES) + 1):
         dying = fed.serve(crash=f"phase-{phase}")
         if phase == 2:
-            approve(scene, run)
+            scene.approve(run)
         dying.wait_killed()
     fed.serve()
     fed.wait_completed(run)

@@ -27,7 +27,7 @@ from federation.work.secure.ready import SPECIFICATION
 from federation.work.secure.terms import Invited, SessionTerms
 from federation.work.secure.wire import terms_bytes
 from federation.work.train.work import Train
-from tests.harness import SECONDS, Federation, Process, federation
+from tests.harness import SECONDS, Federation, Process, federation, wait_for
 from tests.paths import PROGRAMS
 from tests.scripted import CLIENT, FEDERATION
 from tests.works import offer_input
@@ -163,6 +163,14 @@ class Members:
         finally:
             for client in chosen:
                 self.cheats[client].write_text("")
+
+    def approve(self, run: str) -> None:
+        """The owner of each member approves a run, after the worker was asked."""
+        for client in self.clients:
+            home = ("--home", str(self.fed.directory / client))
+            asked = lambda home=home: run in self.fed.fedpareto("worker", "runs", *home)  # noqa: E731
+            wait_for(asked, f"{client} to be asked")
+            self.fed.fedpareto("worker", "approve", run, *home)
 
     def round(self, run: str) -> Any:
         """What `admin round` shows of the run's only round."""
