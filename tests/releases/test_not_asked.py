@@ -136,7 +136,7 @@ def test_the_release_does_not_start_in_the_home_of_a_later_version_and_so_trains
     asking: Asking, old: Version
 ) -> None:
     asking.end("dan")
-    run = ["-m", "fedpareto", "worker", "run", "--home", asking.directory / "dan", *asking.part("dan")]
+    run = ["-m", "fedpareto", "worker", "run", "--home", str(asking.directory / "dan"), *asking.part("dan")]
     (asking.directory / "dan" / "policy.toml").write_text(POLICY)
     assert "a newer version of fedpareto made it" in old.python(*run, cwd=asking.directory, code=1)
     asking.allow("dan")
