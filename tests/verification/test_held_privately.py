@@ -118,7 +118,8 @@ def answers(scene: Cast) -> list[Answer]:
         stage = phase.kind.name
         for reply in scene.sent[stage, 0]:
             member = scene.members[reply.client_id]
-            rows = [row for name, row in zip(reply.names, reply.rows, strict=True) if name in ("masked", "shares")]
+            read = [name in ("masked", "shares") for name in reply.names]
+            rows = [np.asarray(row) for row, is_read in zip(reply.rows, read, strict=True) if is_read]
             found.append(
                 Answer(
                     name=reply.client_id,
