@@ -518,6 +518,7 @@ class Run:
     def described_privately(self, record: Any, replies: list[Any], subject: str) -> list[str]:
         """As `described`: the document follows from the sum of a session."""
         result, _ = self.result(record, subject)
+        must(not any(order.previous_step for order in self.orders.values()), "an order that names a step")
         answers = [self.file.answer(digest, said, self.orders[said.assignment_id]) for digest, said, _ in replies]
         try:
             found = independent_sums.unmasked(answers, "<u8", lambda count: 1)
