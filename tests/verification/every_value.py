@@ -418,7 +418,7 @@ def signed_anew(
     `follows` has digests of other things than envelopes that have changed, and what they are now.
     """
     replaced: dict[bytes, bytes] = {**follows}
-    document = bundle.entries[SPECIFICATION]
+    document = bundle.entries.get(SPECIFICATION, b"")
     old = messages(bundle)
     for owner, field, envelope, before in _envelopes(found, old):
         data = envelope.manifest
@@ -441,7 +441,8 @@ def signed_anew(
         for was, now in follows.items():
             entry.detail = entry.detail.replace(was.decode(), now.decode())
     log_signed_again(record, log, keep_roots=record.checkpoints != old[LOG].checkpoints)  # type: ignore[attr-defined]
-    return bundle.having({**entries(found), SPECIFICATION: document})
+    named_in = {SPECIFICATION: document} if document else {}  # an edit may have taken it out
+    return bundle.having({**entries(found), **named_in})
 
 
 def _envelopes(

@@ -21,6 +21,7 @@ from federation.monitoring.events import Events
 from federation.sketches import sketch
 from federation.spec.objective_names import Targets
 from federation.spec.train_section import LocalSgd
+from federation.statistics.scale import ScaleLayer
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
 from federation.trust.envelope import sign
@@ -64,7 +65,7 @@ LAYOUT = Layout((Tensor("weight", (4,)),))
 class Trained:
     shape, samples = Shape(LAYOUT, ("left", "right"), ("left", "right")), 50
     buffers: frozenset[str] = frozenset()
-    scale_layer = None
+    scale_layer: ScaleLayer | None = None
     unfit = ""
 
 

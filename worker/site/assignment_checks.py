@@ -17,7 +17,7 @@ from federation.trust.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, SignedEnvelope
 from federation.vectors import Layout
 from federation.work.base import RowSchema, Shape, Shows, Work, WorkError, payload_layout
-from federation.work.registry import decode
+from federation.work.registry import STAGES, decode
 from federation.work.secure.ready import Ready
 from federation.work.secure.stage import StageWork
 from federation.work.site import SecurePolicy, Site
@@ -127,9 +127,10 @@ def check_assignment(
     try:
         # Protocol, A client of your own: signature, address, deadline and task are checked by now: nothing else of a
         # stranger's is read.
+        named = [run for run in kept if run.spec == manifest.spec]
         # Statistics take no model, so none of its tensors has a treatment.
-        describes = manifest.kind == Statistics.name
-        shape, sharing = (trainer.shape, None) if describes else run_shape(trainer, manifest.unshared)
+        modelless = _takes_no_model(manifest, trainer.shape, named)
+        shape, sharing = (trainer.shape, None) if modelless else run_shape(trainer, manifest.unshared)
         work = decode(manifest.kind, manifest.work, shape)
         _check_model(manifest, shape)
         fits = not trainer.unfit or _describes(work)
@@ -149,7 +150,6 @@ def check_assignment(
     except WorkError as error:
         raise Declined("work", texts_of(error)) from None
     sent = _check_digests(manifest, inputs)
-    named = [run for run in kept if run.spec == manifest.spec]
     measures = frozenset(name for run in named for name in run.approved_models)
     approved = any(run.owner == APPROVED for run in named)
     return CheckedAssignment(envelope, manifest, work, shape, rows, deadline, sharing, sent, measures, approved)
@@ -172,6 +172,27 @@ def _require(holds: bool, reason: str, message: str) -> None:
     """Raises Declined unless `holds`."""
     if not holds:
         raise Declined(reason, message[:500])
+
+
+def _takes_no_model(manifest: AssignmentManifest, whole: Shape, named: Sequence[RunRequest]) -> bool:
+    """True for statistics, in the open or as the vector of a session, and for the later phases of such a session.
+
+    Args:
+        manifest: the assignment.
+        whole: the shape of the task's model.
+        named: the run as it is kept here with the specification that the assignment names, if it is.
+
+    Raises:
+        WorkError: the work of READY is malformed.
+    """
+    if manifest.kind == Ready.name:
+        ready = decode(manifest.kind, manifest.work, whole)
+        return isinstance(ready, Ready) and ready.describes
+    # A later phase does not say what its session sums. At READY of statistics the owner has approved the run, so it is
+    # kept here; `check_origin` declines a phase that names another specification than READY did.
+    return manifest.kind == Statistics.name or (
+        manifest.kind in STAGES and any(run.describes is not None for run in named)
+    )
 
 
 def _describes(work: Work) -> bool:

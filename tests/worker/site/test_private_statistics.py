@@ -11,7 +11,9 @@ import pytest
 from federation.record.bundle import BundleReader
 from federation.tasks.digits import bundled
 from federation.work.site import DescribedEntry
+from fedpareto.starter import starter_files
 from tests.harness import federation, wait_for
+from tests.paths import OWNERS_CODE
 from tests.verification.scene import Edited, refusal
 from tests.worker.work.scene import STAGES, Members
 from verification.run import verify
@@ -139,3 +141,25 @@ def test_a_coordinator_that_dies_before_each_phase_asks_nobody_twice(scene: Memb
     fed.serve()
     fed.wait_completed(run)
     check_described(scene, run, tmp_path / "run.fedpareto")
+
+
+@pytest.mark.parametrize("task", ["visits:Visits", "normed_task:Normed"])
+def test_a_model_with_tensors_that_need_a_treatment_does_not_matter_to_a_private_sum(task: str, tmp_path: Path) -> None:
+    """The layer Standardise of the tabular task, and BatchNorm: such a run has no [parameters] to name them."""
+    starter_files.write("tabular", tmp_path / "mine", "")
+    code = ("--code", str(tmp_path / "mine"), "--code", str(OWNERS_CODE))
+    data = ("--data", str(tmp_path / "mine/data/site-a"), "--set", "part=1/1") if task == "visits:Visits" else ()
+    (tmp_path / "members").mkdir()
+    with federation(tmp_path / "members") as fed:
+        fed.serve()
+        made = Members(fed, CLIENTS, task=task)
+        made.enrol('approve = "each-run"\n')
+        for client in CLIENTS:
+            made.work(client, *code, *data)
+        fed.attending(*CLIENTS)
+        run = fed.submit("held", SPEC.replace('"digits"', f'"{task}"').replace("bins = 8", "bins = 2"), *code)
+        approve(made, run)
+        fed.wait_completed(run)
+        assert [(phase["kind"], phase["replied"]) for phase in made.round(run)["phases"]] == [
+            (name, 5) for name in STAGES
+        ]

@@ -16,12 +16,13 @@ from google.protobuf.wrappers_pb2 import UInt64Value
 from federation.digests import digest
 from federation.spec.run_sections import Scalar
 from federation.spec.run_spec import RunSpec, with_models
-from federation.tasks import task
+from federation.tasks import buffers_of, initial_model, scale_layer_of, task
 from federation.training.own import run_model
 from federation.v1.common_pb2 import (
     EvaluateWork,
     JacobianWork,
     ResidualWork,
+    Row,
     SearchWork,
     StatisticsWork,
     TrainWork,
@@ -36,14 +37,18 @@ from federation.v1.secure_pb2 import (
     SecureUnmaskWork,
 )
 from federation.vectors import to_bytes
-from federation.work.base import Shows
+from federation.work.base import Shape, Shows
 from federation.work.registry import BUILT_IN, STAGES, decode
 from federation.work.site import SecurePolicy, Site
+from federation.work.statistics import wire as statistics
+from federation.work.statistics.work import Statistics
+from fedpareto.starter.visits import Visits
 from tests.paths import OWNERS_CODE
-from tests.worker.scene import ALLOWED, Scene, command, gradients, reason, run_request, training
+from tests.scripted import assignment
+from tests.worker.scene import ALLOWED, Scene, Trained, command, gradients, reason, run_request, training
 from tests.worker.site.scene import EACH_RUN, Hospital
 from tests.worker.work.scene import DOCUMENT
-from tests.works import set_work
+from tests.works import offer_input, set_work
 from worker.site import specified
 from worker.site.policy_file import Policy
 from worker.site.run_requests import RunRequest, RunsFile
@@ -213,12 +218,12 @@ def test_a_run_that_asks_again_with_another_initial_model_keeps_the_first_one(fi
 
 def stages(terms: SecureTerms) -> dict[str, Message]:
     """The messages of a session, by the name of the kind."""
-    members = ["a", "b"]
+    members = ["a", "b", "c", "d", "e"]
     return {
         "secure-ready": SecureReadyWork(terms=terms.SerializeToString()),
         "secure-deal": SecureDealWork(session=bytes(32), mode="sum", members=members),
         "secure-open": SecureOpenWork(session=bytes(32), members=members),
-        "secure-mask": SecureMaskWork(session=bytes(32), members=members),
+        "secure-mask": SecureMaskWork(session=bytes(32), members=members, coefficients=[1] * 5, length=9),
         "secure-confirm": SecureConfirmWork(session=bytes(32), members=members),
         "secure-unmask": SecureUnmaskWork(session=bytes(32), members=members),
     }
@@ -246,6 +251,41 @@ def test_all_work_but_evaluations_and_later_stages_starts_from_the_model_of_its_
     run, asked = run_request(document=DOCUMENT), training()
     asked.round = 0
     assert specified.problem(run, asked, evaluation, SecurePolicy()) is None
+
+
+def test_only_phases_of_a_private_description_need_no_treatment_of_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of the tabular task has a layer Standardise, whose tensors every other run has to name."""
+    visits = Visits()
+    layout, _ = initial_model(visits, 0)
+
+    class Tabular(Trained):
+        shape, buffers = Shape(layout, ("loss",), ("loss",)), frozenset(buffers_of(visits))
+        scale_layer = scale_layer_of(visits)
+
+    monkeypatch.setitem(ALLOWED, "digits", Tabular())
+    described = b'name = "run"\ntask = "digits"\nkind = "statistics"\nprivacy.secure = "sum"\nstatistics.bins = 2\n'
+    described += b'statistics.columns = ["age"]\nselection.minimum = 5\n'
+    asked_for = statistics.to_proto(Statistics.of(RunSpec.parse(described)))
+
+    def told(name: str, terms: SecureTerms, *documents: bytes) -> str:
+        asked = assignment(layout, bytes(layout.file_bytes), 3)
+        del asked.rows[:]
+        message = stages(terms)[name]
+        asked.kind, asked.work, asked.max_payload_bytes = name, message.SerializeToString(), 1 << 30
+        work = decode(name, asked.work, Tabular.shape)
+        asked.rows.extend(Row(name=row.name, dtype=row.dtype, length=row.length) for row in work.rows(Tabular.shape))
+        for needed in work.input_sizes(Tabular.shape):
+            offer_input(asked, needed, b"content")
+        asked.spec = digest(documents[-1]) if documents else ""
+        return reason(asked, kept=[run_request(document=one, spec=digest(one)) for one in documents])
+
+    sums, trains = (SecureTerms(mode="sum", statistics=asked_for), SecureTerms(mode="sum", train=TrainWork(steps=1)))
+    for name in STAGES:
+        assert told(name, sums, described) == ""
+        assert told(name, trains, DOCUMENT) == "parameters"
+        assert told(name, trains, described, DOCUMENT) == "parameters", "not by another specification of the run"
+    assert told("secure-ready", trains, described) == "parameters"
+    assert told("secure-mask", sums) == "parameters", "no run is kept, so READY was not approved"
 
 
 # --- where the initial model comes from
