@@ -158,7 +158,7 @@ def test_a_model_with_tensors_that_need_a_treatment_does_not_matter_to_a_private
             made.work(client, *code, *data)
         fed.attending(*CLIENTS)
         run = fed.submit("held", SPEC.replace('"digits"', f'"{task}"').replace("bins = 8", "bins = 2"), *code)
-        approve(made, run)
+        made.approve(run)
         fed.wait_completed(run)
         assert [(phase["kind"], phase["replied"]) for phase in made.round(run)["phases"]] == [
             (name, 5) for name in STAGES
