@@ -201,7 +201,7 @@ def written(page: str, text: str) -> str:
 def _table(page: str, rows: Iterable[Row]) -> str:
     def linked(found: re.Match[str]) -> str:
         target, anchor = found[1], found[2] or ""
-        return f"]({'' if target == page and anchor else relpath(target, Path(page).parent)}{anchor})"
+        return f"]({'' if target == page and anchor else relpath(Path(DOCS, target), Path(DOCS, page).parent)}{anchor})"
 
     lines = [f"| {' | '.join(_LINK.sub(linked, cell) for cell in row)} |\n" for row in rows]
     return "".join([lines[0], f"|{'---|' * lines[0].count(' | ')}---|\n", *lines[1:]])

@@ -1648,7 +1648,8 @@ class NotTakingPart(_message.Message):
     reason: _builtins.str
     """The reason with which it would decline, such as "limit:samples"; "absent": it does not attend; "closed": its site is
     closed; "paused": its owner has paused it; "objectives": it serves too few of the objectives to be asked in a
-    private round; "old": its worker does not know runs of this kind.
+    private round; "old": its worker does not know runs of this kind, or its trainer cannot leave tensors
+    fixed.
     """
     message: _builtins.str
     """The same as text."""
