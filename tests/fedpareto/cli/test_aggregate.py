@@ -75,7 +75,7 @@ def test_a_dropped_row_is_shown(tmp_path: Path) -> None:
     ("arrays", "arguments", "message"),
     [
         ({"updates": U}, ["-a", "fedfoo"], "no algorithm 'fedfoo'; there are fedavg"),
-        ({"updates": U}, ["-p", "epsilom=1"], "epsilom: fedmgda+ has no such hyper-parameter; it has epsilon"),
+        ({"updates": U}, ["-p", "epsilom=1"], "epsilom: fedmgda+ has no such hyper-parameter; did you mean 'epsilon'?"),
         ({"updates": U}, ["-p", "epsilon=2"], 'epsilon must be "auto" or lie in [0, 1]'),
         ({"updates": U}, ["-p", "epsilon"], "expected KEY=VALUE"),
         ({"update": U}, [], "no use for array 'update'"),
