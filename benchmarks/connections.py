@@ -119,7 +119,7 @@ def enrolled_members(fed: Federation, count: int) -> list[MemberFiles]:
                     refusal = refusal_from_rpc_error(error)
                     if refusal.reason not in ("limit:rate", "unreachable") or time.monotonic() > end:
                         raise
-                    time.sleep(max(refusal.retry_seconds, 0.05))
+                    time.sleep(max(refusal.retry_seconds, 0.05))  # as long as the coordinator asks a caller to wait
             if len(members) % 100 == 0:
                 progress(f"{len(members)} of {count} members are enrolled")
     return members

@@ -329,7 +329,7 @@ class Intake:
                 if stored is not None:
                     return RecordedReply(stored, new=False)
             elif locked.member is not ClientState.ACTIVE:
-                # Whatever was known of the member when the reply was admitted. Its open assignments end a moment later.
+                # The member was revoked or left after the reply was admitted. Its open assignments end a moment later.
                 closing = LEFT if locked.member is ClientState.LEFT else REVOKED
                 return _ended(locked.assignment_id, AssignmentState.CANCELLED, closing)
             _check_start(locked.start, admission.start)
